@@ -1,0 +1,291 @@
+"""The recipe: everything about one head, in one typed and strict YAML file.
+
+A recipe has one section per stage. An unknown key, a wrong type or an impossible combination is an
+error before any work starts. Values can be overridden on the command line with dotted keys
+(`train.learning_rate=1e-3`). What this gives up is free-form configuration: a knob exists only when
+it is declared and documented here.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from yaml import YAMLError
+
+REPO_ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class TargetConfig(_Section):
+    """The frozen model that verifies, and where its hidden states are tapped."""
+
+    path: str  # a directory (relative to the checkout or absolute) or a hub id
+    revision: str | None = None
+    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
+    # Boundary indices, ascending: tap k is the input of block k, vLLM's own numbering.
+    tap_ids: tuple[int, ...]
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _check_taps(self) -> Self:
+        if not self.tap_ids or list(self.tap_ids) != sorted(set(self.tap_ids)) or self.tap_ids[0] < 0:
+            raise ValueError(
+                f"target.tap_ids {list(self.tap_ids)} must be ascending, distinct and not negative: "
+                "vLLM sorts them, which would silently permute the columns of fc"
+            )
+        return self
+
+
+class EngineConfig(_Section):
+    """vLLM settings shared by regeneration, harvesting and evaluation."""
+
+    max_model_len: int = Field(gt=0)
+    max_num_seqs: int = Field(default=64, gt=0)
+    max_num_batched_tokens: int | None = None  # None: vLLM's own choice
+    tensor_parallel_size: int = Field(default=1, gt=0)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    kv_cache_space_gib: int = Field(default=1, gt=0)  # CPU only
+
+
+class PromptsConfig(_Section):
+    """Which conversations the head learns from and is judged on."""
+
+    path: str  # JSONL with the columns of drafthead.data.prompts.Prompt
+    max_train: int | None = Field(default=None, gt=0)  # None: all; otherwise an even draw per category
+    max_heldout: int | None = Field(default=None, gt=0)
+    validation: int = Field(default=48, gt=0)  # drawn from the training split; picks the checkpoint
+    seed: int = 0
+
+
+class ResponsesConfig(_Section):
+    """How the target answers the training prompts. Validation prompts are answered at temperature 0."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    reasoning_efforts: tuple[Literal["low", "medium", "high"], ...] = ("medium",)  # one drawn per prompt
+    max_tokens: int = Field(gt=0)
+    prompts_per_part: int = Field(default=1024, gt=0)
+    seed: int = 0
+
+
+class StatesConfig(_Section):
+    """How hidden states are harvested."""
+
+    backend: Literal["vllm", "transformers"] = "vllm"
+    sequences_per_shard: int = Field(default=1024, gt=0)
+
+
+class HeadConfig(_Section):
+    """The draft model's shape. Hidden size, vocabulary and RoPE are the target's."""
+
+    draft_vocab_size: int = Field(gt=0)
+    num_layers: int = Field(default=1, gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    norm_before_residual: bool = False
+    norm_before_fc: bool = True
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"head.num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"head.num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("head.norm_before_fc and head.fc_norm are alternatives: set one of them to false")
+        return self
+
+
+class TrainConfig(_Section):
+    """One training run."""
+
+    num_ttt_steps: int = Field(default=4, gt=0)
+    step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k
+    epochs: int = Field(default=1, gt=0)
+    tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank
+    gradient_accumulation_steps: int = Field(default=1, gt=0)
+    learning_rate: float = Field(gt=0)
+    warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    precision: Literal["fp32", "bf16"] = "bf16"
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    checkpoint_every: int = Field(gt=0)  # optimiser steps; also when validation runs
+    keep_checkpoints: int = Field(default=2, gt=0)
+    tracker: Literal["none", "wandb", "tensorboard"] = "none"
+    zero_hidden_states: bool = False  # control experiment: hide the target's states from the head
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.precision == "bf16" and self.zero_stage == 0:
+            raise ValueError(
+                "train.precision bf16 with train.zero_stage 0 starts Adam's bias correction one step off "
+                "in DeepSpeed: set train.zero_stage to 1 or higher"
+            )
+        return self
+
+
+class ExportConfig(_Section):
+    """What is written for the serving engine."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    max_position_embeddings: int | None = Field(default=None, gt=0)  # None: the target's
+
+
+class EvalConfig(_Section):
+    """What the head is measured against, and how."""
+
+    num_draft_tokens: int = Field(default=3, gt=0)
+    methods: tuple[Literal["eagle3", "ngram"], ...] = ("eagle3", "ngram")
+    reasoning_effort: Literal["low", "medium", "high"] = "medium"
+    max_tokens: int = Field(gt=0)
+    concurrency: tuple[int, ...] = (1, 8)
+    prompts_per_level: int = Field(default=64, gt=0)
+    repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts
+    price_per_gpu_hour: float | None = Field(default=None, gt=0)
+    seed: int = 0
+
+
+class Recipe(_Section):
+    """One head, from prompts to verdict."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # a folder name: cannot leave output_dir
+    output_dir: str = "."
+    target: TargetConfig
+    engine: EngineConfig
+    prompts: PromptsConfig
+    responses: ResponsesConfig
+    states: StatesConfig
+    head: HeadConfig
+    train: TrainConfig
+    export: ExportConfig
+    eval: EvalConfig
+
+    @model_validator(mode="after")
+    def _check_across(self) -> Self:
+        if self.eval.num_draft_tokens > self.train.num_ttt_steps:
+            raise ValueError(
+                f"eval.num_draft_tokens {self.eval.num_draft_tokens} exceeds train.num_ttt_steps "
+                f"{self.train.num_ttt_steps}: acceptance beyond the trained depth cannot be predicted; "
+                "raise train.num_ttt_steps"
+            )
+        longest = max(self.responses.max_tokens, self.eval.max_tokens)
+        if longest >= self.engine.max_model_len:
+            raise ValueError(
+                f"max_tokens {longest} leaves no room for a prompt in engine.max_model_len "
+                f"{self.engine.max_model_len}"
+            )
+        return self
+
+    @property
+    def target_path(self) -> str:
+        """The target as a path from the checkout when it is one, else the hub id as written."""
+        local = REPO_ROOT / self.target.path
+        if local.exists():
+            return str(local)
+        if self.target.path.startswith((".", "/")) or self.target.path.count("/") > 1:
+            raise FileNotFoundError(
+                f"target.path {self.target.path} does not exist (looked at {local}): "
+                "give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
+            )
+        return self.target.path
+
+    def directory(self, *parts: str) -> Path:
+        """A folder below output_dir; a relative output_dir counts from the checkout."""
+        return REPO_ROOT.joinpath(self.output_dir, *parts)
+
+    @property
+    def prompts_dir(self) -> Path:
+        return self.directory("data", self.name, "prompts")
+
+    def responses_dir(self, split: str) -> Path:
+        return self.directory("data", self.name, "responses", split)
+
+    def states_dir(self, split: str) -> Path:
+        return self.directory("data", self.name, "states", split)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.directory("runs", self.name)
+
+    @property
+    def head_dir(self) -> Path:
+        return self.directory("heads", self.name)
+
+    @property
+    def results_dir(self) -> Path:
+        return self.directory("results", self.name)
+
+
+def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply dotted overrides.
+
+    Raises:
+        FileNotFoundError: the recipe does not exist.
+        ValueError: it is not valid; the message names each key, its value and what is wrong.
+    """
+    path = Path(path)
+    if not path.is_file():
+        known = ", ".join(sorted(str(p.relative_to(REPO_ROOT)) for p in DEFAULT_RECIPE.parent.glob("*.yaml")))
+        raise FileNotFoundError(f"recipe {path} does not exist; the checkout has: {known}")
+    malformed = [item for item in overrides if "=" not in item]
+    if malformed:
+        raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
+    try:
+        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
+        values = OmegaConf.to_container(merged, resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"recipe {path} is not valid YAML: {error}") from error
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(_readable(path, error)) from error
+
+
+def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) -> tuple[Recipe, argparse.Namespace]:
+    """Parse `[RECIPE] [section.key=value ...]` plus the caller's own flags.
+
+    Args:
+        description: shown by --help; usually the script's docstring.
+        extra: (flag, keyword arguments of add_argument) of further options.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default=str(DEFAULT_RECIPE), help="default: configs/tiny.yaml")
+    parser.add_argument("overrides", nargs="*", help="dotted overrides, such as train.learning_rate=1e-3")
+    for flag, options in extra:
+        parser.add_argument(flag, **options)
+    args = parser.parse_args()
+    if "=" in args.recipe:  # overrides of the default recipe
+        args.overrides.insert(0, args.recipe)
+        args.recipe = str(DEFAULT_RECIPE)
+    try:
+        return load_recipe(args.recipe, args.overrides), args
+    except (FileNotFoundError, ValueError) as error:
+        parser.exit(2, f"{error}\n")
+
+
+def _readable(path: Path, error: ValidationError) -> str:
+    lines = [f"recipe {path} is not valid:"]
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        given = problem["input"]
+        shown = "" if isinstance(given, dict) else f" (given: {given!r})"
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message, shown = "unknown key; see drafthead/config.py for the known ones", ""
+        lines.append(f"  {key}: {message}{shown}" if key else f"  {message}")
+    return "\n".join(lines)

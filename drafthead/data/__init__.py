@@ -1,0 +1,1 @@
+"""What passes between stages: prompts, responses and the store of hidden states."""

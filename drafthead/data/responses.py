@@ -1,0 +1,85 @@
+"""Responses: what the target said, token for token, as Parquet parts.
+
+The engine's own token ids are kept on both sides of the boundary, so the loss mask (0 on the prompt, 1
+on the response) needs no parsing of a chat template.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from drafthead.provenance import ArtefactError, atomic_path
+
+KIND = "responses"
+
+
+@dataclass(frozen=True)
+class Response:
+    """One answer of the target.
+
+    Attributes:
+        id: the prompt's id.
+        category: the prompt's category.
+        prompt_ids: token ids the engine read (template applied).
+        response_ids: token ids the engine produced, the stop token included.
+        continuation_ids: what the engine would have said after the stop, greedily; only where acceptance
+            is replayed, because vLLM counts accepted tokens before it trims at the stop.
+        text: the response, decoded with special tokens.
+        finish_reason: "stop" or "length".
+        temperature: sampling temperature.
+        reasoning_effort: as given to the chat template.
+        seed: sampling seed.
+    """
+
+    id: str
+    category: str
+    prompt_ids: list[int]
+    response_ids: list[int]
+    continuation_ids: list[int]
+    text: str
+    finish_reason: str
+    temperature: float
+    reasoning_effort: str
+    seed: int
+
+
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("category", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("response_ids", pa.list_(pa.int32())),
+        ("continuation_ids", pa.list_(pa.int32())),
+        ("text", pa.string()),
+        ("finish_reason", pa.string()),
+        ("temperature", pa.float64()),
+        ("reasoning_effort", pa.string()),
+        ("seed", pa.int64()),
+    ]
+)
+
+
+def part_path(directory: Path, index: int) -> Path:
+    """Where part `index` of a responses artefact lies."""
+    return directory / f"part-{index:05d}.parquet"
+
+
+def write_part(path: Path, responses: Sequence[Response]) -> None:
+    """Write one part, whole or not at all."""
+    with atomic_path(path) as temporary:
+        pq.write_table(pa.Table.from_pylist([asdict(r) for r in responses], schema=_SCHEMA), temporary)
+
+
+def read_responses(directory: Path) -> list[Response]:
+    """All responses of an artefact, in prompt order.
+
+    Raises:
+        ArtefactError: the directory has no part.
+    """
+    parts = sorted(directory.glob("part-*.parquet"))
+    if not parts:
+        raise ArtefactError(f"{directory} has no responses; run: python data_gen/regenerate.py RECIPE")
+    return [Response(**row) for part in parts for row in pq.read_table(part).to_pylist()]

