@@ -1,0 +1,1 @@
+"""EAGLE-3's mathematics on plain tensors: no files, no engine, no trainer."""

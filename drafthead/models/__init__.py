@@ -1,0 +1,1 @@
+"""The draft head, and the frozen pieces of a target that it needs."""

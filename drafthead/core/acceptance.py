@@ -1,0 +1,119 @@
+"""Acceptance predicted by replay: what an engine's counters would show, without an engine.
+
+The engine drafts from a root, keeps the drafts that equal the target's own text, and starts the next
+round right after the first that does not. Replaying those rounds over the target's temperature-0 text
+visits only the places where a round really starts, which are the harder ones: averaging over all
+positions instead overstates the acceptance length.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Pooled counters over drafting rounds, as an engine counts them.
+
+    Attributes:
+        drafts: number of rounds.
+        accepted_per_position: K counts; entry i is how often at least i + 1 drafts were accepted.
+    """
+
+    drafts: int
+    accepted_per_position: tuple[int, ...]
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_per_position)
+
+    @property
+    def length(self) -> float:
+        """Acceptance length: tokens per round, the bonus token included; nan without a round."""
+        return 1 + self.accepted / self.drafts if self.drafts else float("nan")
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Joint prefix acceptance per position."""
+        return tuple(n / self.drafts if self.drafts else float("nan") for n in self.accepted_per_position)
+
+    def __add__(self, other: "Acceptance") -> "Acceptance":
+        pairs = zip(self.accepted_per_position, other.accepted_per_position, strict=True)
+        return Acceptance(self.drafts + other.drafts, tuple(a + b for a, b in pairs))
+
+
+def leading_matches(matches: Tensor) -> Tensor:
+    """Number of drafts accepted from each root.
+
+    Args:
+        matches: (K, T) bool, whether step k's draft from root t equals x[t + 2 + k].
+
+    Returns:
+        (T,) int64 in 0..K.
+    """
+    return matches.long().cumprod(0).sum(0)
+
+
+def replay(matches: Tensor, loss_mask: Tensor) -> Acceptance:
+    """Replay the drafting rounds over one document.
+
+    Args:
+        matches: (K, T) bool for the document, from its first to its last token.
+        loss_mask: (T,) nonzero where the target generated the token. Only the last generated run is
+            replayed: what follows an earlier one was not said by the target.
+
+    Returns:
+        Counters over the rounds of the document; empty when nothing was generated.
+    """
+    num_steps = matches.shape[0]
+    accepted_from = leading_matches(matches).tolist()
+    generated = loss_mask.bool().tolist()
+    counts = [0] * num_steps
+    drafts = 0
+    root, last = _last_run(generated)
+    # A round starts after a token unless that token ends the response.
+    while root >= 0 and root + 1 < last:
+        accepted = accepted_from[root]
+        drafts += 1
+        for i in range(accepted):
+            counts[i] += 1
+        root += accepted + 1
+    return Acceptance(drafts, tuple(counts))
+
+
+def _last_run(generated: list[bool]) -> tuple[int, int]:
+    """(index before the last run of generated tokens, index of the run's last token)."""
+    last = len(generated) - 1
+    while last >= 0 and not generated[last]:
+        last -= 1
+    first = last
+    while first > 0 and generated[first - 1]:
+        first -= 1
+    return (first - 1, last) if last >= 0 else (-1, -1)
+
+
+def empty_acceptance(num_steps: int) -> Acceptance:
+    """No rounds yet."""
+    return Acceptance(0, (0,) * num_steps)
+
+
+def match_text(predictions: Tensor, target_ids: Tensor, input_ids: Tensor) -> Tensor:
+    """Which drafts equal the text.
+
+    Args:
+        predictions: (K, T) draft ids, -1 where none was made.
+        target_ids: (D,) target id per draft id.
+        input_ids: (T,) the text.
+
+    Returns:
+        (K, T) bool: step k's draft at t equals x[t + 2 + k].
+    """
+    num_steps, num_tokens = predictions.shape
+    proposed = torch.where(predictions >= 0, target_ids[predictions.clamp_min(0)], -1)
+    matches = torch.zeros_like(predictions, dtype=torch.bool)
+    for k in range(min(num_steps, max(num_tokens - 2, 0))):
+        end = num_tokens - 2 - k
+        if end > 0:
+            matches[k, :end] = proposed[k, :end] == input_ids[2 + k :]
+    return matches

@@ -1,0 +1,61 @@
+"""The draft vocabulary: the few thousand target tokens that a head can propose.
+
+Two maps tie it to the target's vocabulary, as every serving engine expects them:
+    d2t (D,) int64: target id = draft id + d2t[draft id]   (offsets, not ids)
+    t2d (V,) bool:  whether a target token can be proposed
+Draft ids follow ascending target ids.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """D draft tokens out of V target tokens.
+
+    Attributes:
+        d2t: (D,) int64 offsets.
+        t2d: (V,) bool.
+    """
+
+    d2t: Tensor
+    t2d: Tensor
+
+    @property
+    def target_ids(self) -> Tensor:
+        """(D,) int64, the target id of every draft id."""
+        return self.d2t + torch.arange(self.d2t.shape[0], device=self.d2t.device)
+
+
+def choose_vocabulary(counts: Tensor, size: int, required: Tensor) -> DraftVocabulary:
+    """The `size` most frequent target tokens, among them all that are `required`.
+
+    Args:
+        counts: (V,) how often each target token was generated.
+        size: D.
+        required: ids that must be in whatever their count (the template's special tokens).
+
+    Raises:
+        ValueError: `size` exceeds the target's vocabulary, or `required` alone exceeds `size`.
+    """
+    vocab_size = counts.shape[0]
+    if size > vocab_size:
+        raise ValueError(f"head.draft_vocab_size {size} exceeds the target's vocabulary of {vocab_size}")
+    if required.shape[0] > size:
+        raise ValueError(
+            f"head.draft_vocab_size {size} is smaller than the {required.shape[0]} special tokens that must be in it"
+        )
+    ranked = counts.clone().to(torch.float64)
+    ranked[required] = float("inf")
+    chosen = ranked.argsort(descending=True, stable=True)[:size].sort().values
+    t2d = torch.zeros(vocab_size, dtype=torch.bool)
+    t2d[chosen] = True
+    return DraftVocabulary(d2t=chosen - torch.arange(size), t2d=t2d)
+
+
+def coverage(counts: Tensor, vocabulary: DraftVocabulary) -> float:
+    """Share of generated tokens that the draft vocabulary can propose."""
+    return float(counts[vocabulary.t2d].sum() / counts.sum().clamp_min(1))

@@ -1,0 +1,196 @@
+"""The EAGLE-3 draft head: one small transformer that reads the target's hidden states.
+
+Module and parameter names are those of the exported file (`fc`, `midlayer`, `norm`, `lm_head`, ...), so
+export is a copy. The embedding is the target's and frozen: it is passed in, not owned. Only dense Llama
+blocks exist, which is what serving engines accept; for a sparse or sliding-window draft the engine's
+model class would have to change first.
+
+Shapes: T tokens of a packed batch, H hidden, N taps, K TTT steps, D draft vocabulary, V target vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from drafthead.config import HeadConfig
+from drafthead.core.attention import ttt_attention
+from drafthead.core.rope import rope_frequencies, rotate, rotation
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """Everything that determines the head's parameters and arithmetic.
+
+    Attributes:
+        head: the recipe's section.
+        hidden_size: H, the target's.
+        vocab_size: V, the target's.
+        num_taps: N.
+        rms_norm_eps: the target's.
+        rope_parameters: the target's, as in its config.json.
+        max_position_embeddings: the target's.
+    """
+
+    head: HeadConfig
+    hidden_size: int
+    vocab_size: int
+    num_taps: int
+    rms_norm_eps: float
+    rope_parameters: dict
+    max_position_embeddings: int
+
+    def rope_config(self) -> LlamaConfig:
+        """The part of a Llama configuration that fixes the rotary embedding."""
+        return LlamaConfig(
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.head.num_attention_heads,
+            head_dim=self.head.head_dim,
+            rope_parameters=dict(self.rope_parameters),
+            max_position_embeddings=self.max_position_embeddings,
+        )
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with float32 statistics (float64 for float64 inputs)."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * self.weight).to(states.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose keys and values of earlier TTT steps are kept by the caller."""
+
+    def __init__(self, shape: DraftShape, input_size: int):
+        super().__init__()
+        head = shape.head
+        self.head_dim = head.head_dim
+        self.q_proj = nn.Linear(input_size, head.num_attention_heads * head.head_dim, bias=False)
+        self.k_proj = nn.Linear(input_size, head.num_key_value_heads * head.head_dim, bias=False)
+        self.v_proj = nn.Linear(input_size, head.num_key_value_heads * head.head_dim, bias=False)
+        self.o_proj = nn.Linear(head.num_attention_heads * head.head_dim, shape.hidden_size, bias=False)
+
+    def forward(self, states: Tensor, rope: tuple[Tensor, Tensor], cache: "StepCache", cu_seqlens: Tensor) -> Tensor:
+        query = rotate(self.q_proj(states).unflatten(-1, (-1, self.head_dim)), *rope)  # (T, Q, D)
+        cache.keys.append(rotate(self.k_proj(states).unflatten(-1, (-1, self.head_dim)), *rope))
+        cache.values.append(self.v_proj(states).unflatten(-1, (-1, self.head_dim)))
+        return self.o_proj(ttt_attention(query, cache.keys, cache.values, cu_seqlens).flatten(1))
+
+
+class StepCache:
+    """Keys and values of the TTT steps so far, one entry per step, of one layer."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(states)) * self.up_proj(states))
+
+
+class DraftLayer(nn.Module):
+    """A Llama block. The first one reads cat(embedding, feature); further ones read the state alone."""
+
+    def __init__(self, shape: DraftShape, first: bool):
+        super().__init__()
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.norm_before_residual = shape.head.norm_before_residual
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps) if first else None
+        self.self_attn = Attention(shape, 2 * size if first else size)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = MLP(size, shape.head.intermediate_size)
+
+    def forward(
+        self, state: Tensor, embedding: Tensor, rope: tuple[Tensor, Tensor], cache: StepCache, cu_seqlens: Tensor
+    ) -> Tensor:
+        residual = state
+        if self.hidden_norm is None:
+            mixed = self.input_layernorm(state)
+        else:
+            normed = self.hidden_norm(state)
+            residual = normed if self.norm_before_residual else state
+            mixed = torch.cat([self.input_layernorm(embedding), normed], dim=-1)  # (T, 2H)
+        state = residual + self.self_attn(mixed, rope, cache, cu_seqlens)
+        return state + self.mlp(self.post_attention_layernorm(state))
+
+
+class DraftModel(nn.Module):
+    """The trainable head.
+
+    `unroll` runs the TTT steps; `drafthead.training` adds the loss, `drafthead.exporting` writes the file.
+    """
+
+    def __init__(self, shape: DraftShape):
+        super().__init__()
+        head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
+        self.shape = shape
+        self.input_norm = RMSNorm(shape.num_taps * size, eps) if head.norm_before_fc else None
+        self.fc_norm = nn.ModuleList([RMSNorm(size, eps) for _ in range(shape.num_taps)]) if head.fc_norm else None
+        self.fc = nn.Linear(shape.num_taps * size, size, bias=False)
+        self.midlayer = DraftLayer(shape, first=True)
+        self.layers = nn.ModuleDict({str(i): DraftLayer(shape, first=False) for i in range(1, head.num_layers)})
+        self.norm = RMSNorm(size, eps)
+        self.lm_head = nn.Linear(size, head.draft_vocab_size, bias=False)
+        frequencies, self._rope_factor = rope_frequencies(shape.rope_config())
+        # float32 whatever the compute type: positions in the thousands need it.
+        self._frequencies = frequencies.to(torch.float32)
+
+    def combine(self, aux: Tensor) -> Tensor:
+        """Fuse the taps (T, N * H), in ascending tap order, into the first feature (T, H)."""
+        if self.input_norm is not None:
+            aux = self.input_norm(aux)
+        if self.fc_norm is not None:
+            pieces = aux.unflatten(-1, (len(self.fc_norm), -1)).unbind(-2)
+            aux = torch.cat([norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)], dim=-1)
+        return self.fc(aux)
+
+    def step(
+        self, embedding: Tensor, feature: Tensor, positions: Tensor, caches: list[StepCache], cu_seqlens: Tensor
+    ) -> Tensor:
+        """One TTT step: embedding (T, H) and feature (T, H) to the new state (T, H), before the final norm."""
+        frequencies = self._frequencies.to(positions.device)
+        rope = rotation(positions, frequencies.to(torch.promote_types(feature.dtype, torch.float32)), self._rope_factor)
+        state = feature
+        for layer, cache in zip([self.midlayer, *self.layers.values()], caches, strict=True):
+            state = layer(state, embedding, rope, cache, cu_seqlens)
+        return state
+
+    def unroll(self, aux: Tensor, embeddings: list[Tensor], positions: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Run len(embeddings) = K TTT steps.
+
+        Args:
+            aux: (T, N * H) tapped states.
+            embeddings: K tensors (T, H); entry k holds the embedding of x[t + 1 + k] at index t.
+            positions: (T,) the target's own positions; step k rotates by positions + k.
+            cu_seqlens: (S + 1,) int32 document boundaries.
+
+        Returns:
+            (K, T, H), after the final norm, ready for lm_head.
+        """
+        caches = [StepCache() for _ in range(self.shape.head.num_layers)]
+        feature = self.combine(aux)
+        outputs = []
+        for k, embedding in enumerate(embeddings):
+            state = self.step(embedding, feature, positions + k, caches, cu_seqlens)
+            outputs.append(self.norm(state))
+            feature = outputs[-1] if self.shape.head.norm_output else state
+        return torch.stack(outputs)

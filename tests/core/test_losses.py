@@ -1,0 +1,76 @@
+"""The fused, chunked head and loss against plain logits and autograd."""
+
+import pytest
+import torch
+
+from drafthead.core import losses
+from drafthead.core.losses import Teacher, head_loss
+
+
+def dense_loss(states, weight, teacher, valid, scale):
+    """All logits at once, differentiated by autograd."""
+    num_steps, num_tokens, _ = states.shape
+    log_p_all = (teacher.hidden @ teacher.weight.T).log_softmax(-1)
+    total = 0
+    for k in range(num_steps):
+        index = valid[k].nonzero()[:, 0]
+        log_p = log_p_all[index + 1 + k]
+        log_q = (states[k, index] @ weight.T).log_softmax(-1)
+        total = total + scale[k] * (log_p.exp() * (log_p - log_q)).sum()
+    return total
+
+
+def random_problem(num_steps, num_tokens, seed=0, hidden=6, vocab=9):
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(num_steps, num_tokens, hidden, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64, requires_grad=True)
+    teacher = Teacher(
+        torch.randn(num_tokens, hidden, generator=generator, dtype=torch.float64),
+        torch.randn(vocab, hidden, generator=generator, dtype=torch.float64),
+    )
+    valid = torch.rand(num_steps, num_tokens, generator=generator) < 0.6
+    for k in range(num_steps):
+        valid[k, max(num_tokens - 1 - k, 0) :] = False  # the teacher row t + 1 + k must exist
+    scale = torch.rand(num_steps, generator=generator, dtype=torch.float64)
+    return states, weight, teacher, valid, scale
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 512])
+@pytest.mark.parametrize("num_steps", [1, 4, 7])
+def test_loss_and_gradients_equal_dense(monkeypatch, chunk, num_steps):
+    monkeypatch.setattr(losses, "CHUNK_TOKENS", chunk)
+    states, weight, teacher, valid, scale = random_problem(num_steps, 23, seed=chunk)
+    fused = head_loss(states, weight, teacher, valid, scale)
+    dense = dense_loss(states, weight, teacher, valid, scale)
+    torch.testing.assert_close(fused.loss, dense, rtol=0, atol=1e-12)
+    fused_grads = torch.autograd.grad(3.0 * fused.loss, (states, weight))
+    dense_grads = torch.autograd.grad(3.0 * dense, (states, weight))
+    for fused_grad, dense_grad in zip(fused_grads, dense_grads, strict=True):
+        torch.testing.assert_close(fused_grad, dense_grad, rtol=0, atol=1e-11)
+
+
+def test_step_sums_and_predictions():
+    states, weight, teacher, valid, scale = random_problem(3, 12)
+    fused = head_loss(states, weight, teacher, valid, scale)
+    torch.testing.assert_close((fused.step_sums * scale).sum(), fused.loss.detach())
+    best = (states @ weight.T).argmax(-1)
+    assert (fused.predictions[valid] == best[valid]).all()
+    assert (fused.predictions[~valid] == -1).all()
+
+
+def test_a_perfect_draft_has_no_loss_and_no_gradient():
+    _, _, teacher, valid, scale = random_problem(1, 10)
+    states = torch.zeros(1, 10, 6, dtype=torch.float64)
+    states[0, :9] = teacher.hidden[1:]
+    states.requires_grad_()
+    fused = head_loss(states, teacher.weight, teacher, valid, scale)
+    torch.testing.assert_close(fused.loss, torch.zeros((), dtype=torch.float64))
+    (grad,) = torch.autograd.grad(fused.loss, states)
+    torch.testing.assert_close(grad, torch.zeros_like(grad))
+
+
+def test_nothing_valid_is_zero_loss():
+    states, weight, teacher, valid, scale = random_problem(2, 8)
+    fused = head_loss(states, weight, teacher, torch.zeros_like(valid), scale)
+    assert fused.loss == 0
+    assert (fused.predictions == -1).all()

@@ -1,0 +1,87 @@
+"""The unrolled draft model against naive sequential decoding."""
+
+import itertools
+
+import pytest
+import torch
+
+from drafthead.config import HeadConfig
+from drafthead.core.alignment import shift, valid_positions
+from drafthead.models.draft import DraftModel, DraftShape
+from tests.models.naive_reference import naive_unroll
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "original_max_position_embeddings": 64, "truncate": False,
+}  # fmt: skip
+
+
+def small_model(num_taps=3, num_layers=1, rope=YARN, seed=0, **norms) -> DraftModel:
+    head = HeadConfig(
+        draft_vocab_size=11, num_layers=num_layers, intermediate_size=12, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, **norms,
+    )  # fmt: skip
+    shape = DraftShape(head, 8, 20, num_taps, 1e-5, rope, 256)
+    torch.manual_seed(seed)
+    model = DraftModel(shape).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model
+
+
+def unroll(model, aux, embeddings, positions, cu_seqlens, num_steps):
+    shifted = [shift(embeddings, 1 + k) for k in range(num_steps)]
+    return model.unroll(aux, shifted, positions, cu_seqlens)
+
+
+NORMS = [
+    dict(zip(("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), flags, strict=True))
+    for flags in itertools.product((False, True), repeat=4)
+]
+
+
+@pytest.mark.parametrize("norms", NORMS, ids=lambda n: "+".join(k for k, v in n.items() if v) or "none")
+def test_unroll_equals_sequential_decoding_for_every_norm(norms):
+    check_parity(small_model(**norms), lengths=[5, 7], num_steps=3)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 7])
+@pytest.mark.parametrize(("num_taps", "num_layers"), [(1, 1), (2, 2), (4, 3)])
+def test_unroll_equals_sequential_decoding_for_taps_layers_and_steps(num_steps, num_taps, num_layers):
+    check_parity(small_model(num_taps, num_layers), lengths=[8, 2, 4], num_steps=num_steps)
+
+
+def test_plain_rope_is_supported():
+    check_parity(small_model(rope={"rope_type": "default", "rope_theta": 10000.0}), lengths=[6], num_steps=3)
+
+
+def check_parity(model, lengths, num_steps):
+    generator = torch.Generator().manual_seed(sum(lengths))
+    total, hidden = sum(lengths), model.shape.hidden_size
+    aux = torch.randn(total, hidden * model.shape.num_taps, generator=generator, dtype=torch.float64)
+    aux.requires_grad_()
+    embeddings = torch.randn(total, hidden, generator=generator, dtype=torch.float64)
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    first = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
+    positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, first, strict=True)])
+    valid = valid_positions(torch.ones(total), cu_seqlens, num_steps)
+    weights = torch.randn(num_steps, total, hidden, generator=generator, dtype=torch.float64) * valid[..., None]
+
+    ours = unroll(model, aux, embeddings, positions, cu_seqlens, num_steps)
+    bounds = cu_seqlens.tolist()
+    reference = torch.cat(
+        [
+            naive_unroll(model, aux[a:b], embeddings[a:b], p, num_steps)
+            for a, b, p in zip(bounds[:-1], bounds[1:], first, strict=True)
+        ],
+        dim=1,
+    )
+    torch.testing.assert_close(ours[valid], reference[valid], rtol=0, atol=1e-9)
+
+    wanted = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight")]
+    ours_grads = torch.autograd.grad((ours * weights).sum(), wanted)
+    reference_grads = torch.autograd.grad((reference * weights).sum(), wanted)
+    for ours_grad, reference_grad in zip(ours_grads, reference_grads, strict=True):
+        torch.testing.assert_close(ours_grad, reference_grad, rtol=0, atol=1e-9)
