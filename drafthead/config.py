@@ -104,8 +104,6 @@ class HeadConfig(_Section):
                 f"head.num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"head.num_key_value_heads {self.num_key_value_heads}"
             )
-        if self.norm_before_fc and self.fc_norm:
-            raise ValueError("head.norm_before_fc and head.fc_norm are alternatives: set one of them to false")
         return self
 
 

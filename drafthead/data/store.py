@@ -130,11 +130,13 @@ class Shard:
         """Length of sequence `index`."""
         return self._offsets[index + 1] - self._offsets[index]
 
-    def __getitem__(self, index: int) -> StateSequence:
-        start, end = self._offsets[index], self._offsets[index + 1]
+    def rows(self, index: int, name: str) -> Tensor:
+        """One tensor of one sequence, without reading the others."""
+        return self._file.get_slice(name)[self._offsets[index] : self._offsets[index + 1]]
 
+    def __getitem__(self, index: int) -> StateSequence:
         def rows(name: str) -> Tensor:
-            return self._file.get_slice(name)[start:end]
+            return self.rows(index, name)
 
         return StateSequence(
             id=self.ids[index],
@@ -169,6 +171,11 @@ class StateStore:
     def __getitem__(self, index: int) -> StateSequence:
         shard, position = self._index[index]
         return shard[position]
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
+        """Token ids (T,) int64 and loss mask (T,) bool of a sequence, without its states."""
+        shard, position = self._index[index]
+        return shard.rows(position, "input_ids").long(), shard.rows(position, "loss_mask").bool()
 
 
 def _check_lengths(sequence: StateSequence) -> None:

@@ -1,0 +1,1 @@
+"""From a training checkpoint to a directory that serving engines load."""

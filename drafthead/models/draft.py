@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from drafthead.config import HeadConfig
+from drafthead.config import HeadConfig, Recipe
 from drafthead.core.attention import ttt_attention
 from drafthead.core.rope import rope_frequencies, rotate, rotation
+from drafthead.models.target import TargetSpec
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,19 @@ class DraftShape:
             rope_parameters=dict(self.rope_parameters),
             max_position_embeddings=self.max_position_embeddings,
         )
+
+
+def draft_shape(recipe: Recipe, spec: TargetSpec) -> DraftShape:
+    """The head's shape, from the recipe and its target."""
+    return DraftShape(
+        head=recipe.head,
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        num_taps=len(recipe.target.tap_ids),
+        rms_norm_eps=spec.rms_norm_eps,
+        rope_parameters=spec.rope_parameters,
+        max_position_embeddings=spec.max_position_embeddings,
+    )
 
 
 class RMSNorm(nn.Module):

@@ -1,0 +1,1 @@
+"""Training a draft head with accelerate and DeepSpeed."""

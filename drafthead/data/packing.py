@@ -1,0 +1,115 @@
+"""Packed micro batches: documents end to end in a token budget, never attending to one another.
+
+The plan of an epoch is a pure function of the document lengths, the seed and the epoch: a list of micro
+batches that every rank computes alike. Optimiser step s takes the next `ranks x accumulation` of them,
+and rank r those at r, r + ranks, ... So the data of a step does not depend on how many ranks share it,
+and resuming needs no more than the step number. There is no padding at all: a batch is as long as its
+documents, at most the budget. Documents are placed first-fit into a few open batches; a perfect packing
+would fill budgets tighter but tie the order of documents to their lengths.
+
+Shapes: T tokens in the batch, S documents, N taps, H hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafthead.data.store import StateStore
+
+_OPEN_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """One micro batch.
+
+    Attributes:
+        ids: prompt ids of the S documents.
+        input_ids: (T,) int64.
+        positions: (T,) int64, the target's own.
+        cu_seqlens: (S + 1,) int32.
+        aux: (T, N * H), taps ascending.
+        last_hidden: (T, H), input of the target's final norm.
+        loss_mask: (T,) bool.
+        argmax: (T,) int64, the target's most likely next token.
+    """
+
+    ids: tuple[str, ...]
+    input_ids: Tensor
+    positions: Tensor
+    cu_seqlens: Tensor
+    aux: Tensor
+    last_hidden: Tensor
+    loss_mask: Tensor
+    argmax: Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
+        """The batch on a device, its states in the compute type."""
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _INDEX_FIELDS}
+        states = {name: getattr(self, name).to(device, dtype, non_blocking=True) for name in ("aux", "last_hidden")}
+        return PackedBatch(ids=self.ids, **moved, **states)
+
+
+_INDEX_FIELDS = ("input_ids", "positions", "cu_seqlens", "loss_mask", "argmax")
+
+
+def check_lengths(lengths: Sequence[int], budget: int) -> None:
+    """Refuse documents that no batch can hold.
+
+    Raises:
+        ValueError: a document is longer than the budget.
+    """
+    longest = max(lengths)
+    if longest > budget:
+        raise ValueError(
+            f"the longest sequence has {longest} tokens but train.tokens_per_batch is {budget}; "
+            f"set train.tokens_per_batch to {longest} or more"
+        )
+
+
+def plan_epoch(lengths: Sequence[int], budget: int, seed: int, epoch: int) -> list[list[int]]:
+    """Shuffle documents and pack them.
+
+    Args:
+        lengths: tokens per document.
+        budget: tokens per micro batch.
+        seed: of the run.
+        epoch: number of the pass over the data.
+
+    Returns:
+        Micro batches in order, each a list of document indices.
+    """
+    order = np.random.default_rng((seed, epoch)).permutation(len(lengths)).tolist()
+    closed: list[list[int]] = []
+    open_batches: list[tuple[list[int], int]] = []
+    for document in order:
+        length = lengths[document]
+        for i, (members, used) in enumerate(open_batches):
+            if used + length <= budget:
+                open_batches[i] = ([*members, document], used + length)
+                break
+        else:
+            if len(open_batches) == _OPEN_BATCHES:
+                fullest = max(range(_OPEN_BATCHES), key=lambda i: open_batches[i][1])
+                closed.append(open_batches.pop(fullest)[0])
+            open_batches.append(([document], length))
+    return closed + [members for members, _ in open_batches]
+
+
+def pack(store: StateStore, documents: Sequence[int]) -> PackedBatch:
+    """Read documents from the store and lay them end to end."""
+    sequences = [store[i] for i in documents]
+    lengths = torch.tensor([0, *(s.num_tokens for s in sequences)])
+    return PackedBatch(
+        ids=tuple(s.id for s in sequences),
+        input_ids=torch.cat([s.input_ids for s in sequences]).long(),
+        positions=torch.cat([torch.arange(s.num_tokens) for s in sequences]),
+        cu_seqlens=lengths.cumsum(0).int(),
+        aux=torch.cat([torch.cat([s.aux[tap] for tap in store.tap_ids], dim=-1) for s in sequences]),
+        last_hidden=torch.cat([s.last_hidden for s in sequences]),
+        loss_mask=torch.cat([s.loss_mask for s in sequences]).bool(),
+        argmax=torch.cat([s.argmax for s in sequences]).long(),
+    )

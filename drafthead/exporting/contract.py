@@ -1,0 +1,100 @@
+"""What vLLM reads of an EAGLE-3 head: the one place for its tensor names and config keys.
+
+Checked against vLLM 0.32. Every key whose default differs between formats or model runners is written
+explicitly; tap ids stand in all three places where a runner may look for them.
+"""
+
+from torch import Tensor
+
+from drafthead.models.draft import DraftModel, DraftShape
+
+
+def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_position_embeddings: int) -> dict:
+    """config.json of an exported head.
+
+    Args:
+        shape: of the trained head.
+        tap_ids: ascending boundary indices.
+        dtype: of the exported weights.
+        max_position_embeddings: at least the serving length; a smaller value makes vLLM stop drafting
+            for the whole batch once one request passes it.
+    """
+    head = shape.head
+    taps = list(tap_ids)
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "dtype": dtype,
+        "hidden_size": shape.hidden_size,
+        "target_hidden_size": shape.hidden_size,
+        "intermediate_size": head.intermediate_size,
+        "num_hidden_layers": head.num_layers,
+        "num_attention_heads": head.num_attention_heads,
+        "num_key_value_heads": head.num_key_value_heads,
+        "head_dim": head.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.rms_norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": head.draft_vocab_size,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": max_position_embeddings,
+        "rope_parameters": shape.rope_parameters,
+        "norm_before_residual": head.norm_before_residual,
+        "norm_before_fc": head.norm_before_fc,
+        "fc_norm": head.fc_norm,
+        "norm_output": head.norm_output,
+        "num_aux_hidden_states": shape.num_taps,
+        "eagle_aux_hidden_state_layer_ids": taps,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": taps,
+            "use_aux_hidden_state": True,
+            "norm_before_fc": head.norm_before_fc,
+        },
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def expected_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of an exported head."""
+    import torch
+
+    with torch.device("meta"):
+        model = DraftModel(shape)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    return {**shapes, "d2t": (shape.head.draft_vocab_size,), "t2d": (shape.vocab_size,)}
+
+
+def check_tensors(tensors: dict[str, Tensor], shape: DraftShape) -> None:
+    """Compare a head's tensors with the contract.
+
+    Raises:
+        ValueError: a tensor is missing, unknown, of another shape, not finite, or d2t and t2d disagree.
+    """
+    wanted = expected_shapes(shape)
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    problems = [f"{name}: missing" for name in sorted(wanted.keys() - found.keys())]
+    problems += [f"{name}: not part of a head" for name in sorted(found.keys() - wanted.keys())]
+    problems += [
+        f"{name}: shape {found[name]}, expected {wanted[name]}"
+        for name in sorted(wanted.keys() & found.keys())
+        if found[name] != wanted[name]
+    ]
+    problems += [
+        f"{name}: has values that are not finite"
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+    ]
+    if not problems:
+        problems += _vocabulary_problems(tensors["d2t"], tensors["t2d"])
+    if problems:
+        raise ValueError("the checkpoint does not fit the recipe's head:\n  " + "\n  ".join(problems))
+
+
+def _vocabulary_problems(d2t: Tensor, t2d: Tensor) -> list[str]:
+    ids = (d2t + d2t.new_tensor(range(len(d2t)))).tolist()
+    if ids != t2d.nonzero()[:, 0].tolist():
+        return [f"d2t maps to {len(set(ids))} target tokens, which are not the {int(t2d.sum())} marked in t2d"]
+    return []

@@ -1,0 +1,108 @@
+"""accelerate with DeepSpeed, set up from the recipe alone, and a guard for every way it fails in silence.
+
+No `accelerate config` file and no DeepSpeed JSON is needed: `accelerate launch train/eagle3.py` starts
+the processes, and everything else is decided here.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch
+from torch import nn
+
+from drafthead.config import TrainConfig
+
+_RUN_TIMEOUT = timedelta(minutes=30)
+
+
+def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str):
+    """An Accelerator whose engine is DeepSpeed.
+
+    Args:
+        config: the recipe's train section.
+        model: only its size is read, to size DeepSpeed's buckets.
+        log_dir: where a tracker may write.
+
+    Raises:
+        ValueError: the environment would bypass DeepSpeed or train every rank on the same data.
+    """
+    _refuse_cpu_bypass()
+    _single_process_defaults()
+    _skip_runtime_compilation()
+    from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+    from accelerate.utils import DistributedType
+
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    accelerator = Accelerator(
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, model)),
+        # Without a named backend, ranks on CPU each believe they are alone.
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_RUN_TIMEOUT)],
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        # The schedule is a function of the step; accelerate would advance it once per process.
+        step_scheduler_with_optimizer=False,
+        log_with=None if config.tracker == "none" else config.tracker,
+        project_dir=log_dir,
+    )
+    world_size = int(os.environ["WORLD_SIZE"])
+    if accelerator.distributed_type != DistributedType.DEEPSPEED or accelerator.num_processes != world_size:
+        raise ValueError(
+            f"accelerate came up as {accelerator.distributed_type} with {accelerator.num_processes} processes, "
+            f"not as DeepSpeed with WORLD_SIZE={world_size}; unset ACCELERATE_* variables and check "
+            "`accelerate env` for a default configuration that disables DeepSpeed"
+        )
+    return accelerator
+
+
+def deepspeed_config(config: TrainConfig, model: nn.Module) -> dict:
+    """The DeepSpeed configuration for a recipe."""
+    num_parameters = sum(p.numel() for p in model.parameters())
+    # The default bucket of 5e8 elements makes small models an order of magnitude slower.
+    bucket = max(1_000_000, min(500_000_000, num_parameters))
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # a packed batch is one row
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "gradient_clipping": config.max_grad_norm,
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket,
+            "stage3_param_persistence_threshold": 10_000,
+            "overlap_comm": torch.cuda.is_available(),
+        },
+        "bf16": {"enabled": config.precision == "bf16"},
+        # A torch optimiser is given, so DeepSpeed has no fused one to compile.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**12,
+    }
+
+
+def _refuse_cpu_bypass() -> None:
+    if os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1", "yes"):
+        raise ValueError(
+            "ACCELERATE_USE_CPU is set (by --cpu or an accelerate configuration with use_cpu: true): accelerate "
+            "would bypass DeepSpeed without a word. Launch without --cpu; the CPU is used when there is no GPU"
+        )
+
+
+def _single_process_defaults() -> None:
+    """`accelerate launch` with one process, and plain `python`, set no rendezvous variables."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    defaults = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in defaults.items()})
+
+
+def _skip_runtime_compilation() -> None:
+    """On CPU DeepSpeed would compile a shared-memory extension for minutes; gloo gives the same losses."""
+    os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
+    if torch.cuda.is_available():
+        return
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -1,0 +1,77 @@
+"""From a packed batch to a loss: the module that DeepSpeed wraps, and the frozen tensors it reads.
+
+Shapes: T tokens, K TTT steps, H hidden, D draft vocabulary, V target vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from drafthead.core.alignment import shift, valid_positions
+from drafthead.core.losses import HeadLoss, Teacher, head_loss
+from drafthead.data.packing import PackedBatch
+from drafthead.models.draft import DraftModel
+
+
+@dataclass(frozen=True)
+class FrozenTarget:
+    """What training needs of the target, in the compute type and on the device.
+
+    Attributes:
+        embeddings: (V, H).
+        final_norm: (H,).
+        head_rows: (D, H) rows of lm_head for the draft vocabulary.
+        rms_norm_eps: of the final norm.
+        target_ids: (D,) target id of every draft id.
+    """
+
+    embeddings: Tensor
+    final_norm: Tensor
+    head_rows: Tensor
+    rms_norm_eps: float
+    target_ids: Tensor
+
+    def teacher(self, last_hidden: Tensor) -> Teacher:
+        """The target's side of the loss from the input of its final norm (T, H)."""
+        wide = last_hidden.to(torch.promote_types(last_hidden.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.rms_norm_eps)
+        return Teacher((wide * self.final_norm).to(self.head_rows.dtype), self.head_rows)
+
+
+class TTTObjective(nn.Module):
+    """Unroll the draft model and score all steps in one fused pass."""
+
+    def __init__(self, draft: DraftModel, num_steps: int, zero_hidden_states: bool = False):
+        super().__init__()
+        self.draft = draft
+        self.num_steps = num_steps
+        self.zero_hidden_states = zero_hidden_states
+
+    def forward(self, batch: PackedBatch, target: FrozenTarget, valid: Tensor, scale: Tensor) -> HeadLoss:
+        """Loss over the valid positions.
+
+        Args:
+            batch: T tokens.
+            target: frozen tensors.
+            valid: (K, T) bool positions that count.
+            scale: (K,) weight of one position at each step, normalisation included.
+        """
+        aux = torch.zeros_like(batch.aux) if self.zero_hidden_states else batch.aux
+        # Step k reads x[t + 1 + k]; past a document's end the row is never valid, so its content is moot.
+        embeddings = [
+            nn.functional.embedding(shift(batch.input_ids, 1 + k), target.embeddings) for k in range(self.num_steps)
+        ]
+        states = self.draft.unroll(aux, embeddings, batch.positions, batch.cu_seqlens)
+        return head_loss(states, self.draft.lm_head.weight, target.teacher(batch.last_hidden), valid, scale)
+
+
+def step_weights(num_steps: int, decay: float) -> Tensor:
+    """(K,) weight of each TTT step: decay**k."""
+    return torch.tensor([decay**k for k in range(num_steps)], dtype=torch.float64)
+
+
+def valid_counts(loss_mask: Tensor, num_steps: int) -> Tensor:
+    """(K,) number of valid positions of one document, per step."""
+    bounds = torch.tensor([0, loss_mask.shape[0]])
+    return valid_positions(loss_mask, bounds, num_steps).sum(1)

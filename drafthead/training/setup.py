@@ -1,0 +1,135 @@
+"""What a run starts from: verified inputs, the draft vocabulary, the model and the frozen target."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary
+from drafthead.data import store as state_store
+from drafthead.data.packing import check_lengths
+from drafthead.data.store import StateStore
+from drafthead.models.draft import DraftModel, DraftShape
+from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec
+from drafthead.training.objective import FrozenTarget, valid_counts
+
+_HARVEST = "python data_gen/harvest.py RECIPE"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Checked inputs of a run.
+
+    Attributes:
+        spec: the target's shape.
+        train: store of the training split.
+        validation: store of the validation split.
+        identity: what the run is made from, for its manifest.
+    """
+
+    spec: TargetSpec
+    train: StateStore
+    validation: StateStore
+    identity: dict[str, Any]
+
+
+def open_inputs(recipe: Recipe) -> Inputs:
+    """Open both stores and check that they fit the recipe.
+
+    Raises:
+        ArtefactError: a store is missing, unfinished, or was harvested from another target or other taps.
+        ValueError: a sequence exceeds train.tokens_per_batch.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    check_tap_ids(spec, recipe.target.tap_ids)
+    references, stores = {}, {}
+    for split in ("train", "validation"):
+        directory = recipe.states_dir(split)
+        manifest = provenance.require(directory, state_store.KIND, _HARVEST)
+        _check_store(manifest["identity"], recipe, spec, directory)
+        references[split] = provenance.reference(manifest)
+        stores[split] = StateStore(directory)
+        check_lengths(stores[split].lengths, recipe.train.tokens_per_batch)
+    identity = {
+        "states": references,
+        "target": spec.fingerprint,
+        "tap_ids": list(recipe.target.tap_ids),
+        "head": recipe.head.model_dump(mode="json"),
+        "train": recipe.train.model_dump(mode="json"),
+        "num_draft_tokens": recipe.eval.num_draft_tokens,
+    }
+    return Inputs(spec, stores["train"], stores["validation"], identity)
+
+
+def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory) -> None:
+    wanted = {"target": spec.fingerprint, "tap_ids": list(recipe.target.tap_ids)}
+    found = {name: identity[name] for name in wanted}
+    if found != wanted:
+        raise provenance.ArtefactError(
+            f"{directory} does not fit the recipe:\n{provenance.describe_difference(found, wanted)}\n"
+            f"harvest again under another name (name=...), or restore the recipe's target section"
+        )
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Counts over the training split.
+
+    Attributes:
+        generated: (V,) how often the target generated each token.
+        seen: (V,) how often each token occurs at all.
+        valid: (documents, K) valid positions per document and TTT step.
+    """
+
+    generated: Tensor
+    seen: Tensor
+    valid: Tensor
+
+
+def count_tokens(store: StateStore, vocab_size: int, num_steps: int) -> TokenCounts:
+    """One pass over the masks and tokens of a store; states are not read."""
+    generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
+    valid = []
+    for i in range(len(store)):
+        tokens, mask = store.tokens(i)
+        seen += torch.bincount(tokens, minlength=vocab_size)
+        generated += torch.bincount(tokens[mask], minlength=vocab_size)
+        valid.append(valid_counts(mask, num_steps))
+    return TokenCounts(generated, seen, torch.stack(valid))
+
+
+def draft_vocabulary(recipe: Recipe, counts: TokenCounts) -> DraftVocabulary:
+    """The most frequent generated tokens, and every special token that occurs anywhere in the text."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(recipe.target_path, revision=recipe.target.revision)
+    special = torch.tensor(sorted(i for i, token in tokenizer.added_tokens_decoder.items() if token.special))
+    required = special[counts.seen[special] > 0] if len(special) else special.long()
+    return choose_vocabulary(counts.generated, recipe.head.draft_vocab_size, required)
+
+
+def build_model(shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int) -> DraftModel:
+    """A fresh head that starts from its target: lm_head rows and final norm are copied, not random."""
+    torch.manual_seed(seed)
+    model = DraftModel(shape)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(pieces.lm_head[vocabulary.target_ids])
+        model.norm.weight.copy_(pieces.final_norm)
+    return model
+
+
+def frozen_target(
+    pieces: TargetPieces, spec: TargetSpec, vocabulary: DraftVocabulary, device: torch.device, dtype: torch.dtype
+) -> FrozenTarget:
+    """The target's tensors that training reads, on the device in the compute type."""
+    target_ids = vocabulary.target_ids
+    return FrozenTarget(
+        embeddings=pieces.embed_tokens.to(device, dtype),
+        final_norm=pieces.final_norm.to(device, torch.float32),
+        head_rows=pieces.lm_head[target_ids].to(device, dtype),
+        rms_norm_eps=spec.rms_norm_eps,
+        target_ids=target_ids.to(device),
+    )

@@ -1,0 +1,60 @@
+"""Acceptance on the validation split, predicted by replaying drafting rounds over the target's own text."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from drafthead.core.acceptance import Acceptance, empty_acceptance, match_text, replay
+from drafthead.core.alignment import valid_positions
+from drafthead.data.packing import PackedBatch
+from drafthead.training.objective import FrozenTarget, TTTObjective
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Result of a pass over the validation split.
+
+    Attributes:
+        loss: mean KL of the first TTT step, nats per position.
+        acceptance: pooled counters of the replayed rounds.
+    """
+
+    loss: float
+    acceptance: Acceptance
+
+
+def replayable(loss_mask: torch.Tensor) -> torch.Tensor:
+    """(T,) bool of one document: generated tokens and whatever the target said after its last one."""
+    generated = loss_mask.bool()
+    after_last = generated.flip(0).long().cumsum(0).flip(0) == 0
+    return generated | after_last
+
+
+@torch.no_grad()
+def validate(
+    objective: TTTObjective, num_steps: int, target: FrozenTarget, batches: Iterable[PackedBatch], num_drafts: int
+) -> Validation:
+    """Replay every validation document at `num_drafts` draft tokens.
+
+    Args:
+        objective: the training module, or the engine that wraps it.
+        num_steps: TTT steps it unrolls.
+        target: frozen tensors.
+        batches: T = 0 texts of the target, each continued past its stop.
+        num_drafts: K to be served.
+    """
+    total, counted, acceptance = 0.0, 0, empty_acceptance(num_drafts)
+    for batch in batches:
+        bounds = batch.cu_seqlens.tolist()
+        spans = list(zip(bounds[:-1], bounds[1:], strict=True))
+        text = torch.cat([replayable(batch.loss_mask[a:b]) for a, b in spans])
+        valid = valid_positions(text, batch.cu_seqlens, num_steps)
+        scale = torch.zeros(num_steps, dtype=torch.float32, device=batch.input_ids.device)
+        scored = objective(batch, target, valid, scale)
+        total += float(scored.step_sums[0])
+        counted += int(valid[0].sum())
+        matches = match_text(scored.predictions, target.target_ids, batch.input_ids)[:num_drafts]
+        for a, b in spans:
+            acceptance += replay(matches[:, a:b].cpu(), batch.loss_mask[a:b].cpu())
+    return Validation(total / max(counted, 1), acceptance)

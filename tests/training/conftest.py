@@ -1,0 +1,73 @@
+"""A store of hidden states small enough to train on in seconds, and a recipe that reads it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafthead import provenance
+from drafthead.config import Recipe, load_recipe
+from drafthead.data import store
+from drafthead.data.store import StateSequence
+from drafthead.models.target import TargetHead, load_pieces, load_target_spec
+
+SMALL = (
+    "target.tap_ids=[2,4,8]", "head.draft_vocab_size=256", "head.intermediate_size=64", "head.num_attention_heads=2",
+    "head.num_key_value_heads=1", "head.head_dim=32", "train.num_ttt_steps=3", "train.tokens_per_batch=96",
+    "train.epochs=1", "train.checkpoint_every=4", "train.learning_rate=3e-3",
+)  # fmt: skip
+
+
+def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
+    return load_recipe(overrides=[f"output_dir={output_dir}", *SMALL, *overrides])
+
+
+def synthetic_store(recipe: Recipe, split: str, count: int, seed: int) -> None:
+    """Texts in which a token decides the next one, and states from which the target's head reads it off."""
+    spec = load_target_spec(recipe.target_path)
+    head = TargetHead.load(recipe.target_path, dtype="float32")
+    rows = load_pieces(recipe.target_path).lm_head.float()
+    generator = torch.Generator().manual_seed(seed)
+    sequences = []
+    for i in range(count):
+        length = int(torch.randint(16, 40, (1,), generator=generator))
+        first = int(torch.randint(0, 64, (1,), generator=generator))
+        tokens = (torch.arange(length + 1) * 7 + first) % 64 + 100
+        states = torch.nn.functional.normalize(rows[tokens[1:]], dim=-1) * spec.hidden_size**0.5
+        states = states + 0.1 * torch.randn(states.shape, generator=generator)
+        mask = torch.ones(length, dtype=torch.uint8)
+        mask[:4] = 0
+        mask[-4:] = 0  # said after the stop
+        argmax, lse = head.stats(states)
+        aux = {tap: (states * (1 + tap)).bfloat16() for tap in recipe.target.tap_ids}
+        name = f"{split}{i:04d}"
+        sequences.append(StateSequence(name, tokens[:-1].int(), mask, aux, states.bfloat16(), argmax, lse))
+    directory = recipe.states_dir(split)
+    identity = {"target": spec.fingerprint, "tap_ids": list(recipe.target.tap_ids), "made": "synthetic"}
+    assert not provenance.begin(directory, store.KIND, identity)
+    store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers)
+    provenance.finish(directory, {"sequences": count})
+
+
+@pytest.fixture(scope="session")
+def synthetic_data(tmp_path_factory) -> Path:
+    """Output directory that holds both splits' states for `small_recipe`."""
+    output = tmp_path_factory.mktemp("synthetic")
+    recipe = small_recipe(output)
+    synthetic_store(recipe, "train", 60, seed=0)
+    synthetic_store(recipe, "validation", 6, seed=1)
+    return output
+
+
+@pytest.fixture()
+def fresh_recipe(synthetic_data, tmp_path):
+    """A factory of recipes over the shared states, each with a run directory of its own."""
+
+    def make(*overrides: str, name: str = "tiny") -> Recipe:
+        root = tmp_path / name
+        root.mkdir(exist_ok=True)
+        if not (root / "data").exists():
+            (root / "data").symlink_to(synthetic_data / "data")
+        return small_recipe(root, *overrides)
+
+    return make
