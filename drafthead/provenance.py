@@ -53,6 +53,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
+        temporary.chmod(0o644)  # some writers create files that only their owner can read
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)

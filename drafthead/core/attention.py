@@ -16,6 +16,7 @@ Shapes: T tokens, Q query heads, G key/value heads (Q a multiple of G), D head d
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -128,8 +129,7 @@ def _block_backward(grad_out, query, key, value, out, lse, cu_seqlens, scale, rn
 
 
 def _documents(cu_seqlens: Tensor) -> list[tuple[int, int]]:
-    bounds = cu_seqlens.tolist()
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(cu_seqlens.tolist()))
 
 
 def _heads_first(states: Tensor, start: int, end: int) -> Tensor:

@@ -59,18 +59,21 @@ def head_loss(states: Tensor, weight: Tensor, teacher: Teacher, valid: Tensor, s
         valid: (K, T) bool, from `alignment.valid_positions`.
         scale: (K,) weight of one position's loss at each step.
     """
-    loss, step_sums, predictions = _FusedHeadLoss.apply(states, weight, teacher.hidden, teacher.weight, valid, scale)
+    needs_grad = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
+    loss, step_sums, predictions = _FusedHeadLoss.apply(
+        states, weight, teacher.hidden, teacher.weight, valid, scale, needs_grad
+    )
     return HeadLoss(loss, step_sums, predictions)
 
 
 class _FusedHeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states, weight, teacher_hidden, teacher_weight, valid, scale):
+    def forward(ctx, states, weight, teacher_hidden, teacher_weight, valid, scale, needs_grad):
         wide = torch.promote_types(states.dtype, torch.float32)
-        needs_grad = states.requires_grad or weight.requires_grad
         num_steps, num_tokens, _ = states.shape
-        grad_states = torch.zeros_like(states) if needs_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if needs_grad else None
+        if needs_grad:
+            grad_states = torch.zeros_like(states)
+            grad_weight = torch.zeros_like(weight, dtype=wide)
         step_sums = torch.zeros(num_steps, dtype=wide, device=states.device)
         predictions = torch.full((num_steps, num_tokens), -1, dtype=torch.long, device=states.device)
 
@@ -94,15 +97,16 @@ class _FusedHeadLoss(torch.autograd.Function):
                     grad_logits = (log_q.exp_().sub_(p) * scale[k]).to(states.dtype)
                     grad_states[k, index] = grad_logits @ weight
                     grad_weight += grad_logits.T @ hidden
-        ctx.save_for_backward(grad_states, grad_weight)
-        ctx.weight_dtype = weight.dtype
+        if needs_grad:
+            ctx.save_for_backward(grad_states, grad_weight)
+            ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(step_sums, predictions)
         return (step_sums * scale).sum(), step_sums, predictions
 
     @staticmethod
     def backward(ctx, grad_loss, *_):
         grad_states, grad_weight = ctx.saved_tensors
-        return grad_states * grad_loss, (grad_weight * grad_loss).to(ctx.weight_dtype), None, None, None, None
+        return grad_states * grad_loss, (grad_weight * grad_loss).to(ctx.weight_dtype), None, None, None, None, None
 
 
 def _rows_of_step(valid: Tensor, start: int, end: int) -> Tensor:

@@ -17,10 +17,11 @@ def rope_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
         config: needs `rope_parameters`, `head_dim` and `max_position_embeddings`.
     """
     rope_type = config.rope_parameters["rope_type"]
-    if rope_type == "default":
-        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        return 1.0 / (config.rope_parameters["rope_theta"] ** exponent), 1.0
-    return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+    with torch.device("cpu"):  # real numbers even while a model is built on meta tensors
+        if rope_type == "default":
+            exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+            return 1.0 / (config.rope_parameters["rope_theta"] ** exponent), 1.0
+        return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
 
 
 def rotation(positions: Tensor, inverse_frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ Checked against vLLM 0.32. Every key whose default differs between formats or mo
 explicitly; tap ids stand in all three places where a runner may look for them.
 """
 
+import torch
 from torch import Tensor
 
 from drafthead.models.draft import DraftModel, DraftShape
@@ -59,8 +60,6 @@ def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_pos
 
 def expected_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of an exported head."""
-    import torch
-
     with torch.device("meta"):
         model = DraftModel(shape)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}

@@ -7,6 +7,7 @@ the processes, and everything else is decided here.
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from drafthead.config import TrainConfig
 _RUN_TIMEOUT = timedelta(minutes=30)
 
 
-def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str):
+def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> Any:
     """An Accelerator whose engine is DeepSpeed.
 
     Args:

@@ -14,6 +14,7 @@ optimiser files without an error.
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -51,7 +52,7 @@ def checkpoint_dir(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step_{step:08d}"
 
 
-def save(accelerator, engine, run_dir: Path, state: TrainState, weights: dict[str, Tensor]) -> Path:
+def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weights: dict[str, Tensor]) -> Path:
     """Write a checkpoint; every rank calls this.
 
     Args:
@@ -75,9 +76,7 @@ def save(accelerator, engine, run_dir: Path, state: TrainState, weights: dict[st
         files = [p for p in sorted(temporary.rglob("*")) if p.is_file()]
         for path in files:
             sync(path)
-        entries = {
-            str(p.relative_to(temporary)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in files
-        }
+        entries = {str(p.relative_to(temporary)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in files}
         write_json(temporary / MANIFEST, {"files": entries})
         shutil.rmtree(final, ignore_errors=True)  # an unverifiable one of the same step
         temporary.rename(final)
@@ -99,7 +98,7 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
     return None
 
 
-def load(engine, path: Path, state: TrainState, world_size: int, zero_stage: int) -> None:
+def load(engine: Any, path: Path, state: TrainState, world_size: int, zero_stage: int) -> None:
     """Restore the engine from a verified checkpoint.
 
     Raises:

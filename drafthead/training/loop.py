@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch import Tensor
+from tqdm import tqdm
 
 from drafthead import provenance
 from drafthead.config import Recipe
@@ -113,7 +114,7 @@ def consolidated(run: Run) -> dict[str, Tensor]:
     return {**weights, "d2t": run.vocabulary.d2t, "t2d": run.vocabulary.t2d}
 
 
-def _report_validation(log: MetricsLog, bar, metrics: StepMetrics, result: Validation) -> None:
+def _report_validation(log: MetricsLog, bar: tqdm, metrics: StepMetrics, result: Validation) -> None:
     acceptance = result.acceptance
     rates = " ".join(f"{rate:.3f}" for rate in acceptance.rates)
     bar.write(metrics.line())

@@ -109,7 +109,7 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     return run
 
 
-def _restore(recipe: Recipe, accelerator, engine) -> checkpoint.TrainState:
+def _restore(recipe: Recipe, accelerator: Any, engine: Any) -> checkpoint.TrainState:
     found = checkpoint.newest(recipe.run_dir)
     if found is None:
         return checkpoint.TrainState(0, accelerator.num_processes, recipe.train.zero_stage, 0.0, 0, 0.0)

@@ -1,6 +1,7 @@
 """What a run starts from: verified inputs, the draft vocabulary, the model and the frozen target."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
     return Inputs(spec, stores["train"], stores["validation"], identity)
 
 
-def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory) -> None:
+def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Path) -> None:
     wanted = {"target": spec.fingerprint, "tap_ids": list(recipe.target.tap_ids)}
     found = {name: identity[name] for name in wanted}
     if found != wanted:

@@ -39,7 +39,7 @@ def train_step(run: Run, step: int) -> tuple[StepMetrics, int]:
     config, accelerator, num_steps = run.config, run.accelerator, run.config.num_ttt_steps
     first = step * run.micro_batches_per_step
     group = run.stream[first : first + run.micro_batches_per_step]
-    valid_total = sum(run.counts.valid[documents].sum(0) for documents in group).clamp_min(1)  # (K,)
+    valid_total = torch.stack([run.counts.valid[documents].sum(0) for documents in group]).sum(0).clamp_min(1)  # (K,)
     weights = step_weights(num_steps, config.step_weight_decay)
     # DeepSpeed divides by accumulation steps and averages over ranks: undo both.
     scale = (weights / valid_total * run.micro_batches_per_step).to(accelerator.device, torch.float32)

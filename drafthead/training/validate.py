@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -46,8 +47,7 @@ def validate(
     """
     total, counted, acceptance = 0.0, 0, empty_acceptance(num_drafts)
     for batch in batches:
-        bounds = batch.cu_seqlens.tolist()
-        spans = list(zip(bounds[:-1], bounds[1:], strict=True))
+        spans = list(pairwise(batch.cu_seqlens.tolist()))
         text = torch.cat([replayable(batch.loss_mask[a:b]) for a, b in spans])
         valid = valid_positions(text, batch.cu_seqlens, num_steps)
         scale = torch.zeros(num_steps, dtype=torch.float32, device=batch.input_ids.device)

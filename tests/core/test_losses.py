@@ -9,10 +9,9 @@ from drafthead.core.losses import Teacher, head_loss
 
 def dense_loss(states, weight, teacher, valid, scale):
     """All logits at once, differentiated by autograd."""
-    num_steps, num_tokens, _ = states.shape
     log_p_all = (teacher.hidden @ teacher.weight.T).log_softmax(-1)
     total = 0
-    for k in range(num_steps):
+    for k in range(states.shape[0]):
         index = valid[k].nonzero()[:, 0]
         log_p = log_p_all[index + 1 + k]
         log_q = (states[k, index] @ weight.T).log_softmax(-1)

@@ -75,32 +75,28 @@ def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_posit
     frequencies = frequencies.to(torch.float32).to(aux.dtype)
     layers = [model.midlayer, *model.layers.values()]
     num_tokens = aux.shape[0]
-    result = torch.zeros(num_steps, num_tokens, aux.shape[-1] // model.shape.num_taps, dtype=aux.dtype)
     rows = {}
-    for root in range(num_tokens):
+    for root in range(num_tokens - 1):
         entries = [[] for _ in layers]
-        # Re-run over every verified token up to the root, then draft on.
-        for index in range(root + 1):
-            if index + 1 >= num_tokens:
-                break
-            state = combine(model, aux[index])
-            for layer, cache in zip(layers, entries, strict=True):
+
+        def run(feature, index):
+            """All layers at one index; every layer's key and value is appended to its list."""
+            state = feature
+            for layer, cache in zip(layers, entries, strict=True):  # noqa: B023 - called within this iteration
                 state = run_layer(
                     layer, state, embeddings[index + 1], first_position + index, cache, frequencies, factor
                 )
-        for k in range(num_steps):
-            if root + 1 + k >= num_tokens:
-                break
-            if k > 0:
-                for layer, cache in zip(layers, entries, strict=True):
-                    state = run_layer(
-                        layer, feature if layer is layers[0] else state, embeddings[root + 1 + k],
-                        first_position + root + k, cache, frequencies, factor,
-                    )  # fmt: skip
+            return state
+
+        # Re-run over every verified token before the root, then draft from it on the head's own states.
+        for index in range(root):
+            run(combine(model, aux[index]), index)
+        feature = combine(model, aux[root])
+        for k in range(min(num_steps, num_tokens - 1 - root)):
+            state = run(feature, root + k)
             normed = rms_norm(state, model.norm)
             rows[k, root] = normed
             feature = normed if model.shape.head.norm_output else state
-    stacked = [
-        [rows.get((k, t), result[k, t]) for t in range(num_tokens)] for k in range(num_steps)
-    ]
+    missing = torch.zeros(embeddings.shape[-1], dtype=aux.dtype)
+    stacked = [[rows.get((k, t), missing) for t in range(num_tokens)] for k in range(num_steps)]
     return torch.stack([torch.stack(row) for row in stacked])

