@@ -1,0 +1,62 @@
+"""Recipes: all that ship load, and every mistake is named before work starts."""
+
+import pytest
+
+from drafthead.config import REPO_ROOT, load_recipe
+
+CONFIGS = sorted((REPO_ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_recipe_loads(path):
+    recipe = load_recipe(path)
+    assert recipe.name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.lerning_rate=1", "train.lerning_rate: unknown key"),
+        ("train.epochs=many", "train.epochs: .*given: 'many'"),
+        ("train.epochs=0", "train.epochs: .*greater than 0 .given: 0"),
+        ("target.tap_ids=[4,2]", "ascending"),
+        ("target.tap_ids=[2,2]", "ascending"),
+        ("eval.num_draft_tokens=9", "eval.num_draft_tokens 9 exceeds train.num_ttt_steps 4"),
+        ("responses.max_tokens=1024", "max_tokens 1024 leaves no room"),
+        ("head.num_key_value_heads=3", "not a multiple of head.num_key_value_heads 3"),
+        ("name=../elsewhere", "name"),
+        ("train", "not of the form section.key=value"),
+    ],
+)
+def test_a_mistake_is_named_with_its_value(override, message):
+    with pytest.raises(ValueError, match=message):
+        load_recipe(overrides=[override])
+
+
+def test_bf16_without_zero_is_refused():
+    with pytest.raises(ValueError, match="set train.zero_stage to 1"):
+        load_recipe(overrides=["train.precision=bf16", "train.zero_stage=0"])
+
+
+def test_a_missing_recipe_lists_those_that_exist():
+    with pytest.raises(FileNotFoundError, match=r"nope.yaml does not exist.*configs/tiny.yaml"):
+        load_recipe("nope.yaml")
+
+
+def test_a_key_given_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("name: a\nname: b\n")
+    with pytest.raises(ValueError, match="duplicate key"):
+        load_recipe(path)
+
+
+def test_yaml_cannot_construct_objects(tmp_path):
+    path = tmp_path / "evil.yaml"
+    path.write_text("name: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(ValueError, match="not valid"):
+        load_recipe(path)
+
+
+def test_a_missing_target_is_named():
+    with pytest.raises(FileNotFoundError, match="target.path no/such/target does not exist"):
+        load_recipe(overrides=["target.path=no/such/target"]).target_path  # noqa: B018

@@ -1,0 +1,77 @@
+"""The import rule: recipes, then stages that never import each other, then down to the foundations."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drafthead.config import REPO_ROOT
+
+PACKAGE = REPO_ROOT / "drafthead"
+FOUNDATIONS = {"config", "provenance", "progress", "cli"}
+STAGES = {"generation", "training", "exporting", "evaluation"}
+ALLOWED = {
+    **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),
+    "core": FOUNDATIONS,
+    "models": {"core", *FOUNDATIONS},
+    "data": {"core", *FOUNDATIONS},
+    "serving": {"models", "data", "core", *FOUNDATIONS},
+    **{stage: {"serving", "models", "data", "core", *FOUNDATIONS} for stage in STAGES},
+}
+
+
+def imported_names(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer they cross"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
+
+
+def layer_of(name: str) -> str:
+    return name.split(".")[1] if "." in name else ""
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    relative = path.relative_to(PACKAGE)
+    own = relative.parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    used = {layer_of(name) for name in imported_names(path) if name.startswith("drafthead.")}
+    forbidden = used - {own, ""} - ALLOWED[own]
+    assert not forbidden, f"{relative} ({own}) imports {sorted(forbidden)}, which is not below it"
+
+
+def test_the_rule_names_every_layer_there_is():
+    found = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.glob("*.py"))}
+    found |= {p.stem for p in PACKAGE.glob("*.py")} - {"__init__"}
+    assert found == set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("layers", "absent"),
+    [(("core",), ("vllm", "deepspeed", "accelerate")), (("models", "data", "training"), ("vllm",))],
+)
+def test_lower_layers_import_without_engines(layers, absent):
+    modules = [
+        ".".join(path.relative_to(REPO_ROOT).with_suffix("").parts)
+        for layer in layers
+        for path in sorted((PACKAGE / layer).glob("*.py"))
+        if path.name != "__init__.py"
+    ]
+    blocked = "".join(f"sys.modules[{name!r}] = None; " for name in absent)
+    program = f"import sys; {blocked}import importlib; [importlib.import_module(m) for m in {modules!r}]"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_no_recipe_script_shadows_a_library():
+    scripts = [p.stem for folder in ("data_gen", "train", "export", "eval") for p in (REPO_ROOT / folder).glob("*.py")]
+    taken = set(sys.stdlib_module_names) | {"datasets", "vllm", "wandb", "accelerate", "torch", "transformers"}
+    assert not set(scripts) & taken

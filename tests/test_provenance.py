@@ -1,0 +1,79 @@
+"""Artefacts are whole or visibly unfinished, and refuse to be mixed."""
+
+import pytest
+
+from drafthead import provenance
+from drafthead.provenance import ArtefactError
+
+
+def test_an_artefact_from_claim_to_manifest(tmp_path):
+    directory = tmp_path / "states"
+    assert not provenance.begin(directory, "states", {"taps": (2, 4)})
+    (directory / "shard").write_bytes(b"rows")
+    with pytest.raises(ArtefactError, match="is half finished; run: harvest"):
+        provenance.require(directory, "states", "harvest")
+    provenance.finish(directory, {"shards": 1})
+    manifest = provenance.require(directory, "states", "harvest")
+    assert manifest["counts"] == {"shards": 1}
+    assert manifest["files"]["shard"]["bytes"] == 4
+    assert provenance.begin(directory, "states", {"taps": (2, 4)})
+
+
+def test_another_identity_is_refused_with_both_values(tmp_path):
+    provenance.begin(tmp_path / "a", "states", {"target": {"id": "x"}, "taps": [2]})
+    with pytest.raises(ArtefactError, match=r"target.id: found 'x', wanted 'y'") as error:
+        provenance.begin(tmp_path / "a", "states", {"target": {"id": "y"}, "taps": [2]})
+    assert "taps" not in str(error.value)
+    assert "delete" in str(error.value)
+
+
+def test_files_nobody_claimed_are_not_written_over(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ArtefactError, match=r"notes.txt"):
+        provenance.begin(tmp_path, "states", {})
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_require_tells_missing_from_wrong_kind(tmp_path):
+    with pytest.raises(ArtefactError, match="does not exist; run: make it"):
+        provenance.require(tmp_path / "none", "states", "make it")
+    provenance.begin(tmp_path / "p", "prompts", {})
+    provenance.finish(tmp_path / "p", {})
+    with pytest.raises(ArtefactError, match="is a prompts of schema 1, not a states"):
+        provenance.require(tmp_path / "p", "states", "make it")
+
+
+def test_verify_names_flipped_truncated_and_missing_files(tmp_path):
+    provenance.begin(tmp_path, "states", {})
+    for name in ("flipped", "short", "gone", "fine"):
+        (tmp_path / name).write_bytes(b"0123456789")
+    provenance.finish(tmp_path, {})
+    (tmp_path / "flipped").write_bytes(b"0123456780")
+    (tmp_path / "short").write_bytes(b"01234")
+    (tmp_path / "gone").unlink()
+    assert sorted(provenance.verify_files(tmp_path)) == ["flipped", "gone", "short"]
+
+
+def test_a_reference_changes_with_content(tmp_path):
+    references = []
+    for content in (b"a", b"b"):
+        directory = tmp_path / content.decode()
+        provenance.begin(directory, "states", {})
+        (directory / "file").write_bytes(content)
+        references.append(provenance.reference(provenance.finish(directory, {})))
+    assert references[0] != references[1]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "value.json"
+    provenance.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        provenance.write_json(path, {"a": object()})
+    assert provenance.read_json(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
+
+
+def test_damaged_json_says_what_to_do(tmp_path):
+    (tmp_path / "identity.json").write_text("{")
+    with pytest.raises(ArtefactError, match="damaged"):
+        provenance.begin(tmp_path, "states", {})
