@@ -22,7 +22,9 @@ def progress(items: Iterable[T], description: str, unit: str = "it", total: int 
 
 
 @contextmanager
-def progress_bar(total: int, description: str, unit: str = "it", initial: int = 0) -> Iterator[tqdm]:
-    """A bar that the caller advances with `.update(n)`."""
-    with tqdm(total=total, initial=initial, **_options(description, unit)) as bar:
+def progress_bar(
+    total: int, description: str, unit: str = "it", initial: int = 0, disable: bool = False
+) -> Iterator[tqdm]:
+    """A bar that the caller advances with `.update(n)`; `disable` it on all ranks but one."""
+    with tqdm(total=total, initial=initial, disable=disable, **_options(description, unit)) as bar:
         yield bar

@@ -89,9 +89,17 @@ def _refuse_cpu_bypass() -> None:
 
 
 def _single_process_defaults() -> None:
-    """`accelerate launch` with one process, and plain `python`, set no rendezvous variables."""
+    """`accelerate launch` with one process, and plain `python`, set no rendezvous variables.
+
+    Asked for several without a GPU, it starts one all the same; the address it leaves behind tells.
+    """
     if "RANK" in os.environ:
         return
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ:
+        raise ValueError(
+            "accelerate was asked for several processes and started one: add --multi_gpu to `accelerate launch` "
+            "(on CPU too, where it only means several processes)"
+        )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -101,9 +109,9 @@ def _single_process_defaults() -> None:
 
 def _skip_runtime_compilation() -> None:
     """On CPU DeepSpeed would compile a shared-memory extension for minutes; gloo gives the same losses."""
-    os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
     if torch.cuda.is_available():
         return
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # known, so DeepSpeed need not warn that it found no other
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

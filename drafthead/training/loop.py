@@ -54,7 +54,7 @@ def fit(run: Run, log: MetricsLog | None) -> None:
     """Run the remaining optimiser steps."""
     config = run.config
     clock, tokens = time.perf_counter(), 0
-    with progress_bar(run.total_steps, "train", "step", initial=run.state.step) as bar:
+    with progress_bar(run.total_steps, "train", "step", initial=run.state.step, disable=log is None) as bar:
         for step in range(run.state.step, run.total_steps):
             metrics, step_tokens = train_step(run, step)
             tokens += step_tokens

@@ -48,14 +48,20 @@ class TTTObjective(nn.Module):
         self.num_steps = num_steps
         self.zero_hidden_states = zero_hidden_states
 
-    def forward(self, batch: PackedBatch, target: FrozenTarget, valid: Tensor, scale: Tensor) -> HeadLoss:
-        """Loss over the valid positions.
+    def forward(
+        self, batch: PackedBatch, target: FrozenTarget, valid: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss over the valid positions; `score` is the readable way to call this.
 
         Args:
             batch: T tokens.
             target: frozen tensors.
             valid: (K, T) bool positions that count.
             scale: (K,) weight of one position at each step, normalisation included.
+
+        Returns:
+            The fields of `HeadLoss` as a plain tuple: ZeRO-3 gathers weights for the backward through hooks
+            on output tensors, and looks for them in tuples only.
         """
         aux = torch.zeros_like(batch.aux) if self.zero_hidden_states else batch.aux
         # Step k reads x[t + 1 + k]; past a document's end the row is never valid, so its content is moot.
@@ -63,7 +69,13 @@ class TTTObjective(nn.Module):
             nn.functional.embedding(shift(batch.input_ids, 1 + k), target.embeddings) for k in range(self.num_steps)
         ]
         states = self.draft.unroll(aux, embeddings, batch.positions, batch.cu_seqlens)
-        return head_loss(states, self.draft.lm_head.weight, target.teacher(batch.last_hidden), valid, scale)
+        scored = head_loss(states, self.draft.lm_head.weight, target.teacher(batch.last_hidden), valid, scale)
+        return scored.loss, scored.step_sums, scored.predictions
+
+
+def score(objective: nn.Module, batch: PackedBatch, target: FrozenTarget, valid: Tensor, scale: Tensor) -> HeadLoss:
+    """Call a `TTTObjective`, or the engine that wraps one; arguments as in its forward."""
+    return HeadLoss(*objective(batch, target, valid, scale))
 
 
 def step_weights(num_steps: int, decay: float) -> Tensor:

@@ -17,7 +17,7 @@ from drafthead.core.losses import HeadLoss
 from drafthead.data.packing import PackedBatch
 from drafthead.provenance import write_json
 from drafthead.training.metrics import StepMetrics, peak_memory_gib
-from drafthead.training.objective import step_weights
+from drafthead.training.objective import score, step_weights
 from drafthead.training.run import Run
 
 
@@ -52,7 +52,7 @@ def train_step(run: Run, step: int) -> tuple[StepMetrics, int]:
         batch = run.load(run.inputs.train, documents)
         valid = valid_positions(batch.loss_mask, batch.cu_seqlens, num_steps)
         with accelerator.accumulate(run.engine):
-            scored = run.engine(batch, run.target, valid, scale)
+            scored = score(run.engine, batch, run.target, valid, scale)
             _check_finite(run, scored, step, batch)
             accelerator.backward(scored.loss)
             run.optimizer.step()

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from torch import nn
 
 from drafthead.core.acceptance import Acceptance, empty_acceptance, match_text, replay
 from drafthead.core.alignment import valid_positions
 from drafthead.data.packing import PackedBatch
-from drafthead.training.objective import FrozenTarget, TTTObjective
+from drafthead.training.objective import FrozenTarget, score
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def replayable(loss_mask: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def validate(
-    objective: TTTObjective, num_steps: int, target: FrozenTarget, batches: Iterable[PackedBatch], num_drafts: int
+    objective: nn.Module, num_steps: int, target: FrozenTarget, batches: Iterable[PackedBatch], num_drafts: int
 ) -> Validation:
     """Replay every validation document at `num_drafts` draft tokens.
 
@@ -51,7 +52,7 @@ def validate(
         text = torch.cat([replayable(batch.loss_mask[a:b]) for a, b in spans])
         valid = valid_positions(text, batch.cu_seqlens, num_steps)
         scale = torch.zeros(num_steps, dtype=torch.float32, device=batch.input_ids.device)
-        scored = objective(batch, target, valid, scale)
+        scored = score(objective, batch, target, valid, scale)
         total += float(scored.step_sums[0])
         counted += int(valid[0].sum())
         matches = match_text(scored.predictions, target.target_ids, batch.input_ids)[:num_drafts]

@@ -22,7 +22,7 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
     return load_recipe(overrides=[f"output_dir={output_dir}", *SMALL, *overrides])
 
 
-def synthetic_store(recipe: Recipe, split: str, count: int, seed: int) -> None:
+def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None) -> None:
     """Texts in which a token decides the next one, and states from which the target's head reads it off."""
     spec = load_target_spec(recipe.target_path)
     head = TargetHead.load(recipe.target_path, dtype="float32")
@@ -40,6 +40,8 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int) -> None:
         mask[-4:] = 0  # said after the stop
         argmax, lse = head.stats(states)
         aux = {tap: (states * (1 + tap)).bfloat16() for tap in recipe.target.tap_ids}
+        if i == poisoned:
+            aux[recipe.target.tap_ids[0]][5, 7] = float("nan")
         name = f"{split}{i:04d}"
         sequences.append(StateSequence(name, tokens[:-1].int(), mask, aux, states.bfloat16(), argmax, lse))
     directory = recipe.states_dir(split)
