@@ -111,6 +111,7 @@ class TrainConfig(_Section):
     """One training run."""
 
     num_ttt_steps: int = Field(default=4, gt=0)
+    objective: Literal["forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance"] = "forward_kl"
     step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k
     epochs: int = Field(default=1, gt=0)
     tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank
@@ -184,8 +185,7 @@ class Recipe(_Section):
         longest = max(self.responses.max_tokens, self.eval.max_tokens)
         if longest >= self.engine.max_model_len:
             raise ValueError(
-                f"max_tokens {longest} leaves no room for a prompt in engine.max_model_len "
-                f"{self.engine.max_model_len}"
+                f"max_tokens {longest} leaves no room for a prompt in engine.max_model_len {self.engine.max_model_len}"
             )
         return self
 

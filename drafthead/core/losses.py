@@ -6,9 +6,7 @@ states and head weight is formed in the forward, while a chunk's probabilities a
 the backward. It costs one extra buffer of the head's size; autograd over plain logits would keep
 K x T x D of them.
 
-Objective: forward KL to the teacher renormalised over the draft vocabulary,
-    l = sum_d p_d (log p_d - log q_d),   dl/dlogits = q - p,
-with softmax in float32 (float64 for float64 inputs).
+The objective is any of `drafthead.core.objectives`; softmax in float32 (float64 for float64 inputs).
 
 Shapes: T tokens, K TTT steps, H hidden, D draft vocabulary.
 """
@@ -17,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from drafthead.core.objectives import ObjectiveName, score_rows
 
 CHUNK_TOKENS = 512
 
@@ -43,13 +43,22 @@ class Teacher:
     Attributes:
         hidden: (T, H) states after the target's final norm.
         weight: (D, H) rows of the target's lm_head for the draft vocabulary, in draft order.
+        lse: (T,) log-sum-exp of the target's logits over its full vocabulary.
     """
 
     hidden: Tensor
     weight: Tensor
+    lse: Tensor
 
 
-def head_loss(states: Tensor, weight: Tensor, teacher: Teacher, valid: Tensor, scale: Tensor) -> HeadLoss:
+def head_loss(
+    states: Tensor,
+    weight: Tensor,
+    teacher: Teacher,
+    valid: Tensor,
+    scale: Tensor,
+    objective: ObjectiveName = "forward_kl",
+) -> HeadLoss:
     """Draft head, softmax and loss for all TTT steps.
 
     Args:
@@ -58,17 +67,18 @@ def head_loss(states: Tensor, weight: Tensor, teacher: Teacher, valid: Tensor, s
         teacher: the target's states and head rows.
         valid: (K, T) bool, from `alignment.valid_positions`.
         scale: (K,) weight of one position's loss at each step.
+        objective: what l is.
     """
     needs_grad = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
     loss, step_sums, predictions = _FusedHeadLoss.apply(
-        states, weight, teacher.hidden, teacher.weight, valid, scale, needs_grad
+        states, weight, teacher.hidden, teacher.weight, teacher.lse, valid, scale, objective, needs_grad
     )
     return HeadLoss(loss, step_sums, predictions)
 
 
 class _FusedHeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states, weight, teacher_hidden, teacher_weight, valid, scale, needs_grad):
+    def forward(ctx, states, weight, teacher_hidden, teacher_weight, teacher_lse, valid, scale, objective, needs_grad):
         wide = torch.promote_types(states.dtype, torch.float32)
         num_steps, num_tokens, _ = states.shape
         if needs_grad:
@@ -83,18 +93,17 @@ class _FusedHeadLoss(torch.autograd.Function):
             rows = [_rows_of_step(valid[k], start - 1 - k, end - 1 - k) for k in range(num_steps)]
             if not any(len(r) for r in rows):
                 continue
-            teacher_log_p = (teacher_hidden[start:end] @ teacher_weight.T).to(wide).log_softmax(-1)
+            teacher_logits = (teacher_hidden[start:end] @ teacher_weight.T).to(wide)
             for k, index in enumerate(rows):
                 if not len(index):
                     continue
-                hidden = states[k, index]
-                log_p = teacher_log_p[index + 1 + k - start]
-                log_q = (hidden @ weight.T).to(wide).log_softmax(-1)
-                predictions[k, index] = log_q.argmax(-1)
-                p = log_p.exp()
-                step_sums[k] += (p * (log_p - log_q)).sum()
+                hidden, target = states[k, index], index + 1 + k
+                logits = (hidden @ weight.T).to(wide)
+                predictions[k, index] = logits.argmax(-1)
+                scored = score_rows(objective, logits, teacher_logits[target - start], teacher_lse[target].to(wide))
+                step_sums[k] += scored.loss.sum()
                 if needs_grad:
-                    grad_logits = (log_q.exp_().sub_(p) * scale[k]).to(states.dtype)
+                    grad_logits = (scored.grad_logits * scale[k]).to(states.dtype)
                     grad_states[k, index] = grad_logits @ weight
                     grad_weight += grad_logits.T @ hidden
         if needs_grad:
@@ -106,7 +115,7 @@ class _FusedHeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss, *_):
         grad_states, grad_weight = ctx.saved_tensors
-        return grad_states * grad_loss, (grad_weight * grad_loss).to(ctx.weight_dtype), None, None, None, None, None
+        return grad_states * grad_loss, (grad_weight * grad_loss).to(ctx.weight_dtype), *[None] * 7
 
 
 def _rows_of_step(valid: Tensor, start: int, end: int) -> Tensor:

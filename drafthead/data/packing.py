@@ -35,6 +35,7 @@ class PackedBatch:
         last_hidden: (T, H), input of the target's final norm.
         loss_mask: (T,) bool.
         argmax: (T,) int64, the target's most likely next token.
+        lse: (T,) float32, log-sum-exp of the target's logits over its full vocabulary.
     """
 
     ids: tuple[str, ...]
@@ -45,6 +46,7 @@ class PackedBatch:
     last_hidden: Tensor
     loss_mask: Tensor
     argmax: Tensor
+    lse: Tensor
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
@@ -53,7 +55,7 @@ class PackedBatch:
         return PackedBatch(ids=self.ids, **moved, **states)
 
 
-_INDEX_FIELDS = ("input_ids", "positions", "cu_seqlens", "loss_mask", "argmax")
+_INDEX_FIELDS = ("input_ids", "positions", "cu_seqlens", "loss_mask", "argmax", "lse")
 
 
 def check_lengths(lengths: Sequence[int], budget: int) -> None:
@@ -112,4 +114,5 @@ def pack(store: StateStore, documents: Sequence[int]) -> PackedBatch:
         last_hidden=torch.cat([s.last_hidden for s in sequences]),
         loss_mask=torch.cat([s.loss_mask for s in sequences]).bool(),
         argmax=torch.cat([s.argmax for s in sequences]).long(),
+        lse=torch.cat([s.lse for s in sequences]),
     )

@@ -31,6 +31,7 @@ from drafthead.provenance import ArtefactError, atomic_path
 
 KIND = "states"
 _LAST = "last_hidden"
+_ABOUT = "drafthead"
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,10 @@ def write_shard(path: Path, sequences: Sequence[StateSequence], num_target_layer
         tensors[f"aux.{tap}"] = torch.cat([s.aux[tap] for s in sequences]).contiguous()
     if num_target_layers not in tap_ids:
         tensors[_LAST] = torch.cat([s.last_hidden for s in sequences]).contiguous()
-    metadata = {
-        "ids": json.dumps([s.id for s in sequences]),
-        "tap_ids": json.dumps(tap_ids),
-        "num_target_layers": str(num_target_layers),
-    }
+    # One key: safetensors writes several in random order, and equal shards should be equal files.
+    about = {"ids": [s.id for s in sequences], "tap_ids": tap_ids, "num_target_layers": num_target_layers}
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, metadata=metadata)
+        save_file(tensors, temporary, metadata={_ABOUT: json.dumps(about)})
 
 
 class Shard:
@@ -113,10 +111,10 @@ class Shard:
         self.path = path
         try:
             self._file = safe_open(path, framework="pt")
-            metadata = self._file.metadata()
-            self.ids: list[str] = json.loads(metadata["ids"])
-            self.tap_ids: list[int] = json.loads(metadata["tap_ids"])
-            self._last = f"aux.{metadata['num_target_layers']}"
+            about = json.loads(self._file.metadata()[_ABOUT])
+            self.ids: list[str] = about["ids"]
+            self.tap_ids: list[int] = about["tap_ids"]
+            self._last = f"aux.{about['num_target_layers']}"
             self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
         except (SafetensorError, KeyError, TypeError) as error:
             raise ArtefactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error

@@ -120,9 +120,9 @@ def _report_validation(log: MetricsLog, bar: tqdm, metrics: StepMetrics, result:
     bar.write(metrics.line())
     bar.write(
         f"  validation: acceptance length {acceptance.length:.3f} (replay of {acceptance.drafts} rounds), "
-        f"per position {rates}, first-step KL {result.loss:.4f}"
+        f"per position {rates}, first-step loss {result.loss:.4f}"
     )
-    values = {"step": metrics.step, "first_step_kl": result.loss, "acceptance_length": acceptance.length}
+    values = {"step": metrics.step, "first_step_loss": result.loss, "acceptance_length": acceptance.length}
     log.write("validation", {**values, "acceptance_per_position": acceptance.rates, "rounds": acceptance.drafts})
 
 

@@ -17,8 +17,8 @@ class StepMetrics:
 
     Attributes:
         step: 1-based.
-        loss: weighted sum over TTT steps of the mean KL, nats.
-        loss_per_step: mean KL of each TTT step, nats per valid position.
+        loss: weighted sum over TTT steps of the mean loss, in the objective's unit.
+        loss_per_step: mean loss of each TTT step per valid position.
         accuracy_per_step: share of valid positions where the draft's first choice is the target's.
         grad_norm: before clipping.
         learning_rate: of this step.
@@ -40,7 +40,7 @@ class StepMetrics:
         losses = " ".join(f"{value:6.3f}" for value in self.loss_per_step)
         accuracies = " ".join(f"{value:5.3f}" for value in self.accuracy_per_step)
         return (
-            f"step {self.step:6d}  loss {self.loss:7.4f}  kl/step {losses}  top1/step {accuracies}  "
+            f"step {self.step:6d}  loss {self.loss:7.4f}  loss/step {losses}  top1/step {accuracies}  "
             f"grad {self.grad_norm:7.3f}  lr {self.learning_rate:.2e}  {self.tokens_per_second:8.0f} tok/s  "
             f"{self.memory_gib:5.2f} GiB"
         )

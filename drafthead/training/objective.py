@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from drafthead.core.alignment import shift, valid_positions
 from drafthead.core.losses import HeadLoss, Teacher, head_loss
+from drafthead.core.objectives import ObjectiveName
 from drafthead.data.packing import PackedBatch
 from drafthead.models.draft import DraftModel
 
@@ -32,20 +33,27 @@ class FrozenTarget:
     rms_norm_eps: float
     target_ids: Tensor
 
-    def teacher(self, last_hidden: Tensor) -> Teacher:
-        """The target's side of the loss from the input of its final norm (T, H)."""
+    def teacher(self, last_hidden: Tensor, lse: Tensor) -> Teacher:
+        """The target's side of the loss from the input of its final norm (T, H) and its log-sum-exp (T,)."""
         wide = last_hidden.to(torch.promote_types(last_hidden.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.rms_norm_eps)
-        return Teacher((wide * self.final_norm).to(self.head_rows.dtype), self.head_rows)
+        return Teacher((wide * self.final_norm).to(self.head_rows.dtype), self.head_rows, lse)
 
 
 class TTTObjective(nn.Module):
     """Unroll the draft model and score all steps in one fused pass."""
 
-    def __init__(self, draft: DraftModel, num_steps: int, zero_hidden_states: bool = False):
+    def __init__(
+        self,
+        draft: DraftModel,
+        num_steps: int,
+        objective: ObjectiveName = "forward_kl",
+        zero_hidden_states: bool = False,
+    ):
         super().__init__()
         self.draft = draft
         self.num_steps = num_steps
+        self.objective = objective
         self.zero_hidden_states = zero_hidden_states
 
     def forward(
@@ -69,7 +77,8 @@ class TTTObjective(nn.Module):
             nn.functional.embedding(shift(batch.input_ids, 1 + k), target.embeddings) for k in range(self.num_steps)
         ]
         states = self.draft.unroll(aux, embeddings, batch.positions, batch.cu_seqlens)
-        scored = head_loss(states, self.draft.lm_head.weight, target.teacher(batch.last_hidden), valid, scale)
+        teacher = target.teacher(batch.last_hidden, batch.lse)
+        scored = head_loss(states, self.draft.lm_head.weight, teacher, valid, scale, self.objective)
         return scored.loss, scored.step_sums, scored.predictions
 
 

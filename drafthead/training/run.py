@@ -77,7 +77,7 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     vocabulary = draft_vocabulary(recipe, counts)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
     draft = build_model(draft_shape(recipe, inputs.spec), pieces, vocabulary, config.seed)
-    objective = TTTObjective(draft, config.num_ttt_steps, config.zero_hidden_states)
+    objective = TTTObjective(draft, config.num_ttt_steps, config.objective, config.zero_hidden_states)
     accelerator = build_accelerator(config, objective, str(recipe.run_dir))
     if config.tracker != "none":
         accelerator.init_trackers(recipe.name, config=recipe.model_dump(mode="json"))

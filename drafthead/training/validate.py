@@ -18,7 +18,7 @@ class Validation:
     """Result of a pass over the validation split.
 
     Attributes:
-        loss: mean KL of the first TTT step, nats per position.
+        loss: mean loss of the first TTT step per position.
         acceptance: pooled counters of the replayed rounds.
     """
 

@@ -26,6 +26,7 @@ def random_problem(num_steps, num_tokens, seed=0, hidden=6, vocab=9):
     teacher = Teacher(
         torch.randn(num_tokens, hidden, generator=generator, dtype=torch.float64),
         torch.randn(vocab, hidden, generator=generator, dtype=torch.float64),
+        torch.full((num_tokens,), 20.0, dtype=torch.float64),
     )
     valid = torch.rand(num_steps, num_tokens, generator=generator) < 0.6
     for k in range(num_steps):
