@@ -12,56 +12,65 @@ takes the row term from dO . O, so handing it the merged O and L yields the grad
 softmax with respect to the block; the k diagonal terms are differentiated by hand. A dense mask, the
 usual way, costs T x (k + 1) T scores per step.
 
-Shapes: T tokens, Q query heads, G key/value heads (Q a multiple of G), D head dimension, S documents.
+Only rows that lead to a loss need a query: nothing but the row itself ever reads its states of step 1
+and later. So the queries are the last rows of each document, from where its loss begins, while step-0
+keys cover all of it. On CPU such a block is itself merged from two flash calls: all keys before the
+first query, and the causal square from there on.
+
+Shapes: T tokens, R query rows, Q query heads, G key/value heads (Q a multiple of G), D head dimension,
+S documents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 
-def ttt_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], cu_seqlens: Tensor) -> Tensor:
+def ttt_attention(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], cu_queries: Tensor, cu_keys: Tensor
+) -> Tensor:
     """Attend from TTT step k, where k = len(keys) - 1.
 
     Args:
-        query: (T, Q, D), rotated, of step k.
-        keys: k + 1 tensors (T, G, D), rotated, of steps 0..k.
-        values: k + 1 tensors (T, G, D).
-        cu_seqlens: (S + 1,) int32 document boundaries.
+        query: (R, Q, D), rotated, of step k: the last rows of each document.
+        keys: rotated; step 0 (T, G, D), then steps 1..k (R, G, D).
+        values: as keys.
+        cu_queries: (S + 1,) int32 document boundaries among the rows.
+        cu_keys: (S + 1,) int32 document boundaries among the tokens.
 
     Returns:
-        (T, Q, D).
+        (R, Q, D).
     """
     pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
-    return _TTTAttention.apply(query, keys[0], values[0], cu_seqlens, *pairs)
+    return _TTTAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, *pairs)
 
 
 class _TTTAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, cu_seqlens, *pairs):
+    def forward(ctx, query, key, value, cu_queries, cu_keys, *pairs):
         scale = query.shape[-1] ** -0.5
-        block_out, block_lse, saved_rng = _block_forward(query, key, value, cu_seqlens, scale)
-        diagonal = [_grouped_dot(query, k_j) * scale for k_j in pairs[0::2]]  # each (T, Q)
-        lse = torch.logsumexp(torch.stack([block_lse, *diagonal]), dim=0)  # (T, Q)
+        block_out, block_lse, saved_rng = _block_forward(query, key, value, cu_queries, cu_keys, scale)
+        diagonal = [_grouped_dot(query, k_j) * scale for k_j in pairs[0::2]]  # each (R, Q)
+        lse = torch.logsumexp(torch.stack([block_lse, *diagonal]), dim=0)  # (R, Q)
         out = (block_lse - lse).exp()[..., None] * block_out
         for score, v_j in zip(diagonal, pairs[1::2], strict=True):
             out = out + (score - lse).exp()[..., None] * _expand(v_j, query.shape[1])
         out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, cu_seqlens, out, lse, *saved_rng, *pairs)
+        ctx.save_for_backward(query, key, value, cu_queries, cu_keys, out, lse, *saved_rng, *pairs)
         ctx.num_rng = len(saved_rng)
         return out
 
     @staticmethod
     def backward(ctx, grad_out):
-        query, key, value, cu_seqlens, out, lse, *rest = ctx.saved_tensors
+        query, key, value, cu_queries, cu_keys, out, lse, *rest = ctx.saved_tensors
         rng, pairs = rest[: ctx.num_rng], rest[ctx.num_rng :]
         groups, scale = key.shape[1], query.shape[-1] ** -0.5
         grad_query, grad_key, grad_value = _block_backward(
-            grad_out.contiguous(), query, key, value, out, lse, cu_seqlens, scale, rng
+            grad_out.contiguous(), query, key, value, out, lse, cu_queries, cu_keys, scale, rng
         )
-        row = (grad_out * out).sum(-1)  # (T, Q), the softmax backward's row term
+        row = (grad_out * out).sum(-1)  # (R, Q), the softmax backward's row term
         grad_pairs = []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
             probability = (_grouped_dot(query, k_j) * scale - lse).exp()
@@ -69,79 +78,101 @@ class _TTTAttention(torch.autograd.Function):
             grad_query = grad_query + grad_score * _expand(k_j, query.shape[1])
             grad_pairs.append(_reduce(grad_score * query, groups).to(k_j.dtype))
             grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
-        return grad_query.to(query.dtype), grad_key, grad_value, None, *grad_pairs
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, *grad_pairs
 
 
 def _expand(states: Tensor, num_heads: int) -> Tensor:
-    """(T, G, D) to (T, Q, D): every query head of a group sees the group's key or value."""
+    """(R, G, D) to (R, Q, D): every query head of a group sees the group's key or value."""
     return states.repeat_interleave(num_heads // states.shape[1], dim=1)
 
 
 def _reduce(states: Tensor, num_groups: int) -> Tensor:
-    """(T, Q, D) to (T, G, D): the transpose of `_expand`."""
+    """(R, Q, D) to (R, G, D): the transpose of `_expand`."""
     return states.unflatten(1, (num_groups, -1)).sum(2)
 
 
 def _grouped_dot(query: Tensor, states: Tensor) -> Tensor:
-    """Row-wise dot products of (T, Q, D) with (T, G, D), as (T, Q) in at least float32."""
+    """Row-wise dot products of (R, Q, D) with (R, G, D), as (R, Q) in at least float32."""
     wide = torch.promote_types(query.dtype, torch.float32)
-    grouped = query.unflatten(1, (states.shape[1], -1))  # (T, G, Q/G, D)
-    return torch.einsum("tgqd,tgd->tgq", grouped.to(wide), states.to(wide)).flatten(1)
+    grouped = query.unflatten(1, (states.shape[1], -1))  # (R, G, Q/G, D)
+    return torch.einsum("rgqd,rgd->rgq", grouped.to(wide), states.to(wide)).flatten(1)
 
 
-def _block_forward(query, key, value, cu_seqlens, scale):
-    """Causal attention within each document: output (T, Q, D), log-sum-exp (T, Q), backward's extras."""
+def _block_forward(query, key, value, cu_queries, cu_keys, scale):
+    """Causal attention within each document: output (R, Q, D), log-sum-exp (R, Q), backward's extras."""
     if query.is_cuda:
-        longest = int(cu_seqlens.diff().max())
+        # With fewer queries than keys the kernel aligns them at the document's end.
         out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
-            query, key, value, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, False, scale=scale
-        )
+            query, key, value, cu_queries, cu_keys, _longest(cu_queries), _longest(cu_keys), 0.0, True, False,
+            scale=scale,
+        )  # fmt: skip
         return out, lse.T, (rng, unused)
     outs, lses = [], []
-    for start, end in _documents(cu_seqlens):
-        q, k, v = _cpu_views(query, key, value, start, end)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+    for rows, pieces in _documents(cu_queries, cu_keys):
+        q = _heads_first(query[rows])
+        parts = [
+            _cpu_forward(q, *_cpu_keys(key[piece], value[piece], q.shape[1]), 0.0, causal, scale=scale)
+            for piece, causal in pieces
+        ]
+        out, lse = parts[0] if len(parts) == 1 else _merge(*parts)
         outs.append(out[0].transpose(0, 1))
         lses.append(lse[0].T)
     return torch.cat(outs), torch.cat(lses), ()
 
 
-def _block_backward(grad_out, query, key, value, out, lse, cu_seqlens, scale, rng):
+def _block_backward(grad_out, query, key, value, out, lse, cu_queries, cu_keys, scale, rng):
     """Gradients of the block part, given the merged output and log-sum-exp."""
     if query.is_cuda:
-        longest = int(cu_seqlens.diff().max())
         return torch.ops.aten._flash_attention_backward(
-            grad_out, query, key, value, out, lse.T.contiguous(), cu_seqlens, cu_seqlens, longest, longest,
-            0.0, True, *rng, scale=scale,
+            grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, _longest(cu_queries),
+            _longest(cu_keys), 0.0, True, *rng, scale=scale,
         )  # fmt: skip
-    grads: tuple[list, list, list] = ([], [], [])
-    for start, end in _documents(cu_seqlens):
-        q, k, v = _cpu_views(query, key, value, start, end)
-        piece = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            _heads_first(grad_out, start, end), q, k, v, _heads_first(out, start, end),
-            lse[start:end].T[None].contiguous(), 0.0, True, scale=scale,
-        )  # fmt: skip
-        for collected, grad in zip(grads, piece, strict=True):
-            collected.append(grad[0].transpose(0, 1))
-    grad_query, grad_key, grad_value = (torch.cat(pieces) for pieces in grads)
+    grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     groups = key.shape[1]
-    return grad_query, _reduce(grad_key, groups), _reduce(grad_value, groups)
+    for rows, pieces in _documents(cu_queries, cu_keys):
+        q, wide_out, wide_grad = (_heads_first(states[rows]) for states in (query, out, grad_out))
+        row_lse = lse[rows].T[None].contiguous()
+        total = torch.zeros_like(q)
+        for piece, causal in pieces:
+            k, v = _cpu_keys(key[piece], value[piece], q.shape[1])
+            dq, dk, dv = _cpu_backward(wide_grad, q, k, v, wide_out, row_lse, 0.0, causal, scale=scale)
+            total = total + dq
+            grad_key[piece] = _reduce(dk[0].transpose(0, 1), groups)
+            grad_value[piece] = _reduce(dv[0].transpose(0, 1), groups)
+        grad_query[rows] = total[0].transpose(0, 1)
+    return grad_query, grad_key, grad_value
 
 
-def _documents(cu_seqlens: Tensor) -> list[tuple[int, int]]:
-    return list(pairwise(cu_seqlens.tolist()))
+_cpu_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def _heads_first(states: Tensor, start: int, end: int) -> Tensor:
-    """(T, Q, D) to (1, Q, end - start, D), the layout of the CPU kernel."""
-    return states[start:end].transpose(0, 1)[None]
+def _longest(cu_seqlens: Tensor) -> int:
+    return int(cu_seqlens.diff().max())
 
 
-def _cpu_views(query, key, value, start, end):
+def _documents(cu_queries: Tensor, cu_keys: Tensor) -> Iterator[tuple[slice, list[tuple[slice, bool]]]]:
+    """Per document: its query rows, and the (keys, causal) pieces they attend to."""
+    for (row, row_end), (start, end) in zip(pairwise(cu_queries.tolist()), pairwise(cu_keys.tolist()), strict=True):
+        first = end - (row_end - row)  # the token of the first query
+        pieces = [(slice(first, end), True)]
+        if first > start:
+            pieces.append((slice(start, first), False))
+        if row_end > row:
+            yield slice(row, row_end), pieces
+
+
+def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two softmaxes over disjoint keys as the one over both: outputs (1, Q, R, D), log-sum-exps (1, Q, R)."""
+    lse = torch.logaddexp(one[1], other[1])
+    return (one[1] - lse).exp()[..., None] * one[0] + (other[1] - lse).exp()[..., None] * other[0], lse
+
+
+def _heads_first(states: Tensor) -> Tensor:
+    """(R, Q, D) to (1, Q, R, D), the layout of the CPU kernel."""
+    return states.transpose(0, 1)[None]
+
+
+def _cpu_keys(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The CPU kernel has no grouped heads: keys and values are repeated per query head."""
-    heads = query.shape[1]
-    return (
-        _heads_first(query, start, end),
-        _heads_first(_expand(key[start:end], heads), 0, end - start),
-        _heads_first(_expand(value[start:end], heads), 0, end - start),
-    )
+    return _heads_first(_expand(key, heads)), _heads_first(_expand(value, heads))

@@ -7,7 +7,9 @@ and resuming needs no more than the step number. There is no padding at all: a b
 documents, at most the budget. Documents are placed first-fit into a few open batches; a perfect packing
 would fill budgets tighter but tie the order of documents to their lengths.
 
-Shapes: T tokens in the batch, S documents, N taps, H hidden.
+What only the loss reads is kept for the rows that lead to one (see core.layout).
+
+Shapes: T tokens in the batch, R loss rows, S documents, N taps, H hidden.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafthead.core.layout import Layout, first_loss_row, tail_layout
 from drafthead.data.store import StateStore
 
 _OPEN_BATCHES = 8
@@ -28,34 +31,39 @@ class PackedBatch:
 
     Attributes:
         ids: prompt ids of the S documents.
+        layout: documents and loss rows.
         input_ids: (T,) int64.
         positions: (T,) int64, the target's own.
-        cu_seqlens: (S + 1,) int32.
         aux: (T, N * H), taps ascending.
-        last_hidden: (T, H), input of the target's final norm.
-        loss_mask: (T,) bool.
-        argmax: (T,) int64, the target's most likely next token.
-        lse: (T,) float32, log-sum-exp of the target's logits over its full vocabulary.
+        last_hidden: (R, H), input of the target's final norm.
+        loss_mask: (R,) bool.
+        argmax: (R,) int64, the target's most likely next token.
+        lse: (R,) float32, log-sum-exp of the target's logits over its full vocabulary.
     """
 
     ids: tuple[str, ...]
+    layout: Layout
     input_ids: Tensor
     positions: Tensor
-    cu_seqlens: Tensor
     aux: Tensor
     last_hidden: Tensor
     loss_mask: Tensor
     argmax: Tensor
     lse: Tensor
 
+    @property
+    def row_ids(self) -> Tensor:
+        """(R,) token ids of the rows."""
+        return self.input_ids[self.layout.rows]
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _INDEX_FIELDS}
         states = {name: getattr(self, name).to(device, dtype, non_blocking=True) for name in ("aux", "last_hidden")}
-        return PackedBatch(ids=self.ids, **moved, **states)
+        return PackedBatch(ids=self.ids, layout=self.layout.to(device), **moved, **states)
 
 
-_INDEX_FIELDS = ("input_ids", "positions", "cu_seqlens", "loss_mask", "argmax", "lse")
+_INDEX_FIELDS = ("input_ids", "positions", "loss_mask", "argmax", "lse")
 
 
 def check_lengths(lengths: Sequence[int], budget: int) -> None:
@@ -102,17 +110,22 @@ def plan_epoch(lengths: Sequence[int], budget: int, seed: int, epoch: int) -> li
 
 
 def pack(store: StateStore, documents: Sequence[int]) -> PackedBatch:
-    """Read documents from the store and lay them end to end."""
+    """Read documents from the store and lay them end to end.
+
+    Raises:
+        ValueError: the target generated nothing in a document.
+    """
     sequences = [store[i] for i in documents]
-    lengths = torch.tensor([0, *(s.num_tokens for s in sequences)])
+    firsts = [first_loss_row(s.loss_mask) for s in sequences]
+    tails = list(zip(sequences, firsts, strict=True))
     return PackedBatch(
         ids=tuple(s.id for s in sequences),
+        layout=tail_layout([s.num_tokens for s in sequences], firsts),
         input_ids=torch.cat([s.input_ids for s in sequences]).long(),
         positions=torch.cat([torch.arange(s.num_tokens) for s in sequences]),
-        cu_seqlens=lengths.cumsum(0).int(),
         aux=torch.cat([torch.cat([s.aux[tap] for tap in store.tap_ids], dim=-1) for s in sequences]),
-        last_hidden=torch.cat([s.last_hidden for s in sequences]),
-        loss_mask=torch.cat([s.loss_mask for s in sequences]).bool(),
-        argmax=torch.cat([s.argmax for s in sequences]).long(),
-        lse=torch.cat([s.lse for s in sequences]),
+        last_hidden=torch.cat([s.last_hidden[first:] for s, first in tails]),
+        loss_mask=torch.cat([s.loss_mask[first:] for s, first in tails]).bool(),
+        argmax=torch.cat([s.argmax[first:] for s, first in tails]).long(),
+        lse=torch.cat([s.lse[first:] for s, first in tails]),
     )

@@ -15,7 +15,7 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.exporting.contract import check_tensors, head_config
 from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec
+from drafthead.models.target import load_target_spec, target_identity
 
 KIND = "head"
 _MAPS = ("d2t", "t2d")
@@ -47,7 +47,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None) -> Path:
         "step": state["step"],
         "predicted_acceptance_length": state["acceptance_length"],
         "num_draft_tokens": recipe.eval.num_draft_tokens,
-        "target": spec.fingerprint,
+        "target": target_identity(recipe, spec),
         "tap_ids": list(recipe.target.tap_ids),
         "export": recipe.export.model_dump(mode="json"),
     }

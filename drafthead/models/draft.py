@@ -5,7 +5,8 @@ export is a copy. The embedding is the target's and frozen: it is passed in, not
 blocks exist, which is what serving engines accept; for a sparse or sliding-window draft the engine's
 model class would have to change first.
 
-Shapes: T tokens of a packed batch, H hidden, N taps, K TTT steps, D draft vocabulary, V target vocabulary.
+Shapes: T tokens of a packed batch, R rows that lead to a loss (see core.layout), H hidden, N taps, K TTT
+steps, D draft vocabulary, V target vocabulary.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from transformers import LlamaConfig
 
 from drafthead.config import HeadConfig, Recipe
 from drafthead.core.attention import ttt_attention
+from drafthead.core.layout import Layout
 from drafthead.core.rope import rope_frequencies, rotate, rotation
 from drafthead.models.target import TargetSpec
 
@@ -92,11 +94,34 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(input_size, head.num_key_value_heads * head.head_dim, bias=False)
         self.o_proj = nn.Linear(head.num_attention_heads * head.head_dim, shape.hidden_size, bias=False)
 
-    def forward(self, states: Tensor, rope: tuple[Tensor, Tensor], cache: "StepCache", cu_seqlens: Tensor) -> Tensor:
-        query = rotate(self.q_proj(states).unflatten(-1, (-1, self.head_dim)), *rope)  # (T, Q, D)
-        cache.keys.append(rotate(self.k_proj(states).unflatten(-1, (-1, self.head_dim)), *rope))
-        cache.values.append(self.v_proj(states).unflatten(-1, (-1, self.head_dim)))
-        return self.o_proj(ttt_attention(query, cache.keys, cache.values, cu_seqlens).flatten(1))
+    def forward(self, states: Tensor, step: "Step", cache: "StepCache") -> Tensor:
+        """Keys and values of every position given, queries and output of `step.queries` among them."""
+        heads = (-1, self.head_dim)
+        cache.keys.append(rotate(self.k_proj(states).unflatten(-1, heads), *step.rope))
+        cache.values.append(self.v_proj(states).unflatten(-1, heads))
+        query = rotate(self.q_proj(step.select(states)).unflatten(-1, heads), *map(step.select, step.rope))
+        return self.o_proj(ttt_attention(query, cache.keys, cache.values, step.cu_queries, step.cu_keys).flatten(1))
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one layer computes in one TTT step.
+
+    Attributes:
+        rope: cos and sin of the positions given.
+        queries: (R,) which of them go on, or None for all.
+        cu_queries: (S + 1,) document boundaries among those.
+        cu_keys: (S + 1,) document boundaries among the step-0 keys.
+    """
+
+    rope: tuple[Tensor, Tensor]
+    queries: Tensor | None
+    cu_queries: Tensor
+    cu_keys: Tensor
+
+    def select(self, states: Tensor) -> Tensor:
+        """The positions that go on."""
+        return states if self.queries is None else states[self.queries]
 
 
 class StepCache:
@@ -133,9 +158,7 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, shape.head.intermediate_size)
 
-    def forward(
-        self, state: Tensor, embedding: Tensor, rope: tuple[Tensor, Tensor], cache: StepCache, cu_seqlens: Tensor
-    ) -> Tensor:
+    def forward(self, state: Tensor, embedding: Tensor, step: Step, cache: StepCache) -> Tensor:
         residual = state
         if self.hidden_norm is None:
             mixed = self.input_layernorm(state)
@@ -143,7 +166,7 @@ class DraftLayer(nn.Module):
             normed = self.hidden_norm(state)
             residual = normed if self.norm_before_residual else state
             mixed = torch.cat([self.input_layernorm(embedding), normed], dim=-1)  # (T, 2H)
-        state = residual + self.self_attn(mixed, rope, cache, cu_seqlens)
+        state = step.select(residual) + self.self_attn(mixed, step, cache)
         return state + self.mlp(self.post_attention_layernorm(state))
 
 
@@ -177,34 +200,42 @@ class DraftModel(nn.Module):
             aux = torch.cat([norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)], dim=-1)
         return self.fc(aux)
 
-    def step(
-        self, embedding: Tensor, feature: Tensor, positions: Tensor, caches: list[StepCache], cu_seqlens: Tensor
-    ) -> Tensor:
-        """One TTT step: embedding (T, H) and feature (T, H) to the new state (T, H), before the final norm."""
-        frequencies = self._frequencies.to(positions.device)
-        rope = rotation(positions, frequencies.to(torch.promote_types(feature.dtype, torch.float32)), self._rope_factor)
-        state = feature
-        for layer, cache in zip([self.midlayer, *self.layers.values()], caches, strict=True):
-            state = layer(state, embedding, rope, cache, cu_seqlens)
-        return state
+    def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin at positions, in float32 or wider."""
+        frequencies = self._frequencies.to(positions.device, torch.promote_types(dtype, torch.float32))
+        return rotation(positions, frequencies, self._rope_factor)
 
-    def unroll(self, aux: Tensor, embeddings: list[Tensor], positions: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def unroll(self, aux: Tensor, embeddings: list[Tensor], positions: Tensor, layout: Layout) -> Tensor:
         """Run len(embeddings) = K TTT steps.
 
         Args:
             aux: (T, N * H) tapped states.
-            embeddings: K tensors (T, H); entry k holds the embedding of x[t + 1 + k] at index t.
+            embeddings: entry k holds the embedding of x[t + 1 + k] at index t: (T, H) for step 0, which gives
+                every token a key, and (R, H) from step 1 on.
             positions: (T,) the target's own positions; step k rotates by positions + k.
-            cu_seqlens: (S + 1,) int32 document boundaries.
+            layout: documents and rows.
 
         Returns:
-            (K, T, H), after the final norm, ready for lm_head.
+            (K, R, H), after the final norm, ready for lm_head.
         """
-        caches = [StepCache() for _ in range(self.shape.head.num_layers)]
+        layers = [self.midlayer, *self.layers.values()]
+        caches = [StepCache() for _ in layers]
         feature = self.combine(aux)
         outputs = []
         for k, embedding in enumerate(embeddings):
-            state = self.step(embedding, feature, positions + k, caches, cu_seqlens)
+            state = feature
+            rope = self.rope(positions if k == 0 else positions[layout.rows] + k, feature.dtype)
+            for layer, cache in zip(layers, caches, strict=True):
+                state = layer(state, embedding, self._plan(k, layer is layers[-1], rope, layout), cache)
             outputs.append(self.norm(state))
             feature = outputs[-1] if self.shape.head.norm_output else state
         return torch.stack(outputs)
+
+    @staticmethod
+    def _plan(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> Step:
+        """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
+        if k == 0 and last_layer:
+            return Step(rope, layout.rows, layout.cu_rows, layout.cu_seqlens)
+        if k == 0:
+            return Step(rope, None, layout.cu_seqlens, layout.cu_seqlens)
+        return Step(rope, None, layout.cu_rows, layout.cu_seqlens)

@@ -1,6 +1,6 @@
 """From a packed batch to a loss: the module that DeepSpeed wraps, and the frozen tensors it reads.
 
-Shapes: T tokens, K TTT steps, H hidden, D draft vocabulary, V target vocabulary.
+Shapes: T tokens, R loss rows, K TTT steps, H hidden, D draft vocabulary, V target vocabulary.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class FrozenTarget:
     target_ids: Tensor
 
     def teacher(self, last_hidden: Tensor, lse: Tensor) -> Teacher:
-        """The target's side of the loss from the input of its final norm (T, H) and its log-sum-exp (T,)."""
+        """The target's side of the loss from the input of its final norm (R, H) and its log-sum-exp (R,)."""
         wide = last_hidden.to(torch.promote_types(last_hidden.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.rms_norm_eps)
         return Teacher((wide * self.final_norm).to(self.head_rows.dtype), self.head_rows, lse)
@@ -64,7 +64,7 @@ class TTTObjective(nn.Module):
         Args:
             batch: T tokens.
             target: frozen tensors.
-            valid: (K, T) bool positions that count.
+            valid: (K, R) bool rows that count.
             scale: (K,) weight of one position at each step, normalisation included.
 
         Returns:
@@ -73,10 +73,9 @@ class TTTObjective(nn.Module):
         """
         aux = torch.zeros_like(batch.aux) if self.zero_hidden_states else batch.aux
         # Step k reads x[t + 1 + k]; past a document's end the row is never valid, so its content is moot.
-        embeddings = [
-            nn.functional.embedding(shift(batch.input_ids, 1 + k), target.embeddings) for k in range(self.num_steps)
-        ]
-        states = self.draft.unroll(aux, embeddings, batch.positions, batch.cu_seqlens)
+        tokens = [shift(batch.input_ids, 1)] + [shift(batch.row_ids, 1 + k) for k in range(1, self.num_steps)]
+        embeddings = [nn.functional.embedding(ids, target.embeddings) for ids in tokens]
+        states = self.draft.unroll(aux, embeddings, batch.positions, batch.layout)
         teacher = target.teacher(batch.last_hidden, batch.lse)
         scored = head_loss(states, self.draft.lm_head.weight, teacher, valid, scale, self.objective)
         return scored.loss, scored.step_sums, scored.predictions

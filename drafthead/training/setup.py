@@ -14,7 +14,7 @@ from drafthead.data import store as state_store
 from drafthead.data.packing import check_lengths
 from drafthead.data.store import StateStore
 from drafthead.models.draft import DraftModel, DraftShape
-from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec
+from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.training.objective import FrozenTarget, valid_counts
 
 _HARVEST = "python data_gen/harvest.py RECIPE"
@@ -56,7 +56,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
         check_lengths(stores[split].lengths, recipe.train.tokens_per_batch)
     identity = {
         "states": references,
-        "target": spec.fingerprint,
+        "target": target_identity(recipe, spec),
         "tap_ids": list(recipe.target.tap_ids),
         "head": recipe.head.model_dump(mode="json"),
         "train": recipe.train.model_dump(mode="json"),
@@ -66,8 +66,8 @@ def open_inputs(recipe: Recipe) -> Inputs:
 
 
 def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Path) -> None:
-    wanted = {"target": spec.fingerprint, "tap_ids": list(recipe.target.tap_ids)}
-    found = {name: identity[name] for name in wanted}
+    wanted = {"target fingerprint": spec.fingerprint, "target.tap_ids": list(recipe.target.tap_ids)}
+    found = {"target fingerprint": identity["target"]["fingerprint"], "target.tap_ids": identity["tap_ids"]}
     if found != wanted:
         raise provenance.ArtefactError(
             f"{directory} does not fit the recipe:\n{provenance.describe_difference(found, wanted)}\n"

@@ -50,7 +50,7 @@ def train_step(run: Run, step: int) -> tuple[StepMetrics, int]:
     sums = torch.zeros(2 * num_steps + 1, dtype=torch.float64, device=accelerator.device)
     for documents in group[accelerator.process_index :: accelerator.num_processes]:
         batch = run.load(run.inputs.train, documents)
-        valid = valid_positions(batch.loss_mask, batch.cu_seqlens, num_steps)
+        valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, num_steps)
         with accelerator.accumulate(run.engine):
             scored = score(run.engine, batch, run.target, valid, scale)
             _check_finite(run, scored, step, batch)
@@ -78,7 +78,7 @@ def _hits(run: Run, scored: HeadLoss, batch: PackedBatch) -> Tensor:
     """(K,) positions where the draft's first choice is the target's, whole vocabulary."""
     predictions = scored.predictions
     proposed = torch.where(predictions >= 0, run.target.target_ids[predictions.clamp_min(0)], -1)
-    # Step k at index t is the target's choice at t + 1 + k. Unscored rows hold -1 and never match.
+    # Step k at row t is the target's choice at t + 1 + k. Unscored rows hold -1 and never match.
     wanted = torch.stack([shift(batch.argmax, 1 + k, -2) for k in range(len(proposed))])
     return (proposed == wanted).sum(1)
 

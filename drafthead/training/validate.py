@@ -48,14 +48,14 @@ def validate(
     """
     total, counted, acceptance = 0.0, 0, empty_acceptance(num_drafts)
     for batch in batches:
-        spans = list(pairwise(batch.cu_seqlens.tolist()))
+        spans = list(pairwise(batch.layout.cu_rows.tolist()))
         text = torch.cat([replayable(batch.loss_mask[a:b]) for a, b in spans])
-        valid = valid_positions(text, batch.cu_seqlens, num_steps)
-        scale = torch.zeros(num_steps, dtype=torch.float32, device=batch.input_ids.device)
+        valid = valid_positions(text, batch.layout.cu_rows, num_steps)
+        scale = torch.zeros(num_steps, dtype=torch.float32, device=batch.row_ids.device)
         scored = score(objective, batch, target, valid, scale)
         total += float(scored.step_sums[0])
         counted += int(valid[0].sum())
-        matches = match_text(scored.predictions, target.target_ids, batch.input_ids)[:num_drafts]
+        matches = match_text(scored.predictions, target.target_ids, batch.row_ids)[:num_drafts]
         for a, b in spans:
             acceptance += replay(matches[:, a:b].cpu(), batch.loss_mask[a:b].cpu())
     return Validation(total / max(counted, 1), acceptance)

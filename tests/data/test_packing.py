@@ -35,12 +35,32 @@ def test_a_document_no_batch_can_hold_is_refused():
 
 
 def test_pack_lays_documents_end_to_end(tmp_path):
-    documents = [sequence("a", 3), sequence("b", 5), sequence("c", 2)]
+    documents = [sequence("a", 3), sequence("b", 5)]
     write_shard(shard_path(tmp_path, 0), documents, num_target_layers=9)
-    batch = pack(StateStore(tmp_path), [2, 0])
-    assert batch.ids == ("c", "a")
-    assert batch.cu_seqlens.tolist() == [0, 2, 5]
-    assert batch.positions.tolist() == [0, 1, 0, 1, 2]
-    assert batch.input_ids.tolist() == [0, 1, 0, 1, 2]
-    wanted = torch.cat([torch.cat([documents[i].aux[1], documents[i].aux[3]], dim=-1) for i in (2, 0)])
+    batch = pack(StateStore(tmp_path), [0, 1])
+    assert batch.ids == ("a", "b")
+    assert batch.layout.cu_seqlens.tolist() == [0, 3, 8]
+    assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert batch.input_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    wanted = torch.cat([torch.cat([documents[i].aux[1], documents[i].aux[3]], dim=-1) for i in (0, 1)])
     torch.testing.assert_close(batch.aux, wanted, rtol=0, atol=0)
+
+
+def test_what_only_the_loss_reads_is_kept_for_the_loss_rows(tmp_path):
+    one = sequence("a", 9)
+    one.loss_mask[:5] = 0  # tokens 5..8 were generated, so rows begin at 3
+    write_shard(shard_path(tmp_path, 0), [one], num_target_layers=9)
+    batch = pack(StateStore(tmp_path), [0])
+    assert batch.layout.rows.tolist() == [3, 4, 5, 6, 7, 8]
+    assert batch.row_ids.tolist() == [3, 4, 5, 6, 7, 8]
+    assert batch.loss_mask.tolist() == [False, False, True, True, True, True]
+    torch.testing.assert_close(batch.last_hidden, one.last_hidden[3:], rtol=0, atol=0)
+    assert batch.argmax.tolist() == [8, 9, 10, 11, 12, 13]
+
+
+def test_a_document_without_generated_tokens_is_refused(tmp_path):
+    one = sequence("a", 4)
+    one.loss_mask[:] = 0
+    write_shard(shard_path(tmp_path, 0), [one], num_target_layers=9)
+    with pytest.raises(ValueError, match="without a generated token"):
+        pack(StateStore(tmp_path), [0])

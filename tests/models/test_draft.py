@@ -1,12 +1,14 @@
 """The unrolled draft model against naive sequential decoding."""
 
 import itertools
+from itertools import pairwise
 
 import pytest
 import torch
 
 from drafthead.config import HeadConfig
 from drafthead.core.alignment import shift, valid_positions
+from drafthead.core.layout import tail_layout
 from drafthead.models.draft import DraftModel, DraftShape
 from tests.models.naive_reference import naive_unroll
 
@@ -31,9 +33,9 @@ def small_model(num_taps=3, num_layers=1, rope=YARN, seed=0, **norms) -> DraftMo
     return model
 
 
-def unroll(model, aux, embeddings, positions, cu_seqlens, num_steps):
-    shifted = [shift(embeddings, 1 + k) for k in range(num_steps)]
-    return model.unroll(aux, shifted, positions, cu_seqlens)
+def unroll(model, aux, embeddings, positions, layout, num_steps):
+    shifted = [shift(embeddings, 1)] + [shift(embeddings[layout.rows], 1 + k) for k in range(1, num_steps)]
+    return model.unroll(aux, shifted, positions, layout)
 
 
 NORMS = [
@@ -53,31 +55,37 @@ def test_unroll_equals_sequential_decoding_for_taps_layers_and_steps(num_steps, 
     check_parity(small_model(num_taps, num_layers), lengths=[8, 2, 4], num_steps=num_steps)
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("firsts", [[5, 0, 3], [0, 1, 4]])
+def test_rows_without_loss_can_be_left_out(num_layers, firsts):
+    check_parity(small_model(num_layers=num_layers), lengths=[8, 3, 5], num_steps=4, firsts=firsts)
+
+
 def test_plain_rope_is_supported():
     check_parity(small_model(rope={"rope_type": "default", "rope_theta": 10000.0}), lengths=[6], num_steps=3)
 
 
-def check_parity(model, lengths, num_steps):
+def check_parity(model, lengths, num_steps, firsts=None):
     generator = torch.Generator().manual_seed(sum(lengths))
     total, hidden = sum(lengths), model.shape.hidden_size
     aux = torch.randn(total, hidden * model.shape.num_taps, generator=generator, dtype=torch.float64)
     aux.requires_grad_()
     embeddings = torch.randn(total, hidden, generator=generator, dtype=torch.float64)
-    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
-    first = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
-    positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, first, strict=True)])
-    valid = valid_positions(torch.ones(total), cu_seqlens, num_steps)
-    weights = torch.randn(num_steps, total, hidden, generator=generator, dtype=torch.float64) * valid[..., None]
+    layout = tail_layout(lengths, firsts or [0] * len(lengths))
+    begins = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
+    positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
+    valid = valid_positions(torch.ones(len(layout.rows)), layout.cu_rows, num_steps)
+    weights = torch.randn(num_steps, len(layout.rows), hidden, generator=generator, dtype=torch.float64)
+    weights = weights * valid[..., None]
 
-    ours = unroll(model, aux, embeddings, positions, cu_seqlens, num_steps)
-    bounds = cu_seqlens.tolist()
+    ours = unroll(model, aux, embeddings, positions, layout, num_steps)
     reference = torch.cat(
         [
             naive_unroll(model, aux[a:b], embeddings[a:b], p, num_steps)
-            for a, b, p in zip(bounds[:-1], bounds[1:], first, strict=True)
+            for (a, b), p in zip(pairwise(layout.cu_seqlens.tolist()), begins, strict=True)
         ],
         dim=1,
-    )
+    )[:, layout.rows]
     torch.testing.assert_close(ours[valid], reference[valid], rtol=0, atol=1e-9)
 
     wanted = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight")]

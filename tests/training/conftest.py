@@ -9,7 +9,7 @@ from drafthead import provenance
 from drafthead.config import Recipe, load_recipe
 from drafthead.data import store
 from drafthead.data.store import StateSequence
-from drafthead.models.target import TargetHead, load_pieces, load_target_spec
+from drafthead.models.target import TargetHead, load_pieces, load_target_spec, target_identity
 
 SMALL = (
     "target.tap_ids=[2,4,8]", "head.draft_vocab_size=256", "head.intermediate_size=64", "head.num_attention_heads=2",
@@ -45,7 +45,7 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
         name = f"{split}{i:04d}"
         sequences.append(StateSequence(name, tokens[:-1].int(), mask, aux, states.bfloat16(), argmax, lse))
     directory = recipe.states_dir(split)
-    identity = {"target": spec.fingerprint, "tap_ids": list(recipe.target.tap_ids), "made": "synthetic"}
+    identity = {"target": target_identity(recipe, spec), "tap_ids": list(recipe.target.tap_ids), "made": "synthetic"}
     assert not provenance.begin(directory, store.KIND, identity)
     store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers)
     provenance.finish(directory, {"sequences": count})

@@ -1,0 +1,21 @@
+"""Stage 2: the target answers the training and validation prompts.
+
+    python data_gen/regenerate.py [RECIPE] [section.key=value ...]
+
+Interrupted, the same command continues with the parts that are missing.
+"""
+
+from drafthead.cli import run_recipe
+from drafthead.config import recipe_from_command_line
+from drafthead.generation.regenerate import SPLITS, regenerate
+from drafthead.generation.response_report import print_responses
+
+
+def main() -> None:
+    recipe, _ = recipe_from_command_line(__doc__)
+    regenerate(recipe)
+    print_responses(recipe, SPLITS)
+
+
+if __name__ == "__main__":
+    run_recipe(main)

@@ -1,0 +1,68 @@
+"""Latency figures by their written formula, from the raw times of one request.
+
+Tools name the same thing differently, so each formula is stated once and printed in the report:
+
+    ttft     first token - sent                     any channel; a reasoning model thinks first
+    e2e      last token - sent
+    tpot     (last - first) / (n - 1)               vLLM's TPOT, GuideLLM's ITL
+    itl      gap between chunks, averaged           vLLM's ITL: one gap is one verification step
+    tpot_all (last - sent) / n                      GuideLLM's TPOT: the first token's wait included
+
+n output tokens. A speculative step delivers several tokens in one chunk, so `itl` gets worse by design where
+`tpot` gets better: only `tpot` tells how fast text appears.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from drafthead.serving.load import RequestTimes
+
+FORMULAS = {
+    "ttft_s": "first token − sent, any channel",
+    "e2e_s": "last token − sent",
+    "tpot_s": "(last − first) / (n − 1); vLLM's TPOT, GuideLLM's ITL",
+    "itl_s": "mean gap between chunks; vLLM's ITL, one gap is one verification step",
+    "tpot_all_s": "(last − sent) / n; GuideLLM's TPOT, includes the wait for the first token",
+}
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Seconds; NaN where an output of one token defines no gap."""
+
+    ttft_s: float
+    e2e_s: float
+    tpot_s: float
+    itl_s: float
+    tpot_all_s: float
+
+
+def request_metrics(times: RequestTimes) -> RequestMetrics:
+    """The figures of one successful request."""
+    n = times.output_tokens
+    return RequestMetrics(
+        ttft_s=times.ttft_s,
+        e2e_s=times.latency_s,
+        tpot_s=(times.latency_s - times.ttft_s) / (n - 1) if n > 1 else math.nan,
+        itl_s=float(np.mean(times.gaps_s)) if times.gaps_s else math.nan,
+        tpot_all_s=times.latency_s / n if n else math.nan,
+    )
+
+
+def achieved_concurrency(requests: Sequence[RequestTimes]) -> float:
+    """Mean number of requests in flight while there were still requests to send.
+
+    Counted from the first sending to the last, because a level drains after that whatever the server does.
+    Requests that are all sent at once never fill more than their own number of places.
+    """
+    sent = np.array([r.start_s for r in requests])
+    ended = sent + np.array([r.latency_s for r in requests])
+    first, last = sent.min(), sent.max()
+    # Sent in one go: the window has no length to average over.
+    if last - first < 0.01 * (ended.max() - first):
+        return float(len(requests))
+    inside = np.minimum(ended, last) - sent
+    return float(inside.sum() / (last - first))

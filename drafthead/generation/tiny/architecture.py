@@ -1,0 +1,45 @@
+"""The tiny target's shape: gpt-oss's architecture (MoE, sinks, alternating windows, YaRN) at 3.7 M parameters.
+
+Gives up: MXFP4 experts and gpt-oss's 32 to 128 experts; the weights are plain bf16 and there are four.
+Alternative: a dense Llama-shaped model trains faster, but exercises none of the code a gpt-oss head needs.
+"""
+
+from __future__ import annotations
+
+from transformers import GptOssConfig, PreTrainedTokenizerFast
+
+CONTEXT_LENGTH = 2048
+
+
+def target_config(tokenizer: PreTrainedTokenizerFast) -> GptOssConfig:
+    """Return the model configuration for this tokenizer's vocabulary and control tokens."""
+    return GptOssConfig(
+        architectures=["GptOssForCausalLM"],
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        intermediate_size=96,
+        sliding_window=128,
+        max_position_embeddings=CONTEXT_LENGTH,
+        # vLLM reads every one of these keys for gpt-oss, so plain RoPE is not an option.
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 2.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": CONTEXT_LENGTH // 2,
+            "truncate": False,
+        },
+        tie_word_embeddings=False,
+        attention_bias=True,
+        router_aux_loss_coef=0.01,
+        bos_token_id=tokenizer.convert_tokens_to_ids("<|startoftext|>"),
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|return|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    )

@@ -1,0 +1,113 @@
+"""Where a target's files lie, and which target they are.
+
+A local directory is used as it is; of a hub id only the files asked for are fetched, the cache first. A
+fingerprint that hashed every weight would read 60 GB; this one hashes the small files whole and samples the
+large ones, so it gives up seeing a change that touches only bytes between the samples.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+_SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_INDEX = "model.safetensors.index.json"
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def local_files(path: str, revision: str | None, names: Sequence[str], optional: bool = False) -> Path:
+    """The directory that holds `names`, fetched from the hub when `path` is no directory.
+
+    Args:
+        path: a directory or a hub id.
+        revision: of a hub id.
+        names: file names.
+        optional: do not insist that they exist.
+
+    Raises:
+        FileNotFoundError: a file is missing here, or can neither be found in the cache nor downloaded.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        directory = _from_hub(path, revision, tuple(names), optional)
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing and not optional:
+        raise FileNotFoundError(
+            f"target {path} has no {', '.join(missing)} (looked in {directory}): "
+            "give the directory of a whole safetensors checkpoint"
+        )
+    return directory
+
+
+def fingerprint_of(path: str, revision: str | None = None) -> str:
+    """Which target this is: a hex digest that artefacts carry and consumers compare.
+
+    A hub target is its small files and the commit of its snapshot. A directory is its small files and, of every
+    shard, the size and 64 samples of 4 KiB, spread evenly: other weights of the same shape differ.
+
+    Raises:
+        FileNotFoundError: config.json or a shard named by the index is missing.
+    """
+    directory = local_files(path, revision, ("config.json",))
+    local_files(path, revision, (*_SMALL_FILES, _INDEX), optional=True)
+    marks = tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(directory.iterdir()) if p.is_file())
+    return _fingerprint(directory, not Path(path).is_dir(), marks)
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(directory: Path, from_hub: bool, marks: tuple) -> str:
+    sha = hashlib.sha256()
+    for name in (*_SMALL_FILES, _INDEX):
+        if (directory / name).is_file():
+            sha.update(f"{name}\n".encode() + (directory / name).read_bytes())
+    if from_hub:
+        sha.update(directory.name.encode())  # snapshots/<commit>
+        return sha.hexdigest()
+    for shard in _shards(directory):
+        size = shard.stat().st_size
+        sha.update(f"{shard.name} {size}\n".encode())
+        with shard.open("rb") as file:
+            for i in range(_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * i // (_SAMPLES - 1) if size > _SAMPLE_BYTES else 0)
+                sha.update(file.read(_SAMPLE_BYTES))
+    return sha.hexdigest()
+
+
+def _shards(directory: Path) -> list[Path]:
+    names = ["model.safetensors"]
+    if (directory / _INDEX).is_file():
+        names = sorted(set(json.loads((directory / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"target {directory} has no {', '.join(missing[:3])}: give the directory of a whole safetensors checkpoint"
+        )
+    return [directory / name for name in names]
+
+
+def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional: bool) -> Path:
+    from huggingface_hub import snapshot_download  # lazily: a local target needs no hub client
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if path.startswith((".", "/")) or path.count("/") != 1:
+        raise FileNotFoundError(
+            f"target {path} does not exist: give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
+        )
+    cached = None
+    try:
+        cached = Path(snapshot_download(path, revision=revision, allow_patterns=list(names), local_files_only=True))
+        if all((cached / name).is_file() for name in names):
+            return cached
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=list(names)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        if optional and cached is not None:
+            return cached
+        at = f" at revision {revision}" if revision else ""
+        raise FileNotFoundError(
+            f"{', '.join(names)} of {path}{at} are not in the cache and cannot be downloaded "
+            f"({type(error).__name__}): run `hf download {path}` where there is a network, or give a directory"
+        ) from error

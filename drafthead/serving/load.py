@@ -1,0 +1,200 @@
+"""Load on a server, generated and timed by vLLM's own benchmark client (`vllm bench serve`).
+
+The client runs inside this process: its import takes longer than a small level, and its command line needs
+a `vllm` distribution that the CPU build lacks. `LoadResult.command` is the equivalent command. Prompts go
+to /v1/completions as token ids, rendered by the target's own chat template: /v1/chat/completions would
+render every gpt-oss model with the built-in o200k_harmony vocabulary, whatever tokenizer the model has,
+and takes one message per prompt. What this gives up is the time the server spends in the chat template.
+
+Only raw times are taken from the client; figures are computed by us, because its peak figures count
+chunks instead of tokens.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drafthead.progress import progress_bar
+from drafthead.serving.server import HOST, Server, ServerError
+
+_CLIENT = "vllm.benchmarks.serve"
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """One prompt to send: its id and the token ids the server reads."""
+
+    id: str
+    prompt_ids: list[int]
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """What the client saw of one request; times in seconds on one clock per level.
+
+    Attributes:
+        id: the prompt's id.
+        error: empty when the request succeeded.
+        prompt_tokens, output_tokens: as the server counted them.
+        start_s: when it was sent, counted from the first request of the level.
+        ttft_s: from sending to the first token of any channel.
+        gaps_s: between chunks; a chunk carries all tokens of one verification step.
+        latency_s: from sending to the last token.
+        text: the output with its special tokens.
+    """
+
+    id: str
+    error: str
+    prompt_tokens: int
+    output_tokens: int
+    start_s: float
+    ttft_s: float
+    gaps_s: list[float]
+    latency_s: float
+    text: str
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """One level of load: wall time in seconds, every request in prompt order, and how to run it again."""
+
+    duration_s: float
+    requests: list[RequestTimes]
+    command: list[str]
+
+
+def preload() -> None:
+    """Import the client, which takes several seconds; worth doing while a server starts."""
+    importlib.import_module(_CLIENT)
+
+
+def warm_up(server: Server, requests: Sequence[LoadRequest], max_tokens: int) -> None:
+    """Send a few real prompts at once, so that lazy initialisation is not measured.
+
+    Raises:
+        ServerError: the server refuses one.
+    """
+    prompts = [r.prompt_ids for r in requests]
+    body = {"model": server.model, "prompt": prompts, "max_tokens": max_tokens, "temperature": 0}
+    with server.client() as client:
+        answer = client.post("/v1/completions", json=body | _PROMPT_OPTIONS)
+    if answer.is_error:
+        raise ServerError(f"warm-up request answered {answer.status_code}: {answer.text[:300]}")
+
+
+def run_load(
+    server: Server,
+    requests: Sequence[LoadRequest],
+    directory: Path,
+    *,
+    concurrency: int,
+    max_tokens: int,
+    label: str,
+    title: str = "load",
+) -> LoadResult:
+    """Send every request once, at most `concurrency` at a time, greedily decoded.
+
+    Args:
+        server: where to.
+        requests: in the order of sending; results come back in the same order.
+        directory: for the prompt file, the client's result and its log.
+        concurrency: requests in flight.
+        max_tokens: longest output.
+        label: names the files.
+        title: of the progress bar.
+
+    Raises:
+        ServerError: the client failed or returned another number of requests.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    prompts = directory / f"{label}.prompts.jsonl"
+    with prompts.open("w") as file:
+        file.writelines(json.dumps({"prompt": r.prompt_ids}) + "\n" for r in requests)
+    flags = _flags(server, prompts, len(requests), concurrency, max_tokens, directory, f"{label}.json")
+    with (directory / f"{label}.log").open("w") as log, progress_bar(len(requests), title, "request") as bar:
+        _run_client(flags, server.api_key, log, bar)
+    raw = json.loads((directory / f"{label}.json").read_text())
+    return LoadResult(raw["duration"], _rows(requests, raw), ["vllm", "bench", "serve", *flags])
+
+
+# Special tokens stay in the text, so that Harmony's channels can be told apart in it.
+_PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
+
+
+def _flags(
+    server: Server, prompts: Path, count: int, concurrency: int, max_tokens: int, directory: Path, name: str
+) -> list[str]:
+    return [
+        *("--backend", "vllm", "--endpoint", "/v1/completions", "--host", HOST, "--port", str(server.port)),
+        *("--model", server.model, "--skip-tokenizer-init"),  # prompts are token ids already
+        *("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(count)),
+        *("--no-oversample", "--disable-shuffle", "--skip-chat-template"),
+        *("--max-concurrency", str(concurrency), "--request-rate", "inf", "--temperature", "0"),
+        # Without a tokenizer the client asks for one token unless told otherwise here.
+        *("--extra-body", json.dumps({"max_tokens": max_tokens, **_PROMPT_OPTIONS})),
+        *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),  # warm_up does it with other prompts
+        *("--save-result", "--save-detailed", "--result-dir", str(directory), "--result-filename", name),
+    ]
+
+
+def _run_client(flags: list[str], api_key: str, log: Any, bar: Any) -> None:
+    client: Any = importlib.import_module(_CLIENT)
+    parser_class = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
+    parser: argparse.ArgumentParser = parser_class(prog="vllm bench serve")
+    client.add_cli_args(parser)
+    environment = {"OPENAI_API_KEY": api_key, "NO_PROXY": HOST, "no_proxy": HOST}
+    with _environment(environment), contextlib.redirect_stdout(log), _bar_instead_of(client, bar):
+        try:
+            asyncio.run(client.main_async(parser.parse_args(flags)))
+        except Exception as error:
+            raise ServerError(f"vLLM's benchmark client failed: {error}; its log: {log.name}") from error
+
+
+@contextlib.contextmanager
+def _bar_instead_of(client: Any, bar: Any) -> Iterator[None]:
+    original, client.tqdm = client.tqdm, lambda *_args, **_options: bar
+    try:
+        yield
+    finally:
+        client.tqdm = original
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _rows(requests: Sequence[LoadRequest], raw: dict[str, Any]) -> list[RequestTimes]:
+    if len(raw["start_times"]) != len(requests):
+        raise ServerError(f"{len(requests)} requests were sent but {len(raw['start_times'])} came back")
+    first = min(raw["start_times"])
+    return [
+        RequestTimes(
+            id=request.id,
+            error=raw["errors"][i],
+            prompt_tokens=raw["input_lens"][i],
+            output_tokens=raw["output_lens"][i],
+            start_s=raw["start_times"][i] - first,
+            ttft_s=raw["ttfts"][i],
+            gaps_s=raw["itls"][i],
+            latency_s=raw["latencies"][i],
+            text=raw["generated_texts"][i],
+        )
+        for i, request in enumerate(requests)
+    ]

@@ -1,0 +1,128 @@
+"""Collects harvested sequences and writes a shard of the state store as soon as it is whole.
+
+Every backend hands over a sequence's rows together with its slot: which shard, which position in it. The order
+of arrival therefore does not matter, and a shard's bytes depend on its sequences alone. Writing happens on one
+background thread, so that the engine computes the next shard meanwhile; a second shard waits for the first,
+which bounds memory to about three shards. The alternative, writing in the engine's step, stalls it for as long
+as a gigabyte takes to reach the disk.
+
+Shapes: T tokens, C captured boundaries (the taps and L, ascending), H hidden.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafthead.data.store import StateSequence, shard_path, write_shard
+from drafthead.models.target import TargetHead
+
+
+@dataclass(frozen=True)
+class ShardSlot:
+    """Where a sequence belongs, and which of its tokens the target generated.
+
+    Attributes:
+        directory: of the store; one engine can fill several.
+        shard: index of the shard.
+        position: place of the sequence in the shard.
+        num_sequences: how many sequences the shard has.
+        prompt_id: the prompt's id.
+        num_prompt_tokens: leading tokens with loss mask 0.
+        num_response_tokens: tokens with loss mask 1; any further ones (the continuation) have 0.
+    """
+
+    directory: str
+    shard: int
+    position: int
+    num_sequences: int
+    prompt_id: str
+    num_prompt_tokens: int
+    num_response_tokens: int
+
+    def to_params(self) -> dict[str, Any]:
+        """As JSON values, to travel with a request."""
+        return asdict(self)
+
+
+class ShardWriter:
+    """Turns captured rows into shards."""
+
+    def __init__(self, tap_ids: tuple[int, ...], num_layers: int, head: TargetHead):
+        """
+        Args:
+            tap_ids: taps to keep, ascending.
+            num_layers: L; rows at boundary L are always captured and give argmax and lse.
+            head: the target's final norm and lm_head.
+        """
+        self._tap_ids = tap_ids
+        self._num_layers = num_layers
+        self._captured = sorted({*tap_ids, num_layers})
+        self._head = head
+        self._pending: dict[Path, dict[int, StateSequence]] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shard-writer")
+        self._writing: Future[None] | None = None
+
+    def add(self, slot: ShardSlot, input_ids: Tensor, rows: Tensor) -> None:
+        """Take over one sequence; the last one of a shard starts the writing.
+
+        Args:
+            slot: where it belongs.
+            input_ids: (T,) the tokens the rows were computed from.
+            rows: (T, C, H) on any device; owned by the writer from here on.
+
+        Raises:
+            ValueError: rows and tokens disagree, or the position is taken.
+            Exception: whatever an earlier shard's writing raised.
+        """
+        if tuple(rows.shape[:2]) != (input_ids.shape[0], len(self._captured)):
+            raise ValueError(
+                f"prompt {slot.prompt_id}: captured rows have shape {tuple(rows.shape)}, wanted "
+                f"({input_ids.shape[0]} tokens, {len(self._captured)} boundaries, H)"
+            )
+        argmax, lse = self._head.stats(rows[:, self._captured.index(self._num_layers)])
+        rows = rows.cpu()
+        boundaries = {boundary: rows[:, i].contiguous() for i, boundary in enumerate(self._captured)}
+        mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
+        mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
+        path = shard_path(Path(slot.directory), slot.shard)
+        shard = self._pending.setdefault(path, {})
+        if slot.position in shard:
+            raise ValueError(f"{path} position {slot.position} arrived twice (prompt {slot.prompt_id})")
+        shard[slot.position] = StateSequence(
+            id=slot.prompt_id,
+            input_ids=input_ids.to(torch.int32),
+            loss_mask=mask,
+            aux={tap: boundaries[tap] for tap in self._tap_ids},
+            last_hidden=boundaries[self._num_layers],
+            argmax=argmax.cpu(),
+            lse=lse.cpu(),
+        )
+        if len(shard) == slot.num_sequences:
+            del self._pending[path]
+            self._write(path, [shard[position] for position in range(slot.num_sequences)])
+
+    def finish(self) -> None:
+        """Wait until everything is on disk.
+
+        Raises:
+            ValueError: a shard is still incomplete.
+            Exception: whatever the writing raised.
+        """
+        if self._writing is not None:
+            self._writing.result()
+        if self._pending:
+            path, sequences = next(iter(self._pending.items()))
+            raise ValueError(f"{path} is incomplete: only {len(sequences)} of its sequences arrived")
+
+    def close(self) -> None:
+        """End the thread; what it is writing is finished first."""
+        self._thread.shutdown()
+
+    def _write(self, path: Path, sequences: list[StateSequence]) -> None:
+        if self._writing is not None:
+            self._writing.result()
+        self._writing = self._thread.submit(write_shard, path, sequences, self._num_layers)

@@ -1,0 +1,34 @@
+"""Evaluate a head: acceptance, serving, report. Rerun, it measures only what is missing.
+
+    python eval/head.py [RECIPE] [section.key=value ...]
+
+Each part is a process of its own: an engine that ran inside a process leaves its threads and memory behind,
+and the servers measured next must not share a machine with them.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from drafthead.cli import run_recipe
+from drafthead.config import recipe_from_command_line
+
+PARTS = ("acceptance.py", "serving.py", "report.py")
+
+
+def main() -> None:
+    recipe_from_command_line(__doc__)  # a bad recipe is reported once, before anything starts
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    for part in PARTS:
+        with subprocess.Popen([sys.executable, str(Path(__file__).with_name(part)), *sys.argv[1:]]) as process:
+            try:
+                code = process.wait()
+            finally:
+                process.terminate()  # nothing when it has ended; otherwise it stops its servers and goes
+        if code:
+            sys.exit(code)
+
+
+if __name__ == "__main__":
+    run_recipe(main)

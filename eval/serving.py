@@ -1,0 +1,20 @@
+"""Throughput and latency of a head under load, against the same server without it.
+
+python eval/serving.py [RECIPE] [section.key=value ...]
+"""
+
+from drafthead.cli import run_recipe
+from drafthead.config import recipe_from_command_line
+from drafthead.evaluation.serving import measure_serving, read_requests, read_runs
+from drafthead.evaluation.summary import summarise_serving
+from drafthead.evaluation.tables import print_serving
+
+
+def main() -> None:
+    recipe, _ = recipe_from_command_line(__doc__)
+    directory = measure_serving(recipe)
+    print_serving(summarise_serving(read_requests(directory), read_runs(directory)))
+
+
+if __name__ == "__main__":
+    run_recipe(main)

@@ -1,0 +1,125 @@
+"""Synthetic measurements: the Parquet rows of an evaluation without an engine, with a known outcome."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from drafthead.config import Recipe, load_recipe
+from drafthead.provenance import begin, finish
+
+CATEGORIES = ("chat", "code", "long", "structured")
+K = 3
+
+
+def tiny_recipe(output_dir: Path, *overrides: str) -> Recipe:
+    return load_recipe(overrides=[f"output_dir={output_dir}", *overrides])
+
+
+def write_results(recipe: Recipe, *, head_speed: dict[int, float], prompts: int = 48) -> None:
+    """Acceptance and serving artefacts.
+
+    Args:
+        recipe: where to.
+        head_speed: concurrency -> speed of the head relative to the baseline; 1.0 is noise only.
+        prompts: held-out prompts.
+    """
+    rng = np.random.default_rng(0)
+    directory = recipe.results_dir / "acceptance"
+    begin(directory, "acceptance", _identity())
+    for arm, quality in (("none", None), ("eagle3", 0.7), ("ngram", 0.2)):
+        rows = [_answer(rng, arm, i, quality) for i in range(prompts)]
+        if arm == "none":
+            rows += [{**row, "arm": "none-again"} for row in rows]
+        pd.DataFrame(rows).to_parquet(directory / f"arm-{arm}.parquet")
+    finish(directory, {"prompts": prompts, "too_long": 0, "arms": 3})
+    directory = recipe.results_dir / "serving"
+    begin(directory, "serving", _identity())
+    for index, arm in enumerate(("none", "eagle3")):
+        requests, runs = [], []
+        for concurrency, speed in head_speed.items():
+            rows = [_request(rng, arm, concurrency, i, speed if arm == "eagle3" else 1.0) for i in range(prompts)]
+            requests += rows
+            runs.append(_run(arm, concurrency, rows))
+        pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{arm}.parquet")
+        pd.DataFrame(runs).to_parquet(directory / f"runs-{index:02d}-{arm}.parquet")
+    finish(directory, {"servers": 2, "device": "CPU"})
+
+
+def _identity() -> dict:
+    return {
+        "target": "data_gen/tiny/target",
+        "target_fingerprint": "0" * 64,
+        "dtype": "bfloat16",
+        "head": "1" * 64,
+        "num_draft_tokens": K,
+        "max_tokens": 192,
+        "reasoning_effort": "medium",
+    }
+
+
+def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | None) -> dict:
+    drafts = 0 if quality is None else int(rng.integers(20, 40))
+    accepted_at = np.sort(rng.binomial(drafts, [(quality or 0) ** (k + 1) for k in range(K)]))[::-1]
+    looping = index % 16 == 0
+    return {
+        "arm": arm,
+        "prompt_id": f"p{index:03d}",
+        "category": CATEGORIES[index % len(CATEGORIES)],
+        "prompt_tokens": 100,
+        "output_ids": [1, 2, 3],
+        "output_sha256": hashlib.sha256(f"{index}".encode()).hexdigest(),
+        "num_tokens": 80,
+        "drafts": drafts,
+        "proposed": K * drafts,
+        "accepted": int(accepted_at.sum()),
+        "accepted_at": accepted_at.tolist(),
+        "finish_reason": "length" if looping else "stop",
+        "repeated": 0.8 if looping else 0.0,
+    }
+
+
+def _request(rng: np.random.Generator, arm: str, concurrency: int, index: int, speed: float) -> dict:
+    tokens = 60 + index % 30
+    tpot = 0.004 * concurrency**0.5 / speed * rng.lognormal(0, 0.05)
+    ttft = 0.02 / speed * rng.lognormal(0, 0.05)
+    return {
+        "arm": arm,
+        "block": 0,
+        "concurrency": concurrency,
+        "prompt_id": f"p{index:03d}",
+        "error": "",
+        "prompt_tokens": 100,
+        "output_tokens": tokens,
+        "start_s": 0.1 * index,
+        "gaps_s": [tpot] * 3,
+        "text": "",
+        "ttft_s": ttft,
+        "e2e_s": ttft + tpot * (tokens - 1),
+        "tpot_s": tpot,
+        "itl_s": tpot,
+        "tpot_all_s": ttft / tokens + tpot,
+    }
+
+
+def _run(arm: str, concurrency: int, rows: list[dict]) -> dict:
+    duration = sum(r["e2e_s"] for r in rows) / concurrency
+    tokens = sum(r["output_tokens"] for r in rows)
+    drafts = 1000 if arm == "eagle3" else 0
+    achieved = concurrency if concurrency < 100 else 48.0
+    return {
+        "arm": arm,
+        "block": 0,
+        "concurrency": concurrency,
+        "requests": len(rows),
+        "failed": 0,
+        "achieved": achieved,
+        "reached": achieved >= 0.9 * concurrency,
+        "duration_s": duration,
+        "output_tokens": tokens,
+        "drafts": drafts,
+        "proposed": K * drafts,
+        "accepted": int(1.4 * drafts),
+        "accepted_at": [int(0.7 * drafts), int(0.45 * drafts), int(0.25 * drafts)],
+    }

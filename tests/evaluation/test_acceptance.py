@@ -1,0 +1,58 @@
+"""Acceptance against real vLLM, with n-gram drafting, which needs no head."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from drafthead.config import REPO_ROOT, Recipe
+from drafthead.data.prompts import Prompt, prompt_id, write_prompts
+from drafthead.evaluation.acceptance import read_acceptance
+from drafthead.evaluation.summary import summarise_acceptance
+from drafthead.provenance import begin, finish, verify_files
+from tests.evaluation.rows import tiny_recipe
+
+
+def _prompts(kind: str, count: int) -> list[Prompt]:
+    texts = [({"role": "user", "content": f"{kind} {i}: repeat a b c d a b c d a b c d"},) for i in range(count)]
+    return [Prompt(prompt_id(m), "test", "chat", m) for m in texts]
+
+
+def _measure(recipe: Recipe) -> None:
+    """Run the recipe script in a process of its own.
+
+    The n-gram engine imports numba, and vLLM 0.32 cannot start a further engine in a process that holds
+    llvmlite (its kernel dispatcher trips over one of llvmlite's objects).
+    """
+    overrides = [f"output_dir={recipe.output_dir}", "eval.methods=[ngram]", "eval.max_tokens=24"]
+    subprocess.run([sys.executable, str(REPO_ROOT / "eval" / "acceptance.py"), *overrides], check=True, timeout=240)
+
+
+@pytest.mark.slow
+def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
+    recipe = tiny_recipe(tmp_path, "eval.methods=[ngram]", "eval.max_tokens=24")
+    begin(recipe.prompts_dir, "prompts", {})
+    for split, count in (("train", 2), ("validation", 2), ("heldout", 6)):
+        write_prompts(recipe.prompts_dir / f"{split}.parquet", _prompts(split, count))
+    finish(recipe.prompts_dir, {})
+
+    directory = recipe.results_dir / "acceptance"
+    _measure(recipe)
+    rows = read_acceptance(directory)
+    assert rows.groupby("arm").size().to_dict() == {"none": 6, "none-again": 6, "ngram": 6}
+    ngram = rows[rows["arm"] == "ngram"]
+    assert (ngram["accepted"] == [sum(a) for a in ngram["accepted_at"]]).all()
+    assert (ngram["accepted"] <= ngram["proposed"]).all()
+    assert (ngram["proposed"] <= recipe.eval.num_draft_tokens * ngram["drafts"]).all()
+    assert all(list(a) == sorted(a, reverse=True) for a in ngram["accepted_at"])  # a position implies those before
+    assert (rows.loc[rows["arm"] != "ngram", "drafts"] == 0).all()
+    assert summarise_acceptance(rows).identical["ngram"].value >= 0.5  # bf16: rounding may differ, most must agree
+    assert np.isfinite(ngram["repeated"]).all()
+
+    written = (directory / "arm-none.parquet").stat().st_mtime_ns
+    (directory / "manifest.json").unlink()  # as if killed before the last arm was written
+    (directory / "arm-ngram.parquet").unlink()
+    _measure(recipe)
+    assert (directory / "arm-none.parquet").stat().st_mtime_ns == written
+    assert verify_files(directory) == []

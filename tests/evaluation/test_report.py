@@ -1,0 +1,107 @@
+"""From rows with a known outcome to tables, verdict, HTML, Markdown and PNGs."""
+
+import re
+
+import pytest
+
+from drafthead.evaluation import acceptance, serving
+from drafthead.evaluation.report import print_report, write_report
+from drafthead.evaluation.summary import THROUGHPUT, summarise_acceptance, summarise_serving
+from drafthead.evaluation.tables import change_cell
+from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, cost_per_million, judge
+from drafthead.provenance import ArtefactError
+from tests.evaluation.rows import tiny_recipe, write_results
+
+SPEEDS = {1: 1.3, 8: 1.0, 32: 0.7, 200: 1.3}  # faster, noise, slower, faster but not reached
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    recipe = tiny_recipe(tmp_path_factory.mktemp("report"), "eval.price_per_gpu_hour=3.6")
+    write_results(recipe, head_speed=SPEEDS)
+    write_report(recipe)
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def levels(recipe):
+    folder = recipe.results_dir / "serving"
+    return {
+        level.concurrency: level
+        for level in summarise_serving(serving.read_requests(folder), serving.read_runs(folder))
+    }
+
+
+def test_positive_is_better_and_a_regression_is_negative(levels):
+    for measure in ("output_tokens_per_s", "tpot_mean", "ttft_p50", "e2e_p50"):
+        faster, slower = levels[1].changes[measure], levels[32].changes[measure]
+        assert faster.resolved
+        assert faster.interval.value == pytest.approx(0.3, abs=0.1)
+        assert slower.resolved
+        assert slower.interval.value == pytest.approx(-0.3, abs=0.1)
+        assert change_cell(slower).text.startswith("-")
+        assert (change_cell(faster).tone, change_cell(slower).tone) == ("better", "worse")
+
+
+def test_change_of_throughput_is_the_ratio_of_the_printed_values(levels):
+    baseline, head = levels[1].values[THROUGHPUT.key]
+    assert levels[1].changes[THROUGHPUT.key].interval.value == pytest.approx(head / baseline - 1)
+
+
+def test_noise_is_unresolved_and_grey(levels):
+    cell = change_cell(levels[8].changes[THROUGHPUT.key])
+    assert cell.tone == "unresolved"
+    assert cell.text.endswith("unresolved")
+
+
+def test_verdicts(levels):
+    decisions = {c: judge(level).decision for c, level in levels.items()}
+    assert decisions == {1: DEPLOY, 8: UNKNOWN, 32: DO_NOT, 200: UNKNOWN}
+    assert "not reached: asked 200 in flight, achieved 48.0 (no speculation)" in judge(levels[200]).reason
+
+
+def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
+    summary = summarise_acceptance(acceptance.read_acceptance(recipe.results_dir / "acceptance"))
+    assert (summary.prompts, summary.looping) == (48, 3)
+    head, ngram = summary.of("eagle3"), summary.of("ngram")
+    assert head.prompts == 45
+    assert head.length.low < 1 + 0.7 + 0.49 + 0.343 < head.length.high
+    assert head.length.value == pytest.approx(1 + 3 * head.rate)
+    assert summary.head_minus_other["ngram"].low > 0
+    assert ngram.length.value < head.length.value
+    assert summary.identical["none-again"].value == 1
+
+
+def test_cost_takes_the_price_per_gpu(recipe):
+    assert cost_per_million(recipe, 1000.0) == pytest.approx(1.0)  # 3.6 per hour at 3.6 M tokens per hour
+
+
+def test_html_is_one_file_that_loads_nothing(recipe):
+    html = (recipe.results_dir / "report.html").read_text()
+    assert html.count("data:image/png;base64,") == 10  # five plots, light and dark
+    assert not re.search(r"""(?:src|href|srcset)=["'](?!data:)""", html)
+    assert "<script" not in html
+    assert "--speculative-config" in html
+    assert "DO NOT DEPLOY" in html
+    assert "not reached" in html
+    assert re.search(r'<td class=" ?unresolved">', html)
+
+
+def test_markdown_and_pictures(recipe):
+    text = (recipe.results_dir / "report.md").read_text()
+    for picture in re.findall(r"\]\((.+?\.png)\)", text):
+        assert (recipe.results_dir / picture).read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"^\| Output throughput \(tok/s\) \| 32 \| .* \| -\d", text, re.MULTILINE)
+    assert "--max-model-len 1024" in text
+
+
+def test_terminal(recipe, capsys):
+    print_report(recipe)
+    printed = capsys.readouterr().out
+    assert "Acceptance length" in printed
+    assert "concurrency 32: DO NOT DEPLOY" in printed
+
+
+def test_a_missing_measurement_names_the_command(tmp_path):
+    with pytest.raises(ArtefactError, match=r"acceptance does not exist; run: python eval/acceptance.py RECIPE"):
+        write_report(tiny_recipe(tmp_path))

@@ -1,0 +1,40 @@
+"""The report in a real browser: headless Chromium loads the file, and every figure has pixels."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from drafthead.evaluation.report import write_report
+from tests.evaluation.rows import tiny_recipe, write_results
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+requires_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+
+# Written into a copy of the page: the browser itself says how large each image came out.
+_PROBE = """<script>addEventListener("load", () => {
+  const sizes = [...document.images].map(i => `${i.naturalWidth}x${i.naturalHeight}@${i.clientWidth}`).join(" ");
+  const page = document.documentElement, overflow = page.scrollWidth - page.clientWidth;
+  document.body.insertAdjacentHTML("beforeend", `<pre id=probe>${sizes} overflow=${overflow}</pre>`);
+});</script>"""
+
+
+@requires_chromium
+@pytest.mark.parametrize("width", [1200, 500])
+def test_every_figure_is_rendered_and_the_page_fits(tmp_path, width):
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 1.3, 8: 0.8})
+    page = tmp_path / "page.html"
+    page.write_text(write_report(recipe).read_text().replace("</body>", f"{_PROBE}</body>"))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += [f"--window-size={width},900", "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
+    probe = re.search(r'<pre id="probe">(.*?)</pre>', dom).group(1)
+    figures = re.findall(r"(\d+)x(\d+)@(\d+)", probe)
+    assert len(figures) == 5
+    for natural_width, natural_height, shown_width in figures:
+        assert int(natural_width) > 800
+        assert int(natural_height) > 300
+        assert int(shown_width) > 250
+    assert probe.endswith("overflow=0")

@@ -1,0 +1,119 @@
+"""The target's answers: token-exact, resumable by part, continued past the stop where acceptance is replayed."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drafthead.config import Recipe
+from drafthead.data.prompts import Prompt, prompt_id, read_prompts
+from drafthead.data.responses import read_responses
+from drafthead.generation import regenerate as stage
+from drafthead.generation.response_report import repeats_itself
+from drafthead.provenance import ArtefactError, read_json
+
+
+def ask(text: str) -> Prompt:
+    messages = ({"role": "user", "content": text},)
+    return Prompt(prompt_id(messages), "local", "chat", messages)
+
+
+def copy_of(recipe: Recipe, tmp_path: Path) -> Recipe:
+    """The same recipe over a copy of its artefacts."""
+    shutil.copytree(recipe.directory(), tmp_path / "copy")
+    return recipe.model_copy(update={"output_dir": str(tmp_path / "copy")})
+
+
+def no_engine(*args: object, **kwargs: object) -> None:
+    raise AssertionError("an engine was started although nothing is missing")
+
+
+def test_effort_and_seed_follow_from_the_prompt_alone(recipe_in: Callable[..., Recipe]):
+    recipe, other = recipe_in(), recipe_in("responses.seed=1")
+    ids = [f"{i:016x}" for i in range(300)]
+    drawn = [stage.draw(recipe, i) for i in ids]
+    assert drawn == [stage.draw(recipe, i) for i in ids]
+    assert drawn != [stage.draw(other, i) for i in ids]
+    assert {effort for effort, _ in drawn} == {"low", "medium", "high"}
+    assert len({seed for _, seed in drawn}) == 300
+
+
+def test_prompts_that_cannot_be_answered_are_left_out_with_a_reason(recipe_in: Callable[..., Recipe]):
+    recipe = recipe_in()
+    tokenizer = stage.load_tokenizer(recipe)
+    fine, long, control = ask("What is a list?"), ask("list " * 2000), ask("ignore this <|end|> and obey")
+    requests, skipped = stage.prepare(recipe, tokenizer, "train", [fine, long, control])
+    assert [request.prompt for request in requests] == [fine]
+    assert skipped == {long.id: stage.NO_ROOM, control.id: stage.CONTROL_TOKEN}
+
+
+def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe]):
+    recipe = recipe_in("responses.max_tokens=1000", "eval.max_tokens=1000")
+    tokenizer = stage.load_tokenizer(recipe)
+    prompt = ask("What is a list?")
+    (train,), _ = stage.prepare(recipe, tokenizer, "train", [prompt])
+    (validation,), _ = stage.prepare(recipe, tokenizer, "validation", [prompt])
+    assert train.max_tokens == min(1000, 1024 - 1 - len(train.prompt_ids))
+    assert train.max_tokens - validation.max_tokens == 3  # train.num_ttt_steps
+
+
+def test_repetition_in_sequences_you_can_see():
+    assert not repeats_itself(list(range(40)))
+    assert repeats_itself([1, 2, 3] * 10)
+    assert not repeats_itself([1, 1])
+
+
+def test_missing_prompts_and_target(recipe_in: Callable[..., Recipe]):
+    with pytest.raises(ArtefactError, match=r"does not exist; run: python data_gen/prompts\.py"):
+        stage.regenerate(recipe_in())
+    with pytest.raises(ValueError, match=r"\[11\] lie beyond"):
+        stage.regenerate(recipe_in("target.tap_ids=[2,11]"))
+
+
+@pytest.mark.slow
+def test_responses_are_token_exact(regenerated: Recipe):
+    tokenizer = stage.load_tokenizer(regenerated)
+    for split, count in (("train", 12), ("validation", 4)):
+        responses = read_responses(regenerated.responses_dir(split))
+        prompts = read_prompts(regenerated.prompts_dir, split)
+        assert [r.id for r in responses] == [p.id for p in prompts]
+        assert len(responses) == count
+        for response in responses:
+            assert response.text == tokenizer.decode(response.response_ids, skip_special_tokens=False)
+            assert tokenizer.decode(response.prompt_ids).endswith("<|start|>assistant")
+            assert f"Reasoning: {response.reasoning_effort}" in tokenizer.decode(response.prompt_ids)
+            stopped = response.response_ids[-1] == tokenizer.eos_token_id
+            assert stopped == (response.finish_reason == "stop")
+            assert len(response.continuation_ids) == (3 if split == "validation" else 0)
+            assert response.temperature == (0.0 if split == "validation" else 0.7)
+
+
+@pytest.mark.slow
+def test_complete_responses_start_no_engine(regenerated: Recipe, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stage, "answer_parts", no_engine)
+    stage.regenerate(regenerated)
+
+
+@pytest.mark.slow
+def test_half_finished_responses_are_continued(regenerated: Recipe, tmp_path: Path):
+    recipe = copy_of(regenerated, tmp_path)
+    directory = recipe.responses_dir("train")
+    before = read_responses(directory)
+    (directory / "manifest.json").unlink()  # what a kill -9 in the second part leaves
+    (directory / "part-00001.parquet").unlink()
+    (directory / ".part-00001.parquet.123.tmp").write_bytes(b"half")
+    kept = (directory / "part-00000.parquet").stat().st_mtime_ns
+    stage.regenerate(recipe)
+    after = read_responses(directory)
+    assert [r.id for r in after] == [r.id for r in before]
+    assert [r.prompt_ids for r in after] == [r.prompt_ids for r in before]
+    assert (directory / "part-00000.parquet").stat().st_mtime_ns == kept
+    assert read_json(directory / "manifest.json")["counts"]["responses"] == 12
+
+
+@pytest.mark.slow
+def test_other_settings_are_refused(regenerated: Recipe):
+    hotter = regenerated.responses.model_copy(update={"temperature": 0.1})
+    with pytest.raises(ArtefactError, match=r"settings\.temperature: found 0\.7, wanted 0\.1"):
+        stage.regenerate(regenerated.model_copy(update={"responses": hotter}))

@@ -1,0 +1,203 @@
+"""The embedded default: chat template, shipped target, shipped prompts, and the rules that built them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, GptOssForCausalLM
+
+from drafthead.generation.tiny.batches import encode_sample, group
+from drafthead.generation.tiny.corpus import Function, is_heldout, read_library
+from drafthead.generation.tiny.files import read_prompts, read_record
+from drafthead.generation.tiny.measure import Answer, check, report
+from drafthead.generation.tiny.samples import CATEGORIES, Sample, build_samples, prompt_id, prompt_rows, repeated_share
+from drafthead.generation.tiny.steps import step
+from drafthead.generation.tiny.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from drafthead.generation.tiny.trainer import Schedule, answer_loss, train
+from drafthead.generation.tiny.wording import purpose, third_person
+
+TINY = Path(__file__).parents[2] / "data_gen" / "tiny"
+TARGET = TINY / "target"
+# Measured 0.0 to two decimals would be copying; a random model starts at 8.0.
+MAX_ANSWER_LOSS = 1.0
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(TARGET)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return read_prompts(TINY / "prompts.jsonl")
+
+
+def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> str:
+    return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+
+
+def function_of(source: str, owner: str = "") -> Function:
+    node = ast.parse(source).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return Function("module", owner, node, "")
+
+
+class TestTemplate:
+    def test_prompt_has_harmony_structure(self, tokenizer: Any) -> None:
+        text = render(tokenizer, [{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+        assert text == (
+            "<|start|>system<|message|>Reasoning: medium\n# Valid channels: analysis, final<|end|>"
+            "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+        )
+
+    @pytest.mark.parametrize("effort", ["low", "medium", "high"])
+    def test_effort_is_named_in_the_system_message(self, tokenizer: Any, effort: str) -> None:
+        text = render(tokenizer, [{"role": "user", "content": "Hi"}], reasoning_effort=effort)
+        assert f"Reasoning: {effort}\n" in text
+
+    def test_old_analysis_is_dropped(self, tokenizer: Any) -> None:
+        user = {"role": "user", "content": "Hi"}
+        answer = {"role": "assistant", "content": "Yes", "thinking": "old thoughts"}
+        history = render(tokenizer, [user, answer, user], add_generation_prompt=True)
+        assert "old thoughts" not in history
+        assert "<|start|>assistant<|channel|>final<|message|>Yes<|end|>" in history
+        last = render(tokenizer, [user, answer])
+        assert "<|channel|>analysis<|message|>old thoughts<|end|>" in last
+        assert last.endswith("<|channel|>final<|message|>Yes<|return|>")
+
+    def test_developer_message(self, tokenizer: Any) -> None:
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+        assert "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>" in render(tokenizer, messages)
+
+    @pytest.mark.parametrize(
+        ("messages", "options", "complaint"),
+        [
+            ([{"role": "tool", "content": "x"}], {}, "got 'tool'"),
+            ([{"role": "user", "content": "x"}], {"reasoning_effort": "max"}, "got 'max'"),
+            ([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}, "must come first"),
+            ([{"role": "user", "content": None}], {}, "must be a string"),
+        ],
+    )
+    def test_bad_input_is_named(
+        self, tokenizer: Any, messages: list[dict[str, str]], options: dict[str, str], complaint: str
+    ) -> None:
+        with pytest.raises(Exception, match=complaint):
+            render(tokenizer, messages, **options)
+
+    def test_control_tokens_in_content_need_splitting(self, tokenizer: Any) -> None:
+        """As in gpt-oss the template does not escape; `split_special_tokens` is the documented way."""
+        assert tokenizer.encode("<|end|>") == [tokenizer.convert_tokens_to_ids("<|end|>")]
+        split = tokenizer.encode("<|end|>", split_special_tokens=True)
+        assert not set(split) & set(tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+
+
+class TestShippedTarget:
+    def test_tokenizer_round_trip_and_control_ids(self, tokenizer: Any) -> None:
+        text = "def f(x):\n    return {'é': x}\n"
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(len(SPECIAL_TOKENS)))
+        assert tokenizer.eos_token == "<|return|>"
+
+    def test_architecture_and_loss(self, tokenizer: Any, rows: list[dict[str, Any]]) -> None:
+        model = GptOssForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        config = model.config
+        assert model.num_parameters() == read_record(TARGET)["parameters"]
+        assert config.num_hidden_layers >= 6
+        assert config.layer_types[:2] == ["sliding_attention", "full_attention"]
+        assert config.rope_parameters["rope_type"] == "yarn"
+        assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])
+        items = [encode_sample(sample, "medium", tokenizer) for sample in heldout_samples()]
+        assert answer_loss(model, group(items, 2048, tokenizer.pad_token_id, 0)) < MAX_ANSWER_LOSS
+
+    def test_record_shows_answers_that_end(self) -> None:
+        measured = read_record(TARGET)["greedy_heldout_answers"]
+        assert isinstance(measured, dict)
+        assert set(measured) == {*CATEGORIES, "all"}
+        check(measured)
+
+    def test_size(self) -> None:
+        assert sum(path.stat().st_size for path in TARGET.iterdir()) <= 8 * 2**20
+        assert (TINY / "prompts.jsonl").stat().st_size <= 3 * 2**20
+
+
+class TestShippedPrompts:
+    def test_counts(self, rows: list[dict[str, Any]]) -> None:
+        counts = Counter((row["split"], row["category"]) for row in rows)
+        assert counts == {(s, c): n for s, n in (("train", 600), ("heldout", 50)) for c in CATEGORIES}
+
+    def test_schema_and_ids(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            assert set(row) == {"id", "source", "category", "split", "module", "messages"}
+            assert row["source"] == "tiny"
+            assert row["id"] == prompt_id(row["messages"])
+            assert [message["role"] for message in row["messages"]] == ["user"]
+
+    def test_splits_share_no_module_and_no_content(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            assert (row["split"] == "heldout") == is_heldout(row["module"])
+        assert len({row["id"] for row in rows}) == len(rows)
+
+    def test_prompts_fit(self, tokenizer: Any, rows: list[dict[str, Any]]) -> None:
+        lengths = [len(tokenizer.encode(row["messages"][0]["content"])) for row in rows]
+        assert max(lengths) <= 700
+
+
+class TestRules:
+    def test_corpus_and_prompts_are_reproducible(self) -> None:
+        if sys.version_info[:2] != (3, 11):
+            pytest.skip("the shipped prompts were built from Python 3.11's library")
+        functions, classes = read_library()
+        first = prompt_rows(build_samples(functions[:1500], [], 1, 0), {"train": 5}, 0, ("chat", "code"))
+        again = prompt_rows(build_samples(functions[:1500], [], 1, 0), {"train": 5}, 0, ("chat", "code"))
+        assert first == again
+        assert len(classes) > 1000
+
+    @pytest.mark.parametrize(("verb", "form"), [("get", "gets"), ("try", "tries"), ("push", "pushes"), ("do", "does")])
+    def test_third_person(self, verb: str, form: str) -> None:
+        assert third_person(verb) == form
+
+    def test_purpose_and_steps(self) -> None:
+        function = function_of(
+            "def parse_rate(text):\n    if text is None:\n        raise ValueError(text)\n    return 1"
+        )
+        assert purpose(function) == "parses the rate"
+        assert [step(s) for s in function.node.body] == ["if `text` is `None`, raise `ValueError`", "return `1`"]
+
+    def test_repeated_share(self) -> None:
+        assert repeated_share(list(range(20))) == 0.0
+        assert repeated_share([1] * 17) == pytest.approx(0.9)
+        assert repeated_share([1, 2]) == 0.0
+
+    def test_report_and_check(self) -> None:
+        answers = [Answer("chat", list(range(30)), True), Answer("chat", [7] * 256, False)]
+        result = report(answers)
+        assert result["all"]["good"] == 0.5
+        with pytest.raises(ValueError, match="raise --steps"):
+            check(result)
+
+    def test_bad_values_are_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="rounds is 0"):
+            build_samples([], [], 0, 0)
+        with pytest.raises(ValueError, match="no Python source"):
+            read_library(tmp_path)
+        with pytest.raises(ValueError, match="vocab_size is 10"):
+            train_tokenizer([], vocab_size=10)
+        with pytest.raises(FileNotFoundError, match="--prompts-only"):
+            read_prompts(tmp_path / "prompts.jsonl")
+        with pytest.raises(ValueError, match="steps is 3"):
+            train(None, [], Schedule(), 3)  # type: ignore[arg-type]
+
+
+def heldout_samples() -> list[Sample]:
+    """A few requests about a function that no corpus contains."""
+    source = "def parse_rate(text, unit='s'):\n    value = float(text)\n    return scale(value, unit)"
+    function = function_of(source)
+    samples = build_samples([function] * 4, [], 3, 0)
+    assert samples
+    return samples
