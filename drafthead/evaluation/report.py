@@ -168,7 +168,7 @@ def _caveats(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[str]:
     if manifests[serving.KIND]["counts"]["device"] == "CPU":
         caveats.append(
             "Measured on a CPU. Drafting pays where a target step is limited by memory and costs far more than a "
-            "draft step; with a small model on a CPU neither holds, so a loss here says nothing about a GPU."
+            "draft step; with a small model on a CPU neither holds, so speed here says nothing about a GPU."
         )
     if recipe.eval.repeats == 1:
         caveats.append(

@@ -73,7 +73,7 @@ def acceptance_table(summary: AcceptanceSummary) -> Table:
     """Acceptance length by workload and method."""
     note = (
         f"{summary.prompts - summary.looping} of {summary.prompts} held-out prompts; {summary.looping} left out "
-        f"because the baseline's own answer loops (over 10 % of its 8-grams repeat), which flatters every drafter. "
+        f"because the baseline's own answer loops (over 10 % of its 8-grams repeat), where acceptance means little. "
         f"{summary.ended:.0%} of the baseline's answers end by themselves. Brackets: 95 % bootstrap over prompts. "
         "Tokens per step counts steps without a draft too."
     )
@@ -84,7 +84,8 @@ def acceptance_table(summary: AcceptanceSummary) -> Table:
 
 def _acceptance_row(m: MethodAcceptance) -> list[Cell]:
     rate = "–" if np.isnan(m.rate) else f"{100 * m.rate:.1f}"
-    texts = [m.category, NAMES[m.method], str(m.prompts), interval_text(m.length), rate, f"{m.tokens_per_step:.2f}"]
+    per_step = "–" if np.isnan(m.tokens_per_step) else f"{m.tokens_per_step:.2f}"
+    texts = [m.category, NAMES[m.method], str(m.prompts), interval_text(m.length), rate, per_step]
     return [Cell(t) for t in texts]
 
 
@@ -130,7 +131,8 @@ def serving_table(levels: Sequence[Level]) -> Table:
             )
     note = (
         "Positive = better everywhere. Change relative to the baseline, for times baseline / head − 1; brackets: 95 % "
-        "paired bootstrap over prompts. Grey: the interval includes zero."
+        "paired bootstrap over prompts. Grey: the interval includes zero. ITL is the gap between chunks, and a chunk of a "
+        "speculative server carries several tokens: it gets worse by design; TPOT is per token."
     )
     columns = ["Measure", "Concurrency", "Baseline", "EAGLE-3", "Change (%)"]
     return Table("Serving, same prompts in both arms", columns, rows, note)

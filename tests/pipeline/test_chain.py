@@ -1,14 +1,16 @@
 """The whole chain through real vLLM and real DeepSpeed, and what its head must be worth."""
 
-import json
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
 from drafthead import provenance
-from drafthead.core.acceptance import Acceptance
-from drafthead.evaluation.acceptance import BASELINE_AGAIN, measure_acceptance, read_acceptance
-from tests.pipeline.conftest import run_ok, run_script
+from drafthead.config import load_recipe
+from drafthead.core.statistics import acceptance_length_interval
+from drafthead.evaluation.acceptance import LOOPING_SHARE, measure_acceptance, read_acceptance
+from drafthead.evaluation.summary import summarise_acceptance
+from tests.pipeline.conftest import SMALL_RUN, overrides_for, run_ok
 
 pytestmark = pytest.mark.slow
 
@@ -35,20 +37,47 @@ def test_the_draft_vocabulary_is_smaller_than_the_targets(tiny_run):
 
 
 def test_rerun_does_nothing_twice(tiny_run):
-    overrides = (f"output_dir={tiny_run.output_dir}", *_overrides(tiny_run))
+    root = Path(tiny_run.output_dir)
+
+    def files():
+        return {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()}
+
+    before = files()
     for script in ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py", "export/head.py"):
-        before = _files(tiny_run)
-        run_ok(script, overrides)
-        assert _files(tiny_run) == before, script
+        run_ok(script, overrides_for(root))
+    assert files() == before
 
 
-def _overrides(recipe) -> tuple[str, ...]:
-    from tests.pipeline.conftest import SMALL_RUN
+def test_greedy_float32_answers_are_the_baselines(tiny_run):
+    recipe = load_recipe(
+        overrides=[f"output_dir={tiny_run.output_dir}", *SMALL_RUN, "target.dtype=float32", "eval.methods=[eagle3]"]
+    )
+    summary = summarise_acceptance(read_acceptance(measure_acceptance(recipe)))
+    assert summary.identical["eagle3"].value >= 0.99
 
-    return SMALL_RUN
+
+def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
+    """Intervals, not point estimates: the head's lies above both controls' on the same prompts."""
+    head = _lengths(tiny_run, "acceptance")
+    blind = _lengths(blind_run, "acceptance")
+    assert head["eagle3"].low > head["ngram"].high, head
+    assert head["eagle3"].low > blind["eagle3"].high, (head, blind)
 
 
-def _files(recipe) -> dict:
-    from pathlib import Path
+def _lengths(recipe, name: str) -> dict:
+    """Method -> acceptance length with its interval, over prompts whose baseline answer does not loop."""
+    # A process of its own: no engine starts in one that ran vLLM's n-gram method.
+    run_ok("eval/acceptance.py", overrides_of(recipe))
+    rows = read_acceptance(recipe.results_dir / name)
+    baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
+    kept = set(baseline.index[baseline["repeated"] <= LOOPING_SHARE])
+    rows = rows[rows["prompt_id"].isin(kept)]
+    return {
+        arm: acceptance_length_interval(group["drafts"], group["accepted"])
+        for arm, group in rows[rows["drafts"] > 0].groupby("arm")
+    }
 
-    return {p: p.stat().st_mtime_ns for p in Path(recipe.output_dir).rglob("*") if p.is_file()}
+
+def overrides_of(recipe) -> tuple[str, ...]:
+    extra = ("train.zero_hidden_states=true", "eval.methods=[eagle3]") if recipe.train.zero_hidden_states else ()
+    return overrides_for(Path(recipe.output_dir), *extra)

@@ -13,6 +13,12 @@ CONTEXT_LENGTH = 2048
 
 def target_config(tokenizer: PreTrainedTokenizerFast) -> GptOssConfig:
     """Return the model configuration for this tokenizer's vocabulary and control tokens."""
+    bos, eos, pad = (
+        tokenizer.convert_tokens_to_ids(token) for token in ("<|startoftext|>", "<|return|>", "<|endoftext|>")
+    )
+    assert isinstance(bos, int)
+    assert isinstance(eos, int)
+    assert isinstance(pad, int)
     return GptOssConfig(
         architectures=["GptOssForCausalLM"],
         vocab_size=len(tokenizer),
@@ -39,7 +45,7 @@ def target_config(tokenizer: PreTrainedTokenizerFast) -> GptOssConfig:
         tie_word_embeddings=False,
         attention_bias=True,
         router_aux_loss_coef=0.01,
-        bos_token_id=tokenizer.convert_tokens_to_ids("<|startoftext|>"),
-        eos_token_id=tokenizer.convert_tokens_to_ids("<|return|>"),
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        bos_token_id=bos,
+        eos_token_id=eos,
+        pad_token_id=pad,
     )

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import GenerationConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 
 
@@ -37,7 +36,7 @@ def save_target(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, di
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
     )
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.bfloat16().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 

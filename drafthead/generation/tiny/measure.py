@@ -10,7 +10,7 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from drafthead.generation.tiny.samples import repeated_share
 
@@ -33,7 +33,9 @@ class Answer:
         return self.ended and repeated_share(self.token_ids) < MAX_REPEATED
 
 
-def generate(target: Path, rows: list[dict[str, Any]], effort: str, dtype: str = "bfloat16") -> list[Answer]:
+def generate(
+    target: Path, rows: list[dict[str, Any]], effort: str, dtype: Literal["bfloat16", "float32"] = "bfloat16"
+) -> list[Answer]:
     """Answer every row's messages greedily with vLLM."""
     if not rows:
         raise ValueError("no prompts to measure with: run with --prompts-only first")

@@ -159,7 +159,7 @@ def facts(function: Function) -> str:
         "arguments": len(function.parameters),
         "statements": len(function.node.body),
         "generator": yields(function),
-        "raises": (raised(function) or [None])[0],
+        "raises": next(iter(raised(function)), None),
         "purpose": purpose(function),
     }
     return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in found.items()) + "\n}"

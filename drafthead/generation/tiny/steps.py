@@ -133,7 +133,7 @@ def noun(value: ast.expr) -> str:
         case ast.Constant(value=str() as text):
             return "an empty text" if not text else "a fixed text"
         case ast.Constant(value=constant):
-            return f"`{constant}`" if len(str(constant)) < 8 else "a constant"
+            return f"`{constant!r}`" if len(repr(constant)) < 8 else "a constant"
         case ast.Call(func=func):
             return f"the result of {_name(func)}"
         case ast.Await(value=inner):
@@ -147,7 +147,7 @@ def noun(value: ast.expr) -> str:
 def _literal(value: ast.expr) -> str:
     match value:
         case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
-            kind = {ast.Tuple: "tuple", ast.List: "list", ast.Set: "set"}[type(value)]  # type: ignore[index]
+            kind = {ast.Tuple: "tuple", ast.List: "list", ast.Set: "set"}[type(value)]
             return f"a {kind} of {len(elements)}" if elements else f"an empty {kind}"
         case ast.Dict(keys=keys):
             return "a dictionary" if keys else "an empty dictionary"
