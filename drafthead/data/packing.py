@@ -1,13 +1,12 @@
 """Packed micro batches: documents end to end in a token budget, never attending to one another.
 
-The plan of an epoch is a pure function of the document lengths, the seed and the epoch: a list of micro
-batches that every rank computes alike. Optimiser step s takes the next `ranks x accumulation` of them,
-and rank r those at r, r + ranks, ... So the data of a step does not depend on how many ranks share it,
-and resuming needs no more than the step number. There is no padding at all: a batch is as long as its
-documents, at most the budget. Documents are placed first-fit into a few open batches; a perfect packing
-would fill budgets tighter but tie the order of documents to their lengths.
-
-What only the loss reads is kept for the rows that lead to one (see core.layout).
+The plan of an epoch is a pure function of the windows' lengths (see data.windows), the seed and the
+epoch: a list of micro batches that every rank computes alike. Optimiser step s takes the next `ranks x
+accumulation` of them, and rank r those at r, r + ranks, ... So the data of a step does not depend on how
+many ranks share it, and resuming needs no more than the step number. There is no padding at all: a batch
+is as long as its documents, at most the budget. Windows are placed first-fit into a few open batches; a
+perfect packing would fill budgets tighter but tie their order to their lengths. What only the loss reads
+is kept for the rows that lead to one (see core.layout).
 
 Shapes: T tokens in the batch, R loss rows, S documents, N taps, H hidden.
 """
@@ -19,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafthead.core.layout import Layout, first_loss_row, tail_layout
+from drafthead.core.layout import Layout, tail_layout
 from drafthead.data.store import StateStore
+from drafthead.data.windows import Window
 
 _OPEN_BATCHES = 8
 
@@ -30,13 +30,14 @@ class PackedBatch:
     """One micro batch.
 
     Attributes:
-        ids: prompt ids of the S documents.
+        ids: prompt ids of the S documents (a document's window counts as one).
         layout: documents and loss rows.
         input_ids: (T,) int64.
         positions: (T,) int64, the target's own.
         aux: (T, N * H), taps ascending.
         last_hidden: (R, H), input of the target's final norm.
         loss_mask: (R,) bool.
+        counted: (R,) bool, rows whose loss this batch counts; the others only hold what those predict.
         argmax: (R,) int64, the target's most likely next token.
         lse: (R,) float32, log-sum-exp of the target's logits over its full vocabulary.
     """
@@ -48,6 +49,7 @@ class PackedBatch:
     aux: Tensor
     last_hidden: Tensor
     loss_mask: Tensor
+    counted: Tensor
     argmax: Tensor
     lse: Tensor
 
@@ -63,69 +65,59 @@ class PackedBatch:
         return PackedBatch(ids=self.ids, layout=self.layout.to(device), **moved, **states)
 
 
-_INDEX_FIELDS = ("input_ids", "positions", "loss_mask", "argmax", "lse")
+_INDEX_FIELDS = ("input_ids", "positions", "loss_mask", "counted", "argmax", "lse")
 
 
-def check_lengths(lengths: Sequence[int], budget: int) -> None:
-    """Refuse documents that no batch can hold.
-
-    Raises:
-        ValueError: a document is longer than the budget.
-    """
-    longest = max(lengths)
-    if longest > budget:
-        raise ValueError(
-            f"the longest sequence has {longest} tokens but train.tokens_per_batch is {budget}; "
-            f"set train.tokens_per_batch to {longest} or more"
-        )
-
-
-def plan_epoch(lengths: Sequence[int], budget: int, seed: int, epoch: int) -> list[list[int]]:
-    """Shuffle documents and pack them.
+def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int) -> list[list[Window]]:
+    """Shuffle windows and pack them.
 
     Args:
-        lengths: tokens per document.
+        windows: of all documents.
         budget: tokens per micro batch.
         seed: of the run.
         epoch: number of the pass over the data.
 
     Returns:
-        Micro batches in order, each a list of document indices.
+        Micro batches in order.
     """
-    order = np.random.default_rng((seed, epoch)).permutation(len(lengths)).tolist()
-    closed: list[list[int]] = []
-    open_batches: list[tuple[list[int], int]] = []
-    for document in order:
-        length = lengths[document]
+    order = np.random.default_rng((seed, epoch)).permutation(len(windows)).tolist()
+    closed: list[list[Window]] = []
+    open_batches: list[tuple[list[Window], int]] = []
+    for window in (windows[i] for i in order):
+        length = window.num_tokens
         for i, (members, used) in enumerate(open_batches):
             if used + length <= budget:
-                open_batches[i] = ([*members, document], used + length)
+                open_batches[i] = ([*members, window], used + length)
                 break
         else:
             if len(open_batches) == _OPEN_BATCHES:
                 fullest = max(range(_OPEN_BATCHES), key=lambda i: open_batches[i][1])
                 closed.append(open_batches.pop(fullest)[0])
-            open_batches.append(([document], length))
+            open_batches.append(([window], length))
     return closed + [members for members, _ in open_batches]
 
 
-def pack(store: StateStore, documents: Sequence[int]) -> PackedBatch:
-    """Read documents from the store and lay them end to end.
+def pack(store: StateStore, windows: Sequence[Window]) -> PackedBatch:
+    """Read windows from the store and lay them end to end."""
+    spans = [slice(w.start, w.stop) for w in windows]
+    tails = [slice(w.first_row, w.stop) for w in windows]
+    sequences = [store[w.document] for w in windows]
 
-    Raises:
-        ValueError: the target generated nothing in a document.
-    """
-    sequences = [store[i] for i in documents]
-    firsts = [first_loss_row(s.loss_mask) for s in sequences]
-    tails = list(zip(sequences, firsts, strict=True))
+    def cat(name: str, slices: list[slice]) -> Tensor:
+        return torch.cat([getattr(s, name)[part] for s, part in zip(sequences, slices, strict=True)])
+
+    taps = [
+        torch.cat([s.aux[tap][span] for tap in store.tap_ids], dim=-1) for s, span in zip(sequences, spans, strict=True)
+    ]
     return PackedBatch(
         ids=tuple(s.id for s in sequences),
-        layout=tail_layout([s.num_tokens for s in sequences], firsts),
-        input_ids=torch.cat([s.input_ids for s in sequences]).long(),
-        positions=torch.cat([torch.arange(s.num_tokens) for s in sequences]),
-        aux=torch.cat([torch.cat([s.aux[tap] for tap in store.tap_ids], dim=-1) for s in sequences]),
-        last_hidden=torch.cat([s.last_hidden[first:] for s, first in tails]),
-        loss_mask=torch.cat([s.loss_mask[first:] for s, first in tails]).bool(),
-        argmax=torch.cat([s.argmax[first:] for s, first in tails]).long(),
-        lse=torch.cat([s.lse[first:] for s, first in tails]),
+        layout=tail_layout([w.num_tokens for w in windows], [w.first_row - w.start for w in windows]),
+        input_ids=cat("input_ids", spans).long(),
+        positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),
+        aux=torch.cat(taps),
+        last_hidden=cat("last_hidden", tails),
+        loss_mask=cat("loss_mask", tails).bool(),
+        counted=torch.cat([torch.arange(w.first_row, w.stop) < w.end_row for w in windows]),
+        argmax=cat("argmax", tails).long(),
+        lse=cat("lse", tails),
     )

@@ -130,9 +130,9 @@ def serving_table(levels: Sequence[Level]) -> Table:
                 ]
             )
     note = (
-        "Positive = better everywhere. Change relative to the baseline, for times baseline / head − 1; brackets: 95 % "
-        "paired bootstrap over prompts. Grey: the interval includes zero. ITL is the gap between chunks, and a chunk of a "
-        "speculative server carries several tokens: it gets worse by design; TPOT is per token."
+        "Positive = better everywhere. Change relative to the baseline, for times baseline / head − 1; brackets: "
+        "95 % paired bootstrap over prompts. Grey: the interval includes zero. ITL is the gap between chunks, and a "
+        "chunk of a speculative server carries several tokens: it gets worse by design; TPOT is per token."
     )
     columns = ["Measure", "Concurrency", "Baseline", "EAGLE-3", "Change (%)"]
     return Table("Serving, same prompts in both arms", columns, rows, note)

@@ -10,6 +10,7 @@ from tqdm import tqdm
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data.packing import plan_epoch
+from drafthead.data.windows import whole
 from drafthead.progress import progress_bar
 from drafthead.training import checkpoint
 from drafthead.training.metrics import MetricsLog, StepMetrics
@@ -78,10 +79,11 @@ def fit(run: Run, log: MetricsLog | None) -> None:
 
 def validate_now(run: Run) -> Validation:
     """Replay the validation split. Every rank runs all of it: ZeRO-3 needs their forwards in step."""
-    plan = plan_epoch(run.inputs.validation.lengths, run.config.tokens_per_batch, 0, 0)
-    batches = (run.load(run.inputs.validation, documents) for documents in plan)
+    store, num_steps = run.inputs.validation, run.config.num_ttt_steps
+    windows = [whole(i, store.tokens(i)[1], num_steps) for i in range(len(store))]  # rounds cross window borders
+    batches = (run.load(store, packed) for packed in plan_epoch(windows, run.config.tokens_per_batch, 0, 0))
     run.engine.eval()
-    result = validate(run.engine, run.config.num_ttt_steps, run.target, batches, run.recipe.eval.num_draft_tokens)
+    result = validate(run.engine, num_steps, run.target, batches, run.recipe.eval.num_draft_tokens)
     run.engine.train()
     return result
 

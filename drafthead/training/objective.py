@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from drafthead.core.alignment import shift, valid_positions
+from drafthead.core.alignment import shift
 from drafthead.core.losses import HeadLoss, Teacher, head_loss
 from drafthead.core.objectives import ObjectiveName
 from drafthead.data.packing import PackedBatch
@@ -89,9 +89,3 @@ def score(objective: nn.Module, batch: PackedBatch, target: FrozenTarget, valid:
 def step_weights(num_steps: int, decay: float) -> Tensor:
     """(K,) weight of each TTT step: decay**k."""
     return torch.tensor([decay**k for k in range(num_steps)], dtype=torch.float64)
-
-
-def valid_counts(loss_mask: Tensor, num_steps: int) -> Tensor:
-    """(K,) number of valid positions of one document, per step."""
-    bounds = torch.tensor([0, loss_mask.shape[0]])
-    return valid_positions(loss_mask, bounds, num_steps).sum(1)

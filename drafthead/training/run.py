@@ -13,6 +13,7 @@ from drafthead.config import Recipe, TrainConfig
 from drafthead.core.vocabulary import DraftVocabulary, coverage
 from drafthead.data.packing import PackedBatch, pack, plan_epoch
 from drafthead.data.store import StateStore
+from drafthead.data.windows import Window
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_pieces
 from drafthead.training import checkpoint
@@ -20,11 +21,10 @@ from drafthead.training.accelerator import build_accelerator
 from drafthead.training.objective import FrozenTarget, TTTObjective
 from drafthead.training.setup import (
     Inputs,
-    TokenCounts,
     build_model,
-    count_tokens,
     draft_vocabulary,
     frozen_target,
+    survey,
 )
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -37,8 +37,8 @@ class Run:
     Attributes:
         recipe, inputs: what is trained on what.
         accelerator, engine, optimizer: accelerate's, DeepSpeed's and the wrapped AdamW.
-        target, vocabulary, counts: frozen tensors, d2t and t2d, token and position counts.
-        stream: packed micro batches of all epochs, as document indices.
+        target, vocabulary: frozen tensors, d2t and t2d.
+        stream: packed micro batches of all epochs.
         state: where training stands.
     """
 
@@ -49,8 +49,7 @@ class Run:
     optimizer: Any
     target: FrozenTarget
     vocabulary: DraftVocabulary
-    counts: TokenCounts
-    stream: list[list[int]]
+    stream: list[list[Window]]
     state: checkpoint.TrainState
 
     @property
@@ -65,16 +64,16 @@ class Run:
     def total_steps(self) -> int:
         return len(self.stream) // self.micro_batches_per_step
 
-    def load(self, store: StateStore, documents: list[int]) -> PackedBatch:
+    def load(self, store: StateStore, windows: list[Window]) -> PackedBatch:
         """One micro batch on this rank's device, states in the compute type."""
-        return pack(store, documents).to(self.accelerator.device, _DTYPES[self.config.precision])
+        return pack(store, windows).to(self.accelerator.device, _DTYPES[self.config.precision])
 
 
 def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     """Build model, optimiser and engine, and restore the newest whole checkpoint."""
     config = recipe.train
-    counts = count_tokens(inputs.train, inputs.spec.vocab_size, config.num_ttt_steps)
-    vocabulary = draft_vocabulary(recipe, counts)
+    found = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, config.num_ttt_steps)
+    vocabulary = draft_vocabulary(recipe, found)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
     draft = build_model(draft_shape(recipe, inputs.spec), pieces, vocabulary, config.seed)
     objective = TTTObjective(draft, config.num_ttt_steps, config.objective, config.zero_hidden_states)
@@ -88,12 +87,12 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     stream = [
         batch
         for epoch in range(config.epochs)
-        for batch in plan_epoch(inputs.train.lengths, config.tokens_per_batch, config.seed, epoch)
+        for batch in plan_epoch(found.windows, config.tokens_per_batch, config.seed, epoch)
     ]
     run = Run(
         recipe, inputs, accelerator, engine, optimizer,
         target=frozen_target(pieces, inputs.spec, vocabulary, accelerator.device, _DTYPES[config.precision]),
-        vocabulary=vocabulary, counts=counts, stream=stream, state=_restore(recipe, accelerator, engine),
+        vocabulary=vocabulary, stream=stream, state=_restore(recipe, accelerator, engine),
     )  # fmt: skip
     if run.total_steps == 0:
         raise ValueError(
@@ -101,10 +100,12 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
             "(ranks x accumulation): harvest more data, raise train.epochs or lower train.tokens_per_batch"
         )
     if accelerator.is_main_process:
-        share = coverage(counts.generated, vocabulary)
+        share = coverage(found.generated, vocabulary)
+        silent = f", {found.silent} without a position to learn from" if found.silent else ""
         print(
-            f"{run.total_steps} steps of {run.micro_batches_per_step} packed batches; {len(inputs.train)} sequences; "
-            f"draft vocabulary {len(vocabulary.d2t)} of {inputs.spec.vocab_size} covers {share:.2%} of generated tokens"
+            f"{run.total_steps} steps of {run.micro_batches_per_step} packed batches; {len(inputs.train)} sequences "
+            f"in {len(found.windows)} windows{silent}; draft vocabulary {len(vocabulary.d2t)} of "
+            f"{inputs.spec.vocab_size} covers {share:.2%} of generated tokens"
         )
     return run
 

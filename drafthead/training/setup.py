@@ -11,11 +11,11 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.data import store as state_store
-from drafthead.data.packing import check_lengths
 from drafthead.data.store import StateStore
+from drafthead.data.windows import Window, cut
 from drafthead.models.draft import DraftModel, DraftShape
 from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
-from drafthead.training.objective import FrozenTarget, valid_counts
+from drafthead.training.objective import FrozenTarget
 
 _HARVEST = "python data_gen/harvest.py RECIPE"
 
@@ -42,7 +42,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
 
     Raises:
         ArtefactError: a store is missing, unfinished, or was harvested from another target or other taps.
-        ValueError: a sequence exceeds train.tokens_per_batch.
+        ValueError: a tap id lies beyond the target.
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
     check_tap_ids(spec, recipe.target.tap_ids)
@@ -53,7 +53,6 @@ def open_inputs(recipe: Recipe) -> Inputs:
         _check_store(manifest["identity"], recipe, spec, directory)
         references[split] = provenance.reference(manifest)
         stores[split] = StateStore(directory)
-        check_lengths(stores[split].lengths, recipe.train.tokens_per_batch)
     identity = {
         "states": references,
         "target": target_identity(recipe, spec),
@@ -76,33 +75,38 @@ def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Pa
 
 
 @dataclass(frozen=True)
-class TokenCounts:
-    """Counts over the training split.
+class Survey:
+    """What one pass over the masks and tokens of the training split finds.
 
     Attributes:
         generated: (V,) how often the target generated each token.
         seen: (V,) how often each token occurs at all.
-        valid: (documents, K) valid positions per document and TTT step.
+        windows: what is trained on.
+        silent: documents in which nothing can be learned from, such as answers of no token.
     """
 
     generated: Tensor
     seen: Tensor
-    valid: Tensor
+    windows: list[Window]
+    silent: int
 
 
-def count_tokens(store: StateStore, vocab_size: int, num_steps: int) -> TokenCounts:
-    """One pass over the masks and tokens of a store; states are not read."""
+def survey(store: StateStore, vocab_size: int, budget: int, num_steps: int) -> Survey:
+    """Count tokens and cut windows; states are not read."""
     generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
-    valid = []
+    windows: list[Window] = []
+    silent = 0
     for i in range(len(store)):
         tokens, mask = store.tokens(i)
         seen += torch.bincount(tokens, minlength=vocab_size)
         generated += torch.bincount(tokens[mask], minlength=vocab_size)
-        valid.append(valid_counts(mask, num_steps))
-    return TokenCounts(generated, seen, torch.stack(valid))
+        found = cut(i, mask, budget, num_steps)
+        silent += not found
+        windows += found
+    return Survey(generated, seen, windows, silent)
 
 
-def draft_vocabulary(recipe: Recipe, counts: TokenCounts) -> DraftVocabulary:
+def draft_vocabulary(recipe: Recipe, counts: Survey) -> DraftVocabulary:
     """The most frequent generated tokens, and every special token that occurs anywhere in the text."""
     from transformers import AutoTokenizer
 

@@ -39,7 +39,7 @@ def train_step(run: Run, step: int) -> tuple[StepMetrics, int]:
     config, accelerator, num_steps = run.config, run.accelerator, run.config.num_ttt_steps
     first = step * run.micro_batches_per_step
     group = run.stream[first : first + run.micro_batches_per_step]
-    valid_total = torch.stack([run.counts.valid[documents].sum(0) for documents in group]).sum(0).clamp_min(1)  # (K,)
+    valid_total = torch.tensor([window.valid for windows in group for window in windows]).sum(0).clamp_min(1)  # (K,)
     weights = step_weights(num_steps, config.step_weight_decay)
     # DeepSpeed divides by accumulation steps and averages over ranks: undo both.
     scale = (weights / valid_total * run.micro_batches_per_step).to(accelerator.device, torch.float32)
@@ -48,9 +48,10 @@ def train_step(run: Run, step: int) -> tuple[StepMetrics, int]:
         parameters["lr"] = rate
 
     sums = torch.zeros(2 * num_steps + 1, dtype=torch.float64, device=accelerator.device)
-    for documents in group[accelerator.process_index :: accelerator.num_processes]:
-        batch = run.load(run.inputs.train, documents)
-        valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, num_steps)
+    for windows in group[accelerator.process_index :: accelerator.num_processes]:
+        batch = run.load(run.inputs.train, windows)
+        valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, num_steps) & batch.counted
+        assert valid.sum(1).tolist() == torch.tensor([w.valid for w in windows]).sum(0).tolist(), "counted otherwise"
         with accelerator.accumulate(run.engine):
             scored = score(run.engine, batch, run.target, valid, scale)
             _check_finite(run, scored, step, batch)

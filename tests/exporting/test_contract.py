@@ -12,13 +12,13 @@ from drafthead.models.target import load_target_spec
 from drafthead.provenance import ArtefactError, begin, finish
 
 
-@pytest.fixture()
+@pytest.fixture
 def shape():
     recipe = load_recipe(overrides=["head.num_layers=2", "head.fc_norm=true"])
     return draft_shape(recipe, load_target_spec(recipe.target_path))
 
 
-@pytest.fixture()
+@pytest.fixture
 def tensors(shape):
     vocabulary = choose_vocabulary(torch.arange(shape.vocab_size), shape.head.draft_vocab_size, torch.tensor([1]))
     return {**DraftModel(shape).state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}

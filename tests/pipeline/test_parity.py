@@ -11,6 +11,7 @@ from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data.packing import pack
 from drafthead.data.responses import read_responses
 from drafthead.data.store import StateStore
+from drafthead.data.windows import whole
 from drafthead.evaluation.workload import speculative_config
 from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
@@ -53,7 +54,7 @@ def predicted(recipe) -> dict:
     store = StateStore(recipe.states_dir("validation"))
     rounds = {}
     for i in range(len(store)):
-        batch = pack(store, [i]).to(torch.device("cpu"), torch.float32)
+        batch = pack(store, [whole(i, store.tokens(i)[1], num_drafts)]).to(torch.device("cpu"), torch.float32)
         text = replayable(batch.loss_mask)
         valid = valid_positions(text, batch.layout.cu_rows, num_drafts)
         with torch.no_grad():

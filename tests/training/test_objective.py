@@ -1,0 +1,69 @@
+"""The loss of an optimiser step does not depend on how its documents are packed or shared out."""
+
+import pytest
+import torch
+
+from drafthead.core.alignment import valid_positions
+from drafthead.core.objectives import OBJECTIVES
+from drafthead.data.packing import pack
+from drafthead.data.store import StateStore, shard_path, write_shard
+from drafthead.data.windows import whole
+from drafthead.models.draft import DraftModel
+from drafthead.training.objective import FrozenTarget, TTTObjective, score, step_weights
+from tests.data.test_store import sequence
+from tests.models.test_draft import small_model
+
+NUM_STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> StateStore:
+    directory = tmp_path_factory.mktemp("states")
+    documents = [
+        sequence(name, length, taps=(0, 1, 2), hidden=8) for name, length in zip("abcd", (9, 5, 14, 7), strict=True)
+    ]
+    write_shard(shard_path(directory, 0), documents, num_target_layers=3)
+    return StateStore(directory)
+
+
+def frozen(model: DraftModel) -> FrozenTarget:
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(model.shape.vocab_size, 8, generator=generator, dtype=torch.float64)
+    ids = torch.arange(0, 2 * model.shape.head.draft_vocab_size, 2)[: model.shape.head.draft_vocab_size].clamp_max(19)
+    return FrozenTarget(rows, torch.ones(8, dtype=torch.float64), rows[ids], 1e-5, ids)
+
+
+def gradients(store: StateStore, micro_batches: list[list[int]], objective: str) -> list[torch.Tensor]:
+    """Gradient of one optimiser step over all documents, accumulated over these micro batches."""
+    model = small_model()
+    module = TTTObjective(model, NUM_STEPS, objective)
+    windows = [whole(i, store.tokens(i)[1], NUM_STEPS) for i in range(len(store))]
+    total = torch.tensor([w.valid for w in windows]).sum(0)
+    scale = step_weights(NUM_STEPS, 0.8) / total
+    for members in micro_batches:
+        batch = pack(store, [windows[i] for i in members]).to(torch.device("cpu"), torch.float64)
+        valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, NUM_STEPS) & batch.counted
+        score(module, batch, frozen(model), valid, scale).loss.backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("micro_batches", [[[0], [1], [2], [3]], [[2, 0], [3, 1]], [[3, 2, 1, 0]]])
+def test_any_packing_gives_the_same_gradient(store, objective, micro_batches):
+    together = gradients(store, [[0, 1, 2, 3]], objective)
+    for ours, wanted in zip(gradients(store, micro_batches, objective), together, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
+    assert any(g.abs().max() > 1e-3 for g in together)
+
+
+def test_zeroed_hidden_states_hide_the_target(store):
+    model = small_model()
+    windows = [whole(i, store.tokens(i)[1], NUM_STEPS) for i in range(len(store))]
+    batch = pack(store, windows).to(torch.device("cpu"), torch.float64)
+    valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, NUM_STEPS)
+    losses = []
+    for aux in (batch.aux, batch.aux.flip(0)):
+        changed = type(batch)(**{**batch.__dict__, "aux": aux})
+        blind = TTTObjective(model, NUM_STEPS, zero_hidden_states=True)
+        losses.append(score(blind, changed, frozen(model), valid, torch.ones(NUM_STEPS)).loss.item())
+    assert losses[0] == losses[1]
