@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from drafthead.generation.tiny.corpus import Class, Function
-from drafthead.generation.tiny.steps import steps_of
+from drafthead.generation.tiny.steps import step, steps_of
 from drafthead.generation.tiny.wording import (
     called,
     count,
@@ -86,12 +86,13 @@ def explanation(function: Function) -> str:
 
 
 def numbered(function: Function) -> str:
-    """List the steps of the body, each starting with a capital letter."""
-    lines = [f"{i}. {text[0].upper()}{text[1:]}." for i, text in enumerate(steps_of(function), 1)]
-    left = len(function.node.body) - len(lines)
-    if left > 0:
-        lines.append(f"{len(lines) + 1}. {count(left, 'more step').capitalize()} to finish.")
-    return "\n".join(lines)
+    """List the first two steps and the last one, each starting with a capital letter."""
+    steps = steps_of(function, most=2)
+    hidden = len(function.node.body) - 3
+    if hidden >= 0:
+        between = f"after {count(hidden, 'more step')}, " if hidden else "finally, "
+        steps.append(between + step(function.node.body[-1]))
+    return "\n".join(f"{i}. {text[0].upper()}{text[1:]}." for i, text in enumerate(steps, 1))
 
 
 def story(function: Function) -> str:
@@ -128,24 +129,33 @@ def long_function(function: Function, choose: random.Random) -> tuple[str, str]:
     """Return a request to sum up a long function and its answer."""
     errors = raised(function)
     calls = called(function)
-    head = f"`{function.name}` {purpose(function)}. {_takes(function)}"
-    body = [f"- {text[0].upper()}{text[1:]}" for text in steps_of(function, most=3)]
-    tail = f"It relies on {listed(calls[:3])}. " if calls else ""
-    tail += f"It can fail with {listed(errors[:2])}." if errors else _outcome(function)
-    answer = "\n".join([head, "", "It starts like this:", *body, "", tail])
-    return f"{choose.choice(SUMMARY)}\n\n{fenced(function.source)}", answer
+    lines = [
+        f"`{function.name}` {purpose(function)}. {_takes(function)}",
+        "",
+        f"It opens like this: {step(function.node.body[0])}. At the very end: {step(function.node.body[-1])}.",
+        f"Much of the work is left to `{calls[0]}`." if calls else "No other function is called.",
+        f"Callers should expect `{errors[0]}`." if errors else _outcome(function),
+    ]
+    return f"{choose.choice(SUMMARY)}\n\n{fenced(function.source)}", "\n".join(lines)
 
 
 def long_class(owner: Class, source: str, choose: random.Random) -> tuple[str, str]:
-    """Return a request to sum up the first methods of a class and its answer."""
+    """Return a request to sum up the first methods of a class and its answer.
+
+    Each method gets a sentence of its own shape: a list of equal lines is what a small model repeats.
+    """
     shown = [method for method in owner.methods if f"def {method.name}(" in source]
     base = f", a kind of `{owner.bases[0]}`," if owner.bases else ""
-    head = f"The class `{owner.name}`{base} stands for the {' '.join(words_of(owner.name))}."
-    body = [f"- `{method.name}` {purpose(method)}." for method in shown[:5]]
-    left = count(len(shown) - len(body), "more method")
-    tail = [f"There are {left} after that."] if len(shown) > len(body) + 1 else []
-    answer = "\n".join([head, "", *body, *tail])
-    return f"{choose.choice(SUMMARY)}\n\n{fenced(source)}", answer
+    lines = [
+        f"The class `{owner.name}`{base} stands for the {' '.join(words_of(owner.name))}.",
+        "",
+        f"Its first method, `{shown[0].name}`, {purpose(shown[0])}.",
+    ]
+    if len(shown) > 2:
+        lines.append(f"Next comes `{shown[1].name}`, which {purpose(shown[1])}.")
+    if len(shown) > 1:
+        lines.append(f"The last one shown is `{shown[-1].name}`. That makes {count(len(shown), 'method')} in all.")
+    return f"{choose.choice(SUMMARY)}\n\n{fenced(source)}", "\n".join(lines)
 
 
 def fenced(source: str) -> str:

@@ -59,7 +59,7 @@ def code(function: Function, choose: random.Random) -> tuple[str, str]:
     styles: list[tuple[tuple[str, ...], Maker]] = [(WRAP, wrapper), (TRY_OUT, unit_test)]
     if function.parameters:
         styles += [(STORE, constructor), (RECORD, record)]
-    if len(function.source) < 260 and len(function.node.body) < 5 and "..." not in function.source:
+    if len(function.source) < 180 and len(function.node.body) < 3 and "..." not in function.source:
         styles += [(COMPLETE, completion)] * 2
     phrases, answer = choose.choice(styles)
     request = choose.choice(phrases).format(name=function.name, owner=class_name(function), purpose=purpose(function))

@@ -26,7 +26,7 @@ class Schedule:
     learning_rate: float = 2e-3
     final_rate: float = 5e-5
     warmup_steps: int = 80
-    decay_steps: int = 1200
+    decay_steps: int = 1400
     weight_decay: float = 0.05
     router_weight: float = 0.01
     clip: float = 1.0
