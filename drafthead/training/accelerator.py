@@ -45,6 +45,9 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
         log_with=None if config.tracker == "none" else config.tracker,
         project_dir=log_dir,
     )
+    if not torch.cuda.is_available():
+        # accelerate gives every process one thread unless told otherwise.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     world_size = int(os.environ["WORLD_SIZE"])
     if accelerator.distributed_type != DistributedType.DEEPSPEED or accelerator.num_processes != world_size:
         raise ValueError(

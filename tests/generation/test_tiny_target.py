@@ -24,7 +24,7 @@ from drafthead.generation.tiny.wording import purpose, third_person
 
 TINY = Path(__file__).parents[2] / "data_gen" / "tiny"
 TARGET = TINY / "target"
-# Measured 0.0 to two decimals would be copying; a random model starts at 8.0.
+# Held-out samples measure 0.62 (training.json); random weights give 8.0.
 MAX_ANSWER_LOSS = 1.0
 
 

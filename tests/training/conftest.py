@@ -26,15 +26,20 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
     """Texts in which a token decides the next one, and states from which the target's head reads it off."""
     spec = load_target_spec(recipe.target_path)
     head = TargetHead.load(recipe.target_path, dtype="float32")
-    rows = load_pieces(recipe.target_path).lm_head.float()
+    pieces = load_pieces(recipe.target_path)
+    rows = pieces.lm_head.float()
+    # Tokens that their own row of lm_head predicts, so that the text is what the target would say.
+    own = (rows @ rows.T).argmax(1) == torch.arange(len(rows))
+    alphabet = own.nonzero()[:64, 0]
     generator = torch.Generator().manual_seed(seed)
     sequences = []
     for i in range(count):
         length = int(torch.randint(16, 40, (1,), generator=generator))
         first = int(torch.randint(0, 64, (1,), generator=generator))
-        tokens = (torch.arange(length + 1) * 7 + first) % 64 + 100
-        states = torch.nn.functional.normalize(rows[tokens[1:]], dim=-1) * spec.hidden_size**0.5
-        states = states + 0.1 * torch.randn(states.shape, generator=generator)
+        tokens = alphabet[(torch.arange(length + 1) * 7 + first) % 64]
+        states = rows[tokens[1:]] / pieces.final_norm.float()  # the final norm multiplies its weight back in
+        states = torch.nn.functional.normalize(states, dim=-1) * spec.hidden_size**0.5
+        states = states + 0.02 * torch.randn(states.shape, generator=generator)
         mask = torch.ones(length, dtype=torch.uint8)
         mask[:4] = 0
         mask[-4:] = 0  # said after the stop
