@@ -75,7 +75,9 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     found = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, config.num_ttt_steps)
     vocabulary = draft_vocabulary(recipe, found)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    draft = build_model(draft_shape(recipe, inputs.spec), pieces, vocabulary, config.seed)
+    draft = build_model(
+        draft_shape(recipe, inputs.spec), pieces, vocabulary, config.seed, blind=config.zero_hidden_states
+    )
     objective = TTTObjective(draft, config.num_ttt_steps, config.objective, config.zero_hidden_states)
     accelerator = build_accelerator(config, objective, str(recipe.run_dir))
     if config.tracker != "none":

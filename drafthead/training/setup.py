@@ -116,13 +116,21 @@ def draft_vocabulary(recipe: Recipe, counts: Survey) -> DraftVocabulary:
     return choose_vocabulary(counts.generated, recipe.head.draft_vocab_size, required)
 
 
-def build_model(shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int) -> DraftModel:
-    """A fresh head that starts from its target: lm_head rows and final norm are copied, not random."""
+def build_model(
+    shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int, blind: bool = False
+) -> DraftModel:
+    """A fresh head that starts from its target: lm_head rows and final norm are copied, not random.
+
+    `blind` zeroes fc. Trained on zeroed states it stays zero, so the served head ignores the states it is given,
+    as it did in training; a random fc would feed it noise.
+    """
     torch.manual_seed(seed)
     model = DraftModel(shape)
     with torch.no_grad():
         model.lm_head.weight.copy_(pieces.lm_head[vocabulary.target_ids])
         model.norm.weight.copy_(pieces.final_norm)
+        if blind:
+            model.fc.weight.zero_()
     return model
 
 
