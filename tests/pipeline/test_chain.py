@@ -63,7 +63,7 @@ def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
     head = _lengths(tiny_run, "acceptance")
     blind = _lengths(blind_run, "acceptance")
     assert head["eagle3"].low > head["ngram"].high, head
-    assert head["eagle3"].low > blind["eagle3"].value, (head, blind)
+    assert head["eagle3"].low > blind["eagle3"].high, (head, blind)
 
 
 def _lengths(recipe, name: str) -> dict:
