@@ -124,10 +124,6 @@ class Shard:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def num_tokens(self, index: int) -> int:
-        """Length of sequence `index`."""
-        return self._offsets[index + 1] - self._offsets[index]
-
     def rows(self, index: int, name: str) -> Tensor:
         """One tensor of one sequence, without reading the others."""
         return self._file.get_slice(name)[self._offsets[index] : self._offsets[index + 1]]
@@ -161,7 +157,6 @@ class StateStore:
         self._shards = [Shard(path) for path in paths]
         self._index = [(shard, i) for shard in self._shards for i in range(len(shard))]
         self.tap_ids = self._shards[0].tap_ids
-        self.lengths = [shard.num_tokens(i) for shard, i in self._index]
 
     def __len__(self) -> int:
         return len(self._index)
