@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 
 from drafthead.config import HeadConfig, Recipe
@@ -82,6 +83,18 @@ class RMSNorm(nn.Module):
         return (wide * self.weight).to(states.dtype)
 
 
+@dataclass(frozen=True)
+class Past:
+    """Keys and values of the TTT steps so far in one layer, rotated: step 0 (T, G, D), later steps (R, G, D)."""
+
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+
+    def extended(self, key: Tensor, value: Tensor) -> "Past":
+        """With one more step. A new object, so that a checkpointed step can be run again."""
+        return Past((*self.keys, key), (*self.values, value))
+
+
 class Attention(nn.Module):
     """Grouped-query attention whose keys and values of earlier TTT steps are kept by the caller."""
 
@@ -94,13 +107,14 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(input_size, head.num_key_value_heads * head.head_dim, bias=False)
         self.o_proj = nn.Linear(head.num_attention_heads * head.head_dim, shape.hidden_size, bias=False)
 
-    def forward(self, states: Tensor, step: "Step", cache: "StepCache") -> Tensor:
+    def forward(self, states: Tensor, step: "Step", past: Past) -> tuple[Tensor, Past]:
         """Keys and values of every position given, queries and output of `step.queries` among them."""
         heads = (-1, self.head_dim)
-        cache.keys.append(rotate(self.k_proj(states).unflatten(-1, heads), *step.rope))
-        cache.values.append(self.v_proj(states).unflatten(-1, heads))
+        key = rotate(self.k_proj(states).unflatten(-1, heads), *step.rope)
+        past = past.extended(key, self.v_proj(states).unflatten(-1, heads))
         query = rotate(self.q_proj(step.select(states)).unflatten(-1, heads), *map(step.select, step.rope))
-        return self.o_proj(ttt_attention(query, cache.keys, cache.values, step.cu_queries, step.cu_keys).flatten(1))
+        mixed = ttt_attention(query, past.keys, past.values, step.cu_queries, step.cu_keys)
+        return self.o_proj(mixed.flatten(1)), past
 
 
 @dataclass(frozen=True)
@@ -122,14 +136,6 @@ class Step:
     def select(self, states: Tensor) -> Tensor:
         """The positions that go on."""
         return states if self.queries is None else states[self.queries]
-
-
-class StepCache:
-    """Keys and values of the TTT steps so far, one entry per step, of one layer."""
-
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
 
 
 class MLP(nn.Module):
@@ -158,7 +164,7 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, shape.head.intermediate_size)
 
-    def forward(self, state: Tensor, embedding: Tensor, step: Step, cache: StepCache) -> Tensor:
+    def forward(self, state: Tensor, embedding: Tensor, step: Step, past: Past) -> tuple[Tensor, Past]:
         residual = state
         if self.hidden_norm is None:
             mixed = self.input_layernorm(state)
@@ -166,8 +172,9 @@ class DraftLayer(nn.Module):
             normed = self.hidden_norm(state)
             residual = normed if self.norm_before_residual else state
             mixed = torch.cat([self.input_layernorm(embedding), normed], dim=-1)  # (T, 2H)
-        state = step.select(residual) + self.self_attn(mixed, step, cache)
-        return state + self.mlp(self.post_attention_layernorm(state))
+        attended, past = self.self_attn(mixed, step, past)
+        state = step.select(residual) + attended
+        return state + self.mlp(self.post_attention_layernorm(state)), past
 
 
 class DraftModel(nn.Module):
@@ -205,7 +212,14 @@ class DraftModel(nn.Module):
         frequencies = self._frequencies.to(positions.device, torch.promote_types(dtype, torch.float32))
         return rotation(positions, frequencies, self._rope_factor)
 
-    def unroll(self, aux: Tensor, embeddings: list[Tensor], positions: Tensor, layout: Layout) -> Tensor:
+    def unroll(
+        self,
+        aux: Tensor,
+        embeddings: list[Tensor],
+        positions: Tensor,
+        layout: Layout,
+        recompute: bool = False,
+    ) -> Tensor:
         """Run len(embeddings) = K TTT steps.
 
         Args:
@@ -214,22 +228,37 @@ class DraftModel(nn.Module):
                 every token a key, and (R, H) from step 1 on.
             positions: (T,) the target's own positions; step k rotates by positions + k.
             layout: documents and rows.
+            recompute: keep only each step's state, keys and values, and run the step again in the backward.
 
         Returns:
             (K, R, H), after the final norm, ready for lm_head.
         """
-        layers = [self.midlayer, *self.layers.values()]
-        caches = [StepCache() for _ in layers]
-        feature = self.combine(aux)
+        pasts = tuple(Past() for _ in range(1 + len(self.layers)))
+        state = self.combine(aux)
         outputs = []
         for k, embedding in enumerate(embeddings):
-            state = feature
-            rope = self.rope(positions if k == 0 else positions[layout.rows] + k, feature.dtype)
-            for layer, cache in zip(layers, caches, strict=True):
-                state = layer(state, embedding, self._plan(k, layer is layers[-1], rope, layout), cache)
-            outputs.append(self.norm(state))
-            feature = outputs[-1] if self.shape.head.norm_output else state
+            rope = self.rope(positions if k == 0 else positions[layout.rows] + k, state.dtype)
+            if recompute:
+                state, output, pasts = checkpoint(
+                    self._run_step, k, state, embedding, rope, layout, pasts, use_reentrant=False
+                )
+            else:
+                state, output, pasts = self._run_step(k, state, embedding, rope, layout, pasts)
+            outputs.append(output)
         return torch.stack(outputs)
+
+    def _run_step(
+        self, k: int, state: Tensor, embedding: Tensor, rope: tuple[Tensor, Tensor], layout: Layout,
+        pasts: tuple[Past, ...],
+    ) -> tuple[Tensor, Tensor, tuple[Past, ...]]:  # fmt: skip
+        """The next step's feature, this step's output, and every layer's keys and values with this step's."""
+        layers = [self.midlayer, *self.layers.values()]
+        extended = []
+        for layer, past in zip(layers, pasts, strict=True):
+            state, past = layer(state, embedding, self._plan(k, layer is layers[-1], rope, layout), past)
+            extended.append(past)
+        output = self.norm(state)
+        return output if self.shape.head.norm_output else state, output, tuple(extended)
 
     @staticmethod
     def _plan(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> Step:
@@ -239,3 +268,19 @@ class DraftModel(nn.Module):
         if k == 0:
             return Step(rope, None, layout.cu_seqlens, layout.cu_seqlens)
         return Step(rope, None, layout.cu_rows, layout.cu_seqlens)
+
+
+def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> DraftModel:
+    """A head with the given weights that is not trained.
+
+    Args:
+        shape: of the head.
+        weights: every parameter by name; d2t and t2d may be among them.
+        device: where it computes.
+        dtype: in which type.
+    """
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        model = DraftModel(shape)
+    parameters = {name: weights[name].to(device, dtype) for name in model.state_dict()}
+    model.load_state_dict(parameters, assign=True)
+    return model.eval().requires_grad_(False)

@@ -30,7 +30,7 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
     """
     _refuse_cpu_bypass()
     _single_process_defaults()
-    _skip_runtime_compilation()
+    _skip_runtime_compilation(config.compile)
     from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
     from accelerate.utils import DistributedType
 
@@ -39,7 +39,7 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, model)),
         # Without a named backend, ranks on CPU each believe they are alone.
         kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_RUN_TIMEOUT)],
-        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        gradient_accumulation_steps=accumulation_steps(config),
         # The schedule is a function of the step; accelerate would advance it once per process.
         step_scheduler_with_optimizer=False,
         log_with=None if config.tracker == "none" else config.tracker,
@@ -47,7 +47,8 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
     )
     if not torch.cuda.is_available():
         # accelerate gives every process one thread unless told otherwise.
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     world_size = int(os.environ["WORLD_SIZE"])
     if accelerator.distributed_type != DistributedType.DEEPSPEED or accelerator.num_processes != world_size:
         raise ValueError(
@@ -65,8 +66,10 @@ def deepspeed_config(config: TrainConfig, model: nn.Module) -> dict:
     bucket = max(1_000_000, min(500_000_000, num_parameters))
     return {
         "train_micro_batch_size_per_gpu": 1,  # a packed batch is one row
-        "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "gradient_clipping": config.max_grad_norm,
+        "gradient_accumulation_steps": accumulation_steps(config),
+        # Of Muon, DeepSpeed would clip the orthogonalised update, whose norm says nothing of the gradient; at
+        # ZeRO 0 it clips without telling the norm, so training.optimizer does it.
+        "gradient_clipping": config.max_grad_norm if config.optimizer == "adamw" and config.zero_stage else 0.0,
         "zero_optimization": {
             "stage": config.zero_stage,
             "reduce_bucket_size": bucket,
@@ -74,6 +77,7 @@ def deepspeed_config(config: TrainConfig, model: nn.Module) -> dict:
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
             "overlap_comm": torch.cuda.is_available(),
+            "reduce_scatter": config.optimizer == "adamw",  # Muon needs whole gradients
         },
         "bf16": {"enabled": config.precision == "bf16"},
         # A torch optimiser is given, so DeepSpeed has no fused one to compile.
@@ -81,6 +85,22 @@ def deepspeed_config(config: TrainConfig, model: nn.Module) -> dict:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**12,
     }
+
+
+def accumulation_steps(config: TrainConfig) -> int:
+    """Micro batches that one rank accumulates in an optimiser step.
+
+    Raises:
+        ValueError: the ranks do not share the step evenly.
+    """
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if config.batches_per_step % ranks:
+        above = -(-config.batches_per_step // ranks) * ranks
+        raise ValueError(
+            f"train.batches_per_step {config.batches_per_step} is not divisible by {ranks} ranks; "
+            f"set it to {above}, or launch a number of processes that divides it"
+        )
+    return config.batches_per_step // ranks
 
 
 def _refuse_cpu_bypass() -> None:
@@ -110,10 +130,15 @@ def _single_process_defaults() -> None:
     os.environ.update({name: str(value) for name, value in defaults.items()})
 
 
-def _skip_runtime_compilation() -> None:
-    """On CPU DeepSpeed would compile a shared-memory extension for minutes; gloo gives the same losses."""
+def _skip_runtime_compilation(compile_requested: bool) -> None:
+    """On CPU DeepSpeed would compile for minutes: an extension for shared memory, and Muon's iteration.
+
+    gloo and eager execution give the same losses.
+    """
     if torch.cuda.is_available():
         return
+    if not compile_requested:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # known, so DeepSpeed need not warn that it found no other
     import deepspeed.ops
 

@@ -11,7 +11,10 @@ whose files all verify is resumed. DeepSpeed's `latest` file is no marker: it lo
 optimiser files without an error.
 """
 
+import io
 import shutil
+from argparse import Namespace
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ class TrainState:
         world_size: ranks that wrote the checkpoint.
         zero_stage: of the run.
         acceptance_length: predicted on the validation split at this step.
+        acceptance_per_position: joint prefix acceptance of draft tokens 1..K, likewise.
         best_step: step of the best checkpoint so far.
         best_acceptance_length: its predicted acceptance length.
     """
@@ -45,6 +49,7 @@ class TrainState:
     acceptance_length: float
     best_step: int
     best_acceptance_length: float
+    acceptance_per_position: tuple[float, ...] = ()
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
@@ -93,28 +98,54 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
         except (ArtefactError, FileNotFoundError) as error:
             broken = [str(error)]
         if not broken:
-            return path, TrainState(**read_json(path / _STATE))
+            state = read_json(path / _STATE)
+            rates = tuple(state.pop("acceptance_per_position"))
+            return path, TrainState(**state, acceptance_per_position=rates)
         print(f"checkpoint {path.name} is damaged ({', '.join(broken)}): trying an older one")
     return None
 
 
-def load(engine: Any, path: Path, state: TrainState, world_size: int, zero_stage: int) -> None:
-    """Restore the engine from a verified checkpoint.
+def load(accelerator: Any, engine: Any, path: Path, state: TrainState) -> None:
+    """Restore the engine from a verified checkpoint; every rank calls this.
+
+    On another number of ranks than wrote it, rank 0 first converts it to DeepSpeed's universal format. ZeRO 0
+    keeps everything on every rank and needs no conversion.
 
     Raises:
-        ArtefactError: it was written by another number of ranks or another ZeRO stage, or does not load.
+        ArtefactError: it does not load.
     """
-    if (state.world_size, state.zero_stage) != (world_size, zero_stage):
-        raise ArtefactError(
-            f"{path} was written by {state.world_size} ranks at ZeRO {state.zero_stage}; this run has {world_size} "
-            f"ranks at ZeRO {zero_stage}. Resume with the same numbers, or start anew under another name"
-        )
-    loaded, _ = engine.load_checkpoint(str(path / _ENGINE), tag="state")
+    folder, tag = path / _ENGINE, "state"
+    reshaped = state.world_size != accelerator.num_processes and state.zero_stage > 0
+    if reshaped:
+        folder, tag = path.with_name(f".{path.name}.universal"), "universal"
+        if accelerator.is_main_process:
+            _convert(path / _ENGINE / "state", folder / tag)
+        accelerator.wait_for_everyone()
+        engine._config.load_universal_checkpoint = True  # DeepSpeed asks for it before a checkpoint is known
+    loaded, _ = engine.load_checkpoint(str(folder), tag=tag)
     if loaded is None or engine.global_steps != state.step:
         raise ArtefactError(
             f"{path} did not load: it says step {state.step}, DeepSpeed restored step {engine.global_steps}; "
             f"delete {path} to resume from an older checkpoint"
         )
+    if reshaped:
+        engine._config.load_universal_checkpoint = False
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            shutil.rmtree(folder)
+
+
+def _convert(source: Path, destination: Path) -> None:
+    """Write DeepSpeed's universal form of a checkpoint: one file per parameter, whatever the number of ranks."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    shutil.rmtree(destination, ignore_errors=True)  # of a killed run
+    options = Namespace(
+        input_folder=str(source), output_folder=str(destination), num_extract_workers=1, num_merge_workers=1,
+        keep_temp_folder=False, strict=True, inject_missing_state=True,
+    )  # fmt: skip
+    with redirect_stdout(io.StringIO()):  # it narrates every parameter
+        ds_to_universal.main(options)
 
 
 def retain(run_dir: Path, keep: int, best_step: int) -> None:

@@ -11,15 +11,19 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data.packing import plan_epoch
 from drafthead.data.windows import whole
+from drafthead.models.draft import frozen_copy
 from drafthead.progress import progress_bar
 from drafthead.training import checkpoint
-from drafthead.training.metrics import MetricsLog, StepMetrics
+from drafthead.training.metrics import MetricsLog
+from drafthead.training.objective import TTTObjective
 from drafthead.training.run import Run, prepare
 from drafthead.training.setup import open_inputs
 from drafthead.training.step import train_step
 from drafthead.training.validate import Validation, validate
+from drafthead.training.weights import consolidated
 
 KIND = "run"
+_LOG_LINES = 50  # a run prints about as many, whatever its length
 
 
 def train(recipe: Recipe) -> Path:
@@ -54,84 +58,85 @@ def train(recipe: Recipe) -> Path:
 def fit(run: Run, log: MetricsLog | None) -> None:
     """Run the remaining optimiser steps."""
     config = run.config
-    clock, tokens = time.perf_counter(), 0
+    log_every = max(1, run.total_steps // _LOG_LINES)
+    clock, tokens, start = time.perf_counter(), 0, run.state.step
     with progress_bar(run.total_steps, "train", "step", initial=run.state.step, disable=log is None) as bar:
         for step in range(run.state.step, run.total_steps):
             metrics, step_tokens = train_step(run, step)
             tokens += step_tokens
+            seconds = time.perf_counter() - clock
+            metrics = replace(
+                metrics,
+                tokens_per_second=tokens / seconds,
+                eta_seconds=seconds / (step + 1 - start) * (run.total_steps - step - 1),
+                acceptance_length=run.state.acceptance_length,
+                acceptance_per_position=run.state.acceptance_per_position,
+            )
             if log is not None:
-                rate = tokens / (time.perf_counter() - clock)
-                metrics = replace(metrics, tokens_per_second=rate)
                 log.write_step(metrics)
                 bar.set_postfix(loss=f"{metrics.loss:.3f}", top1=f"{metrics.accuracy_per_step[0]:.3f}", refresh=False)
+                if (step + 1) % log_every == 0 or step + 1 == run.total_steps:
+                    bar.write(metrics.line())
+            run.track(asdict(metrics), "train", step + 1)
             bar.update(1)
 
             # Now and then: where do we stand, and keep it.
             if (step + 1) % config.checkpoint_every == 0 or step + 1 == run.total_steps:
-                result = validate_now(run)
-                save_now(run, step + 1, result.acceptance.length)
+                weights = consolidated(run, averaged=config.ema_decay is not None)
+                result = validate_now(run, weights)
+                save_now(run, step + 1, result, weights)
                 if log is not None:
-                    _report_validation(log, bar, metrics, result)
-                clock, tokens = time.perf_counter(), 0
-            if config.tracker != "none":
-                run.accelerator.log(_flat(metrics), step=step + 1)
+                    _report_validation(run, log, bar, result)
+                clock, tokens, start = time.perf_counter(), 0, step + 1
 
 
-def validate_now(run: Run) -> Validation:
-    """Replay the validation split. Every rank runs all of it: ZeRO-3 needs their forwards in step."""
-    store, num_steps = run.inputs.validation, run.config.num_ttt_steps
-    windows = [whole(i, store.tokens(i)[1], num_steps) for i in range(len(store))]  # rounds cross window borders
-    batches = (run.load(store, packed) for packed in plan_epoch(windows, run.config.tokens_per_batch, 0, 0))
-    run.engine.eval()
-    result = validate(run.engine, num_steps, run.target, batches, run.recipe.eval.num_draft_tokens)
-    run.engine.train()
-    return result
+def validate_now(run: Run, weights: dict[str, Tensor]) -> Validation:
+    """Replay the validation split with the weights that would be exported, each rank its share of the batches.
+
+    A copy outside the engine computes: it needs no gathering, and the moving average can be judged as well.
+    """
+    store, config = run.inputs.validation, run.config
+    draft = frozen_copy(run.shape, weights, run.accelerator.device, run.dtype)
+    objective = TTTObjective(draft, config.num_ttt_steps, config.objective, config.zero_hidden_states)
+    windows = [whole(i, store.tokens(i)[1], config.num_ttt_steps) for i in range(len(store))]  # rounds cross windows
+    plan = plan_epoch(windows, config.tokens_per_batch, 0, 0)
+    batches = (run.load(store, w) for w in plan[run.accelerator.process_index :: run.accelerator.num_processes])
+    return validate(
+        objective, config.num_ttt_steps, run.target, batches, run.recipe.eval.num_draft_tokens,
+        lambda counts: run.accelerator.reduce(counts.to(run.accelerator.device), "sum").cpu(),
+    )  # fmt: skip
 
 
-def save_now(run: Run, step: int, acceptance_length: float) -> None:
+def save_now(run: Run, step: int, result: Validation, weights: dict[str, Tensor]) -> None:
     """Write a checkpoint, note whether it is the best so far, and apply retention."""
-    best = run.state
-    improved = best.best_step == 0 or acceptance_length > best.best_acceptance_length
+    best, length = run.state, result.acceptance.length
+    improved = best.best_step == 0 or length > best.best_acceptance_length
     run.state = checkpoint.TrainState(
         step=step,
         world_size=run.accelerator.num_processes,
         zero_stage=run.config.zero_stage,
-        acceptance_length=acceptance_length,
+        acceptance_length=length,
+        acceptance_per_position=result.acceptance.rates,
         best_step=step if improved else best.best_step,
-        best_acceptance_length=acceptance_length if improved else best.best_acceptance_length,
+        best_acceptance_length=length if improved else best.best_acceptance_length,
     )
-    checkpoint.save(run.accelerator, run.engine, run.recipe.run_dir, run.state, consolidated(run))
+    checkpoint.save(run.accelerator, run.engine, run.recipe.run_dir, run.state, weights)
     if run.accelerator.is_main_process:
         checkpoint.retain(run.recipe.run_dir, run.config.keep_checkpoints, run.state.best_step)
 
 
-def consolidated(run: Run) -> dict[str, Tensor]:
-    """float32 master weights under their exported names, with d2t and t2d; collective at ZeRO-3."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    weights = {}
-    for name, parameter in run.accelerator.unwrap_model(run.engine).draft.named_parameters():
-        master = safe_get_full_fp32_param(parameter)  # None without a ZeRO optimiser: the parameter is the master
-        weights[name] = (parameter if master is None else master).detach().float().cpu().clone()
-    return {**weights, "d2t": run.vocabulary.d2t, "t2d": run.vocabulary.t2d}
-
-
-def _report_validation(log: MetricsLog, bar: tqdm, metrics: StepMetrics, result: Validation) -> None:
-    acceptance = result.acceptance
+def _report_validation(run: Run, log: MetricsLog, bar: tqdm, result: Validation) -> None:
+    acceptance, step = result.acceptance, run.state.step
     rates = " ".join(f"{rate:.3f}" for rate in acceptance.rates)
-    bar.write(metrics.line())
     bar.write(
-        f"  validation: acceptance length {acceptance.length:.3f} (replay of {acceptance.drafts} rounds), "
-        f"per position {rates}, first-step loss {result.loss:.4f}"
+        f"step {step:6d}  validation: acceptance length {acceptance.length:.3f} (replay of {acceptance.drafts} "
+        f"rounds), per position {rates}, first-step loss {result.loss:.4f}"
     )
-    values = {"step": metrics.step, "first_step_loss": result.loss, "acceptance_length": acceptance.length}
-    log.write("validation", {**values, "acceptance_per_position": acceptance.rates, "rounds": acceptance.drafts})
-
-
-def _flat(metrics: StepMetrics) -> dict[str, float]:
-    """Scalars for a tracker; per-step tuples become numbered keys."""
-    flat: dict[str, float] = {}
-    for name, value in asdict(metrics).items():
-        items = {f"{name}/{k}": v for k, v in enumerate(value)} if isinstance(value, tuple) else {name: value}
-        flat.update({f"train/{key}": number for key, number in items.items()})
-    return flat
+    values = {
+        "first_step_loss": result.loss,
+        "acceptance_length": acceptance.length,
+        "acceptance_per_position": acceptance.rates,
+        "rounds": acceptance.drafts,
+    }
+    log.write("validation", {"step": step, **values})
+    run.track(values, "validation", step)

@@ -3,11 +3,15 @@
 import json
 import resource
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from drafthead.config import Recipe
 from drafthead.provenance import atomic_path
 
 
@@ -22,8 +26,11 @@ class StepMetrics:
         accuracy_per_step: share of valid positions where the draft's first choice is the target's.
         grad_norm: before clipping.
         learning_rate: of this step.
-        tokens_per_second: over all ranks, since the last logged step.
+        tokens_per_second: over all ranks, since the last validation.
         memory_gib: peak of rank 0, GPU memory if there is one, else resident.
+        acceptance_length: at the K to be served, by replay of the validation split when it last ran; 0 before.
+        acceptance_per_position: joint prefix acceptance of draft tokens 1..K, from the same replay.
+        eta_seconds: until the last step, at this rate.
     """
 
     step: int
@@ -34,15 +41,20 @@ class StepMetrics:
     learning_rate: float
     tokens_per_second: float
     memory_gib: float
+    acceptance_length: float = 0.0
+    acceptance_per_position: tuple[float, ...] = ()
+    eta_seconds: float = 0.0
 
     def line(self) -> str:
         """Fixed order and width."""
         losses = " ".join(f"{value:6.3f}" for value in self.loss_per_step)
         accuracies = " ".join(f"{value:5.3f}" for value in self.accuracy_per_step)
+        accepted = " ".join(f"{value:5.3f}" for value in self.acceptance_per_position)
         return (
             f"step {self.step:6d}  loss {self.loss:7.4f}  loss/step {losses}  top1/step {accuracies}  "
-            f"grad {self.grad_norm:7.3f}  lr {self.learning_rate:.2e}  {self.tokens_per_second:8.0f} tok/s  "
-            f"{self.memory_gib:5.2f} GiB"
+            f"accept {self.acceptance_length:5.3f} [{accepted}]  grad {self.grad_norm:7.3f}  "
+            f"lr {self.learning_rate:.2e}  {self.tokens_per_second:8.0f} tok/s  {self.memory_gib:5.2f} GiB  "
+            f"eta {timedelta(seconds=round(self.eta_seconds))}"
         )
 
 
@@ -65,6 +77,42 @@ class MetricsLog:
     def write_step(self, metrics: StepMetrics) -> None:
         """Append one optimiser step."""
         self.write("train", asdict(metrics))
+
+
+def start_tracker(accelerator: Any, recipe: Recipe) -> None:
+    """Open the recipe's tracker with the recipe as its configuration.
+
+    Raises:
+        ValueError: its package is not installed.
+    """
+    if not accelerator.log_with:
+        raise ValueError(
+            f"train.tracker {recipe.train.tracker} is not installed: pip install "
+            f"{'tensorboardX' if recipe.train.tracker == 'tensorboard' else recipe.train.tracker}, "
+            "or set train.tracker to none (metrics.jsonl is written in any case)"
+        )
+    values = flatten(recipe.model_dump(mode="json"))
+    # TensorBoard takes scalars only.
+    accelerator.init_trackers(
+        recipe.name,
+        config={k: v if _scalar(v) else str(v) for k, v in values.items()},
+        init_kwargs={"wandb": {"dir": str(recipe.run_dir)}},  # it would write into the checkout
+    )
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and sequences as one level, keys joined by a slash."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}/{name}" if prefix else name
+        if isinstance(value, list | tuple):
+            value = {str(i): item for i, item in enumerate(value)}
+        flat.update(flatten(value, key) if isinstance(value, Mapping) else {key: value})
+    return flat
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, int | float | str | bool)
 
 
 def _step_of(line: str) -> float:

@@ -49,12 +49,14 @@ class TTTObjective(nn.Module):
         num_steps: int,
         objective: ObjectiveName = "forward_kl",
         zero_hidden_states: bool = False,
+        recompute: bool = False,
     ):
         super().__init__()
         self.draft = draft
         self.num_steps = num_steps
         self.objective = objective
         self.zero_hidden_states = zero_hidden_states
+        self.recompute = recompute
 
     def forward(
         self, batch: PackedBatch, target: FrozenTarget, valid: Tensor, scale: Tensor
@@ -75,7 +77,9 @@ class TTTObjective(nn.Module):
         # Step k reads x[t + 1 + k]; past a document's end the row is never valid, so its content is moot.
         tokens = [shift(batch.input_ids, 1)] + [shift(batch.row_ids, 1 + k) for k in range(1, self.num_steps)]
         embeddings = [nn.functional.embedding(ids, target.embeddings) for ids in tokens]
-        states = self.draft.unroll(aux, embeddings, batch.positions, batch.layout)
+        states = self.draft.unroll(
+            aux, embeddings, batch.positions, batch.layout, self.recompute and torch.is_grad_enabled()
+        )
         teacher = target.teacher(batch.last_hidden, batch.lse)
         scored = head_loss(states, self.draft.lm_head.weight, teacher, valid, scale, self.objective)
         return scored.loss, scored.step_sums, scored.predictions

@@ -1,7 +1,7 @@
 """A run: everything the loop touches, built once and restored from the newest whole checkpoint.
 
 The data of optimiser step s is a pure function of the recipe: the epochs' packed batches form one stream,
-and step s takes the next `ranks x accumulation` of them.
+and step s takes the next `train.batches_per_step` of them, whatever the number of ranks.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ from drafthead.core.vocabulary import DraftVocabulary, coverage
 from drafthead.data.packing import PackedBatch, pack, plan_epoch
 from drafthead.data.store import StateStore
 from drafthead.data.windows import Window
-from drafthead.models.draft import draft_shape
+from drafthead.models.draft import DraftShape, draft_shape
 from drafthead.models.target import load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import build_accelerator
+from drafthead.training.metrics import flatten, start_tracker
 from drafthead.training.objective import FrozenTarget, TTTObjective
+from drafthead.training.optimizer import build_optimizer
 from drafthead.training.setup import (
     Inputs,
     build_model,
@@ -36,7 +38,8 @@ class Run:
 
     Attributes:
         recipe, inputs: what is trained on what.
-        accelerator, engine, optimizer: accelerate's, DeepSpeed's and the wrapped AdamW.
+        accelerator, engine, optimizer: accelerate's, DeepSpeed's and the wrapped torch optimiser.
+        shape: of the head.
         target, vocabulary: frozen tensors, d2t and t2d.
         stream: packed micro batches of all epochs.
         state: where training stands.
@@ -47,6 +50,7 @@ class Run:
     accelerator: Any
     engine: Any
     optimizer: Any
+    shape: DraftShape
     target: FrozenTarget
     vocabulary: DraftVocabulary
     stream: list[list[Window]]
@@ -57,16 +61,22 @@ class Run:
         return self.recipe.train
 
     @property
-    def micro_batches_per_step(self) -> int:
-        return self.accelerator.num_processes * self.config.gradient_accumulation_steps
+    def dtype(self) -> torch.dtype:
+        """What is computed in; weights and their update are float32 beside it."""
+        return _DTYPES[self.config.precision]
 
     @property
     def total_steps(self) -> int:
-        return len(self.stream) // self.micro_batches_per_step
+        return len(self.stream) // self.config.batches_per_step
 
     def load(self, store: StateStore, windows: list[Window]) -> PackedBatch:
         """One micro batch on this rank's device, states in the compute type."""
-        return pack(store, windows).to(self.accelerator.device, _DTYPES[self.config.precision])
+        return pack(store, windows).to(self.accelerator.device, self.dtype)
+
+    def track(self, values: dict[str, Any], group: str, step: int) -> None:
+        """Send numbers to the recipe's tracker, if it has one."""
+        if self.config.tracker != "none":
+            self.accelerator.log(flatten(values, group), step=step)
 
 
 def prepare(recipe: Recipe, inputs: Inputs) -> Run:
@@ -75,37 +85,37 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     found = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, config.num_ttt_steps)
     vocabulary = draft_vocabulary(recipe, found)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    draft = build_model(
-        draft_shape(recipe, inputs.spec), pieces, vocabulary, config.seed, blind=config.zero_hidden_states
+    shape = draft_shape(recipe, inputs.spec)
+    draft = build_model(shape, pieces, vocabulary, config.seed, blind=config.zero_hidden_states)
+    objective = TTTObjective(
+        draft, config.num_ttt_steps, config.objective, config.zero_hidden_states, config.gradient_checkpointing
     )
-    objective = TTTObjective(draft, config.num_ttt_steps, config.objective, config.zero_hidden_states)
     accelerator = build_accelerator(config, objective, str(recipe.run_dir))
     if config.tracker != "none":
-        accelerator.init_trackers(recipe.name, config=recipe.model_dump(mode="json"))
-    optimizer = torch.optim.AdamW(
-        objective.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
-    )
-    engine, optimizer = accelerator.prepare(objective, optimizer)
+        start_tracker(accelerator, recipe)
+    engine, optimizer = accelerator.prepare(objective, build_optimizer(config, draft))
+    if config.compile:
+        engine.compile(compile_kwargs={"dynamic": True})  # every packed batch has lengths of its own
     stream = [
         batch
         for epoch in range(config.epochs)
         for batch in plan_epoch(found.windows, config.tokens_per_batch, config.seed, epoch)
     ]
     run = Run(
-        recipe, inputs, accelerator, engine, optimizer,
+        recipe, inputs, accelerator, engine, optimizer, shape,
         target=frozen_target(pieces, inputs.spec, vocabulary, accelerator.device, _DTYPES[config.precision]),
         vocabulary=vocabulary, stream=stream, state=_restore(recipe, accelerator, engine),
     )  # fmt: skip
     if run.total_steps == 0:
         raise ValueError(
-            f"{len(stream)} packed batches do not fill one optimiser step of {run.micro_batches_per_step} "
-            "(ranks x accumulation): harvest more data, raise train.epochs or lower train.tokens_per_batch"
+            f"{len(stream)} packed batches do not fill one optimiser step of train.batches_per_step "
+            f"{config.batches_per_step}: harvest more data, raise train.epochs or lower train.tokens_per_batch"
         )
     if accelerator.is_main_process:
         share = coverage(found.generated, vocabulary)
         silent = f", {found.silent} without a position to learn from" if found.silent else ""
         print(
-            f"{run.total_steps} steps of {run.micro_batches_per_step} packed batches; {len(inputs.train)} sequences "
+            f"{run.total_steps} steps of {config.batches_per_step} packed batches; {len(inputs.train)} sequences "
             f"in {len(found.windows)} windows{silent}; draft vocabulary {len(vocabulary.d2t)} of "
             f"{inputs.spec.vocab_size} covers {share:.2%} of generated tokens"
         )
@@ -113,11 +123,23 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
 
 
 def _restore(recipe: Recipe, accelerator: Any, engine: Any) -> checkpoint.TrainState:
-    found = checkpoint.newest(recipe.run_dir)
+    from accelerate.utils import broadcast_object_list
+
+    ranks, config = accelerator.num_processes, recipe.train
+    # Verifying reads every byte: once, and all ranks go by the same answer.
+    found = checkpoint.newest(recipe.run_dir) if accelerator.is_main_process else None
+    (found,) = broadcast_object_list([found])
     if found is None:
-        return checkpoint.TrainState(0, accelerator.num_processes, recipe.train.zero_stage, 0.0, 0, 0.0)
+        return checkpoint.TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
     path, state = found
-    checkpoint.load(engine, path, state, accelerator.num_processes, recipe.train.zero_stage)
+    if state.world_size != ranks and (config.optimizer != "adamw" or config.ema_decay is not None):
+        raise ValueError(
+            f"{path} was written by {state.world_size} ranks and this run has {ranks}: DeepSpeed's universal "
+            "checkpoint carries Adam's moments only, not those of train.optimizer muon or train.ema_decay. "
+            f"Resume with {state.world_size} ranks"
+        )
+    checkpoint.load(accelerator, engine, path, state)
     if accelerator.is_main_process:
-        print(f"resuming from step {state.step}")
+        reshaped = "" if state.world_size == ranks else f" (written by {state.world_size} ranks, now {ranks})"
+        print(f"resuming from step {state.step}{reshaped}")
     return state

@@ -1,11 +1,11 @@
 """Acceptance on the validation split, predicted by replaying drafting rounds over the target's own text."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drafthead.core.acceptance import Acceptance, empty_acceptance, match_text, replay
 from drafthead.core.alignment import valid_positions
@@ -26,7 +26,7 @@ class Validation:
     acceptance: Acceptance
 
 
-def replayable(loss_mask: torch.Tensor) -> torch.Tensor:
+def replayable(loss_mask: Tensor) -> Tensor:
     """(T,) bool of one document: generated tokens and whatever the target said after its last one."""
     generated = loss_mask.bool()
     after_last = generated.flip(0).long().cumsum(0).flip(0) == 0
@@ -35,16 +35,18 @@ def replayable(loss_mask: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def validate(
-    objective: nn.Module, num_steps: int, target: FrozenTarget, batches: Iterable[PackedBatch], num_drafts: int
-) -> Validation:
+    objective: nn.Module, num_steps: int, target: FrozenTarget, batches: Iterable[PackedBatch], num_drafts: int,
+    over_ranks: Callable[[Tensor], Tensor],
+) -> Validation:  # fmt: skip
     """Replay every validation document at `num_drafts` draft tokens.
 
     Args:
-        objective: the training module, or the engine that wraps it.
+        objective: a `TTTObjective` over the weights to judge.
         num_steps: TTT steps it unrolls.
         target: frozen tensors.
         batches: T = 0 texts of the target, each continued past its stop.
         num_drafts: K to be served.
+        over_ranks: sums a tensor over the ranks that share the batches.
     """
     total, counted, acceptance = 0.0, 0, empty_acceptance(num_drafts)
     for batch in batches:
@@ -58,4 +60,8 @@ def validate(
         matches = match_text(scored.predictions, target.target_ids, batch.row_ids)[:num_drafts]
         for a, b in spans:
             acceptance += replay(matches[:, a:b].cpu(), batch.loss_mask[a:b].cpu())
-    return Validation(total / max(counted, 1), acceptance)
+    sums = over_ranks(
+        torch.tensor([total, counted, acceptance.drafts, *acceptance.accepted_per_position], dtype=torch.float64)
+    )
+    total, counted, drafts, *accepted = sums.tolist()
+    return Validation(total / max(counted, 1), Acceptance(int(drafts), tuple(int(n) for n in accepted)))

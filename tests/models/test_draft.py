@@ -65,6 +65,23 @@ def test_plain_rope_is_supported():
     check_parity(small_model(rope={"rope_type": "default", "rope_theta": 10000.0}), lengths=[6], num_steps=3)
 
 
+@pytest.mark.parametrize("norm_output", [False, True])
+def test_recomputed_steps_give_the_same_gradients_and_keep_less(norm_output):
+    model, num_steps, length = small_model(num_layers=2, norm_output=norm_output), 4, 9
+    aux = torch.randn(length, 3 * 8, dtype=torch.float64)
+    embeddings = [torch.randn(length, 8, dtype=torch.float64) for _ in range(num_steps)]
+    layout, grads, kept = tail_layout([length], [0]), [], []
+    for recompute in (False, True):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=saved: s.append(t.numel()) or t, lambda t: t):
+            states = model.unroll(aux, embeddings, torch.arange(length), layout, recompute)
+        kept.append(sum(saved))
+        trained = [p for n, p in model.named_parameters() if n != "lm_head.weight"]
+        grads.append(torch.autograd.grad(states.square().sum(), trained))
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    assert kept[1] < kept[0] / 5
+
+
 def check_parity(model, lengths, num_steps, firsts=None):
     generator = torch.Generator().manual_seed(sum(lengths))
     total, hidden = sum(lengths), model.shape.hidden_size

@@ -66,6 +66,19 @@ def synthetic_data(tmp_path_factory) -> Path:
     return output
 
 
+@pytest.fixture(scope="module")
+def run_factory(synthetic_data, tmp_path_factory):
+    """As `fresh_recipe`, for runs that several tests of a module look at."""
+    base = tmp_path_factory.mktemp("runs")
+
+    def make(name: str) -> Recipe:
+        (base / name).mkdir()
+        (base / name / "data").symlink_to(synthetic_data / "data")
+        return small_recipe(base / name)
+
+    return make
+
+
 @pytest.fixture
 def fresh_recipe(synthetic_data, tmp_path):
     """A factory of recipes over the shared states, each with a run directory of its own."""

@@ -1,0 +1,115 @@
+"""The optimiser: AdamW, or Muon for matrices with AdamW for the rest, and a moving average of the weights.
+
+Everything that changes from step to step (learning rates, the average's decay) is a pure function of the
+step, set on the parameter groups before it; so a resumed run needs no scheduler state. The moving average
+is kept as optimiser state: DeepSpeed partitions, saves and restores it as it does Adam's moments.
+
+Muon replaces a matrix's momentum by its nearest orthogonal matrix (Newton-Schulz iteration). It needs
+whole matrices, which ZeRO cuts up; DeepSpeed's own implementation gathers them. Its gradient norm is that
+of the orthogonalised update, which is not clipped.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from drafthead.config import TrainConfig
+
+EMA_STATE = "ema"
+_BETAS = (0.9, 0.95)
+
+
+class _WeightAverage(torch.optim.Optimizer):
+    """Mixin: after each step, move the average of every group that has an `ema_decay` towards the weights."""
+
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        super().step(*args, **kwargs)
+        for group in self.param_groups:
+            for parameter in group["params"] if "ema_decay" in group else ():
+                state = self.state[parameter]
+                if EMA_STATE not in state:
+                    state[EMA_STATE] = parameter.detach().clone()
+                state[EMA_STATE].lerp_(parameter, 1 - group["ema_decay"])
+
+
+class AveragedAdamW(_WeightAverage, torch.optim.AdamW):
+    """AdamW, with an average of the weights on request."""
+
+
+def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimiser over all parameters of a head.
+
+    Args:
+        config: the recipe's train section.
+        draft: a `DraftModel`; Muon takes its two-dimensional weights but lm_head.
+    """
+    adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.optimizer == "adamw":
+        optimizer = AveragedAdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS)
+        if config.zero_stage == 0:
+            optimizer.register_step_pre_hook(_clip_or_refuse(config.max_grad_norm))
+        return optimizer
+    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
+    class AveragedMuon(_WeightAverage, MuonWithAuxAdam):  # DeepSpeed looks for the base class and for the name
+        def __init__(self, groups: list[dict]):
+            MuonWithAuxAdam.__init__(self, groups)
+
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in draft.named_parameters():
+        suits = parameter.ndim == 2 and not name.startswith("lm_head")
+        setattr(parameter, "use_muon", suits)  # noqa: B010 - DeepSpeed reads it off the parameter
+        (matrices if suits else others).append(parameter)
+    rate = {"lr": config.muon_learning_rate, "initial_lr": config.muon_learning_rate}
+    muon = {"params": matrices, "use_muon": True, **rate, "momentum": 0.95, "weight_decay": config.weight_decay}
+    return AveragedMuon([muon, {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8}])
+
+
+def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, total_steps: int) -> float:
+    """Set the groups' learning rates and average decay for a step; returns the rate of the first AdamW group.
+
+    Args:
+        optimizer: from `build_optimizer`, or accelerate's wrapper of it.
+        config: the recipe's train section.
+        step: 0-based.
+        total_steps: of the run.
+    """
+    share = rate_share(config.warmup_ratio, step, total_steps)
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * share
+        if config.ema_decay is not None:  # young averages forget faster, or they would remember the start
+            group["ema_decay"] = min(config.ema_decay, (1 + step) / (10 + step))
+    return config.learning_rate * share
+
+
+def rate_share(warmup_ratio: float, step: int, total_steps: int) -> float:
+    """Share of the peak learning rate at a 0-based step: linear warm-up, then a cosine to a tenth."""
+    warmup = max(1, round(warmup_ratio * total_steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def gradient_norm(engine: Any) -> float:
+    """Norm of the last step's gradient before clipping, the same on every rank; not finite if it was refused."""
+    norm = engine.get_global_grad_norm()  # None at ZeRO 0
+    return float(engine.optimizer.grad_norm if norm is None else norm)
+
+
+def _clip_or_refuse(max_norm: float) -> Callable[[torch.optim.Optimizer, tuple, dict], None]:
+    """What a ZeRO optimiser does before its step, for ZeRO 0: clip, and change nothing on a gradient not finite."""
+
+    def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.grad_norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+        if not torch.isfinite(optimizer.grad_norm):
+            for parameter in parameters:
+                parameter.grad = None
+
+    return before_step

@@ -1,0 +1,45 @@
+"""ZeRO 0 to 3 on one and two ranks: one arithmetic, and a resume that changes the number of ranks."""
+
+import pytest
+
+from tests.training.launching import entries, forget_after, losses, run
+
+pytestmark = pytest.mark.slow
+
+TWO_PER_STEP = ("train.batches_per_step=2", "train.keep_checkpoints=3")
+
+
+@pytest.fixture(scope="module")
+def runs(run_factory):
+    """Finished runs by (ZeRO stage, ranks), made when first asked for; each takes 9 steps of the same batches."""
+    made = {}
+
+    def get(stage: int, ranks: int):
+        if (stage, ranks) not in made:
+            recipe = run_factory(f"zero{stage}x{ranks}")
+            run(recipe, *TWO_PER_STEP, f"train.zero_stage={stage}", ranks=ranks)
+            made[stage, ranks] = recipe
+        return made[stage, ranks]
+
+    return get
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_stage_and_rank_count_takes_the_same_steps(runs, stage, ranks):
+    reference, steps = entries(runs(0, 1).run_dir), entries(runs(stage, ranks).run_dir)
+    assert steps[0]["grad_norm"] == pytest.approx(reference[0]["grad_norm"], rel=1e-6)
+    for step, wanted in zip(steps, reference, strict=True):
+        assert step["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
+        assert step["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-5)  # nine float32 updates apart
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 2), (2, 1), (3, 2)])
+def test_a_run_resumes_on_another_number_of_ranks(runs, stage, ranks):
+    recipe, other = runs(stage, ranks), 3 - ranks
+    undisturbed = losses(recipe.run_dir)
+    forget_after(recipe.run_dir, 4)
+    printed = run(recipe, *TWO_PER_STEP, f"train.zero_stage={stage}", ranks=other)
+    assert f"resuming from step 4 (written by {ranks} ranks, now {other})" in printed
+    assert losses(recipe.run_dir) == pytest.approx(undisturbed, rel=1e-6)
+    assert not list((recipe.run_dir / "checkpoints").glob(".*"))  # the converted copy is gone
