@@ -1,8 +1,12 @@
 """ZeRO 0 to 3 on one and two ranks: one arithmetic, and a resume that changes the number of ranks."""
 
+import socket
+import subprocess
+
 import pytest
 
-from tests.training.launching import entries, forget_after, losses, run
+from drafthead.config import REPO_ROOT
+from tests.training.launching import command, entries, environment, forget_after, losses, run
 
 pytestmark = pytest.mark.slow
 
@@ -43,3 +47,26 @@ def test_a_run_resumes_on_another_number_of_ranks(runs, stage, ranks):
     assert f"resuming from step 4 (written by {ranks} ranks, now {other})" in printed
     assert losses(recipe.run_dir) == pytest.approx(undisturbed, rel=1e-6)
     assert not list((recipe.run_dir / "checkpoints").glob(".*"))  # the converted copy is gone
+
+
+def test_two_launchers_train_as_two_nodes(runs, run_factory):
+    recipe = run_factory("nodes")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ("--multi_gpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "127.0.0.1",
+             "--main_process_port", str(port))  # fmt: skip
+    nodes = [
+        subprocess.Popen(
+            command(recipe, *TWO_PER_STEP, flags=(*flags, "--machine_rank", str(rank))),
+            cwd=REPO_ROOT,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [node.communicate(timeout=300)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], errors
+    assert losses(recipe.run_dir) == losses(runs(1, 2).run_dir)
