@@ -21,6 +21,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -143,6 +144,30 @@ class Shard:
         )
 
 
+class States(Protocol):
+    """What training reads: documents with their states. Texts are known from the start, states may come later.
+
+    Attributes:
+        tap_ids: taps of every document, ascending.
+        groups: which documents may be shuffled together, as ranges that cover all of them in order.
+    """
+
+    tap_ids: list[int]
+    groups: list[range]
+
+    def __len__(self) -> int:
+        """Documents of one epoch."""
+
+    def __getitem__(self, index: int) -> StateSequence:
+        """A document with its states; `index` counts on through the epochs by `offset`."""
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
+        """Token ids (T,) int64 and loss mask (T,) bool of a document, without its states."""
+
+    def offset(self, epoch: int) -> int:
+        """What is added to a document's index in an epoch."""
+
+
 class StateStore:
     """All sequences of a store in shard order, read on demand.
 
@@ -157,6 +182,7 @@ class StateStore:
         self._shards = [Shard(path) for path in paths]
         self._index = [(shard, i) for shard in self._shards for i in range(len(shard))]
         self.tap_ids = self._shards[0].tap_ids
+        self.groups = [range(len(self._index))]
 
     def __len__(self) -> int:
         return len(self._index)
@@ -169,6 +195,10 @@ class StateStore:
         """Token ids (T,) int64 and loss mask (T,) bool of a sequence, without its states."""
         shard, position = self._index[index]
         return shard.rows(position, "input_ids").long(), shard.rows(position, "loss_mask").bool()
+
+    def offset(self, epoch: int) -> int:
+        """Every epoch reads the same shards."""
+        return 0
 
 
 def _check_lengths(sequence: StateSequence) -> None:

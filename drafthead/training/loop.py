@@ -55,8 +55,13 @@ def fit(run: Run, log: MetricsLog | None) -> None:
     """Run the remaining optimiser steps."""
     config = run.config
     clock, tokens = time.perf_counter(), 0
+    run.feed.release(run.state.step)
     with progress_bar(run.total_steps, "train", "step", initial=run.state.step, disable=log is None) as bar:
         for step in range(run.state.step, run.total_steps):
+            # Online, the states of this step may not be written yet, or the harvester may need room to go on.
+            if run.feed.wants_checkpoint(step):
+                save_now(run, step, None)
+            run.feed.wait(step)
             metrics, step_tokens = train_step(run, step)
             tokens += step_tokens
             if log is not None:
@@ -88,10 +93,13 @@ def validate_now(run: Run) -> Validation:
     return result
 
 
-def save_now(run: Run, step: int, acceptance_length: float) -> None:
-    """Write a checkpoint, note whether it is the best so far, and apply retention."""
+def save_now(run: Run, step: int, acceptance_length: float | None) -> None:
+    """Write a checkpoint, note whether it is the best so far (None: not measured), and apply retention."""
     best = run.state
-    improved = best.best_step == 0 or acceptance_length > best.best_acceptance_length
+    if acceptance_length is None:
+        acceptance_length, improved = best.acceptance_length, False
+    else:
+        improved = best.best_step == 0 or acceptance_length > best.best_acceptance_length
     run.state = checkpoint.TrainState(
         step=step,
         world_size=run.accelerator.num_processes,
@@ -103,6 +111,7 @@ def save_now(run: Run, step: int, acceptance_length: float) -> None:
     checkpoint.save(run.accelerator, run.engine, run.recipe.run_dir, run.state, consolidated(run))
     if run.accelerator.is_main_process:
         checkpoint.retain(run.recipe.run_dir, run.config.keep_checkpoints, run.state.best_step)
+    run.feed.release(step)
 
 
 def consolidated(run: Run) -> dict[str, Tensor]:

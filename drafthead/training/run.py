@@ -11,13 +11,14 @@ import torch
 
 from drafthead.config import Recipe, TrainConfig
 from drafthead.core.vocabulary import DraftVocabulary, coverage
-from drafthead.data.packing import PackedBatch, pack, plan_epoch
-from drafthead.data.store import StateStore
+from drafthead.data.packing import PackedBatch, pack, plan_stream
+from drafthead.data.store import States
 from drafthead.data.windows import Window
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import build_accelerator
+from drafthead.training.feed import Feed, build_feed
 from drafthead.training.objective import FrozenTarget, TTTObjective
 from drafthead.training.setup import (
     Inputs,
@@ -39,6 +40,7 @@ class Run:
         accelerator, engine, optimizer: accelerate's, DeepSpeed's and the wrapped AdamW.
         target, vocabulary: frozen tensors, d2t and t2d.
         stream: packed micro batches of all epochs.
+        feed: what the loop asks when states come and go.
         state: where training stands.
     """
 
@@ -50,6 +52,7 @@ class Run:
     target: FrozenTarget
     vocabulary: DraftVocabulary
     stream: list[list[Window]]
+    feed: Feed
     state: checkpoint.TrainState
 
     @property
@@ -64,7 +67,7 @@ class Run:
     def total_steps(self) -> int:
         return len(self.stream) // self.micro_batches_per_step
 
-    def load(self, store: StateStore, windows: list[Window]) -> PackedBatch:
+    def load(self, store: States, windows: list[Window]) -> PackedBatch:
         """One micro batch on this rank's device, states in the compute type."""
         return pack(store, windows).to(self.accelerator.device, _DTYPES[self.config.precision])
 
@@ -86,15 +89,12 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
         objective.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
     )
     engine, optimizer = accelerator.prepare(objective, optimizer)
-    stream = [
-        batch
-        for epoch in range(config.epochs)
-        for batch in plan_epoch(found.windows, config.tokens_per_batch, config.seed, epoch)
-    ]
+    stream = plan_stream(inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs)
+    feed = build_feed(inputs.train, stream, accelerator.num_processes * config.gradient_accumulation_steps, accelerator)
     run = Run(
         recipe, inputs, accelerator, engine, optimizer,
         target=frozen_target(pieces, inputs.spec, vocabulary, accelerator.device, _DTYPES[config.precision]),
-        vocabulary=vocabulary, stream=stream, state=_restore(recipe, accelerator, engine),
+        vocabulary=vocabulary, stream=stream, feed=feed, state=_restore(recipe, accelerator, engine),
     )  # fmt: skip
     if run.total_steps == 0:
         raise ValueError(
