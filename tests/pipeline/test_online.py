@@ -34,26 +34,28 @@ SMALL = (
     "train.epochs=4", "train.tokens_per_batch=512", "train.checkpoint_every=1000",
 )  # fmt: skip
 SPOOL = "states.spool_shards=6"  # three shards an epoch
+# The trainer takes all cores, and OpenMP threads that spin for one another starve whoever runs beside them.
+THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 HARVEST, TRAIN = ("data_gen/harvest.py",), (*ACCELERATE, "train/eagle3.py")
-
-
-def command(script: tuple[str, ...], root: Path, *overrides: str) -> list[str]:
-    return [sys.executable, *script, f"output_dir={root}", *SMALL, *overrides]
 
 
 class Side:
     """Harvester or trainer: a process group with a log, so that a kill leaves no worker behind."""
 
-    def __init__(self, script: tuple[str, ...], root: Path):
-        self._command, self._log = command(script, root, SPOOL), root / f"{Path(script[-1]).stem}.log"
+    def __init__(self, script: tuple[str, ...], root: Path, *overrides: str):
+        self._command = [sys.executable, *script, f"output_dir={root}", *SMALL, *overrides]
+        self._log = root / f"{Path(script[-1]).stem}.log"
         self.start()
 
     def start(self) -> None:
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
-                self._command, cwd=REPO_ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=log,
+                self._command, cwd=REPO_ROOT, env={**os.environ, **THREADS}, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
+
+    def finish(self) -> None:
+        assert self.process.wait(timeout=150) == 0, self.said[-3000:]
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -96,76 +98,62 @@ def steps_and_losses(recipe: Recipe) -> list[tuple[int, float]]:
     return [(entry["step"], entry["loss"]) for entry in entries if entry["kind"] == "train"]
 
 
-@pytest.fixture(scope="module")
-def answered(tmp_path_factory) -> Path:
-    """A root with prompts and responses."""
-    root = tmp_path_factory.mktemp("answered")
-    recipe = load_recipe(overrides=[f"output_dir={root}", *SMALL])
-    make_prompts(recipe)
-    regenerate(recipe)
-    return root
-
-
-def beside(root: Path, target: Path, *overrides: str) -> Recipe:
+def beside(ordinary: Recipe, root: Path, *overrides: str) -> Recipe:
     """A recipe with states and runs of its own over the same prompts and responses."""
-    recipe = load_recipe(overrides=[f"output_dir={target}", *SMALL, *overrides])
+    recipe = load_recipe(overrides=[f"output_dir={root}", *SMALL, *overrides])
     recipe.prompts_dir.parent.mkdir(parents=True)
     for name in ("prompts", "responses"):
-        recipe.prompts_dir.with_name(name).symlink_to(root / "data" / recipe.name / name)
+        recipe.prompts_dir.with_name(name).symlink_to(ordinary.prompts_dir.with_name(name))
     return recipe
 
 
-@pytest.fixture(scope="module")
-def ordinary(answered, tmp_path_factory) -> Recipe:
-    """Harvested to the end, then trained: what online training is compared with."""
-    root = tmp_path_factory.mktemp("ordinary")
-    recipe = beside(answered, root)
-    for script in (HARVEST, TRAIN):
-        result = subprocess.run(
-            command(script, root), cwd=REPO_ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr[-3000:]
+@pytest.fixture
+def ordinary(tmp_path) -> Recipe:
+    """A recipe without a spool, harvested to the end."""
+    recipe = load_recipe(overrides=[f"output_dir={tmp_path / 'ordinary'}", *SMALL])
+    make_prompts(recipe)
+    regenerate(recipe)
+    harvest(recipe)
     return recipe
 
 
-def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(answered, ordinary, tmp_path, monkeypatch):
-    recipe = beside(answered, tmp_path, SPOOL)
+def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordinary, tmp_path, monkeypatch):
+    recipe = beside(ordinary, tmp_path / "online", SPOOL)
     spool = open_spool(recipe, 24)
     spool.directory.mkdir(parents=True)
     with watched(spool) as counts:
-        trainer, harvester = Side(TRAIN, tmp_path), Side(HARVEST, tmp_path)
+        trainer, harvester = (Side(script, tmp_path / "online", SPOOL) for script in (TRAIN, HARVEST))
+        sides = [trainer, harvester]
         try:
-            # Past a checkpoint, in the middle of what it does not cover.
-            until(lambda: spool.first_needed() >= 3, trainer, harvester)
+            until(lambda: spool.first_needed() >= 3, *sides)
+            harvester.kill()  # there is room again, so it is at work
             saved = len(steps_and_losses(recipe))
-            until(lambda: len(steps_and_losses(recipe)) >= saved + 2, trainer, harvester)
-            trainer.kill()
+            until(lambda: len(steps_and_losses(recipe)) >= saved + 2, *sides)
+            trainer.kill()  # in the middle of what no checkpoint covers
+            assert spool.first_needed() == 3
+
             trainer.start()
-            # Room again, so it is at work.
-            until(lambda: spool.first_needed() >= 6, trainer, harvester)
-            harvester.kill()
-            assert not (spool.directory / provenance.MANIFEST).exists()
-            assert not (recipe.run_dir / provenance.MANIFEST).exists()
+            sides.append(Side(TRAIN, tmp_path / "ordinary"))
+            until(lambda: "if the harvester is not running: python data_gen/harvest.py RECIPE" in trainer.said, *sides)
+            assert spool.first_needed() > 3, "waiting, it keeps what is trained, so that there is room to go on"
+            for directory in (spool.directory, recipe.run_dir):
+                assert not (directory / provenance.MANIFEST).exists()
             harvester.start()
-            for side in (trainer, harvester):
-                assert side.process.wait(timeout=150) == 0, side.said[-3000:]
+            for side in sides:
+                side.finish()
         finally:
-            trainer.kill()
-            harvester.kill()
+            for side in sides:
+                side.kill()
 
     assert steps_and_losses(recipe) == steps_and_losses(ordinary)  # to the last bit
     assert max(counts) == 6
     assert (spool.present(), spool.first_needed()) == (set(), 12)
     assert "resuming from step" in trainer.said
-    assert "waiting for the harvester to write" in trainer.said
-    assert "if it is not running: python data_gen/harvest.py RECIPE" in trainer.said
-    assert "waiting for training to use up a shard" in harvester.said
 
-    # Both have nothing left to do, and the directory is not taken for another kind.
+    # Both have nothing left to do, and the directory is not taken for one of the other kind.
     monkeypatch.setattr(fill, "fill", None)
     harvest(recipe)
     with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found 6, wanted None"):
-        harvest(beside(answered, tmp_path / "whole").model_copy(update={"output_dir": str(tmp_path)}))
+        harvest(ordinary.model_copy(update={"output_dir": recipe.output_dir}))
     with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found None, wanted 6"):
         harvest(recipe.model_copy(update={"output_dir": ordinary.output_dir}))
