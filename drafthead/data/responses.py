@@ -63,6 +63,7 @@ _SCHEMA = pa.schema(
         ("seed", pa.int64()),
     ]
 )
+_TEXT = ("prompt_ids", "response_ids", "continuation_ids")
 
 
 def part_path(directory: Path, index: int) -> Path:
@@ -107,13 +108,10 @@ class Texts:
         part = bisect_right(self._ends, index)
         if self._held is None or self._held[0] != part:
             self._held = part, pq.read_table(self._parts[part], columns=list(_TEXT))
-        table, row = self._held[1], index - ([0, *self._ends][part])
+        table, row = self._held[1], index - [0, *self._ends][part]
         pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TEXT]
         mask = [np.full(len(piece), name == "response_ids") for name, piece in zip(_TEXT, pieces, strict=True)]
         return np.concatenate(pieces), np.concatenate(mask)
-
-
-_TEXT = ("prompt_ids", "response_ids", "continuation_ids")
 
 
 def _parts(directory: Path) -> list[Path]:

@@ -144,6 +144,19 @@ class Shard:
         )
 
 
+def open_checked(path: Path, ids: Sequence[str]) -> Shard:
+    """A shard that holds what it should.
+
+    Raises:
+        ArtefactError: it is damaged, or holds other sequences.
+        FileNotFoundError: it does not exist.
+    """
+    shard = Shard(path)
+    if shard.ids != list(ids):
+        raise ArtefactError(f"{path} holds other sequences than the responses say; delete it and harvest again")
+    return shard
+
+
 class States(Protocol):
     """What training reads: documents with their states. Texts are known from the start, states may come later.
 

@@ -22,8 +22,8 @@ from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import Response, read_responses
 from drafthead.data.spool import KIND as SPOOL
-from drafthead.data.spool import open_checked, terms
-from drafthead.data.store import KIND, Shard, shard_path
+from drafthead.data.spool import terms
+from drafthead.data.store import KIND, Shard, open_checked, shard_path
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, finish, reference, require

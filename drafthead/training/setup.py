@@ -14,8 +14,8 @@ from drafthead.data.store import States
 from drafthead.data.windows import Window, cut
 from drafthead.models.draft import DraftModel, DraftShape
 from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
-from drafthead.training.feed import open_states
 from drafthead.training.objective import FrozenTarget
+from drafthead.training.states import open_states
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drafthead.config import load_recipe
 from drafthead.data.packing import plan_epoch, plan_stream
 from drafthead.data.responses import Response, Texts, part_path, write_part
-from drafthead.data.spool import Demand, Spool, SpooledStates
+from drafthead.data.spool import Demand, Spool
+from drafthead.data.spooled import SpooledStates
 from drafthead.data.store import write_shard
 from drafthead.data.windows import Window, whole
 from drafthead.provenance import ArtefactError
@@ -34,6 +36,11 @@ def texts_in(directory, responses: list[Response], per_part: int) -> Texts:
     for part, start in enumerate(range(0, len(responses), per_part)):
         write_part(part_path(directory, part), responses[start : start + per_part])
     return Texts(directory)
+
+
+def test_a_spool_without_room_for_a_second_shard_is_refused():
+    with pytest.raises(ValueError, match=r"states.spool_shards: .* greater than or equal to 2 \(given: '?1'?\)"):
+        load_recipe(overrides=["states.spool_shards=1"])
 
 
 def test_an_empty_spool_is_filled_in_order_up_to_its_capacity(tmp_path):

@@ -45,9 +45,12 @@ class Side:
     def __init__(self, script: tuple[str, ...], root: Path, *overrides: str):
         self._command = [sys.executable, *script, f"output_dir={root}", *SMALL, *overrides]
         self._log = root / f"{Path(script[-1]).stem}.log"
+        self.process: subprocess.Popen | None = None
         self.start()
 
     def start(self) -> None:
+        if self.process is not None:
+            self.process.wait()
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
                 self._command, cwd=REPO_ROOT, env={**os.environ, **THREADS}, stdout=log, stderr=log,
@@ -60,7 +63,6 @@ class Side:
     def kill(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
     @property
     def said(self) -> str:
@@ -144,6 +146,7 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordin
         finally:
             for side in sides:
                 side.kill()
+                side.process.wait()
 
     assert steps_and_losses(recipe) == steps_and_losses(ordinary)  # to the last bit
     assert max(counts) == 6

@@ -9,7 +9,8 @@ from drafthead.data.packing import plan_stream
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import part_path, write_part
 from drafthead.data.windows import Window
-from drafthead.training.feed import SpoolFeed, _shards_of_steps, open_states
+from drafthead.training.feed import SpoolFeed, _shards_of_steps
+from drafthead.training.states import open_states
 from tests.data.test_spool import planned, response
 from tests.training.conftest import small_recipe
 
