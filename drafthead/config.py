@@ -81,6 +81,8 @@ class StatesConfig(_Section):
 
     backend: Literal["vllm", "transformers"] = "vllm"
     sequences_per_shard: int = Field(default=1024, gt=0)
+    # Online mode: at most this many training shards on disk at once, harvested while training reads them.
+    spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
 
 
 class HeadConfig(_Section):

@@ -1,7 +1,8 @@
-"""One way to show that long work is moving: a bar with rate and ETA on standard error."""
+"""One way to show that long work is moving, a bar with rate and ETA on standard error, or why it is not."""
 
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -28,3 +29,30 @@ def progress_bar(
     """A bar that the caller advances with `.update(n)`; `disable` it on all ranks but one."""
     with tqdm(total=total, initial=initial, disable=disable, **_options(description, unit)) as bar:
         yield bar
+
+
+_LOOK_EVERY = 0.25  # seconds
+_SAY_AFTER = 3.0  # a shorter wait is not worth a line
+_SAY_AGAIN = 60.0
+
+
+def wait_until(done: Callable[[], bool], what: str, quiet: bool = False) -> float:
+    """Look again and again, without an end, and say now and then what is waited for and for how long.
+
+    Args:
+        done: asked four times a second. It may be a collective operation, if every rank waits with it.
+        what: completes "waiting for ..."; it should say who ends the wait.
+        quiet: say nothing, on all ranks but one.
+
+    Returns:
+        Seconds waited.
+    """
+    started = time.monotonic()
+    say_next = _SAY_AFTER
+    while not done():
+        waited = time.monotonic() - started
+        if waited >= say_next and not quiet:
+            tqdm.write(f"waiting for {what} ({waited:.0f} s so far)", file=sys.stderr)
+            say_next = waited + _SAY_AGAIN
+        time.sleep(_LOOK_EVERY)
+    return time.monotonic() - started

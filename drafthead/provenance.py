@@ -114,11 +114,14 @@ def begin(directory: Path, kind: str, identity: dict[str, Any]) -> bool:
     return (directory / MANIFEST).exists()
 
 
-def finish(directory: Path, counts: dict[str, Any]) -> dict[str, Any]:
-    """Write the manifest over every file in `directory`; the artefact is complete from here on."""
+def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dict[str, Any]:
+    """Write the manifest over every file in `directory`; the artefact is complete from here on.
+
+    Not `lasting`: what the directory holds was made to be consumed, so no file is listed.
+    """
     files = {
         str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in sorted(directory.rglob("*"))
+        for path in sorted(directory.rglob("*") if lasting else ())
         if path.is_file() and not path.name.startswith(".") and path.name not in (IDENTITY, MANIFEST)
     }
     manifest = {

@@ -19,6 +19,12 @@ def test_an_artefact_from_claim_to_manifest(tmp_path):
     assert provenance.begin(directory, "states", {"taps": (2, 4)})
 
 
+def test_what_was_made_to_be_consumed_is_not_listed(tmp_path):
+    provenance.begin(tmp_path, "spool", {})
+    (tmp_path / "shard").write_bytes(b"rows")
+    assert provenance.finish(tmp_path, {"shards": 1}, lasting=False)["files"] == {}
+
+
 def test_another_identity_is_refused_with_both_values(tmp_path):
     provenance.begin(tmp_path / "a", "states", {"target": {"id": "x"}, "taps": [2]})
     with pytest.raises(ArtefactError, match=r"target.id: found 'x', wanted 'y'") as error:

@@ -6,12 +6,17 @@ Without a recipe it trains the embedded default, configs/tiny.yaml. DeepSpeed is
 accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes from the newest checkpoint.
 """
 
+import os
+
 from drafthead.cli import run_recipe
 from drafthead.config import recipe_from_command_line
 
 
 def main() -> None:
     recipe, _ = recipe_from_command_line(__doc__)
+    if recipe.states.spool_shards is not None:
+        # A harvester runs beside: on CPU, threads that spin for one another would starve it, and it them.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded, below
     from drafthead.training.loop import train
 
     train(recipe)

@@ -11,15 +11,16 @@ is kept for the rows that lead to one (see core.layout).
 Shapes: T tokens in the batch, R loss rows, S documents, N taps, H hidden.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from drafthead.core.layout import Layout, tail_layout
-from drafthead.data.store import StateStore
+from drafthead.data.store import States
 from drafthead.data.windows import Window
 
 _OPEN_BATCHES = 8
@@ -61,26 +62,59 @@ class PackedBatch:
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _INDEX_FIELDS}
-        states = {name: getattr(self, name).to(device, dtype, non_blocking=True) for name in ("aux", "last_hidden")}
+        states = {name: getattr(self, name).to(device, dtype, non_blocking=True) for name in _STATE_FIELDS}
         return PackedBatch(ids=self.ids, layout=self.layout.to(device), **moved, **states)
 
+    def pinned(self) -> "PackedBatch":
+        """The batch in page-locked host memory."""
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in (*_INDEX_FIELDS, *_STATE_FIELDS)})
 
+
+_STATE_FIELDS = ("aux", "last_hidden")
 _INDEX_FIELDS = ("input_ids", "positions", "loss_mask", "counted", "argmax", "lse")
 
 
-def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int) -> list[list[Window]]:
+def plan_stream(
+    states: States, windows: Sequence[Window], budget: int, seed: int, epochs: int
+) -> list[list[Window]]:
+    """The micro batches of all epochs: windows are shuffled within the groups of the states, group after group.
+
+    Args:
+        states: their groups and offsets are read, nothing else.
+        windows: of all documents, in their order.
+        budget: tokens per micro batch.
+        seed: of the run.
+        epochs: passes over the data.
+
+    Returns:
+        Micro batches in order, documents counted on through the epochs as the states do.
+    """
+    documents = [window.document for window in windows]
+    bounds = [(bisect_left(documents, g.start), bisect_left(documents, g.stop)) for g in states.groups]
+    return [
+        [replace(window, document=window.document + states.offset(epoch)) for window in batch]
+        for epoch in range(epochs)
+        for group, (start, stop) in enumerate(bounds)
+        for batch in plan_epoch(windows[start:stop], budget, seed, epoch, group)
+    ]
+
+
+def plan_epoch(
+    windows: Sequence[Window], budget: int, seed: int, epoch: int, group: int = 0
+) -> list[list[Window]]:
     """Shuffle windows and pack them.
 
     Args:
-        windows: of all documents.
+        windows: of all documents, or of those of one group.
         budget: tokens per micro batch.
         seed: of the run.
         epoch: number of the pass over the data.
+        group: number of the group in the epoch.
 
     Returns:
         Micro batches in order.
     """
-    order = np.random.default_rng((seed, epoch)).permutation(len(windows)).tolist()
+    order = np.random.default_rng((seed, epoch, group)).permutation(len(windows)).tolist()
     closed: list[list[Window]] = []
     open_batches: list[tuple[list[Window], int]] = []
     for window in (windows[i] for i in order):
@@ -97,7 +131,7 @@ def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int) ->
     return closed + [members for members, _ in open_batches]
 
 
-def pack(store: StateStore, windows: Sequence[Window]) -> PackedBatch:
+def pack(store: States, windows: Sequence[Window]) -> PackedBatch:
     """Read windows from the store and lay them end to end."""
     spans = [slice(w.start, w.stop) for w in windows]
     tails = [slice(w.first_row, w.stop) for w in windows]

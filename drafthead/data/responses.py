@@ -4,10 +4,13 @@ The engine's own token ids are kept on both sides of the boundary, so the loss m
 on the response) needs no parsing of a chat template.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -60,6 +63,7 @@ _SCHEMA = pa.schema(
         ("seed", pa.int64()),
     ]
 )
+_TEXT = ("prompt_ids", "response_ids", "continuation_ids")
 
 
 def part_path(directory: Path, index: int) -> Path:
@@ -79,7 +83,39 @@ def read_responses(directory: Path) -> list[Response]:
     Raises:
         ArtefactError: the directory has no part.
     """
+    return [Response(**row) for part in _parts(directory) for row in pq.read_table(part).to_pylist()]
+
+
+class Texts:
+    """Tokens and loss masks of all responses, one part in memory at a time: meant to be read in order.
+
+    Raises:
+        ArtefactError: the directory has no part.
+    """
+
+    def __init__(self, directory: Path):
+        self._parts = _parts(directory)
+        columns = [pq.read_table(part, columns=["id"])["id"].to_pylist() for part in self._parts]
+        self.ids: list[str] = [name for column in columns for name in column]
+        self._ends = list(accumulate(len(column) for column in columns))
+        self._held: tuple[int, pa.Table] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids (T,) int64 of prompt, response and continuation, and loss mask (T,) bool: the response."""
+        part = bisect_right(self._ends, index)
+        if self._held is None or self._held[0] != part:
+            self._held = part, pq.read_table(self._parts[part], columns=list(_TEXT))
+        table, row = self._held[1], index - [0, *self._ends][part]
+        pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TEXT]
+        mask = [np.full(len(piece), name == "response_ids") for name, piece in zip(_TEXT, pieces, strict=True)]
+        return np.concatenate(pieces), np.concatenate(mask)
+
+
+def _parts(directory: Path) -> list[Path]:
     parts = sorted(directory.glob("part-*.parquet"))
     if not parts:
         raise ArtefactError(f"{directory} has no responses; run: python data_gen/regenerate.py RECIPE")
-    return [Response(**row) for part in parts for row in pq.read_table(part).to_pylist()]
+    return parts

@@ -21,6 +21,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -143,6 +144,43 @@ class Shard:
         )
 
 
+def open_checked(path: Path, ids: Sequence[str]) -> Shard:
+    """A shard that holds what it should.
+
+    Raises:
+        ArtefactError: it is damaged, or holds other sequences.
+        FileNotFoundError: it does not exist.
+    """
+    shard = Shard(path)
+    if shard.ids != list(ids):
+        raise ArtefactError(f"{path} holds other sequences than the responses say; delete it and harvest again")
+    return shard
+
+
+class States(Protocol):
+    """What training reads: documents with their states. Texts are known from the start, states may come later.
+
+    Attributes:
+        tap_ids: taps of every document, ascending.
+        groups: which documents may be shuffled together, as ranges that cover all of them in order.
+    """
+
+    tap_ids: list[int]
+    groups: list[range]
+
+    def __len__(self) -> int:
+        """Documents of one epoch."""
+
+    def __getitem__(self, index: int) -> StateSequence:
+        """A document with its states; `index` counts on through the epochs by `offset`."""
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
+        """Token ids (T,) int64 and loss mask (T,) bool of a document, without its states."""
+
+    def offset(self, epoch: int) -> int:
+        """What is added to a document's index in an epoch."""
+
+
 class StateStore:
     """All sequences of a store in shard order, read on demand.
 
@@ -157,6 +195,7 @@ class StateStore:
         self._shards = [Shard(path) for path in paths]
         self._index = [(shard, i) for shard in self._shards for i in range(len(shard))]
         self.tap_ids = self._shards[0].tap_ids
+        self.groups = [range(len(self._index))]
 
     def __len__(self) -> int:
         return len(self._index)
@@ -169,6 +208,10 @@ class StateStore:
         """Token ids (T,) int64 and loss mask (T,) bool of a sequence, without its states."""
         shard, position = self._index[index]
         return shard.rows(position, "input_ids").long(), shard.rows(position, "loss_mask").bool()
+
+    def offset(self, epoch: int) -> int:
+        """Every epoch reads the same shards."""
+        return 0
 
 
 def _check_lengths(sequence: StateSequence) -> None:

@@ -4,6 +4,7 @@ A sequence is prompt, response and continuation; the loss mask is 1 on the respo
 work: a fixed slice of the responses, computed alone and skipped when present, so that its bytes depend on its
 inputs and not on what ran before it. That gives up prefix caching between shards and a full batch at each shard's
 end. Generating and harvesting in one pass would save a prefill, but mixes states of the decode and prefill kernels.
+With states.spool_shards the training split becomes a spool that training empties meanwhile (see generation.fill).
 
 Shapes: T tokens, L blocks of the target.
 """
@@ -20,7 +21,9 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import Response, read_responses
-from drafthead.data.store import KIND, Shard, shard_path
+from drafthead.data.spool import KIND as SPOOL
+from drafthead.data.spool import terms
+from drafthead.data.store import KIND, Shard, open_checked, shard_path
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, finish, reference, require
@@ -74,7 +77,7 @@ class Harvester(Protocol):
 
 
 def harvest(recipe: Recipe) -> None:
-    """Make the states stores of both splits; finished shards are kept, and no model is loaded when all are.
+    """Make the states of both splits; finished shards are kept, and no model is loaded when all are.
 
     Raises:
         ArtefactError: responses are missing or come from another target, or a directory holds something else.
@@ -83,21 +86,35 @@ def harvest(recipe: Recipe) -> None:
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
     check_tap_ids(spec, recipe.target.tap_ids)
-    unfinished = []
-    for split in SPLITS:
-        responses = require(recipe.responses_dir(split), RESPONSES, _MAKE_RESPONSES)
-        check_same_target(recipe, spec, responses, split)
-        if not begin(recipe.states_dir(split), KIND, _identity(recipe, spec, responses)):
-            unfinished.append(split)
+    unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
+    if recipe.states.spool_shards is not None:
+        from drafthead.generation.fill import harvest_online
+
+        harvest_online(recipe, spec, validation="validation" in unfinished)
+        return
     jobs = {split: list_jobs(recipe, split) for split in unfinished}
-    missing = [job for split in unfinished for job in jobs[split] if not _present(job)]
+    missing = [job for split in unfinished for job in jobs[split] if not present(job)]
     if missing:
         started = time.monotonic()
         run_jobs(recipe, spec, missing)
         tokens = sum(len(text) for job in missing for text in job.texts())
         print(f"harvested {tokens:,} tokens at {tokens / (time.monotonic() - started):,.0f} tokens/s, start included")
     for split in unfinished:
-        _finish_split(recipe, jobs[split], split)
+        finish_split(recipe, jobs[split], split)
+
+
+def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
+    """Check a split's responses and claim the directory of its states; True when they are complete.
+
+    Raises:
+        ArtefactError: responses are missing or come from another target, or the directory holds something else.
+    """
+    responses = require(recipe.responses_dir(split), RESPONSES, _MAKE_RESPONSES)
+    check_same_target(recipe, spec, responses, split)
+    identity = _identity(recipe, spec, responses)
+    if split == "train" and recipe.states.spool_shards is not None:
+        return begin(recipe.states_dir(split), SPOOL, identity | terms(recipe))
+    return begin(recipe.states_dir(split), KIND, identity)
 
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
@@ -124,8 +141,13 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
 
 def run_jobs(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> None:
     """Harvest shards with one start of the recipe's backend."""
-    total = sum(len(job.responses) for job in jobs)
-    with _backend(recipe, spec) as harvester, progress_bar(total, "harvesting", "seq") as bar:
+    with backend(recipe, spec) as harvester:
+        harvest_jobs(harvester, jobs)
+
+
+def harvest_jobs(harvester: Harvester, jobs: Sequence[ShardJob]) -> None:
+    """Harvest shards and see that they are on disk."""
+    with progress_bar(sum(len(job.responses) for job in jobs), "harvesting", "seq") as bar:
         for job in jobs:
             harvester.harvest(job, bar)
         harvester.finish()
@@ -153,7 +175,11 @@ def check_same_target(recipe: Recipe, spec: TargetSpec, responses: dict[str, Any
 def print_states(recipe: Recipe) -> None:
     """One line per split: sequences, tokens, bytes per token."""
     for split in SPLITS:
-        counts = require(recipe.states_dir(split), KIND, "python data_gen/harvest.py RECIPE")["counts"]
+        kind = SPOOL if split == "train" and recipe.states.spool_shards is not None else KIND
+        counts = require(recipe.states_dir(split), kind, "python data_gen/harvest.py RECIPE")["counts"]
+        if kind == SPOOL:
+            print(f"{split:<10} {counts['shards']} shards ({counts['epochs']} epochs) passed through the spool")
+            continue
         agreement = counts["argmax_agreement"]
         check = "" if agreement is None else f", target's argmax is its own text at {agreement:.1%} of positions"
         print(
@@ -163,7 +189,8 @@ def print_states(recipe: Recipe) -> None:
         )
 
 
-def _backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Harvester]:
+def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Harvester]:
+    """The recipe's way to run the target, started when the block is entered."""
     if recipe.states.backend == "transformers":
         from drafthead.generation.harvest_transformers import transformers_harvester
 
@@ -210,13 +237,12 @@ def _vllm_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Harvester]:
         yield _VllmHarvester(llm)
 
 
-def _present(job: ShardJob) -> bool:
+def present(job: ShardJob) -> bool:
     """Whether the shard is there; a shard of other sequences or a damaged one is an error, not work to skip."""
-    if not job.path.exists():
+    try:
+        open_checked(job.path, [response.id for response in job.responses])
+    except FileNotFoundError:
         return False
-    found = Shard(job.path).ids
-    if found != [response.id for response in job.responses]:
-        raise ArtefactError(f"{job.path} holds other sequences than the responses say; delete it and harvest again")
     return True
 
 
@@ -233,7 +259,12 @@ def _identity(recipe: Recipe, spec: TargetSpec, responses: dict[str, Any]) -> di
     }
 
 
-def _finish_split(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> None:
+def finish_split(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> None:
+    """Check a whole store and write its manifest.
+
+    Raises:
+        ArtefactError: the states do not lead to the target's own text.
+    """
     directory = recipe.states_dir(split)
     for leftover in directory.glob(".shard-*.tmp"):  # of a killed run; every shard is written by now
         leftover.unlink()

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.data.packing import plan_epoch
+from drafthead.data.packing import pack, plan_epoch
 from drafthead.data.windows import whole
 from drafthead.models.draft import frozen_copy
 from drafthead.progress import progress_bar
@@ -60,8 +60,13 @@ def fit(run: Run, log: MetricsLog | None) -> None:
     config = run.config
     log_every = max(1, run.total_steps // _LOG_LINES)
     clock, tokens, start = time.perf_counter(), 0, run.state.step
+    run.feed.release(run.state.step)
     with progress_bar(run.total_steps, "train", "step", initial=run.state.step, disable=log is None) as bar:
         for step in range(run.state.step, run.total_steps):
+            # Online, the states of this step may not be written yet, or the harvester may need room to go on.
+            if run.feed.wants_checkpoint(step):
+                save_now(run, step, consolidated(run, averaged=config.ema_decay is not None), None)
+            run.feed.wait(step)
             metrics, step_tokens = train_step(run, step)
             tokens += step_tokens
             seconds = time.perf_counter() - clock
@@ -84,7 +89,7 @@ def fit(run: Run, log: MetricsLog | None) -> None:
             if (step + 1) % config.checkpoint_every == 0 or step + 1 == run.total_steps:
                 weights = consolidated(run, averaged=config.ema_decay is not None)
                 result = validate_now(run, weights)
-                save_now(run, step + 1, result, weights)
+                save_now(run, step + 1, weights, result)
                 if log is not None:
                     _report_validation(run, log, bar, result)
                 clock, tokens, start = time.perf_counter(), 0, step + 1
@@ -100,29 +105,34 @@ def validate_now(run: Run, weights: dict[str, Tensor]) -> Validation:
     objective = TTTObjective(draft, config.num_ttt_steps, config.objective, config.zero_hidden_states)
     windows = [whole(i, store.tokens(i)[1], config.num_ttt_steps) for i in range(len(store))]  # rounds cross windows
     plan = plan_epoch(windows, config.tokens_per_batch, 0, 0)
-    batches = (run.load(store, w) for w in plan[run.accelerator.process_index :: run.accelerator.num_processes])
+    batches = (run.load(pack(store, w)) for w in plan[run.accelerator.process_index :: run.accelerator.num_processes])
     return validate(
         objective, config.num_ttt_steps, run.target, batches, run.recipe.eval.num_draft_tokens,
         lambda counts: run.accelerator.reduce(counts.to(run.accelerator.device), "sum").cpu(),
     )  # fmt: skip
 
 
-def save_now(run: Run, step: int, result: Validation, weights: dict[str, Tensor]) -> None:
-    """Write a checkpoint, note whether it is the best so far, and apply retention."""
-    best, length = run.state, result.acceptance.length
-    improved = best.best_step == 0 or length > best.best_acceptance_length
+def save_now(run: Run, step: int, weights: dict[str, Tensor], result: Validation | None) -> None:
+    """Write a checkpoint, note whether it is the best so far (None: not measured), and apply retention."""
+    best = run.state
+    if result is None:
+        length, rates, improved = best.acceptance_length, best.acceptance_per_position, False
+    else:
+        length, rates = result.acceptance.length, result.acceptance.rates
+        improved = best.best_step == 0 or length > best.best_acceptance_length
     run.state = checkpoint.TrainState(
         step=step,
         world_size=run.accelerator.num_processes,
         zero_stage=run.config.zero_stage,
         acceptance_length=length,
-        acceptance_per_position=result.acceptance.rates,
+        acceptance_per_position=rates,
         best_step=step if improved else best.best_step,
         best_acceptance_length=length if improved else best.best_acceptance_length,
     )
     checkpoint.save(run.accelerator, run.engine, run.recipe.run_dir, run.state, weights)
     if run.accelerator.is_main_process:
         checkpoint.retain(run.recipe.run_dir, run.config.keep_checkpoints, run.state.best_step)
+    run.feed.release(step)
 
 
 def _report_validation(run: Run, log: MetricsLog, bar: tqdm, result: Validation) -> None:

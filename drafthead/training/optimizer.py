@@ -15,29 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import AdamW
 
 from drafthead.config import TrainConfig
 
 EMA_STATE = "ema"
 _BETAS = (0.9, 0.95)
-
-
-class _WeightAverage(torch.optim.Optimizer):
-    """Mixin: after each step, move the average of every group that has an `ema_decay` towards the weights."""
-
-    @torch.no_grad()
-    def step(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        super().step(*args, **kwargs)
-        for group in self.param_groups:
-            for parameter in group["params"] if "ema_decay" in group else ():
-                state = self.state[parameter]
-                if EMA_STATE not in state:
-                    state[EMA_STATE] = parameter.detach().clone()
-                state[EMA_STATE].lerp_(parameter, 1 - group["ema_decay"])
-
-
-class AveragedAdamW(_WeightAverage, torch.optim.AdamW):
-    """AdamW, with an average of the weights on request."""
 
 
 def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimizer:
@@ -49,15 +32,18 @@ def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimi
     """
     adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw":
-        optimizer = AveragedAdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS)
-        if config.zero_stage == 0:
-            optimizer.register_step_pre_hook(_clip_or_refuse(config.max_grad_norm))
-        return optimizer
-    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+        optimizer: torch.optim.Optimizer = AdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS)
+    else:
+        optimizer = _muon(config, draft, adam)
+    if config.zero_stage == 0:
+        optimizer.register_step_pre_hook(_clip_or_refuse(config.max_grad_norm))
+    if config.ema_decay is not None:
+        optimizer.register_step_post_hook(_move_average)
+    return optimizer
 
-    class AveragedMuon(_WeightAverage, MuonWithAuxAdam):  # DeepSpeed looks for the base class and for the name
-        def __init__(self, groups: list[dict]):
-            MuonWithAuxAdam.__init__(self, groups)
+
+def _muon(config: TrainConfig, draft: nn.Module, adam: dict[str, float]) -> torch.optim.Optimizer:
+    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -67,7 +53,7 @@ def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimi
         (matrices if suits else others).append(parameter)
     rate = {"lr": config.muon_learning_rate, "initial_lr": config.muon_learning_rate}
     muon = {"params": matrices, "use_muon": True, **rate, "momentum": 0.95, "weight_decay": config.weight_decay}
-    return AveragedMuon([muon, {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8}])
+    return MuonWithAuxAdam([muon, {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8}])
 
 
 def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, total_steps: int) -> float:
@@ -94,6 +80,17 @@ def rate_share(warmup_ratio: float, step: int, total_steps: int) -> float:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@torch.no_grad()
+def _move_average(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    """After a step: every weight's average moves towards it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if EMA_STATE not in state:
+                state[EMA_STATE] = parameter.detach().clone()
+            state[EMA_STATE].lerp_(parameter, 1 - group["ema_decay"])
 
 
 def gradient_norm(engine: Any) -> float:

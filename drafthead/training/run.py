@@ -5,22 +5,24 @@ and step s takes the next `train.batches_per_step` of them, whatever the number 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from drafthead.config import Recipe, TrainConfig
 from drafthead.core.vocabulary import DraftVocabulary, coverage
-from drafthead.data.packing import PackedBatch, pack, plan_epoch
-from drafthead.data.store import StateStore
+from drafthead.data.packing import PackedBatch, pack, plan_stream
 from drafthead.data.windows import Window
 from drafthead.models.draft import DraftShape, draft_shape
 from drafthead.models.target import load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import build_accelerator
+from drafthead.training.feed import Feed, build_feed
 from drafthead.training.metrics import flatten, start_tracker
 from drafthead.training.objective import FrozenTarget, TTTObjective
 from drafthead.training.optimizer import build_optimizer
+from drafthead.training.prefetch import Prefetch
 from drafthead.training.setup import (
     Inputs,
     build_model,
@@ -42,6 +44,8 @@ class Run:
         shape: of the head.
         target, vocabulary: frozen tensors, d2t and t2d.
         stream: packed micro batches of all epochs.
+        feed: what the loop asks when states come and go.
+        prefetch: reads the stream one micro batch ahead.
         state: where training stands.
     """
 
@@ -54,6 +58,8 @@ class Run:
     target: FrozenTarget
     vocabulary: DraftVocabulary
     stream: list[list[Window]]
+    feed: Feed
+    prefetch: Prefetch
     state: checkpoint.TrainState
 
     @property
@@ -69,9 +75,9 @@ class Run:
     def total_steps(self) -> int:
         return len(self.stream) // self.config.batches_per_step
 
-    def load(self, store: StateStore, windows: list[Window]) -> PackedBatch:
-        """One micro batch on this rank's device, states in the compute type."""
-        return pack(store, windows).to(self.accelerator.device, self.dtype)
+    def load(self, batch: PackedBatch) -> PackedBatch:
+        """A micro batch on this rank's device, states in the compute type."""
+        return batch.to(self.accelerator.device, self.dtype)
 
     def track(self, values: dict[str, Any], group: str, step: int) -> None:
         """Send numbers to the recipe's tracker, if it has one."""
@@ -96,15 +102,14 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     engine, optimizer = accelerator.prepare(objective, build_optimizer(config, draft))
     if config.compile:
         engine.compile(compile_kwargs={"dynamic": True})  # every packed batch has lengths of its own
-    stream = [
-        batch
-        for epoch in range(config.epochs)
-        for batch in plan_epoch(found.windows, config.tokens_per_batch, config.seed, epoch)
-    ]
+    stream = plan_stream(inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs)
+    feed = build_feed(inputs.train, stream, config.batches_per_step, accelerator)
     run = Run(
         recipe, inputs, accelerator, engine, optimizer, shape,
         target=frozen_target(pieces, inputs.spec, vocabulary, accelerator.device, _DTYPES[config.precision]),
-        vocabulary=vocabulary, stream=stream, state=_restore(recipe, accelerator, engine),
+        vocabulary=vocabulary, stream=stream, feed=feed,
+        prefetch=Prefetch(stream, partial(pack, inputs.train), pin=accelerator.device.type == "cuda"),
+        state=_restore(recipe, accelerator, engine),
     )  # fmt: skip
     if run.total_steps == 0:
         raise ValueError(

@@ -10,14 +10,12 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary
-from drafthead.data import store as state_store
-from drafthead.data.store import StateStore
+from drafthead.data.store import States
 from drafthead.data.windows import Window, cut
 from drafthead.models.draft import DraftModel, DraftShape
 from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.training.objective import FrozenTarget
-
-_HARVEST = "python data_gen/harvest.py RECIPE"
+from drafthead.training.states import open_states
 
 
 @dataclass(frozen=True)
@@ -26,14 +24,14 @@ class Inputs:
 
     Attributes:
         spec: the target's shape.
-        train: store of the training split.
-        validation: store of the validation split.
+        train: states of the training split.
+        validation: states of the validation split.
         identity: what the run is made from, for its manifest.
     """
 
     spec: TargetSpec
-    train: StateStore
-    validation: StateStore
+    train: States
+    validation: States
     identity: dict[str, Any]
 
 
@@ -49,10 +47,9 @@ def open_inputs(recipe: Recipe) -> Inputs:
     references, stores = {}, {}
     for split in ("train", "validation"):
         directory = recipe.states_dir(split)
-        manifest = provenance.require(directory, state_store.KIND, _HARVEST)
-        _check_store(manifest["identity"], recipe, spec, directory)
-        references[split] = provenance.reference(manifest)
-        stores[split] = StateStore(directory)
+        opened = open_states(recipe, split)
+        _check_store(opened.identity, recipe, spec, directory)
+        references[split], stores[split] = opened.reference, opened.states
     identity = {
         "states": references,
         "target": target_identity(recipe, spec),
@@ -91,7 +88,7 @@ class Survey:
     silent: int
 
 
-def survey(store: StateStore, vocab_size: int, budget: int, num_steps: int) -> Survey:
+def survey(store: States, vocab_size: int, budget: int, num_steps: int) -> Survey:
     """Count tokens and cut windows; states are not read."""
     generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
     windows: list[Window] = []

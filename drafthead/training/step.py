@@ -27,6 +27,7 @@ def train_step(run: Run, step: int) -> tuple[StepMetrics, int]:
     config, accelerator, num_steps = run.config, run.accelerator, run.config.num_ttt_steps
     first = step * config.batches_per_step
     group = run.stream[first : first + config.batches_per_step]
+    mine = range(first + accelerator.process_index, first + config.batches_per_step, accelerator.num_processes)
     valid_total = torch.tensor([window.valid for windows in group for window in windows]).sum(0).clamp_min(1)  # (K,)
     weights = step_weights(num_steps, config.step_weight_decay)
     # DeepSpeed divides by accumulation steps and averages over ranks: undo both.
@@ -34,10 +35,15 @@ def train_step(run: Run, step: int) -> tuple[StepMetrics, int]:
     rate = schedule(run.optimizer, config, step, run.total_steps)
 
     sums = torch.zeros(2 * num_steps + 1, dtype=torch.float64, device=accelerator.device)
-    for windows in group[accelerator.process_index :: accelerator.num_processes]:
-        batch = run.load(run.inputs.train, windows)
+    for index in mine:
+        batch = run.load(run.prefetch.take(index))
+        upcoming = index + accelerator.num_processes
+        if upcoming in mine or (step + 1 < run.total_steps and run.feed.ready(step + 1)):
+            run.prefetch.start(upcoming)
         valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, num_steps) & batch.counted
-        assert valid.sum(1).tolist() == torch.tensor([w.valid for w in windows]).sum(0).tolist(), "counted otherwise"
+        assert valid.sum(1).tolist() == torch.tensor([w.valid for w in run.stream[index]]).sum(0).tolist(), (
+            "counted otherwise"
+        )
         with accelerator.accumulate(run.engine):
             scored = score(run.engine, batch, run.target, valid, scale)
             stop_unless_finite_loss(run, step, batch, scored)

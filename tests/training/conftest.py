@@ -23,6 +23,19 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
 
 
 def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None) -> None:
+    """A whole store in one shard."""
+    spec = load_target_spec(recipe.target_path)
+    sequences = synthetic_sequences(recipe, split, count, seed, poisoned)
+    directory = recipe.states_dir(split)
+    identity = {"target": target_identity(recipe, spec), "tap_ids": list(recipe.target.tap_ids), "made": "synthetic"}
+    assert not provenance.begin(directory, store.KIND, identity)
+    store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers)
+    provenance.finish(directory, {"sequences": count})
+
+
+def synthetic_sequences(
+    recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None
+) -> list[StateSequence]:
     """Texts in which a token decides the next one, and states from which the target's head reads it off."""
     spec = load_target_spec(recipe.target_path)
     head = TargetHead.load(recipe.target_path, dtype="float32")
@@ -49,11 +62,7 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
             aux[recipe.target.tap_ids[0]][5, 7] = float("nan")
         name = f"{split}{i:04d}"
         sequences.append(StateSequence(name, tokens[:-1].int(), mask, aux, states.bfloat16(), argmax, lse))
-    directory = recipe.states_dir(split)
-    identity = {"target": target_identity(recipe, spec), "tap_ids": list(recipe.target.tap_ids), "made": "synthetic"}
-    assert not provenance.begin(directory, store.KIND, identity)
-    store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers)
-    provenance.finish(directory, {"sequences": count})
+    return sequences
 
 
 @pytest.fixture(scope="session")

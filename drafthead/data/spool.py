@@ -1,0 +1,136 @@
+"""The spool: training shards that exist only between the harvester that writes them and the trainer that reads them.
+
+Online training is offline training over a store of bounded size. Shards are numbered on through the epochs (epoch e,
+shard i of S: index e * S + i). The harvester and the trainer run at the same time, are started in any order, and
+share nothing but this directory:
+
+    identity.json            what the states are made from, capacity and epochs
+    progress.json            the first index that training still needs; the trainer alone writes it
+    shard-00007.safetensors  only indices in [first needed, first needed + capacity)
+    manifest.json            every shard has been written once
+
+The trainer deletes a shard when a checkpoint covers everything trained from it, so that whoever is killed finds what
+it needs again. Texts exist before any state, so the order of training is known before the first shard: documents are
+shuffled within groups of shards that fill half the spool, one half being read while the other is written.
+
+Given up: an even shuffle of the whole epoch, and a second use of a shard; every epoch harvests again. When the store
+fits on disk, the ordinary store is better. On several nodes the spool lies on a file system that all of them and the
+harvester share, with renames that are atomic for all; rank 0 alone deletes.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drafthead.config import Recipe
+from drafthead.data.store import shard_path
+from drafthead.provenance import ArtefactError, read_json, write_json
+
+KIND = "spool"
+_PROGRESS = "progress.json"
+_LOCK = ".harvester.lock"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the spool asks of the harvester.
+
+    Attributes:
+        index: the shard to write next; None when there is no room for it, or when nothing is left to write.
+        done: nothing is left to write.
+    """
+
+    index: int | None
+    done: bool
+
+
+@dataclass(frozen=True)
+class Spool:
+    """A directory with at most `capacity` shards of a stream of `epochs` times `num_shards`."""
+
+    directory: Path
+    capacity: int
+    num_shards: int
+    epochs: int
+
+    @property
+    def total(self) -> int:
+        """Shards of all epochs."""
+        return self.num_shards * self.epochs
+
+    def path(self, index: int) -> Path:
+        """Where a shard lies while it exists."""
+        return shard_path(self.directory, index)
+
+    def present(self) -> set[int]:
+        """Indices of the shards on disk."""
+        return {int(path.stem.removeprefix("shard-")) for path in self.directory.glob("shard-*.safetensors")}
+
+    def first_needed(self) -> int:
+        """The first index that training still needs; `total` when it has finished."""
+        path = self.directory / _PROGRESS
+        return read_json(path)["first_needed"] if path.exists() else 0
+
+    def demand(self, in_flight: int | None = None) -> Demand:
+        """What to write next.
+
+        Args:
+            in_flight: a shard handed to the disk that may not be there yet.
+        """
+        # Shards are listed before progress is read: one that is used up in between then counts as used, not missing.
+        present = self.present() | ({in_flight} if in_flight is not None else set())
+        first = self.first_needed()
+        stop = min(first + self.capacity, self.total)
+        missing = next((index for index in range(first, stop) if index not in present), None)
+        room = len(present) < self.capacity
+        return Demand(index=missing if room else None, done=missing is None and stop == self.total)
+
+    def release(self, first_needed: int) -> None:
+        """Publish progress, then delete every shard that it leaves without a use; for the trainer's rank 0.
+
+        Progress can go back, when a damaged checkpoint makes training fall back on an older one: the harvester then
+        writes again what was deleted, and shards too far ahead make room for it here.
+        """
+        if first_needed != self.first_needed():
+            write_json(self.directory / _PROGRESS, {"first_needed": first_needed, "total": self.total})
+        for index in self.present():
+            if not first_needed <= index < first_needed + self.capacity:
+                self.path(index).unlink(missing_ok=True)
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Claim the harvester's side, and remove what a killed harvester left half written.
+
+        Raises:
+            ArtefactError: another harvester is filling this spool.
+        """
+        with (self.directory / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArtefactError(
+                    f"another harvester is filling {self.directory}: two would exceed its "
+                    f"{self.capacity} shards; end one of them"
+                ) from None
+            for leftover in self.directory.glob(".shard-*.tmp"):
+                leftover.unlink()
+            yield
+
+
+def open_spool(recipe: Recipe, num_documents: int) -> Spool:
+    """The spool of a recipe's training split, whose directory exists."""
+    assert recipe.states.spool_shards is not None
+    num_shards = -(-num_documents // recipe.states.sequences_per_shard)
+    return Spool(recipe.states_dir("train"), recipe.states.spool_shards, num_shards, recipe.train.epochs)
+
+
+def terms(recipe: Recipe) -> dict[str, Any]:
+    """What harvester and trainer must agree on, part of the spool's identity."""
+    return {
+        "spool_shards": recipe.states.spool_shards,
+        "sequences_per_shard": recipe.states.sequences_per_shard,
+        "epochs": recipe.train.epochs,
+    }

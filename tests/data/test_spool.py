@@ -1,0 +1,232 @@
+"""The spool: bounded at every moment, no shard lost or written for nothing, and killed sides agree again."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafthead.config import load_recipe
+from drafthead.data.packing import plan_epoch, plan_stream
+from drafthead.data.responses import Response, Texts, part_path, write_part
+from drafthead.data.spool import Demand, Spool
+from drafthead.data.spooled import SpooledStates
+from drafthead.data.store import write_shard
+from drafthead.data.windows import Window, whole
+from drafthead.provenance import ArtefactError
+from tests.data.test_store import sequence
+
+
+def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:
+    return Spool(directory, capacity, num_shards, epochs)
+
+
+def write(spool: Spool, *indices: int) -> None:
+    for index in indices:
+        spool.path(index).touch()
+
+
+def response(name: str, prompt: int, answer: int, after: int = 0) -> Response:
+    ids = list(range(prompt + answer + after))
+    parts = ids[:prompt], ids[prompt : prompt + answer], ids[prompt + answer :]
+    return Response(name, "chat", *parts, "text", "stop", 0.0, "low", 0)
+
+
+def texts_in(directory, responses: list[Response], per_part: int) -> Texts:
+    for part, start in enumerate(range(0, len(responses), per_part)):
+        write_part(part_path(directory, part), responses[start : start + per_part])
+    return Texts(directory)
+
+
+def test_a_spool_without_room_for_a_second_shard_is_refused():
+    with pytest.raises(ValueError, match=r"states.spool_shards: .* greater than or equal to 2 \(given: '?1'?\)"):
+        load_recipe(overrides=["states.spool_shards=1"])
+
+
+def test_an_empty_spool_is_filled_in_order_up_to_its_capacity(tmp_path):
+    spool = spool_in(tmp_path)
+    for index in range(4):
+        assert spool.demand() == Demand(index, done=False)
+        write(spool, index)
+    assert spool.demand() == Demand(None, done=False)  # full
+
+
+def test_a_shard_on_its_way_to_disk_counts(tmp_path):
+    spool = spool_in(tmp_path)
+    write(spool, 0, 1, 2)
+    assert spool.demand(in_flight=3) == Demand(None, done=False)
+    assert spool.demand(in_flight=2) == Demand(3, done=False)  # it has arrived
+
+
+def test_what_is_used_makes_room_and_is_not_written_again(tmp_path):
+    spool = spool_in(tmp_path)
+    write(spool, 0, 1, 2, 3)
+    spool.release(2)
+    assert (spool.present(), spool.first_needed()) == ({2, 3}, 2)
+    assert spool.demand() == Demand(4, done=False)
+    write(spool, 4, 5)
+    assert spool.demand() == Demand(None, done=True)  # training has all it will need
+    spool.release(6)
+    assert not spool.present()
+    assert spool.demand() == Demand(None, done=True)
+
+
+def test_a_lost_shard_is_asked_for_again(tmp_path):
+    spool = spool_in(tmp_path)
+    write(spool, 0, 2, 3)
+    assert spool.demand() == Demand(1, done=False)
+
+
+def test_training_that_falls_back_gets_its_shards_again(tmp_path):
+    spool = spool_in(tmp_path, num_shards=10, epochs=1)
+    spool.release(5)
+    write(spool, 5, 6, 7, 8)
+    spool.release(3)  # the newest checkpoint was damaged
+    assert spool.present() == {5, 6}, "shards too far ahead would keep the room that 3 and 4 need"
+    assert spool.demand() == Demand(3, done=False)
+
+
+def test_one_harvester_at_a_time_and_leftovers_of_a_killed_one_go(tmp_path):
+    spool = spool_in(tmp_path)
+    leftover = tmp_path / ".shard-00001.safetensors.77.tmp"
+    leftover.touch()
+    with spool.filling():
+        assert not leftover.exists()
+        with pytest.raises(ArtefactError, match=r"another harvester is filling .*exceed its 4 shards"), spool.filling():
+            pass
+    with spool.filling():
+        pass
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    capacity=st.integers(2, 6),
+    num_shards=st.integers(1, 7),
+    epochs=st.integers(1, 3),
+    moves=st.lists(st.sampled_from(["write", "land", "kill harvester", "train", "release", "fall back"]), max_size=120),
+)
+def test_any_interleaving_stays_bounded_and_ends(tmp_path_factory, capacity, num_shards, epochs, moves):
+    """Harvester: take an index, let it land. Trainer: use the next shard, or checkpoint and release what is used."""
+    spool = spool_in(tmp_path_factory.mktemp("spool"), capacity, num_shards, epochs)
+    in_flight: int | None = None  # handed to the disk and not there yet
+    trained = released = 0
+
+    def move(name: str) -> None:
+        nonlocal in_flight, trained, released
+        if name == "write" and in_flight is None:
+            in_flight = spool.demand().index
+            assert in_flight is None or in_flight >= released, "a shard that was used up is not harvested again"
+        elif name == "land" and in_flight is not None:
+            write(spool, in_flight)
+            in_flight = None
+        elif name == "kill harvester":
+            in_flight = None
+        elif name == "train" and trained in spool.present():
+            trained += 1
+        elif name == "release":
+            released = trained
+            spool.release(released)
+        elif name == "fall back" and released:
+            trained = released = released - 1
+            spool.release(released)
+        assert len(spool.present() | ({in_flight} - {None})) <= capacity
+
+    for name in moves:
+        move(name)
+    for _ in range(4 * (spool.total + capacity)):  # left alone, both come to an end
+        for name in ("write", "land", "train", "release") if released < spool.total else ():
+            move(name)
+    assert released == spool.total
+    assert not spool.present()
+    assert spool.demand().done
+
+
+def test_texts_are_read_in_parts(tmp_path):
+    wanted = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2), response("d", 1, 1), response("e", 2, 2)]
+    texts = texts_in(tmp_path, wanted, per_part=2)
+    assert texts.ids == list("abcde")
+    for i in (0, 1, 2, 3, 4, 0):
+        ids, mask = texts.tokens(i)
+        assert ids.tolist() == [*wanted[i].prompt_ids, *wanted[i].response_ids, *wanted[i].continuation_ids]
+        assert np.flatnonzero(mask).tolist() == wanted[i].response_ids  # ids count from 0
+    with pytest.raises(ArtefactError, match=r"regenerate\.py"):
+        Texts(tmp_path / "none")
+
+
+@pytest.fixture
+def spooled(tmp_path) -> SpooledStates:
+    """Five documents in shards of two, three shards an epoch, two epochs, groups of one shard."""
+    texts = texts_in(tmp_path / "responses", [response(name, 2, 3 + i) for i, name in enumerate("abcde")], per_part=2)
+    return SpooledStates(Spool(tmp_path, 2, 3, 2), texts, sequences_per_shard=2, tap_ids=[1, 3])
+
+
+def test_a_document_lies_in_a_shard_of_its_epoch(spooled):
+    assert [spooled.shard_of(i) for i in range(10)] == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5]
+    assert (len(spooled), spooled.offset(1)) == (5, 5)
+    states = {name: sequence(name, 5 + i) for i, name in enumerate("abcde")}
+    write_shard(spooled.spool.path(4), [states["c"], states["d"]], num_target_layers=5)
+    document = spooled[spooled.offset(1) + 3]
+    assert document.id == "d"
+    tokens, mask = spooled.tokens(8)
+    assert torch.equal(tokens, document.input_ids.long())
+    assert torch.equal(mask, document.loss_mask.bool())
+    spooled.close_before(5)
+    spooled.spool.release(5)
+    with pytest.raises(FileNotFoundError):
+        spooled[8]
+
+
+def test_a_foreign_shard_is_refused(spooled):
+    write_shard(spooled.spool.path(0), [sequence("c", 5), sequence("d", 5)], num_target_layers=5)
+    with pytest.raises(ArtefactError, match="holds other sequences than the responses say"):
+        spooled[0]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    capacity=st.integers(2, 9),
+    size=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+)
+def test_every_window_once_per_epoch_and_only_with_its_group(lengths, capacity, size, epochs):
+    states = planned(len(lengths), capacity, size, epochs)
+    windows = [Window(i, 0, n, 0, n, (n,)) for i, n in enumerate(lengths) if n > 3]  # some documents have none
+    stream = plan_stream(states, windows, 40, 0, epochs)
+    documents = [w.document for batch in stream for w in batch]
+    assert sorted(documents) == [e * len(lengths) + w.document for e in range(epochs) for w in windows]
+    group = max(1, capacity // 2)
+    groups = [
+        {(s // states.spool.num_shards, s % states.spool.num_shards // group) for s in map(states.shard_of, docs)}
+        for docs in ([w.document for w in batch] for batch in stream)
+    ]
+    assert all(len(found) == 1 for found in groups), "a micro batch reads one group"
+    order = [found.pop() for found in groups]
+    assert order == sorted(order), "groups follow each other"
+
+
+def test_one_group_of_everything_is_the_order_of_a_whole_store():
+    windows = [whole(i, torch.ones(3 + i % 7), 2) for i in range(50)]
+    states = planned(50, capacity=10, size=10, epochs=2)
+    stream = plan_stream(states, windows, 24, 5, 2)
+    wanted = [[w.document + e * 50 for w in batch] for e in range(2) for batch in plan_epoch(windows, 24, 5, e)]
+    assert [[w.document for w in batch] for batch in stream] == wanted
+
+
+def test_group_0_keeps_the_order_that_runs_had_before_there_were_groups():
+    for seed, epoch in ((0, 0), (7, 2), (2**40, 3)):
+        old, new = np.random.default_rng((seed, epoch)), np.random.default_rng((seed, epoch, 0))
+        assert old.permutation(100).tolist() == new.permutation(100).tolist()
+
+
+class _Names:
+    """As many texts as asked for; the plan reads no more of them than their number."""
+
+    def __init__(self, count: int):
+        self.ids = [str(i) for i in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def planned(count: int, capacity: int, size: int, epochs: int) -> SpooledStates:
+    return SpooledStates(Spool(None, capacity, -(-count // size), epochs), _Names(count), size, [1])

@@ -1,0 +1,162 @@
+"""Online training with real vLLM on one side and real DeepSpeed on the other, both killed on the way.
+
+The spool holds two epochs, so half of it holds one and the order of training is that of a whole store: the losses
+must be those of ordinary training on the ordinary store, to the last bit.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from drafthead import provenance
+from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.data.spool import Spool, open_spool
+from drafthead.generation import fill
+from drafthead.generation.harvest import harvest
+from drafthead.generation.prompts import make_prompts
+from drafthead.generation.regenerate import regenerate
+from tests.pipeline.conftest import ACCELERATE
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    "prompts.max_train=24", "prompts.max_heldout=4", "prompts.validation=4", "responses.max_tokens=48",
+    "eval.max_tokens=48", "states.sequences_per_shard=8", "head.intermediate_size=64", "train.num_ttt_steps=3",
+    "train.epochs=4", "train.tokens_per_batch=512", "train.checkpoint_every=1000",
+)  # fmt: skip
+SPOOL = "states.spool_shards=6"  # three shards an epoch
+# The trainer takes all cores, and OpenMP threads that spin for one another starve whoever runs beside them.
+THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+HARVEST, TRAIN = ("data_gen/harvest.py",), (*ACCELERATE, "train/eagle3.py")
+
+
+class Side:
+    """Harvester or trainer: a process group with a log, so that a kill leaves no worker behind."""
+
+    def __init__(self, script: tuple[str, ...], root: Path, *overrides: str):
+        self._command = [sys.executable, *script, f"output_dir={root}", *SMALL, *overrides]
+        self._log = root / f"{Path(script[-1]).stem}.log"
+        self.process: subprocess.Popen | None = None
+        self.start()
+
+    def start(self) -> None:
+        if self.process is not None:
+            self.process.wait()
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                self._command, cwd=REPO_ROOT, env={**os.environ, **THREADS}, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def finish(self) -> None:
+        assert self.process.wait(timeout=150) == 0, self.said[-3000:]
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+@contextmanager
+def watched(spool: Spool) -> Iterator[list[int]]:
+    """How many shards lie in the spool, finished or being written, looked up all the time."""
+    counts, end = [0], threading.Event()
+
+    def watch() -> None:
+        while not end.wait(0.005):
+            counts.append(len([name for name in os.listdir(spool.directory) if "shard-" in name]))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        end.set()
+        thread.join()
+
+
+def until(condition: Callable[[], bool], *sides: Side) -> None:
+    deadline = time.monotonic() + 150
+    while not condition():
+        assert time.monotonic() < deadline, "\n".join(side.said[-3000:] for side in sides)
+        time.sleep(0.01)
+
+
+def steps_and_losses(recipe: Recipe) -> list[tuple[int, float]]:
+    path = recipe.run_dir / "metrics.jsonl"
+    entries = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [(entry["step"], entry["loss"]) for entry in entries if entry["kind"] == "train"]
+
+
+def beside(ordinary: Recipe, root: Path, *overrides: str) -> Recipe:
+    """A recipe with states and runs of its own over the same prompts and responses."""
+    recipe = load_recipe(overrides=[f"output_dir={root}", *SMALL, *overrides])
+    recipe.prompts_dir.parent.mkdir(parents=True)
+    for name in ("prompts", "responses"):
+        recipe.prompts_dir.with_name(name).symlink_to(ordinary.prompts_dir.with_name(name))
+    return recipe
+
+
+@pytest.fixture
+def ordinary(tmp_path) -> Recipe:
+    """A recipe without a spool, harvested to the end."""
+    recipe = load_recipe(overrides=[f"output_dir={tmp_path / 'ordinary'}", *SMALL])
+    make_prompts(recipe)
+    regenerate(recipe)
+    harvest(recipe)
+    return recipe
+
+
+def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordinary, tmp_path, monkeypatch):
+    recipe = beside(ordinary, tmp_path / "online", SPOOL)
+    spool = open_spool(recipe, 24)
+    spool.directory.mkdir(parents=True)
+    with watched(spool) as counts:
+        trainer, harvester = (Side(script, tmp_path / "online", SPOOL) for script in (TRAIN, HARVEST))
+        sides = [trainer, harvester]
+        try:
+            until(lambda: spool.first_needed() >= 3, *sides)
+            harvester.kill()  # there is room again, so it is at work
+            saved = len(steps_and_losses(recipe))
+            until(lambda: len(steps_and_losses(recipe)) >= saved + 2, *sides)
+            trainer.kill()  # in the middle of what no checkpoint covers
+            assert spool.first_needed() == 3
+
+            trainer.start()
+            sides.append(Side(TRAIN, tmp_path / "ordinary"))
+            until(lambda: "if the harvester is not running: python data_gen/harvest.py RECIPE" in trainer.said, *sides)
+            assert spool.first_needed() > 3, "waiting, it keeps what is trained, so that there is room to go on"
+            for directory in (spool.directory, recipe.run_dir):
+                assert not (directory / provenance.MANIFEST).exists()
+            harvester.start()
+            for side in sides:
+                side.finish()
+        finally:
+            for side in sides:
+                side.kill()
+                side.process.wait()
+
+    assert steps_and_losses(recipe) == steps_and_losses(ordinary)  # to the last bit
+    assert max(counts) == 6
+    assert (spool.present(), spool.first_needed()) == (set(), 12)
+    assert "resuming from step" in trainer.said
+
+    # Both have nothing left to do, and the directory is not taken for one of the other kind.
+    monkeypatch.setattr(fill, "fill", None)
+    harvest(recipe)
+    with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found 6, wanted None"):
+        harvest(ordinary.model_copy(update={"output_dir": recipe.output_dir}))
+    with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found None, wanted 6"):
+        harvest(recipe.model_copy(update={"output_dir": ordinary.output_dir}))

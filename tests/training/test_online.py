@@ -1,0 +1,74 @@
+"""Online training on several ranks: nobody reads what is not there, nobody deletes what another still reads."""
+
+import threading
+import time
+
+import pytest
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.data import spool as spools
+from drafthead.data.responses import KIND as RESPONSES
+from drafthead.data.responses import Response, part_path, write_part
+from drafthead.data.spool import Spool, open_spool
+from drafthead.data.store import StateSequence, write_shard
+from drafthead.models.target import load_target_spec, target_identity
+from tests.training.conftest import small_recipe, synthetic_sequences, synthetic_store
+from tests.training.launching import entries, run
+
+pytestmark = pytest.mark.slow
+
+ONLINE = (
+    "train.batches_per_step=2",
+    "states.spool_shards=4",
+    "states.sequences_per_shard=6",
+    "train.checkpoint_every=1000",
+)
+
+
+def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
+    """Responses that say what the sequences say, and an empty spool made from them."""
+    directory = recipe.responses_dir("train")
+    provenance.begin(directory, RESPONSES, {})
+    texts = [(s.id, s.input_ids.tolist()) for s in sequences]
+    write_part(
+        part_path(directory, 0),
+        [Response(name, "chat", t[:4], t[4:-4], t[-4:], "", "stop", 0.7, "low", 0) for name, t in texts],
+    )
+    made_from = provenance.reference(provenance.finish(directory, {}))
+    identity = {
+        **spools.terms(recipe), "responses": made_from, "tap_ids": list(recipe.target.tap_ids),
+        "target": target_identity(recipe, load_target_spec(recipe.target_path)),
+    }  # fmt: skip
+    provenance.begin(recipe.states_dir("train"), spools.KIND, identity)
+    return open_spool(recipe, len(sequences))
+
+
+def feed(spool: Spool, sequences: list[StateSequence], size: int, most: list[int]) -> None:
+    """A harvester whose states exist already; it notes how many shards lay there at most."""
+    with spool.filling():
+        while not (demand := spool.demand()).done:
+            if demand.index is not None:
+                start = demand.index % spool.num_shards * size
+                write_shard(spool.path(demand.index), sequences[start : start + size], num_target_layers=8)
+                most.append(len(spool.present()))
+            time.sleep(0.1)
+
+
+def test_two_ranks_use_up_a_spool(tmp_path):
+    recipe = small_recipe(tmp_path, *ONLINE)
+    synthetic_store(recipe, "validation", 6, seed=1)
+    sequences = synthetic_sequences(recipe, "train", 60, seed=0)
+    spool = claim_spool(recipe, sequences)
+    most: list[int] = []
+    harvester = threading.Thread(target=feed, args=(spool, sequences, 6, most), daemon=True)
+    harvester.start()
+    run(recipe, *ONLINE, ranks=2)
+    harvester.join(timeout=10)
+    assert not harvester.is_alive()
+    assert max(most) == 4
+    assert (spool.present(), spool.first_needed()) == (set(), 10)
+    steps = entries(recipe.run_dir)
+    total = provenance.require(recipe.run_dir, "run", "train")["counts"]["total_steps"]
+    assert [e["step"] for e in steps] == list(range(1, total + 1))
+    assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]
