@@ -74,8 +74,8 @@ class Scored(NamedTuple):
 
 def target_side(objective: ObjectiveName, logits: Tensor, lse: Tensor) -> Target:
     """Normalise the target's logits (B, D) at the draft tokens; lse (B,) is over its full vocabulary."""
-    draft_lse = logits.logsumexp(-1, keepdim=True)
-    log_r = logits - draft_lse
+    log_r = logits.log_softmax(-1)
+    draft_lse = logits.amax(-1, keepdim=True) - log_r.amax(-1, keepdim=True)
     mass = (draft_lse - lse[:, None]).exp()
     r = log_r.exp()
     return Target(log_r if objective == "reverse_kl" else r, mass, torch.linalg.vecdot(r, log_r))
