@@ -1,6 +1,14 @@
 """Settings of the whole suite."""
 
+import pytest
 import torch
 
 # The tensors here are tiny: a second OpenMP thread would only spin, and slow down what runs beside it.
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("requires_gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

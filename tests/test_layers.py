@@ -56,7 +56,7 @@ def test_the_rule_names_every_layer_there_is():
 
 @pytest.mark.parametrize(
     ("layers", "absent"),
-    [(("core",), ("vllm", "deepspeed", "accelerate")), (("models", "data", "training"), ("vllm",))],
+    [(("core",), ("vllm", "deepspeed", "accelerate", "triton")), (("models", "data", "training"), ("vllm",))],
 )
 def test_lower_layers_import_without_engines(layers, absent):
     modules = [

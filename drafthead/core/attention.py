@@ -14,18 +14,21 @@ usual way, costs T x (k + 1) T scores per step.
 
 Only rows that lead to a loss need a query: nothing but the row itself ever reads its states of step 1
 and later. So the queries are the last rows of each document, from where its loss begins, while step-0
-keys cover all of it. On CPU such a block is itself merged from two flash calls: all keys before the
-first query, and the causal square from there on.
+keys cover all of it. CUDA's flash kernel, for half precision, takes all documents at once. Elsewhere each
+document's block is itself merged from two calls: all keys before the first query, and the causal square
+from there on; by torch's flash attention on CPU, by `dense_attention` for float32 on CUDA.
 
 Shapes: T tokens, R query rows, Q query heads, G key/value heads (Q a multiple of G), D head dimension,
 S documents.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from drafthead.core import dense_attention
 
 
 def ttt_attention(
@@ -70,7 +73,7 @@ class _TTTAttention(torch.autograd.Function):
         grad_query, grad_key, grad_value = _block_backward(
             grad_out.contiguous(), query, key, value, out, lse, cu_queries, cu_keys, scale, rng
         )
-        row = (grad_out * out).sum(-1)  # (R, Q), the softmax backward's row term
+        row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
         grad_pairs = []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
             probability = (_grouped_dot(query, k_j) * scale - lse).exp()
@@ -100,18 +103,19 @@ def _grouped_dot(query: Tensor, states: Tensor) -> Tensor:
 
 def _block_forward(query, key, value, cu_queries, cu_keys, scale):
     """Causal attention within each document: output (R, Q, D), log-sum-exp (R, Q), backward's extras."""
-    if query.is_cuda:
-        # With fewer queries than keys the kernel aligns them at the document's end.
+    if _whole_batch(query):
+        # With fewer queries than keys the kernel aligns them at the document's end. lse is (Q, R) float32.
         out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
-            query, key, value, cu_queries, cu_keys, _longest(cu_queries), _longest(cu_keys), 0.0, True, False,
+            query, key, value, cu_queries, cu_keys, _most_queries(cu_queries), _longest(cu_keys), 0.0, True, False,
             scale=scale,
         )  # fmt: skip
         return out, lse.T, (rng, unused)
+    attend, _ = _document_kernels(query)
     outs, lses = [], []
     for rows, pieces in _documents(cu_queries, cu_keys):
         q = _heads_first(query[rows])
         parts = [
-            _cpu_forward(q, *_cpu_keys(key[piece], value[piece], q.shape[1]), 0.0, causal, scale=scale)
+            attend(q, *_repeated_keys(key[piece], value[piece], q.shape[1]), 0.0, causal, scale=scale)
             for piece, causal in pieces
         ]
         out, lse = parts[0] if len(parts) == 1 else _merge(*parts)
@@ -122,11 +126,12 @@ def _block_forward(query, key, value, cu_queries, cu_keys, scale):
 
 def _block_backward(grad_out, query, key, value, out, lse, cu_queries, cu_keys, scale, rng):
     """Gradients of the block part, given the merged output and log-sum-exp."""
-    if query.is_cuda:
+    if _whole_batch(query):
         return torch.ops.aten._flash_attention_backward(
-            grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, _longest(cu_queries),
+            grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, _most_queries(cu_queries),
             _longest(cu_keys), 0.0, True, *rng, scale=scale,
         )  # fmt: skip
+    _, differentiate = _document_kernels(query)
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     groups = key.shape[1]
     for rows, pieces in _documents(cu_queries, cu_keys):
@@ -134,8 +139,8 @@ def _block_backward(grad_out, query, key, value, out, lse, cu_queries, cu_keys, 
         row_lse = lse[rows].T[None].contiguous()
         total = torch.zeros_like(q)
         for piece, causal in pieces:
-            k, v = _cpu_keys(key[piece], value[piece], q.shape[1])
-            dq, dk, dv = _cpu_backward(wide_grad, q, k, v, wide_out, row_lse, 0.0, causal, scale=scale)
+            k, v = _repeated_keys(key[piece], value[piece], q.shape[1])
+            dq, dk, dv = differentiate(wide_grad, q, k, v, wide_out, row_lse, 0.0, causal, scale=scale)
             total = total + dq
             grad_key[piece] = _reduce(dk[0].transpose(0, 1), groups)
             grad_value[piece] = _reduce(dv[0].transpose(0, 1), groups)
@@ -143,12 +148,29 @@ def _block_backward(grad_out, query, key, value, out, lse, cu_queries, cu_keys, 
     return grad_query, grad_key, grad_value
 
 
-_cpu_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+def _whole_batch(query: Tensor) -> bool:
+    """Whether CUDA's flash kernel serves these tensors: it knows half precision only."""
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def _document_kernels(query: Tensor) -> tuple[Callable, Callable]:
+    """Forward and backward of one document."""
+    if query.is_cuda:
+        return dense_attention.forward, dense_attention.backward
+    aten = torch.ops.aten
+    return (
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    )
 
 
 def _longest(cu_seqlens: Tensor) -> int:
     return int(cu_seqlens.diff().max())
+
+
+def _most_queries(cu_queries: Tensor) -> int:
+    """An upper bound that is never 1: there torch takes a decoding path that expects a query of every document."""
+    return max(_longest(cu_queries), 2)
 
 
 def _documents(cu_queries: Tensor, cu_keys: Tensor) -> Iterator[tuple[slice, list[tuple[slice, bool]]]]:
@@ -169,10 +191,10 @@ def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Te
 
 
 def _heads_first(states: Tensor) -> Tensor:
-    """(R, Q, D) to (1, Q, R, D), the layout of the CPU kernel."""
+    """(R, Q, D) to (1, Q, R, D), the layout of the kernels of one document."""
     return states.transpose(0, 1)[None]
 
 
-def _cpu_keys(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The CPU kernel has no grouped heads: keys and values are repeated per query head."""
+def _repeated_keys(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The kernels of one document have no grouped heads: keys and values are repeated per query head."""
     return _heads_first(_expand(key, heads)), _heads_first(_expand(value, heads))

@@ -1,24 +1,31 @@
 """Language-model head and loss in one pass over chunks of tokens: no batch-sized logits ever exist.
 
-For every token position j the teacher's logits over the draft vocabulary are computed once and shared
-by all TTT steps (step k meets teacher j from index t = j - 1 - k). The gradient with respect to hidden
-states and head weight is formed in the forward, while a chunk's probabilities are at hand, and scaled in
+Only rows that count are computed: (step, index) pairs of `valid`, ordered by the teacher token they meet
+(step k meets teacher j from index t = j - 1 - k), so that all steps share one chunk of the teacher's
+probabilities and each matrix product takes the rows of all steps at once. The gradient with respect to
+hidden states and head weight is formed in the forward, while a chunk's logits are at hand, and scaled in
 the backward. It costs one extra buffer of the head's size; autograd over plain logits would keep
-K x T x D of them.
+K x T x D of them. Giving that up would mean recomputing the logits in the backward, a third more work.
 
-The objective is any of `drafthead.core.objectives`; softmax in float32 (float64 for float64 inputs).
+The objective is any of `drafthead.core.objectives`; softmax in float32 (float64 for float64 inputs). On
+CUDA the passes over logits are Triton kernels; elsewhere PyTorch, block by block.
 
-Shapes: T tokens, K TTT steps, H hidden, D draft vocabulary.
+Shapes: T tokens, K TTT steps, H hidden, D draft vocabulary, R rows of a chunk, C teacher tokens of it.
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from drafthead.core.objectives import ObjectiveName, score_rows
+from drafthead.core import rows
+from drafthead.core.chunks import chunks
+from drafthead.core.objectives import ObjectiveName, Target
 
-CHUNK_TOKENS = 512
+CHUNK_ROWS = {"cpu": 1024, "cuda": 4096}  # rows of logits that exist at a time
 
 
 @dataclass(frozen=True)
@@ -80,44 +87,94 @@ class _FusedHeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, weight, teacher_hidden, teacher_weight, teacher_lse, valid, scale, objective, needs_grad):
         wide = torch.promote_types(states.dtype, torch.float32)
-        num_steps, num_tokens, _ = states.shape
-        if needs_grad:
-            grad_states = torch.zeros_like(states)
-            grad_weight = torch.zeros_like(weight, dtype=wide)
-        step_sums = torch.zeros(num_steps, dtype=wide, device=states.device)
-        predictions = torch.full((num_steps, num_tokens), -1, dtype=torch.long, device=states.device)
+        form = _row_form(states)
+        hidden = states.flatten(0, 1)  # (K * T, H)
+        losses = hidden.new_zeros(len(hidden), dtype=wide)
+        predictions = torch.full((len(hidden),), -1, device=states.device)
+        row_scale = scale.to(wide).repeat_interleave(states.shape[1])
+        grad_hidden = torch.zeros_like(hidden if needs_grad else hidden[:0])
+        grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=wide)
 
-        for start in range(0, num_tokens, CHUNK_TOKENS):
-            end = min(start + CHUNK_TOKENS, num_tokens)
-            # Step k reads teacher row j from index j - 1 - k.
-            rows = [_rows_of_step(valid[k], start - 1 - k, end - 1 - k) for k in range(num_steps)]
-            if not any(len(r) for r in rows):
-                continue
-            teacher_logits = (teacher_hidden[start:end] @ teacher_weight.T).to(wide)
-            for k, index in enumerate(rows):
-                if not len(index):
-                    continue
-                hidden, target = states[k, index], index + 1 + k
-                logits = (hidden @ weight.T).to(wide)
-                predictions[k, index] = logits.argmax(-1)
-                scored = score_rows(objective, logits, teacher_logits[target - start], teacher_lse[target].to(wide))
-                step_sums[k] += scored.loss.sum()
-                if needs_grad:
-                    grad_logits = (scored.grad_logits * scale[k]).to(states.dtype)
-                    grad_states[k, index] = grad_logits @ weight
-                    grad_weight += grad_logits.T @ hidden
+        todo = list(chunks(valid, CHUNK_ROWS[states.device.type]))
+        teacher_buffer = _buffer([chunk.tokens for chunk in todo], teacher_weight, wide)
+        logits_buffer = _buffer([chunk.rows for chunk in todo], weight, wide)
+        # The gradient overwrites the logits, unless the products want it in another type.
+        grad_buffer = logits_buffer if wide == weight.dtype else torch.empty_like(logits_buffer, dtype=weight.dtype)
+        for chunk in todo:
+            teacher_logits = _product(teacher_hidden[chunk.tokens], teacher_weight.T, teacher_buffer)
+            target = form.prepare_target(objective, teacher_logits, teacher_lse[chunk.tokens].to(wide))
+            inputs = hidden[chunk.rows]
+            logits = _product(inputs, weight.T, logits_buffer)
+            grad_logits = grad_buffer[: len(inputs)] if needs_grad else None
+            losses[chunk.rows], predictions[chunk.rows] = form.score_rows(
+                objective, logits, target, chunk.met, row_scale[chunk.rows], grad_logits
+            )
+            if grad_logits is not None:
+                grad_hidden[chunk.rows] = grad_logits @ weight
+                _add_product(grad_weight, grad_logits.T, inputs)
+
         if needs_grad:
-            ctx.save_for_backward(grad_states, grad_weight)
+            ctx.gradients = grad_hidden.view_as(states), grad_weight
             ctx.weight_dtype = weight.dtype
+        step_sums = losses.view(valid.shape).sum(1)
+        predictions = predictions.view(valid.shape)
         ctx.mark_non_differentiable(step_sums, predictions)
         return (step_sums * scale).sum(), step_sums, predictions
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_loss, *_):
-        grad_states, grad_weight = ctx.saved_tensors
-        return grad_states * grad_loss, (grad_weight * grad_loss).to(ctx.weight_dtype), *[None] * 7
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients were scaled in place by an earlier backward: call head_loss again")
+        grad_states, grad_weight = ctx.gradients
+        ctx.gradients = None
+        return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss).to(ctx.weight_dtype), *[None] * 7
 
 
-def _rows_of_step(valid: Tensor, start: int, end: int) -> Tensor:
-    start, end = max(start, 0), max(end, 0)
-    return valid[start:end].nonzero()[:, 0] + start
+class _RowForm(Protocol):
+    """The passes over logits: `drafthead.core.rows`, or `drafthead.core.kernels` with the same functions."""
+
+    def prepare_target(self, objective: ObjectiveName, logits: Tensor, lse: Tensor) -> Target: ...
+
+    def score_rows(
+        self,
+        objective: ObjectiveName,
+        logits: Tensor,
+        target: Target,
+        met: Tensor,
+        scale: Tensor,
+        grad: Tensor | None,
+    ) -> rows.RowLoss: ...
+
+
+def _row_form(states: Tensor) -> _RowForm:
+    if not states.is_cuda or states.dtype == torch.float64 or find_spec("triton") is None:
+        return rows
+    from drafthead.core import kernels  # not at the top: imports Triton
+
+    return kernels
+
+
+def _buffer(parts: list[Tensor], weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for the logits of the longest part: allocated once, since fresh pages cost more than a pass over them."""
+    return weight.new_empty(max(map(len, parts), default=0), len(weight), dtype=dtype)
+
+
+def _product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
+    """a @ b in the first rows of the buffer and in its type."""
+    out = buffer[: len(a)]
+    if a.dtype == out.dtype:
+        return torch.mm(a, b, out=out)
+    if a.is_cuda:  # not rounded to half precision on the way
+        return torch.mm(a, b, out_dtype=out.dtype, out=out)
+    return out.copy_(a @ b)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b

@@ -5,6 +5,7 @@ import torch
 
 from drafthead.core import losses
 from drafthead.core.losses import Teacher, head_loss
+from drafthead.core.objectives import OBJECTIVES
 
 
 def dense_loss(states, weight, teacher, valid, scale):
@@ -38,7 +39,7 @@ def random_problem(num_steps, num_tokens, seed=0, hidden=6, vocab=9):
 @pytest.mark.parametrize("chunk", [1, 3, 16, 512])
 @pytest.mark.parametrize("num_steps", [1, 4, 7])
 def test_loss_and_gradients_equal_dense(monkeypatch, chunk, num_steps):
-    monkeypatch.setattr(losses, "CHUNK_TOKENS", chunk)
+    monkeypatch.setitem(losses.CHUNK_ROWS, "cpu", chunk)
     states, weight, teacher, valid, scale = random_problem(num_steps, 23, seed=chunk)
     fused = head_loss(states, weight, teacher, valid, scale)
     dense = dense_loss(states, weight, teacher, valid, scale)
@@ -74,3 +75,48 @@ def test_nothing_valid_is_zero_loss():
     fused = head_loss(states, weight, teacher, torch.zeros_like(valid), scale)
     assert fused.loss == 0
     assert (fused.predictions == -1).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_chunk_size_gives_the_same(monkeypatch, objective):
+    states, weight, teacher, valid, scale = random_problem(3, 40, seed=1)
+    valid[1] = False  # a step without rows
+    results = []
+    for chunk in (1, 4, 9, 30, 4096):  # 1: fewer rows than steps; 9: teacher tokens straddle its borders
+        monkeypatch.setitem(losses.CHUNK_ROWS, "cpu", chunk)
+        fused = head_loss(states, weight, teacher, valid, scale, objective)
+        results.append([fused.loss, fused.step_sums, *torch.autograd.grad(fused.loss, (states, weight))])
+        assert ((fused.predictions == -1) == ~valid).all()
+    for other in results[1:]:
+        for one, reference in zip(other, results[0], strict=True):
+            torch.testing.assert_close(one, reference, rtol=0, atol=1e-12)
+
+
+def test_bfloat16_follows_float32():
+    states, weight, teacher, valid, scale = random_problem(2, 60, hidden=16, vocab=50)
+    half = [tensor.detach().bfloat16().requires_grad_() for tensor in (states, weight)]
+    half_teacher = Teacher(teacher.hidden.bfloat16(), teacher.weight.bfloat16(), teacher.lse.float())
+    wide = [tensor.detach().float().requires_grad_() for tensor in half]
+    wide_teacher = Teacher(half_teacher.hidden.float(), half_teacher.weight.float(), half_teacher.lse)
+    fused, reference = (
+        head_loss(*tensors, given, valid, scale.float())
+        for tensors, given in ((half, half_teacher), (wide, wide_teacher))
+    )
+    torch.testing.assert_close(fused.loss, reference.loss, rtol=1e-2, atol=0)
+    for grad, wanted in zip(
+        torch.autograd.grad(fused.loss, half), torch.autograd.grad(reference.loss, wide), strict=True
+    ):
+        assert grad.dtype == torch.bfloat16
+        assert (grad.float() - wanted).norm() < 0.03 * wanted.norm()
+
+
+def test_gradients_are_handed_out_once():
+    states, weight, teacher, valid, scale = random_problem(2, 8)
+    fused = head_loss(states, weight, teacher, valid, scale)
+    fused.loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="call head_loss again"):
+        fused.loss.backward()
+    again = head_loss(states, weight, teacher, valid, scale)
+    (grad,) = torch.autograd.grad(again.loss.square(), states, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from drafthead.core.objectives import GREEDY_TAU, LK_RATE, OBJECTIVES, score_rows
+from drafthead.core import rows
+from drafthead.core.objectives import GREEDY_TAU, LK_RATE, OBJECTIVES, Scored
+from drafthead.core.rows import argmax, prepare_target
+
+
+def score_rows(objective, logits, teacher_logits, teacher_lse):
+    """Every row against its own teacher row; the gradient unscaled."""
+    target = prepare_target(objective, teacher_logits.clone(), teacher_lse)
+    every, grad = torch.arange(len(logits)), torch.empty_like(logits)
+    return Scored(rows.score_rows(objective, logits, target, every, torch.ones(len(logits)), grad).loss, grad)
 
 
 def definition(objective, logits, p_full, draft_ids):
@@ -59,3 +68,28 @@ def test_extreme_logits_stay_finite():
         scored = score_rows(objective, logits, teacher, teacher.logsumexp(-1))
         assert math.isfinite(scored.loss.item()), objective
         assert scored.grad_logits.isfinite().all(), objective
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_blocks_and_shared_teacher_rows_change_nothing(monkeypatch, objective):
+    generator = torch.Generator().manual_seed(0)
+    logits, teacher = (torch.randn(count, 8, generator=generator, dtype=torch.float64) for count in (7, 3))
+    lse, met = teacher.logsumexp(-1) + 0.1, torch.tensor([0, 0, 1, 1, 1, 2, 2])
+    scale = torch.rand(7, generator=generator, dtype=torch.float64)
+    alone = score_rows(objective, logits, teacher[met], lse[met])
+    for block_rows in (1, 2, 100):
+        monkeypatch.setattr(rows, "BLOCK_ELEMENTS", 8 * block_rows)
+        target = prepare_target(objective, teacher.clone(), lse)
+        grad = logits.clone()
+        scored = rows.score_rows(objective, grad, target, met, scale, grad)  # in place
+        torch.testing.assert_close(scored.loss, alone.loss, rtol=0, atol=1e-12)
+        torch.testing.assert_close(grad, scale[:, None] * alone.grad_logits, rtol=0, atol=1e-12)
+        assert (scored.best == logits.argmax(-1)).all()
+        assert (rows.score_rows(objective, logits, target, met, scale, None).loss == scored.loss).all()
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 384, 1000])
+def test_argmax_is_the_first_of_the_largest(size):
+    z = torch.randint(0, 4, (50, size), generator=torch.Generator().manual_seed(size)).float()
+    first = (z == z.amax(-1, keepdim=True)).int().cumsum(-1).eq(1).int().argmax(-1)
+    assert (argmax(z) == first).all()
