@@ -9,6 +9,7 @@ Shapes: T tokens of a packed batch, R rows that lead to a loss (see core.layout)
 steps, D draft vocabulary, V target vocabulary.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from transformers import LlamaConfig
 from drafthead.config import HeadConfig, Recipe
 from drafthead.core.attention import ttt_attention
 from drafthead.core.layout import Layout
+from drafthead.core.remake import beside, gated, remaking, rms_norm
 from drafthead.core.rope import rope_frequencies, rotate, rotation
 from drafthead.models.target import TargetSpec
 
@@ -77,9 +79,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, states: Tensor) -> Tensor:
-        wide = states.to(torch.promote_types(states.dtype, torch.float32))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide * self.weight).to(states.dtype)
+        return rms_norm(states, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -142,7 +142,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(states)) * self.up_proj(states))
+        return self.down_proj(gated(self.gate_proj(states), self.up_proj(states)))
 
 
 class DraftLayer(nn.Module):
@@ -165,7 +165,7 @@ class DraftLayer(nn.Module):
         else:
             normed = self.hidden_norm(state)
             residual = normed if self.norm_before_residual else state
-            mixed = torch.cat([self.input_layernorm(embedding), normed], dim=-1)  # (T, 2H)
+            mixed = beside(self.input_layernorm(embedding), normed)  # (T, 2H)
         state = step.select(residual) + self.self_attn(mixed, step, cache)
         return state + self.mlp(self.post_attention_layernorm(state))
 
@@ -205,8 +205,8 @@ class DraftModel(nn.Module):
         frequencies = self._frequencies.to(positions.device, torch.promote_types(dtype, torch.float32))
         return rotation(positions, frequencies, self._rope_factor)
 
-    def unroll(self, aux: Tensor, embeddings: list[Tensor], positions: Tensor, layout: Layout) -> Tensor:
-        """Run len(embeddings) = K TTT steps.
+    def unroll(self, aux: Tensor, embeddings: Iterable[Tensor], positions: Tensor, layout: Layout) -> Tensor:
+        """Run K TTT steps, one for each of the embeddings.
 
         Args:
             aux: (T, N * H) tapped states.
@@ -218,23 +218,27 @@ class DraftModel(nn.Module):
         Returns:
             (K, R, H), after the final norm, ready for lm_head.
         """
+        with remaking():
+            return torch.stack(list(self._steps(aux, embeddings, positions, layout)))
+
+    def _steps(self, aux: Tensor, embeddings: Iterable[Tensor], positions: Tensor, layout: Layout) -> Iterator[Tensor]:
+        """(R, H) per TTT step; arguments as in `unroll`."""
         layers = [self.midlayer, *self.layers.values()]
         caches = [StepCache() for _ in layers]
         feature = self.combine(aux)
-        outputs = []
         for k, embedding in enumerate(embeddings):
             state = feature
             rope = self.rope(positions if k == 0 else positions[layout.rows] + k, feature.dtype)
             for layer, cache in zip(layers, caches, strict=True):
                 state = layer(state, embedding, self._plan(k, layer is layers[-1], rope, layout), cache)
-            outputs.append(self.norm(state))
-            feature = outputs[-1] if self.shape.head.norm_output else state
-        return torch.stack(outputs)
+            output = self.norm(state)
+            yield output
+            feature = output if self.shape.head.norm_output else state
 
     @staticmethod
     def _plan(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> Step:
         """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
-        if k == 0 and last_layer:
+        if k == 0 and last_layer and len(layout.rows) < rope[0].shape[0]:
             return Step(rope, layout.rows, layout.cu_rows, layout.cu_seqlens)
         if k == 0:
             return Step(rope, None, layout.cu_seqlens, layout.cu_seqlens)
