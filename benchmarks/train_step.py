@@ -114,7 +114,7 @@ def report(summary: dict, options: argparse.Namespace) -> None:
     if options.markdown:
         print(results.markdown(summary))
     else:
-        Console().print(results.rich_table(summary))
+        Console(width=130).print(results.rich_table(summary))
         peak = summary["matmul_peak_flops_per_second"]
         print(f"matmul peak {peak / 1e9:.1f} GFLOP/s, one step {summary['flops_per_step'] / 1e9:.1f} GFLOP")
         print(json.dumps(summary["goals"], indent=2))
