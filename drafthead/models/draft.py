@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 
 from drafthead.config import HeadConfig, Recipe
 from drafthead.core.attention import ttt_attention
+from drafthead.core.host_memory import give_back
 from drafthead.core.layout import Layout
 from drafthead.core.remake import beside, gated, remaking, rms_norm
 from drafthead.core.rope import rope_frequencies, rotate, rotation
@@ -232,6 +233,9 @@ class DraftModel(nn.Module):
             for layer, cache in zip(layers, caches, strict=True):
                 state = layer(state, embedding, self._plan(k, layer is layers[-1], rope, layout), cache)
             output = self.norm(state)
+            give_back(output.device)
+            if output.requires_grad:
+                output.register_hook(lambda grad: give_back(grad.device))  # the backward leaves holes as well
             yield output
             feature = output if self.shape.head.norm_output else state
 
