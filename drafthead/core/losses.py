@@ -173,7 +173,7 @@ def _product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b."""
     if a.dtype == total.dtype:
-        total.addmm_(a, b)
+        torch.addmm(total, a, b, out=total)  # not addmm_, which torch's counter of operations does not know
     elif a.is_cuda:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:

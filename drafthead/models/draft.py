@@ -9,7 +9,10 @@ Shapes: T tokens of a packed batch, R rows that lead to a loss (see core.layout)
 steps, D draft vocabulary, V target vocabulary.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,9 @@ from transformers import LlamaConfig
 
 from drafthead.config import HeadConfig, Recipe
 from drafthead.core.attention import ttt_attention
+from drafthead.core.host_memory import give_back
 from drafthead.core.layout import Layout
+from drafthead.core.remake import beside, gated, remaking, rms_norm
 from drafthead.core.rope import rope_frequencies, rotate, rotation
 from drafthead.models.target import TargetSpec
 
@@ -78,9 +83,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, states: Tensor) -> Tensor:
-        wide = states.to(torch.promote_types(states.dtype, torch.float32))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide * self.weight).to(states.dtype)
+        return rms_norm(states, self.weight, self.eps)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(states)) * self.up_proj(states))
+        return self.down_proj(gated(self.gate_proj(states), self.up_proj(states)))
 
 
 class DraftLayer(nn.Module):
@@ -171,7 +174,7 @@ class DraftLayer(nn.Module):
         else:
             normed = self.hidden_norm(state)
             residual = normed if self.norm_before_residual else state
-            mixed = torch.cat([self.input_layernorm(embedding), normed], dim=-1)  # (T, 2H)
+            mixed = beside(self.input_layernorm(embedding), normed)  # (T, 2H)
         attended, past = self.self_attn(mixed, step, past)
         state = step.select(residual) + attended
         return state + self.mlp(self.post_attention_layernorm(state)), past
@@ -215,12 +218,12 @@ class DraftModel(nn.Module):
     def unroll(
         self,
         aux: Tensor,
-        embeddings: list[Tensor],
+        embeddings: Iterable[Tensor],
         positions: Tensor,
         layout: Layout,
         recompute: bool = False,
     ) -> Tensor:
-        """Run len(embeddings) = K TTT steps.
+        """Run K TTT steps, one for each of the embeddings.
 
         Args:
             aux: (T, N * H) tapped states.
@@ -233,19 +236,24 @@ class DraftModel(nn.Module):
         Returns:
             (K, R, H), after the final norm, ready for lm_head.
         """
+        # Recomputing keeps less than remaking, and a tensor cannot be had both ways.
+        with nullcontext() if recompute else remaking():
+            return torch.stack(list(self._steps(aux, embeddings, positions, layout, recompute)))
+
+    def _steps(
+        self, aux: Tensor, embeddings: Iterable[Tensor], positions: Tensor, layout: Layout, recompute: bool
+    ) -> Iterator[Tensor]:
+        """(R, H) per TTT step; arguments as in `unroll`."""
+        run_step = partial(checkpoint, self._run_step, use_reentrant=False) if recompute else self._run_step
         pasts = tuple(Past() for _ in range(1 + len(self.layers)))
         state = self.combine(aux)
-        outputs = []
         for k, embedding in enumerate(embeddings):
             rope = self.rope(positions if k == 0 else positions[layout.rows] + k, state.dtype)
-            if recompute:
-                state, output, pasts = checkpoint(
-                    self._run_step, k, state, embedding, rope, layout, pasts, use_reentrant=False
-                )
-            else:
-                state, output, pasts = self._run_step(k, state, embedding, rope, layout, pasts)
-            outputs.append(output)
-        return torch.stack(outputs)
+            state, output, pasts = run_step(k, state, embedding, rope, layout, pasts)
+            give_back(output.device)
+            if output.requires_grad:
+                output.register_hook(lambda grad: give_back(grad.device))  # the backward leaves holes as well
+            yield output
 
     def _run_step(
         self, k: int, state: Tensor, embedding: Tensor, rope: tuple[Tensor, Tensor], layout: Layout,
@@ -263,7 +271,7 @@ class DraftModel(nn.Module):
     @staticmethod
     def _plan(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> Step:
         """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
-        if k == 0 and last_layer:
+        if k == 0 and last_layer and len(layout.rows) < rope[0].shape[0]:
             return Step(rope, layout.rows, layout.cu_rows, layout.cu_seqlens)
         if k == 0:
             return Step(rope, None, layout.cu_seqlens, layout.cu_seqlens)

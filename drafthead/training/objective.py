@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drafthead.core.alignment import shift
+from drafthead.core.host_memory import give_back
 from drafthead.core.losses import HeadLoss, Teacher, head_loss
 from drafthead.core.objectives import ObjectiveName
 from drafthead.data.packing import PackedBatch
@@ -76,12 +77,13 @@ class TTTObjective(nn.Module):
         aux = torch.zeros_like(batch.aux) if self.zero_hidden_states else batch.aux
         # Step k reads x[t + 1 + k]; past a document's end the row is never valid, so its content is moot.
         tokens = [shift(batch.input_ids, 1)] + [shift(batch.row_ids, 1 + k) for k in range(1, self.num_steps)]
-        embeddings = [nn.functional.embedding(ids, target.embeddings) for ids in tokens]
-        states = self.draft.unroll(
-            aux, embeddings, batch.positions, batch.layout, self.recompute and torch.is_grad_enabled()
-        )
+        embeddings = (nn.functional.embedding(ids, target.embeddings) for ids in tokens)
+        recompute = self.recompute and torch.is_grad_enabled()
+        states = self.draft.unroll(aux, embeddings, batch.positions, batch.layout, recompute)
+        give_back(states.device)  # what the steps freed, before the loss needs buffers
         teacher = target.teacher(batch.last_hidden, batch.lse)
         scored = head_loss(states, self.draft.lm_head.weight, teacher, valid, scale, self.objective)
+        give_back(states.device)
         return scored.loss, scored.step_sums, scored.predictions
 
 

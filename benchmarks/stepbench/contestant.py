@@ -1,0 +1,111 @@
+"""What runs inside a contestant's process: one step at a time, when the referee asks for it.
+
+The process says `ready`, then answers every line it reads with one JSON line: the first step (a warm-up)
+with the memory it took, the following ones with their time. Between steps it sleeps, so contestants can
+take turns and what else the machine does hits all of them alike. The answers go to the original stdout;
+whatever libraries print there goes to stderr.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from stepbench.memory import PeakMemory
+from stepbench.shapes import SHAPES, Shape
+
+STEP_DECAY = 0.8  # TTT step k weighs 0.8**k, the default of all three trainers
+LEARNING_RATE = 1e-4
+
+# One optimiser step; returns the loss of each TTT step as that trainer reports it.
+TrainStep = Callable[[], list[float]]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a contestant is asked to do.
+
+    Attributes:
+        shape: of the step.
+        device: "cpu" or "cuda".
+        variant: which of the contestant's ways of running.
+        tensors: by the names of `inputs.write_inputs`, on the device.
+        target: directory of the target in Hugging Face layout.
+    """
+
+    shape: Shape
+    device: str
+    variant: str
+    tensors: dict[str, Tensor]
+    target: Path
+
+
+def adamw(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The same optimiser for everyone."""
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
+
+
+def serve(build: Callable[[Assignment], TrainStep], package: str) -> None:
+    """Build the step, then run it whenever a line arrives on stdin."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", required=True)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--variant", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    arguments = parser.parse_args()
+    answers = _private_stdout()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    # Cloned: tensors of load_file are pages of the file, resident only once they are touched.
+    tensors = {
+        name: value.clone().to(arguments.device)
+        for name, value in load_file(arguments.inputs / "tensors.safetensors").items()
+    }
+    assignment = Assignment(
+        SHAPES[arguments.shape], arguments.device, arguments.variant, tensors, arguments.inputs / "target"
+    )
+    step = build(assignment)
+    _answer(answers, {"ready": True, "version": version(package), "torch": torch.__version__})
+    for number, _ in enumerate(sys.stdin):
+        _answer(answers, _first(step, arguments.device) if number == 0 else _timed(step, arguments.device))
+
+
+def _first(step: TrainStep, device: str) -> dict:
+    with PeakMemory(device) as memory:
+        timed = _timed(step, device)
+    return {**timed, "memory_bytes": memory.needed, "before_bytes": memory.before, "memory_from": memory.how}
+
+
+def _timed(step: TrainStep, device: str) -> dict:
+    _wait(device)
+    start = time.perf_counter()
+    losses = step()
+    _wait(device)
+    return {"seconds": time.perf_counter() - start, "losses": losses}
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _private_stdout() -> IO[str]:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def _answer(answers: IO[str], message: dict) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()

@@ -1,0 +1,130 @@
+"""Activations that the backward makes again from what is kept anyway, instead of keeping them too.
+
+A matrix product keeps its input for the gradient of its weight. In a Llama block that input is mostly the
+result of something cheap: a norm, a gated activation, two states side by side. Over K unrolled steps those
+are more than half of all memory. The functions here keep only their own inputs, and under `remaking()`
+whoever would keep their result keeps a note of how to make it again:
+
+    kept by autograd per row    norm out, norm inner, mixed (2H), gate, silu(gate), silu(gate) * up, up, ...
+    kept under remaking()       norm in, 1 / rms, gate, up
+
+No matrix product is done twice, which is what checkpointing whole blocks would cost (a third more time).
+A result is made at most once in the backward, and dropped when its own gradient has been formed. What
+passes through something else on its way (a view, a hook of ZeRO-3) is simply kept as before.
+
+Shapes: R rows, H features.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def remaking() -> AbstractContextManager:
+    """Inside, results of this module's functions are not kept for the backward but made again there."""
+    return torch.autograd.graph.saved_tensors_hooks(_note, _read)
+
+
+def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """states / rms(states) * weight over the last dimension, in float32 or wider."""
+    return _RMSNorm.apply(states, weight, eps)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return _Gated.apply(gate, up)
+
+
+def beside(left: Tensor, right: Tensor) -> Tensor:
+    """(R, H) and (R, H) as (R, 2H)."""
+    return _Beside.apply(left, right, _note(left), _note(right))
+
+
+def _note(tensor: Tensor) -> Any:
+    """The autograd node that can make the tensor again, or the tensor."""
+    return tensor.grad_fn if hasattr(tensor.grad_fn, "remake") else tensor.detach()
+
+
+def _read(note: Any) -> Tensor:
+    if isinstance(note, Tensor):
+        return note
+    if note.made is None:
+        note.made = note.remake(note)
+    return note.made
+
+
+def _remakes(ctx: Any, how: Callable[[Any], Tensor]) -> None:
+    # A plain function, not a method of ctx: a cycle would keep every step's tensors until garbage collection.
+    ctx.remake, ctx.made = how, None
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states, weight, eps):
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # (R, 1)
+        # A copy of the weight: under ZeRO-3 the parameter is empty whenever its own module does not run.
+        ctx.save_for_backward(states, weight.detach().clone(), scale)
+        _remakes(ctx, _normed)
+        return (wide * scale).mul_(weight).to(states.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        ctx.made = None
+        states, weight, scale = ctx.saved_tensors
+        unit = states * scale  # (R, H), float32 or wider
+        inner = grad * weight if ctx.needs_input_grad[0] else None
+        grad_weight = (grad * unit).flatten(0, -2).sum(0).to(weight.dtype)
+        if inner is None:
+            return None, grad_weight, None
+        grad_states = (inner - unit * (inner * unit).mean(-1, keepdim=True)) * scale
+        return grad_states.to(states.dtype), grad_weight, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        _remakes(ctx, _gated)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        ctx.made = None
+        gate, up = ctx.saved_tensors
+        grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
+        return grad_gate, torch.nn.functional.silu(gate).mul_(grad)
+
+
+class _Beside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, left, right, left_note, right_note):
+        ctx.notes, ctx.width = (left_note, right_note), left.shape[-1]
+        _remakes(ctx, _both)
+        return torch.cat([left, right], dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        ctx.made = ctx.notes = None
+        return grad[..., : ctx.width], grad[..., ctx.width :], None, None
+
+
+def _normed(node: Any) -> Tensor:
+    states, weight, scale = node.saved_tensors
+    return (states * scale).mul_(weight).to(states.dtype)
+
+
+def _gated(node: Any) -> Tensor:
+    gate, up = node.saved_tensors
+    return torch.nn.functional.silu(gate).mul_(up)
+
+
+def _both(node: Any) -> Tensor:
+    return torch.cat([_read(note) for note in node.notes], dim=-1)

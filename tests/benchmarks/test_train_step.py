@@ -1,0 +1,93 @@
+"""The step benchmark runs without vLLM and DeepSpeed, and counts what it says it counts. Never how fast."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from drafthead.config import REPO_ROOT
+
+BENCHMARKS = REPO_ROOT / "benchmarks"
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The benchmark's own modules, importable as they are from its script."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from stepbench import contestant, inputs, memory, ours, shapes
+
+    yield {"contestant": contestant, "inputs": inputs, "memory": memory, "ours": ours, "shapes": shapes}
+    for name in [name for name in sys.modules if name.split(".")[0] == "stepbench"]:
+        del sys.modules[name]
+
+
+def run_script(directory, *arguments: str, hide_gpu: bool = False) -> subprocess.CompletedProcess:
+    """Run the benchmark where neither vLLM nor DeepSpeed can be imported, in its contestants' processes either."""
+    blocked = "import sys\nsys.modules.update(dict.fromkeys(('vllm', 'deepspeed')))\n"
+    (directory / "sitecustomize.py").write_text(blocked)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), str(REPO_ROOT)])}
+    if hide_gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "train_step.py"), *arguments],
+        capture_output=True, text=True, check=False, env=environment, timeout=300,
+    )  # fmt: skip
+
+
+def test_the_tiny_shape_runs_without_vllm_and_deepspeed(tmp_path):
+    target = tmp_path / "result.json"
+    result = run_script(
+        tmp_path, "--shape", "tiny", "--contestants", "ours", "--rounds", "2", "--threads", "1", "--json", str(target)
+    )
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(target.read_text())
+    (row,) = summary["contestants"]
+    assert not summary["failed"]
+    assert row["tokens_per_second"] > 0
+    assert len(row["seconds"]) == 2
+    assert row["memory_bytes"] > 0
+    assert row["memory_before_bytes"] > row["memory_bytes"]
+    assert len(row["loss_per_ttt_step"]) == summary["shape"]["ttt_steps"]
+    assert all(0 < loss < 10 for loss in row["loss_per_ttt_step"])
+    assert summary["matmul_peak_flops_per_second"] > 0
+    assert summary["made_by"]["versions"]["torch"] == torch.__version__
+    assert "tokens/s" in result.stdout
+
+
+def test_the_true_shape_asks_for_a_gpu(tmp_path):
+    result = run_script(tmp_path, "--shape", "gpt-oss-120b", hide_gpu=True)
+    assert result.returncode == 1
+    assert "needs a CUDA GPU" in result.stderr
+    assert "--shape cpu" in result.stderr
+
+
+def test_the_formula_counts_the_matrix_products_of_a_step(parts, tmp_path):
+    shapes = parts["shapes"]
+    shape = shapes.Shape("test", 32, 64, 4, 2, 8, vocab=96, draft_vocab=48, tokens=256, batch=1, ttt_steps=3)
+    parts["inputs"].write_inputs(shape, tmp_path)
+    tensors = parts["contestant"].load_file(tmp_path / "tensors.safetensors")
+    step = parts["ours"].build(parts["contestant"].Assignment(shape, "cpu", "packed", tensors, tmp_path / "target"))
+    with FlopCounterMode(display=False) as counter:
+        step()
+    counted = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    attention = 6 * shape.tokens_per_step * shapes.attention_macs(shape)
+    # The last rows of the document have no loss, so the head leaves 2 + k of 256 out.
+    assert 0.98 < counted / (shapes.step_flops(shape) - attention) <= 1
+
+
+def test_the_formula_counts_each_pair_of_query_and_key_once(parts):
+    shapes = parts["shapes"]
+    shape = shapes.SHAPES["tiny"]
+    pairs = sum(t + 1 + k for k in range(shape.ttt_steps) for t in range(shape.tokens))
+    macs_per_pair = 2 * shape.heads * shape.head_dim  # score and weighted sum
+    assert shapes.attention_macs(shape) * shape.tokens == pairs * macs_per_pair
+
+
+def test_memory_counts_what_is_allocated_inside(parts):
+    with parts["memory"].PeakMemory("cpu") as memory:
+        torch.ones(2**24)  # 64 MiB, freed at once
+    assert 0.95 * 2**26 < memory.needed < 1.2 * 2**26  # the kernel counts in batches of pages
