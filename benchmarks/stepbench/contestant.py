@@ -51,8 +51,8 @@ class Assignment:
 
 
 def adamw(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The same optimiser for everyone."""
-    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
+    """The same optimiser for everyone, in torch's leanest form."""
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 
 def serve(build: Callable[[Assignment], TrainStep], package: str) -> None:

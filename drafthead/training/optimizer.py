@@ -32,7 +32,11 @@ def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimi
     """
     adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw":
-        optimizer: torch.optim.Optimizer = AdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS)
+        optimizer: torch.optim.Optimizer = AdamW(
+            [{"params": list(draft.parameters()), **adam}],
+            betas=_BETAS,
+            fused=True,  # one pass, no temporaries of the weights' size
+        )
     else:
         optimizer = _muon(config, draft, adam)
     if config.zero_stage == 0:

@@ -1,6 +1,6 @@
-"""How close the fused head comes to the matrix products it cannot do without. Not a test; by hand:
+"""How close the fused head comes to the matrix products it cannot do without.
 
-    OMP_NUM_THREADS=1 .venv/bin/python -m tests.core.bench_losses
+    OMP_NUM_THREADS=1 python benchmarks/head_loss.py
 
 Prints the time of forward and backward, that of plain torch.mm over the same rows (logits, gradient of the
 states, gradient of the weight, and the teacher's logits once per token), and their ratio. On CPU it counts
