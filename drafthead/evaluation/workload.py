@@ -5,13 +5,16 @@ server alike. What this gives up is the server's own rendering of chats; see dra
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND, Prompt, read_prompts
+from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import ArtefactError, reference, require
 
@@ -43,10 +46,12 @@ class Workload:
     Attributes:
         prompts: those that fit.
         too_long: how many were left out because prompt, answer and drafts exceed engine.max_model_len.
+        unrenderable: reason -> how many were left out because they have no token ids for this target.
     """
 
     prompts: list[EvalPrompt]
     too_long: int
+    unrenderable: dict[str, int] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -68,7 +73,9 @@ def load_workload(recipe: Recipe) -> Workload:
     tokenizer = AutoTokenizer.from_pretrained(
         recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
     )
-    rendered = [EvalPrompt(p.id, p.category, _render(tokenizer, p, recipe)) for p in heldout]
+    rendered, unrenderable = _render(renderer(tokenizer), heldout, recipe.eval.reasoning_effort)
+    for reason, count in unrenderable.items():
+        print(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
     room = recipe.engine.max_model_len - recipe.eval.max_tokens - recipe.eval.num_draft_tokens - 1
     fitting = [p for p in rendered if len(p.prompt_ids) <= room]
@@ -78,16 +85,19 @@ def load_workload(recipe: Recipe) -> Workload:
             f"none of the {len(rendered)} held-out prompts fits: the shortest has {shortest} tokens, "
             f"engine.max_model_len {recipe.engine.max_model_len} leaves {room}; raise it or lower eval.max_tokens"
         )
-    return Workload(fitting, len(rendered) - len(fitting))
+    return Workload(fitting, len(rendered) - len(fitting), unrenderable)
 
 
-def _render(tokenizer: Any, prompt: Prompt, recipe: Recipe) -> list[int]:
-    return tokenizer.apply_chat_template(
-        list(prompt.messages),
-        add_generation_prompt=True,
-        return_dict=False,
-        reasoning_effort=recipe.eval.reasoning_effort,
-    )
+def _render(
+    render: Callable[[Prompt, str], list[int]], prompts: list[Prompt], effort: str
+) -> tuple[list[EvalPrompt], dict[str, int]]:
+    rendered, left_out = [], Counter[str]()
+    for prompt in prompts:
+        try:
+            rendered.append(EvalPrompt(prompt.id, prompt.category, render(prompt, effort)))
+        except UnrenderableError as error:
+            left_out[error.reason] += 1
+    return rendered, dict(left_out)
 
 
 def _check_not_trained_on(recipe: Recipe, heldout: list[Prompt]) -> None:
