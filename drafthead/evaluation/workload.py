@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
+from drafthead.data.trained_on import read_trained_on
 from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import ArtefactError, reference, require
 
@@ -125,6 +126,7 @@ def identity(recipe: Recipe, workload: Workload, arms: tuple[str, ...]) -> dict[
 
     Raises:
         ArtefactError: the head is missing, half finished, or was made for another target.
+        ValueError: the head was trained on prompts of the workload.
     """
     target = fingerprint_of(recipe.target_path, recipe.target.revision)
     made_from: dict[str, Any] = {
@@ -146,5 +148,21 @@ def identity(recipe: Recipe, workload: Workload, arms: tuple[str, ...]) -> dict[
                 f"{recipe.head_dir} was made for target {made_for[:12]}, but target.path {recipe.target.path} is "
                 f"{target[:12]}; train and export a head for it"
             )
+        _check_not_in_head(recipe, workload, manifest)
         made_from["head"] = reference(manifest)
     return made_from
+
+
+def _check_not_in_head(recipe: Recipe, workload: Workload, manifest: dict[str, Any]) -> None:
+    """The recipe's own splits are apart already; a head of another recipe or an earlier mix may know these prompts."""
+    trained_on = read_trained_on(recipe.head_dir, manifest)
+    if trained_on is None:
+        print(f"{recipe.head_dir} does not say which prompts it was trained on; only the recipe's splits were checked")
+        return
+    seen = trained_on & {prompt.id for prompt in workload.prompts}
+    if seen:
+        raise ValueError(
+            f"{recipe.head_dir} was trained on {len(seen)} of the {len(workload.prompts)} held-out prompts (such as "
+            f"{min(seen)}): acceptance on them means nothing; evaluate it on prompts it has not seen, or train a head "
+            "on the recipe's own training prompts"
+        )

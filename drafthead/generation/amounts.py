@@ -50,6 +50,8 @@ def _share(
 ) -> dict[str, int]:
     """Split a total by weights; when one part has too little, all shrink, so that the weights hold."""
     weights = {key: weight for key, weight in weights.items() if weight > 0}
+    if not weights:
+        return {}
     whole = sum(weights.values())
     reach = {key: available.get(key, 0) * whole / weight for key, weight in weights.items()}
     scarce = min(reach, key=lambda key: reach[key])
@@ -64,6 +66,7 @@ def _share(
 
 
 def first(candidates: Sequence[Candidate], label: str, count: int) -> list[Prompt]:
+    """The first prompts of a category, or of ALL."""
     return [c.prompt for c in candidates if label in (ALL, c.label)][:count]
 
 
