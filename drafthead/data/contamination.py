@@ -148,7 +148,7 @@ def _in_many_documents(run: Indices, text: Indices, texts: Sequence[Text], num_r
 
 
 def _concatenated(chunks: Iterable[tuple[NDArray[Any], Indices]]) -> tuple[NDArray[Any], Indices]:
-    parts = list(chunks) or [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
+    parts = list(chunks)
     return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
 
@@ -167,9 +167,10 @@ class _Hasher:
         for i, text in enumerate(texts):
             pending.append(self._word_hashes(words_of(text.text)))
             size += len(pending[-1])
-            if size >= _CHUNK or i + 1 == len(texts):
+            if size >= _CHUNK:
                 yield self._runs_of(pending, start)
                 pending, start, size = [], i + 1, 0
+        yield self._runs_of(pending, start)
 
     def words_of(self, text: Text, run: np.uint64) -> str:
         """The words whose hash is `run`."""
@@ -186,7 +187,7 @@ class _Hasher:
         return x ^ (x >> np.uint64(31))
 
     def _runs_of(self, texts: list[Hashes], start: int) -> tuple[Hashes, Indices]:
-        lengths = np.array([len(t) for t in texts])
+        lengths = np.array([len(t) for t in texts], dtype=np.int64)
         # A short text is padded with its own length: it can only equal a text of the same words.
         padded = [t if len(t) >= N else np.append(t, np.full(N - len(t), len(t), dtype=np.uint64)) for t in texts]
         padded = [t for t, length in zip(padded, lengths, strict=True) if length]

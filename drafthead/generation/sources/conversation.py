@@ -115,7 +115,7 @@ def _parse_message(row: Any) -> Message:
     for key in ("name", "tool_call_id"):
         if role == "tool" and row.get(key):
             message[key] = _valid(str(row[key]))
-    if role == "assistant" and row.get("tool_calls") is not None and len(row["tool_calls"]):
+    if role == "assistant" and row.get("tool_calls"):
         message["tool_calls"] = parse_json(row["tool_calls"], "tool_calls")
     return message
 
