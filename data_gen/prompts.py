@@ -1,19 +1,22 @@
-"""Stage 1: read the recipe's conversations and write the train, validation and held-out prompts.
+"""Stage 1: read the recipe's sources and write the train, validation and held-out prompts.
 
     python data_gen/prompts.py [RECIPE] [section.key=value ...]
 
-Finished already, the same command only prints the table.
+Finished already, the same command only prints the table. A report with lengths, categories and vocabulary lies in
+results/NAME/prompts.
 """
 
 from drafthead.cli import run_recipe
 from drafthead.config import recipe_from_command_line
-from drafthead.generation.prompts import make_prompts, print_prompts
+from drafthead.generation.prompt_report import print_prompts, report_prompts
+from drafthead.generation.prompts import make_prompts
 
 
 def main() -> None:
     recipe, _ = recipe_from_command_line(__doc__)
     manifest = make_prompts(recipe)
     print_prompts(recipe, manifest)
+    report_prompts(recipe, manifest)
 
 
 if __name__ == "__main__":

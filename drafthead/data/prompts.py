@@ -1,12 +1,13 @@
 """Prompts: what the target is asked, one Parquet file per split.
 
-A prompt is a conversation that ends where the target has to speak. Its id is a hash of its content,
-so the same prompt has the same id in every source, split and run.
+A prompt is a conversation that ends where the target has to speak, or the token ids of one that somebody
+rendered already. Its id is a hash of its content, so the same prompt has the same id in every source, split
+and run.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +26,67 @@ class Prompt:
     """One conversation for the target to continue.
 
     Attributes:
-        id: first 16 hex digits of the SHA-256 of the canonical JSON of `messages`.
+        id: first 16 hex digits of the SHA-256 of the canonical JSON of its content; see `prompt_id`.
         source: data set it came from.
         category: workload it belongs to; results are reported per category.
-        messages: chat messages, each {"role": ..., "content": ...}; the last one is the user's.
+        messages: chat messages, each {"role": ..., "content": ...}, an assistant's with "tool_calls" where it made
+            any; the last one is the user's or a tool's. Empty when there are only `prompt_ids`.
+        prompt_ids: token ids to be read as they are, instead of `messages`; they fit one tokenizer only.
+        tools: definitions handed to the chat template.
+        document: what it was cut from; a document is never in two splits. Empty: the prompt is its own document.
     """
 
     id: str
     source: str
     category: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
+    prompt_ids: tuple[int, ...] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    document: str = ""
 
 
-def prompt_id(messages: Sequence[dict[str, str]]) -> str:
-    """The content hash that identifies a prompt."""
+def prompt_id(
+    messages: Sequence[dict[str, Any]],
+    prompt_ids: Sequence[int] | None = None,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> str:
+    """The content hash that identifies a prompt: of the messages, with the tools where there are any, or of the ids."""
+    if prompt_ids is not None:
+        return digest({"prompt_ids": list(prompt_ids)})[:16]
+    if tools:
+        return digest({"messages": list(messages), "tools": list(tools)})[:16]
     return digest(list(messages))[:16]
+
+
+def pretokenised_prompt(row: dict[str, Any], where: str) -> Prompt:
+    """Check a row whose `prompt_ids` are token ids already.
+
+    Raises:
+        ValueError: they are not a list of at least one whole number, none of them negative.
+    """
+    ids = row["prompt_ids"]
+    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
+        shown = f"{ids!r:.60}"
+        raise ValueError(f"{where}: `prompt_ids` must be a non-empty list of token ids (0 or more), found {shown}")
+    kept = tuple(ids)
+    return Prompt(
+        prompt_id((), kept), str(row.get("source", "local")), str(row.get("category", "all")), (), prompt_ids=kept
+    )
 
 
 def parse_prompt(row: dict[str, Any], where: str) -> Prompt:
     """Check one row of a JSONL source.
 
     Args:
-        row: needs `messages`; may have `source` and `category`.
+        row: needs `messages` or `prompt_ids`; may have `source` and `category`.
         where: file and line, for the error message.
 
     Raises:
-        ValueError: a message has no text, an unknown role or text that is not valid Unicode, or the
-            conversation does not end with the user.
+        ValueError: a message has no text, an unknown role or text that is not valid Unicode, the
+            conversation does not end with the user, or the token ids are none.
     """
+    if "prompt_ids" in row:
+        return pretokenised_prompt(row, where)
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"{where}: `messages` must be a non-empty list, found {messages!r}")
@@ -73,10 +107,12 @@ def parse_prompt(row: dict[str, Any], where: str) -> Prompt:
 
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
-    """Write one split as Parquet."""
-    rows = [{**asdict(p), "messages": json.dumps(p.messages, ensure_ascii=False)} for p in prompts]
+    """Write one split as Parquet; a column that no prompt of the split uses is left out."""
+    optional = [name for name in _OPTIONAL if any(getattr(p, name) for p in prompts)]
+    rows = [{name: _COLUMNS[name][1](getattr(p, name)) for name in (*_ALWAYS, *optional)} for p in prompts]
+    schema = pa.schema([(name, _COLUMNS[name][0]) for name in (*_ALWAYS, *optional)])
     with atomic_path(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), temporary)
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
 
 
 def read_prompts(directory: Path, split: str) -> list[Prompt]:
@@ -88,8 +124,34 @@ def read_prompts(directory: Path, split: str) -> list[Prompt]:
     path = directory / f"{split}.parquet"
     if not path.exists():
         raise ArtefactError(f"{path} does not exist; run: python data_gen/prompts.py RECIPE")
-    rows = pq.read_table(path).to_pylist()
-    return [Prompt(r["id"], r["source"], r["category"], tuple(json.loads(r["messages"]))) for r in rows]
+    return [_from_row(row) for row in pq.read_table(path).to_pylist()]
 
 
-_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "source", "category", "messages")])
+def _from_row(row: dict[str, Any]) -> Prompt:
+    ids, tools = row.get("prompt_ids"), row.get("tools")
+    return Prompt(
+        row["id"],
+        row["source"],
+        row["category"],
+        tuple(json.loads(row["messages"])),
+        prompt_ids=tuple(ids) if ids else None,
+        tools=tuple(json.loads(tools)) if tools else None,
+        document=row.get("document") or "",
+    )
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+_ALWAYS = ("id", "source", "category", "messages")
+_OPTIONAL = ("prompt_ids", "tools", "document")
+_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Any], Any]]] = {  # name -> type, how a value is stored
+    "id": (pa.string(), str),
+    "source": (pa.string(), str),
+    "category": (pa.string(), str),
+    "messages": (pa.string(), _json),
+    "prompt_ids": (pa.list_(pa.int32()), lambda ids: ids),
+    "tools": (pa.string(), _json),
+    "document": (pa.string(), str),
+}

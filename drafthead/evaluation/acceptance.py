@@ -76,7 +76,12 @@ def _arm_path(directory: Path, arm: str) -> Path:
 
 
 def _counts(workload: Workload, arms: tuple[str, ...]) -> dict[str, Any]:
-    return {"prompts": len(workload.prompts), "too_long": workload.too_long, "arms": len(arms)}
+    return {
+        "prompts": len(workload.prompts),
+        "too_long": workload.too_long,
+        "unrenderable": workload.unrenderable,
+        "arms": len(arms),
+    }
 
 
 def _run_arm(recipe: Recipe, arm: str, prompts: list[EvalPrompt], bar: Any) -> list[dict[str, Any]]:

@@ -5,13 +5,17 @@ server alike. What this gives up is the server's own rendering of chats; see dra
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import AutoTokenizer
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND, Prompt, read_prompts
+from drafthead.data.rendering import UnrenderableError, renderer
+from drafthead.data.trained_on import read_trained_on
 from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import ArtefactError, reference, require
 
@@ -43,10 +47,12 @@ class Workload:
     Attributes:
         prompts: those that fit.
         too_long: how many were left out because prompt, answer and drafts exceed engine.max_model_len.
+        unrenderable: reason -> how many were left out because they have no token ids for this target.
     """
 
     prompts: list[EvalPrompt]
     too_long: int
+    unrenderable: dict[str, int] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -68,7 +74,9 @@ def load_workload(recipe: Recipe) -> Workload:
     tokenizer = AutoTokenizer.from_pretrained(
         recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
     )
-    rendered = [EvalPrompt(p.id, p.category, _render(tokenizer, p, recipe)) for p in heldout]
+    rendered, unrenderable = _render(renderer(tokenizer), heldout, recipe.eval.reasoning_effort)
+    for reason, count in unrenderable.items():
+        print(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
     room = recipe.engine.max_model_len - recipe.eval.max_tokens - recipe.eval.num_draft_tokens - 1
     fitting = [p for p in rendered if len(p.prompt_ids) <= room]
@@ -78,16 +86,19 @@ def load_workload(recipe: Recipe) -> Workload:
             f"none of the {len(rendered)} held-out prompts fits: the shortest has {shortest} tokens, "
             f"engine.max_model_len {recipe.engine.max_model_len} leaves {room}; raise it or lower eval.max_tokens"
         )
-    return Workload(fitting, len(rendered) - len(fitting))
+    return Workload(fitting, len(rendered) - len(fitting), unrenderable)
 
 
-def _render(tokenizer: Any, prompt: Prompt, recipe: Recipe) -> list[int]:
-    return tokenizer.apply_chat_template(
-        list(prompt.messages),
-        add_generation_prompt=True,
-        return_dict=False,
-        reasoning_effort=recipe.eval.reasoning_effort,
-    )
+def _render(
+    render: Callable[[Prompt, str], list[int]], prompts: list[Prompt], effort: str
+) -> tuple[list[EvalPrompt], dict[str, int]]:
+    rendered, left_out = [], Counter[str]()
+    for prompt in prompts:
+        try:
+            rendered.append(EvalPrompt(prompt.id, prompt.category, render(prompt, effort)))
+        except UnrenderableError as error:
+            left_out[error.reason] += 1
+    return rendered, dict(left_out)
 
 
 def _check_not_trained_on(recipe: Recipe, heldout: list[Prompt]) -> None:
@@ -115,6 +126,7 @@ def identity(recipe: Recipe, workload: Workload, arms: tuple[str, ...]) -> dict[
 
     Raises:
         ArtefactError: the head is missing, half finished, or was made for another target.
+        ValueError: the head was trained on prompts of the workload.
     """
     target = fingerprint_of(recipe.target_path, recipe.target.revision)
     made_from: dict[str, Any] = {
@@ -136,5 +148,21 @@ def identity(recipe: Recipe, workload: Workload, arms: tuple[str, ...]) -> dict[
                 f"{recipe.head_dir} was made for target {made_for[:12]}, but target.path {recipe.target.path} is "
                 f"{target[:12]}; train and export a head for it"
             )
+        _check_not_in_head(recipe, workload, manifest)
         made_from["head"] = reference(manifest)
     return made_from
+
+
+def _check_not_in_head(recipe: Recipe, workload: Workload, manifest: dict[str, Any]) -> None:
+    """The recipe's own splits are apart already; a head of another recipe or an earlier mix may know these prompts."""
+    trained_on = read_trained_on(recipe.head_dir, manifest)
+    if trained_on is None:
+        print(f"{recipe.head_dir} does not say which prompts it was trained on; only the recipe's splits were checked")
+        return
+    seen = trained_on & {prompt.id for prompt in workload.prompts}
+    if seen:
+        raise ValueError(
+            f"{recipe.head_dir} was trained on {len(seen)} of the {len(workload.prompts)} held-out prompts (such as "
+            f"{min(seen)}): acceptance on them means nothing; evaluate it on prompts it has not seen, or train a head "
+            "on the recipe's own training prompts"
+        )

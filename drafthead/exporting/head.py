@@ -14,6 +14,7 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.exporting.contract import check_tensors, head_config
+from drafthead.exporting.lineage import record_prompts
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_target_spec, target_identity
 
@@ -33,7 +34,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None) -> Path:
         The head's directory.
 
     Raises:
-        ArtefactError: there is no finished run, or the checkpoint is damaged.
+        ArtefactError: there is no finished run, the checkpoint is damaged, or the prompts here are not the run's.
         ValueError: the checkpoint's tensors do not fit the recipe.
     """
     run = _finished_run(recipe, checkpoint)
@@ -62,6 +63,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None) -> Path:
         recipe.export.max_position_embeddings or spec.max_position_embeddings,
     )  # fmt: skip
     _write(recipe.head_dir, config, _cast(tensors, _DTYPES[recipe.export.dtype]))
+    record_prompts(recipe, recipe.head_dir)
     provenance.finish(recipe.head_dir, {"parameters": sum(t.numel() for n, t in tensors.items() if n not in _MAPS)})
     print(f"exported {source.name} to {recipe.head_dir}")
     return recipe.head_dir

@@ -5,9 +5,10 @@ because acceptance is replayed over the target's own T = 0 text (K = train.num_t
 work: a fixed slice of the prompts, skipped when present. Effort and seed of a prompt follow from responses.seed
 and its id alone. Given up: the same text on other hardware or another batch; bf16 sums depend on both.
 
-Left out and counted: prompts that leave no room in engine.max_model_len, and prompts whose text contains one of
-the tokenizer's control tokens, which the engine would read as the end of a message. A chat template that
-writes the date (gpt-oss) makes prompts of different days differ; the manifest says when it was made.
+Left out and counted: prompts that leave no room in engine.max_model_len, and prompts that cannot be rendered for
+this target (drafthead/data/rendering.py). A chat template that writes the date (gpt-oss) makes prompts of different
+days differ; the manifest says when it was made. Pre-tokenised prompts are read as they are: the reasoning effort
+noted with their responses was drawn but is not in them.
 """
 
 import time
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
+from drafthead.data.rendering import CONTROL_TOKEN as CONTROL_TOKEN  # a reason beside NO_ROOM
+from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.responses import KIND, Response, part_path, read_responses, write_part
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.progress import progress_bar
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation")
 NO_ROOM = "no room for a response in engine.max_model_len"
-CONTROL_TOKEN = "text contains a control token of the tokenizer"
 
 
 @dataclass(frozen=True)
@@ -128,16 +130,14 @@ def prepare(
     """Tokenise prompts; those that cannot be answered come back as prompt id -> reason."""
     requests: list[Request] = []
     skipped: dict[str, str] = {}
-    control_tokens = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    render = renderer(tokenizer)
     for prompt in prompts:
-        if any(token in message["content"] for message in prompt.messages for token in control_tokens):
-            skipped[prompt.id] = CONTROL_TOKEN
-            continue
         effort, seed = draw(recipe, prompt.id)
-        encoding: Any = tokenizer.apply_chat_template(
-            list(prompt.messages), add_generation_prompt=True, reasoning_effort=effort, return_dict=True
-        )
-        prompt_ids = list(encoding["input_ids"])
+        try:
+            prompt_ids = render(prompt, effort)
+        except UnrenderableError as error:
+            skipped[prompt.id] = error.reason
+            continue
         # One token stays free: an engine never reads its own last token, and the harvest generates one more.
         room = recipe.engine.max_model_len - 1 - len(prompt_ids) - _continuation(recipe, split)
         if room < 1:

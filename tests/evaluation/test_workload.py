@@ -3,9 +3,12 @@
 import pytest
 
 from drafthead.data.prompts import Prompt, prompt_id, write_prompts
+from drafthead.data.rendering import CONTROL_TOKEN
+from drafthead.data.trained_on import write_trained_on
 from drafthead.evaluation.request_metrics import achieved_concurrency, request_metrics
 from drafthead.evaluation.serving import abba_plan, level_requests
 from drafthead.evaluation.workload import EvalPrompt, Workload, identity, load_workload, speculative_config
+from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import ArtefactError, begin, finish
 from drafthead.serving.load import RequestTimes
 from tests.evaluation.rows import tiny_recipe
@@ -59,6 +62,33 @@ def test_missing_prompts_and_a_head_for_another_target_are_named(tmp_path):
     finish(recipe.head_dir, {})
     with pytest.raises(ArtefactError, match="was made for target ffffffffffff"):
         identity(recipe, workload, ("none", "eagle3"))
+
+
+def test_a_head_that_was_trained_on_the_prompts_is_refused(tmp_path, capsys):
+    recipe = tiny_recipe(tmp_path)
+    _write(recipe, [_prompt("train")], [_prompt("seen"), _prompt("new")])
+    workload = load_workload(recipe)
+    target = {"fingerprint": fingerprint_of(recipe.target_path)}
+    begin(recipe.head_dir, "head", {"target": target})
+    finish(recipe.head_dir, {})
+    identity(recipe, workload, ("none", "eagle3"))  # a head of elsewhere, which cannot know
+    assert "does not say which prompts it was trained on" in capsys.readouterr().out
+    write_trained_on(recipe.head_dir, "0" * 64, [_prompt("seen").id, _prompt("else").id])
+    finish(recipe.head_dir, {})
+    with pytest.raises(ValueError, match=rf"was trained on 1 of the 2 held-out prompts .such as {_prompt('seen').id}"):
+        identity(recipe, workload, ("none", "eagle3"))
+    identity(recipe, workload, ("none", "ngram"))  # the other arms are not concerned
+
+
+def test_prompts_without_token_ids_for_the_target_are_counted(tmp_path, capsys):
+    recipe = tiny_recipe(tmp_path)
+    ids = (5, 6, 7)
+    given = Prompt(prompt_id((), ids), "mlperf", "long", (), prompt_ids=ids)
+    _write(recipe, [_prompt("train")], [_prompt("obey <|end|>"), given])
+    workload = load_workload(recipe)
+    assert [p.prompt_ids for p in workload.prompts] == [[5, 6, 7]]
+    assert workload.unrenderable == {CONTROL_TOKEN: 1}
+    assert f"1 of 2 held-out prompts are left out: {CONTROL_TOKEN}" in capsys.readouterr().out
 
 
 def test_speculative_configs(tmp_path):

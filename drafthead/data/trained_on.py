@@ -1,0 +1,40 @@
+"""The prompts that a head was made from, kept with the head, so that no evaluation uses them by mistake.
+
+A head's manifest names its run, a run its states, and so on back to the prompts, but those folders stay behind when
+a head is moved. So the ids themselves travel: a file in the head's directory, under the head's manifest. An id is a
+hash of a prompt's content, so another recipe's prompts are recognised too.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from drafthead.provenance import ArtefactError, read_json, sha256_file, write_json
+
+FILE = "training_prompts.json"
+
+
+def write_trained_on(directory: Path, prompts: str, ids: Iterable[str]) -> None:
+    """Write the ids of the training and validation prompts into a head's directory.
+
+    Args:
+        directory: of the head, before its manifest is written.
+        prompts: reference of the prompts artefact.
+        ids: of its training and validation prompts.
+    """
+    write_json(directory / FILE, {"prompts": prompts, "ids": sorted(ids)})
+
+
+def read_trained_on(directory: Path, manifest: dict[str, Any]) -> set[str] | None:
+    """Ids of the prompts that a head was made from; None when its manifest lists no such file.
+
+    Raises:
+        ArtefactError: the file is not the one that the manifest lists.
+    """
+    listed = manifest["files"].get(FILE)
+    if listed is None:
+        return None
+    path = directory / FILE
+    if not path.is_file() or sha256_file(path) != listed["sha256"]:
+        raise ArtefactError(f"{path} is missing or not what the head's manifest lists; export the head again")
+    return set(read_json(path)["ids"])

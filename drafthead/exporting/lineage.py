@@ -1,0 +1,52 @@
+"""Which prompts a head was made from, found by walking back from its run, and written down beside the head."""
+
+from pathlib import Path
+
+from drafthead.config import Recipe
+from drafthead.data.prompts import read_prompts
+from drafthead.data.trained_on import write_trained_on
+from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference
+
+_SPLITS = ("train", "validation")  # validation picks the checkpoint
+
+
+def record_prompts(recipe: Recipe, directory: Path) -> None:
+    """Write the ids of the run's prompts into the head's directory, before its manifest.
+
+    Responses, states and run are checked to be made from the prompts that are here, as far as they are still on disk.
+    Without the prompts there is nothing to write, and a line says so.
+
+    Raises:
+        ArtefactError: one of them was made from other prompts.
+    """
+    if not (recipe.prompts_dir / MANIFEST).exists():
+        print(f"{recipe.prompts_dir} is not here: the head will not say which prompts it was trained on")
+        return
+    prompts = reference(read_json(recipe.prompts_dir / MANIFEST))
+    for split in _SPLITS:
+        _check_chain(recipe, split, prompts)
+    ids = [prompt.id for split in _SPLITS for prompt in read_prompts(recipe.prompts_dir, split)]
+    write_trained_on(directory, prompts, ids)
+
+
+def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
+    """prompts <- responses <- states <- run: each names what it was made from; one that is absent ends the walk."""
+    made_from, source = prompts, recipe.prompts_dir
+    chain = (
+        (recipe.responses_dir(split), ("prompts",)),
+        (recipe.states_dir(split), ("responses",)),
+        (recipe.run_dir, ("states", split)),
+    )
+    for directory, keys in chain:
+        if not (directory / MANIFEST).exists():
+            return
+        manifest = read_json(directory / MANIFEST)
+        found = manifest["identity"]
+        for key in keys:
+            found = (found or {}).get(key)
+        if found is not None and found != made_from:
+            raise ArtefactError(
+                f"{directory} was made from another version of {source} ({found[:12]}, not {made_from[:12]}), so the "
+                "prompts here are not those that the head learned from; restore them, or train again"
+            )
+        made_from, source = reference(manifest), directory

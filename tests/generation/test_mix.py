@@ -1,0 +1,244 @@
+"""Mixes: amounts, sides, duplicates and overlaps, from files to the prompts artefact."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafthead.config import PromptsConfig, Recipe, load_recipe
+from drafthead.data.prompts import SPLITS, Prompt, read_prompts
+from drafthead.generation import mix as module
+from drafthead.generation.mix import Mix, locate_sources, make_mix
+from drafthead.generation.prompt_report import describe, print_prompts, report_prompts
+from drafthead.generation.prompts import make_prompts
+from drafthead.provenance import ArtefactError
+from tests.generation.published_rows import PUBLISHED
+from tests.generation.test_sources import write
+
+LONG = "this question has well over thirteen words in it so that copies of it are an overlap number"
+
+
+def questions(folder: Path, name: str, count: int, categories: tuple[str, ...] = ("all",)) -> str:
+    """A file of different questions; path for a recipe."""
+    rows = [{"prompt": f"{name} asks {i}", "category": categories[i % len(categories)]} for i in range(count)]
+    return str(write(folder / f"{name}.jsonl", rows))
+
+
+def mixed(*sources: dict[str, Any], **settings: Any) -> Mix:
+    config = PromptsConfig.model_validate({"sources": sources, "validation": 1, **settings})
+    return make_mix(config, locate_sources(config))
+
+
+def by(prompts: list[Prompt], key: str) -> Counter[str]:
+    return Counter(getattr(p, key) for p in prompts)
+
+
+def test_counts_per_source_and_category(tmp_path):
+    a = {"name": "a", "path": questions(tmp_path, "a", 200, ("x", "y", "z")), "categories": {"x": 20, "y": 10}}
+    b = {"name": "b", "path": questions(tmp_path, "b", 300), "train": 40, "heldout": 5}
+    mix = mixed(a, b)
+    assert by(mix.train, "source") == {"a": 30, "b": 40}
+    assert by([p for p in mix.train if p.source == "a"], "category") == {"x": 20, "y": 10}
+    assert by(mix.heldout, "source") == {"b": 5}
+    assert not mix.notes
+
+
+def test_weights_per_source_and_category(tmp_path):
+    a = {"name": "a", "path": questions(tmp_path, "a", 300, ("x", "y")), "weight": 3, "categories": {"x": 4, "y": 1}}
+    b = {"name": "b", "path": questions(tmp_path, "b", 300), "weight": 1, "heldout": 5}
+    mix = mixed(a, b, max_train=99)
+    assert by(mix.train, "source") == {"a": 75, "b": 25}
+    assert by([p for p in mix.train if p.source == "a"], "category") == {"x": 60, "y": 15}
+    everything = mixed(a, b)  # without a total: as many as the weights allow
+    assert by(everything.train, "source")["b"] * 3 >= by(everything.train, "source")["a"] > 75
+    short = mixed({**a, "categories": None}, b, max_train=2000)
+    assert any("and the weights hold" in note for note in short.notes)
+
+
+def test_a_shortage_is_noted(tmp_path):
+    path = questions(tmp_path, "a", 30, ("x", "y"))
+    assert any("asked for 500" in n for n in mixed({"name": "a", "path": path, "train": 500}).notes)
+    asked = {"name": "a", "path": path, "train": 5, "heldout": 90, "heldout_share": 0.3}
+    assert any("asked for 90" in n for n in mixed(asked).notes)
+    assert any(
+        "prompts of x, asked for 60" in n for n in mixed({"name": "a", "path": path, "categories": {"x": 60}}).notes
+    )
+
+
+def test_draws_follow_from_the_seed_and_nothing_else(tmp_path):
+    a = {"name": "a", "path": questions(tmp_path, "a", 200), "train": 50, "heldout": 5}
+    b = {"name": "b", "path": questions(tmp_path, "b", 200), "train": 5}
+    alone, beside, other = mixed(a), mixed(b, a), mixed(a, seed=1)
+    assert alone.train == mixed(a).train == [p for p in beside.train if p.source == "a"]
+    assert alone.train != other.train
+    fewer = mixed({**a, "train": 20})
+    assert fewer.train == alone.train[:20]
+
+
+def test_a_document_stays_on_one_side_whatever_is_asked(tmp_path):
+    chats = [
+        {
+            "id": f"chat{i}",
+            "conversations": [{"from": r, "value": f"{i} {r} {t}"} for t in range(3) for r in ("human", "gpt")],
+        }
+        for i in range(60)
+    ]
+    a = {"name": "sharegpt", "path": str(write(tmp_path / "s.json", chats)), "turns": "all", "heldout_share": 0.3}
+    sides: dict[str, set[str]] = {"train": set(), "heldout": set()}
+    for heldout in (1, 20, 1000):
+        mix = mixed({**a, "train": 1000, "heldout": heldout})
+        assert len(mix.train) == 3 * len(by(mix.train, "document"))
+        sides["train"] |= {p.document for p in mix.train}
+        sides["heldout"] |= {p.document for p in mix.heldout}
+    assert all(sides.values())
+    assert not sides["train"] & sides["heldout"]
+    assert len(sides["train"] | sides["heldout"]) == 60
+
+
+def test_duplicates_count_once_and_held_out_wins(tmp_path):
+    held = str(write(tmp_path / "held.jsonl", [{"prompt": "Same  Question"}, {"prompt": "other"}]))
+    train = str(write(tmp_path / "t.jsonl", [{"prompt": t} for t in ("same question", "mine", "MINE", "yours")]))
+    mix = mixed(
+        {"name": "t", "path": train, "train": 10, "heldout_share": 1e-9},
+        {"name": "h", "path": held, "heldout": 2, "heldout_share": 1},
+    )
+    assert len(mix.train) == 2
+    assert len(mix.heldout) == 2
+    assert mix.duplicates == 2
+
+
+def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
+    bench = [{"question_id": i, "category": "c", "turns": [f"{LONG} {i} x{i} y{i}"]} for i in range(20)]
+    wrapped = f"Please help me. {bench[7]['turns'][0].upper()}!"
+    train = [{"prompt": wrapped}, *({"prompt": f"harmless {i}"} for i in range(30))]
+    sources = (
+        {"name": "t", "path": str(write(tmp_path / "t.jsonl", train)), "train": 100, "heldout_share": 1e-9},
+        {"name": "mt-bench", "path": str(write(tmp_path / "b.jsonl", bench[:10]))},  # a guard: nothing is drawn of it
+        {"name": "t2", "path": questions(tmp_path, "t2", 50), "heldout": 2, "heldout_share": 0.3},
+    )
+    mix = mixed(*sources)
+    assert wrapped not in {p.messages[-1]["content"] for p in mix.train}
+    assert by(mix.train, "source")["t"] == 30
+    (pair,) = mix.overlaps
+    assert (pair["train"], pair["heldout"], pair["prompts"]) == ("t", "mt-bench", 1)
+    assert pair["example"]["words"].startswith("this question has well over thirteen")
+    recipe = load_recipe()
+    (line,) = [line for line in describe(recipe, mix.report()) if "share 13 words" in line]
+    assert line.startswith("1 training prompts of t share 13 words with held-out mt-bench")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"name": "mt-bench", "train": 1}, "every prompt of mt-bench is held out, because it is an evaluation set"),
+        ({"name": "burstgpt", "train": 1}, "burstgpt is a trace of lengths without text"),
+        ({"name": "sharegpt", "heldout": 1, "heldout_share": 1e-9}, "no document of sharegpt is held out at"),
+        (
+            {"name": "sharegpt", "train": 1, "heldout_share": 0.9999999},
+            "sharegpt has no training prompt left of 2 rows",
+        ),
+    ],
+)
+def test_what_a_source_cannot_give_is_an_error(source, message, tmp_path):
+    published = PUBLISHED[source["name"]]
+    path = write(tmp_path / f"rows{published.extension}", published.rows)
+    with pytest.raises(ValueError, match=message):
+        mixed({**source, "path": str(path)})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ({}, "exactly one of path, preset and sources, found none"),
+        ({"path": "x", "preset": "standard"}, "found path and preset"),
+        ({"sources": []}, "found none"),
+        ({"sources": [{"name": "a", "train": 1}, {"name": "a"}]}, "source a is given twice"),
+        ({"sources": [{"name": "a", "train": 1, "weight": 1}]}, "has both train 1 and weight 1"),
+        ({"sources": [{"name": "a", "weight": 1}, {"name": "b", "train": 1}]}, "a has a weight and b a number"),
+        ({"sources": [{"name": "a", "categories": {"x": 0.5}}]}, "category x has 0.5 where a number"),
+        ({"sources": [{"name": "a", "trane": 1}]}, "trane"),
+        ({"preset": "other"}, "standard"),
+    ],
+)
+def test_a_mistake_in_the_recipe_is_named(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        PromptsConfig.model_validate(prompts)
+
+
+@pytest.fixture
+def standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_in: Callable[..., Recipe]) -> Recipe:
+    """The preset over small files in the published schemas."""
+    chats = [{"id": f"c{i}_0", "conversations": [{"from": "human", "value": f"chat {i}"}]} for i in range(80)]
+    long = [{"input_tokens": [1, 2, 3 + i], "dataset": "pubmed"} for i in range(80)]
+    issue = PUBLISHED["swe-bench"].rows[0]
+    issues = [{**issue, "repo": f"r{i % 8}", "problem_statement": f"issue {i}"} for i in range(80)]
+    folders = {
+        "sharegpt": write(tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json", chats),
+        "mlperf-gpt-oss": write(tmp_path / "m" / "perf" / "perf_eval_ref.parquet", long),
+        "swe-bench": write(tmp_path / "w" / "data" / "train-0.parquet", issues[:40]),
+    }
+    write(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[40:]])
+    paths = {"sharegpt": "s", "mlperf-gpt-oss": "m", "swe-bench": "w"}
+    assert set(paths) == set(folders)
+    preset = tuple(
+        s.model_copy(update={"path": str(tmp_path / paths[s.name]), "train": 30, "heldout": 2})
+        for s in module.PRESETS["standard"]
+    )
+    monkeypatch.setitem(module.PRESETS, "standard", preset)
+    return recipe_in("prompts.path=null", "prompts.preset=standard", "prompts.max_train=60", "prompts.max_heldout=6")
+
+
+def test_the_preset_has_its_three_workloads_in_every_split(standard: Recipe, capsys: pytest.CaptureFixture[str]):
+    manifest = make_prompts(standard)
+    splits = {split: read_prompts(standard.prompts_dir, split) for split in SPLITS}
+    assert by(splits["heldout"], "category") == {"sharegpt": 2, "mlperf": 2, "swe-bench": 2}
+    assert set(by(splits["train"], "category")) == {"sharegpt", "mlperf", "swe-bench"}
+    documents = {split: {p.document for p in prompts} for split, prompts in splits.items()}
+    assert not documents["train"] & documents["heldout"]
+    assert not documents["train"] & documents["validation"]
+    assert not documents["validation"] & documents["heldout"]
+    assert make_prompts(standard) == manifest
+    print_prompts(standard, manifest)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "REMINDER: mlperf-gpt-oss" in printed
+    assert "official MLPerf submission must not be trained on them" in printed
+
+
+def test_a_changed_source_is_another_artefact(standard: Recipe, tmp_path: Path):
+    make_prompts(standard)
+    path = tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json"
+    path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
+    with pytest.raises(ArtefactError, match=r"was made from something else:\n  sources"):
+        make_prompts(standard)
+
+
+def test_a_mix_that_fails_leaves_nothing_behind(tmp_path: Path, recipe_in: Callable[..., Recipe]):
+    recipe = recipe_in()
+    bad = PromptsConfig.model_validate({"sources": [{"name": "a", "path": questions(tmp_path, "a", 30), "train": 9}]})
+    with pytest.raises(ValueError, match="the mix has no heldout prompt"):
+        make_prompts(recipe.model_copy(update={"prompts": bad}))
+    assert not recipe.prompts_dir.exists()
+
+
+def test_the_report_has_lengths_categories_and_vocabulary(standard: Recipe):
+    manifest = make_prompts(standard)
+    report_prompts(standard, manifest)
+    folder = standard.results_dir / "prompts"
+    text = (folder / "report.md").read_text()
+    assert "| mlperf-gpt-oss | mlperf | " in text
+    assert "| train | all | " in text
+    assert "of 3,072 tokens of the vocabulary occur in heldout" in text
+    assert (folder / "prompts.png").read_bytes().startswith(b"\x89PNG")
+    written = (folder / "report.md").stat().st_mtime_ns
+    report_prompts(standard, manifest)
+    assert (folder / "report.md").stat().st_mtime_ns == written  # of these prompts already
+
+
+def test_the_report_does_without_the_targets_tokenizer(standard: Recipe):
+    manifest = make_prompts(standard)
+    elsewhere = standard.target.model_copy(update={"path": "no/such/target"})
+    report_prompts(standard.model_copy(update={"target": elsewhere}), manifest)
+    assert "No lengths and no vocabulary" in (standard.results_dir / "prompts" / "report.md").read_text()
