@@ -25,6 +25,7 @@ from drafthead.core.layout import tail_layout
 from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data import store as state_store
 from drafthead.data.store import StateStore
+from drafthead.exporting.contract import checkpoint_names
 from drafthead.exporting.replay import Answer, choose_answers, predicted_rounds
 from drafthead.exporting.served import check_served
 from drafthead.models.draft import DraftModel, DraftShape, frozen_copy
@@ -43,6 +44,7 @@ class ServeCheck:
     Attributes:
         prompts: answered.
         same_text: of those, answers that equal the stored ones token for token.
+        same_rounds: of those, answers whose counters equal the replayed ones, position by position.
         compared: "answers that came out as stored" or "all answers".
         predicted: acceptance length replayed from the checkpoint over the compared answers.
         served: acceptance length of the engine's counters over the same prompts.
@@ -52,6 +54,7 @@ class ServeCheck:
 
     prompts: int
     same_text: int
+    same_rounds: int
     compared: str
     predicted: float
     served: float
@@ -76,7 +79,7 @@ def check_reload(directory: Path, weights: dict[str, Tensor], shape: DraftShape,
         ValueError: the file does not give the training module's logits.
     """
     rounded = {name: t.to(dtype).float() for name, t in weights.items() if t.is_floating_point()}
-    written = load_file(directory / "model.safetensors")
+    written = checkpoint_names(load_file(directory / "model.safetensors"))
     cpu = torch.device("cpu")
     models = [frozen_copy(shape, tensors, cpu, torch.float32) for tensors in (written, rounded, weights)]
     served, cast, trained = (probe_logits(model) for model in models)
@@ -113,7 +116,7 @@ def check_serving(
         ArtefactError: there are no validation states to compare on.
         ValueError: vLLM cannot be imported, reads config.json differently, or accepts more or less than predicted.
     """
-    store = _validation_store(recipe)
+    store = _validation_store(recipe, tap_ids)
     K = recipe.eval.num_draft_tokens
     answers = choose_answers(store, PROMPTS, TOKENS, recipe.engine.max_model_len - K - 1)
     if not answers:
@@ -143,8 +146,11 @@ def _serve(
     K = recipe.eval.num_draft_tokens
     sampling = import_vllm().SamplingParams
     params = [sampling(temperature=0, max_tokens=len(a.answer_ids), detokenize=False) for a in answers]
-    speculative = {"method": "eagle3", "model": str(directory), "num_speculative_tokens": K}
-    with offline_engine(recipe, speculative=speculative, per_request_spec_decode_metrics="summary") as llm:
+    # A head of the speculators layout is started as users will: by its own directory, which names the target.
+    options: dict[str, Any] = {"model": str(directory)}
+    if recipe.export.format == "vllm":
+        options = {"speculative": {"method": "eagle3", "model": str(directory), "num_speculative_tokens": K}}
+    with offline_engine(recipe, per_request_spec_decode_metrics="summary", **options) as llm:
         running = llm.llm_engine.vllm_config.speculative_config
         assert running is not None
         check_served(running.draft_model_config.hf_config.to_dict(), shape, tap_ids, recipe.engine.max_model_len)
@@ -169,6 +175,7 @@ def _compare(directory: Path, answers: list[Answer], predicted: list[Acceptance]
     check = ServeCheck(
         prompts=len(answers),
         same_text=sum(same),
+        same_rounds=sum(p == s.acceptance for p, s, ok in zip(predicted, served, same, strict=True) if ok),
         compared="answers that came out as stored" if strict else "all answers",
         predicted=ours.length,
         served=theirs.length,
@@ -185,11 +192,17 @@ def _compare(directory: Path, answers: list[Answer], predicted: list[Acceptance]
     return check
 
 
-def _validation_store(recipe: Recipe) -> StateStore:
+def _validation_store(recipe: Recipe, tap_ids: tuple[int, ...]) -> StateStore:
     directory = recipe.states_dir("validation")
     command = "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
     provenance.require(directory, state_store.KIND, command)
-    return StateStore(directory)
+    store = StateStore(directory)
+    if tuple(store.tap_ids) != tap_ids:
+        raise provenance.ArtefactError(
+            f"{directory} holds taps {store.tap_ids}, the head was trained on {list(tap_ids)}; harvest again under "
+            "another name (name=...), or export with --no-serve-check"
+        )
+    return store
 
 
 def as_counts(check: ServeCheck) -> dict[str, Any]:

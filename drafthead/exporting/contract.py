@@ -10,6 +10,9 @@ from torch import Tensor
 from drafthead.models.draft import DraftModel, DraftShape
 
 MAPS = ("d2t", "t2d")
+# The first layer's name in a checkpoint and in each format; vLLM reads both, other tools their own.
+FIRST_LAYER = "midlayer."
+_FIRST_LAYER_IN = {"vllm": FIRST_LAYER, "speculators": "layers.0."}
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -74,10 +77,21 @@ def has_maps(shape: DraftShape) -> bool:
     return shape.head.draft_vocab_size != shape.vocab_size
 
 
-def exported_tensors(tensors: dict[str, Tensor], shape: DraftShape, dtype: torch.dtype) -> dict[str, Tensor]:
+def exported_tensors(
+    tensors: dict[str, Tensor], shape: DraftShape, dtype: torch.dtype, layout: str = "vllm"
+) -> dict[str, Tensor]:
     """A checkpoint's tensors as the file holds them: parameters in `dtype`, maps only where they map anything."""
-    kept = tensors if has_maps(shape) else {name: t for name, t in tensors.items() if name not in MAPS}
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in kept.items()}
+    first = _FIRST_LAYER_IN[layout]
+    return {
+        name.replace(FIRST_LAYER, first): tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+        if has_maps(shape) or name not in MAPS
+    }
+
+
+def checkpoint_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An exported file's tensors, of any layout, under the names of a checkpoint."""
+    return {name.replace(_FIRST_LAYER_IN["speculators"], FIRST_LAYER): tensor for name, tensor in tensors.items()}
 
 
 def check_tensors(tensors: dict[str, Tensor], shape: DraftShape) -> None:

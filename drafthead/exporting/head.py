@@ -21,8 +21,10 @@ from drafthead.exporting.checks import ServeCheck, as_counts, check_reload, chec
 from drafthead.exporting.contract import DTYPES, MAPS, check_tensors, exported_tensors, head_config
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
+from drafthead.exporting.speculators import to_speculators
 from drafthead.models.draft import DraftShape
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
+from drafthead.models.target_files import local_files
 
 KIND = "head"
 _CANDIDATE = ".candidate"
@@ -89,9 +91,9 @@ def _write_checked(
     shape = served_shape(trained, recipe.export)
     weights = source.weights()
     check_tensors(weights, trained)
-    config = head_config(shape, source.tap_ids, recipe.export.dtype, shape.max_position_embeddings)
+    config = _config(recipe, shape, source.tap_ids)
     dtype = DTYPES[recipe.export.dtype]
-    _write(candidate, config, exported_tensors(weights, shape, dtype))
+    write_head(candidate, config, exported_tensors(weights, shape, dtype, recipe.export.format))
     check_served(config, shape, source.tap_ids, recipe.engine.max_model_len)
     agreement = check_reload(candidate, weights, shape, dtype)
     print(f"reloaded: same logits as the training module; {agreement:.1%} of top drafts survive {recipe.export.dtype}")
@@ -100,6 +102,15 @@ def _write_checked(
         "top_draft_agreement": agreement,
         "serve_check": _serve(recipe, candidate, weights, shape, source) if serve_check else None,
     }
+
+
+def _config(recipe: Recipe, shape: DraftShape, tap_ids: tuple[int, ...]) -> dict[str, Any]:
+    plain = head_config(shape, tap_ids, recipe.export.dtype, shape.max_position_embeddings)
+    if recipe.export.format == "vllm":
+        return plain
+    directory = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
+    architectures = provenance.read_json(directory / "config.json").get("architectures", [])
+    return to_speculators(plain, recipe.target_path, architectures, recipe.eval.num_draft_tokens)
 
 
 def _serve(
@@ -130,7 +141,8 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
     provenance.finish(directory, counts)
 
 
-def _write(directory: Path, config: dict, tensors: dict[str, Tensor]) -> None:
+def write_head(directory: Path, config: dict, tensors: dict[str, Tensor]) -> None:
+    """The two files an engine reads, each whole or absent."""
     provenance.write_json(directory / "config.json", config)
     with provenance.atomic_path(directory / "model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})

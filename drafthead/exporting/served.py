@@ -7,6 +7,7 @@ vLLM 0.32's rules, defaults and precedence included, and compared value by value
 
 from typing import Any
 
+from drafthead.exporting.speculators import from_speculators, is_speculators
 from drafthead.models.draft import DraftShape
 from drafthead.models.target import rope_parameters_of
 
@@ -42,11 +43,12 @@ def trained_values(shape: DraftShape, tap_ids: tuple[int, ...]) -> dict[str, Any
 
 
 def served_values(config: dict[str, Any]) -> dict[str, Any]:
-    """What vLLM makes of a plain EAGLE-3 config.json.
+    """What vLLM makes of an EAGLE-3 config.json, plain or of the speculators layout.
 
     The tap ids are looked up in several places: runner V1 takes the top-level list, then the nested one; V2 the
     top-level list only; fc is sized by the count, else by the nested list, else for three.
     """
+    config = from_speculators(config) if is_speculators(config) else config
     nested = config.get("eagle_config") or {}
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     nested_ids = nested.get("eagle_aux_hidden_state_layer_ids")
@@ -59,6 +61,7 @@ def served_values(config: dict[str, Any]) -> dict[str, Any]:
         "norm_before_fc": bool(nested.get("norm_before_fc", config.get("norm_before_fc", False))),
         "fc_norm": bool(config.get("fc_norm", False)),
         "norm_output": bool(config.get("norm_output", False)),
+        "max_position_embeddings": config["max_position_embeddings"],
         "num_hidden_layers": config["num_hidden_layers"],
         "hidden_size": config["hidden_size"],
         "target_hidden_size": config.get("target_hidden_size") or config["hidden_size"],
@@ -80,7 +83,7 @@ def check_served(config: dict[str, Any], shape: DraftShape, tap_ids: tuple[int, 
     """Refuse a config.json that vLLM would read differently from how the head was trained.
 
     Args:
-        config: plain config.json, or what an engine made of it.
+        config: config.json of either layout, or what an engine made of it.
         shape: of the trained head.
         tap_ids: it was trained on.
         positions: that must be servable.
@@ -90,14 +93,15 @@ def check_served(config: dict[str, Any], shape: DraftShape, tap_ids: tuple[int, 
     """
     trained = trained_values(shape, tap_ids)
     served = served_values(config)
+    longest = served.pop("max_position_embeddings")
     problems = [
         f"{key}: trained {trained.get(key)!r}, served {served.get(key)!r}"
         for key in sorted({*trained, *served})
         if trained.get(key) != served.get(key)
     ]
-    if config["max_position_embeddings"] < positions:
+    if longest < positions:
         problems.append(
-            f"max_position_embeddings: {positions} to be served, {config['max_position_embeddings']} in the head; "
+            f"max_position_embeddings: {positions} to be served, {longest} in the head; "
             "vLLM stops drafting for the whole batch once one request passes it"
         )
     if problems:
