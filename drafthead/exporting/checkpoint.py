@@ -1,6 +1,6 @@
 """The checkpoint that is exported, and how the run that wrote it trained the head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ class Checkpoint:
         """The head's shape as the run trained it, whatever the recipe says today."""
         head = HeadConfig.model_validate(self.run["head"])
         target = recipe.target.model_copy(update={"tap_ids": self.tap_ids})
-        return draft_shape(recipe.model_copy(update={"head": head, "target": target}), spec)
+        shape = draft_shape(recipe.model_copy(update={"head": head, "target": target}), spec)
+        own = {key: self.run[key] for key in ("rope_parameters", "rms_norm_eps") if key in self.run}  # imported heads
+        return replace(shape, **own)
 
 
 def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Checkpoint:
