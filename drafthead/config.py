@@ -204,7 +204,10 @@ class ExportConfig(_Section):
     """What is written for the serving engine."""
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    format: Literal["vllm", "speculators"] = "vllm"  # speculators: `vllm serve HEAD` finds the target by itself
     max_position_embeddings: int | None = Field(default=None, gt=0)  # None: the target's
+    # Longest position the head was trained on: rotate by YaRN from there to max_position_embeddings.
+    yarn_from: int | None = Field(default=None, gt=0)
 
 
 class EvalConfig(_Section):
@@ -284,7 +287,8 @@ class Recipe(_Section):
 
     @property
     def head_dir(self) -> Path:
-        return self.directory("heads", self.name)
+        suffix = "" if self.export.format == "vllm" else f"-{self.export.format}"
+        return self.directory("heads", self.name + suffix)
 
     @property
     def results_dir(self) -> Path:

@@ -9,6 +9,12 @@ from torch import Tensor
 
 from drafthead.models.draft import DraftModel, DraftShape
 
+MAPS = ("d2t", "t2d")
+# The first layer's name in a checkpoint and in each format; vLLM reads both, other tools their own.
+FIRST_LAYER = "midlayer."
+_FIRST_LAYER_IN = {"vllm": FIRST_LAYER, "speculators": "layers.0."}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
 
 def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_position_embeddings: int) -> dict:
     """config.json of an exported head.
@@ -59,11 +65,33 @@ def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_pos
 
 
 def expected_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of an exported head."""
+    """Name and shape of every tensor of a checkpoint; the exported file's, maps aside (see `has_maps`)."""
     with torch.device("meta"):
         model = DraftModel(shape)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
     return {**shapes, "d2t": (shape.head.draft_vocab_size,), "t2d": (shape.vocab_size,)}
+
+
+def has_maps(shape: DraftShape) -> bool:
+    """Whether the exported file holds d2t and t2d: with the target's whole vocabulary vLLM refuses them."""
+    return shape.head.draft_vocab_size != shape.vocab_size
+
+
+def exported_tensors(
+    tensors: dict[str, Tensor], shape: DraftShape, dtype: torch.dtype, layout: str = "vllm"
+) -> dict[str, Tensor]:
+    """A checkpoint's tensors as the file holds them: parameters in `dtype`, maps only where they map anything."""
+    first = _FIRST_LAYER_IN[layout]
+    return {
+        name.replace(FIRST_LAYER, first): tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+        if has_maps(shape) or name not in MAPS
+    }
+
+
+def checkpoint_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An exported file's tensors, of any layout, under the names of a checkpoint."""
+    return {name.replace(_FIRST_LAYER_IN["speculators"], FIRST_LAYER): tensor for name, tensor in tensors.items()}
 
 
 def check_tensors(tensors: dict[str, Tensor], shape: DraftShape) -> None:

@@ -1,97 +1,158 @@
-"""Write a trained head as a directory that vLLM serves.
+"""Write a trained head as a directory that engines serve, and prove it before it has a name.
 
-Reads the consolidated safetensors of a checkpoint and nothing else: no pickle, no DeepSpeed. Parameter
-names in the checkpoint are the exported ones, so the work is a cast, a configuration and the checks.
+Reads the consolidated safetensors of a checkpoint and nothing else: no pickle, no DeepSpeed. Parameter names in the
+checkpoint are the exported ones, so the work is a cast, a configuration and the checks. Files are written into
+`.candidate` inside the head's directory and moved out when every check has passed: an engine pointed at a directory
+whose export failed or was killed finds no config.json.
 """
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.exporting.contract import check_tensors, head_config
+from drafthead.exporting.checkpoint import Checkpoint, open_checkpoint
+from drafthead.exporting.checks import ServeCheck, as_counts, check_reload, check_serving
+from drafthead.exporting.contract import DTYPES, MAPS, check_tensors, exported_tensors, head_config
 from drafthead.exporting.lineage import record_prompts
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec, target_identity
+from drafthead.exporting.rope import served_shape
+from drafthead.exporting.served import check_served
+from drafthead.exporting.speculators import to_speculators
+from drafthead.models.draft import DraftShape
+from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
+from drafthead.models.target_files import local_files
 
 KIND = "head"
-_MAPS = ("d2t", "t2d")
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_CANDIDATE = ".candidate"
 
 
-def export_head(recipe: Recipe, checkpoint: Path | None = None) -> Path:
+def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: bool = True) -> Path:
     """Export a checkpoint of the recipe's run, by default the best one.
 
     Args:
         recipe: of the run.
         checkpoint: a directory below runs/NAME/checkpoints.
+        serve_check: start vLLM with the head and compare its acceptance with the prediction.
 
     Returns:
         The head's directory.
 
     Raises:
-        ArtefactError: there is no finished run, the checkpoint is damaged, or the prompts here are not the run's.
-        ValueError: the checkpoint's tensors do not fit the recipe.
+        ArtefactError: there is no finished run, the checkpoint is damaged, the prompts here are not the run's, or
+            there is nothing to check serving on.
+        ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
     """
-    run = _finished_run(recipe, checkpoint)
-    source = checkpoint or recipe.run_dir / "checkpoints" / f"step_{run['counts']['best_step']:08d}"
-    state = _verified_state(source)
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
-    identity = {
-        "run": provenance.reference(run) if run else None,
-        "weights": provenance.sha256_file(source / "model.safetensors"),
-        "checkpoint": source.name,
-        "step": state["step"],
-        "predicted_acceptance_length": state["acceptance_length"],
+    source = open_checkpoint(recipe, checkpoint, spec)
+    directory = recipe.head_dir
+    if provenance.begin(directory, KIND, _identity(recipe, spec, source)):
+        _check_again(recipe, spec, source, serve_check)
+        return directory
+    candidate = directory / _CANDIDATE
+    shutil.rmtree(candidate, ignore_errors=True)  # of a killed export
+    try:
+        counts = _write_checked(recipe, spec, source, candidate, serve_check)
+    except BaseException:
+        shutil.rmtree(candidate, ignore_errors=True)
+        _unclaim(directory)
+        raise
+    for path in sorted(candidate.iterdir()):
+        os.replace(path, directory / path.name)
+    candidate.rmdir()
+    provenance.sync(directory)
+    provenance.finish(directory, counts)
+    print(f"exported {source.path.name} to {directory}")
+    return directory
+
+
+def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str, Any]:
+    return {
+        "run": source.reference,
+        "weights": provenance.sha256_file(source.path / "model.safetensors"),
+        "checkpoint": source.path.name,
+        "step": source.state["step"],
+        "predicted_acceptance_length": source.state["acceptance_length"],
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "target": target_identity(recipe, spec),
-        "tap_ids": list(recipe.target.tap_ids),
+        "tap_ids": list(source.tap_ids),
         "export": recipe.export.model_dump(mode="json"),
     }
-    if provenance.begin(recipe.head_dir, KIND, identity):
-        print(f"{recipe.head_dir} is complete; nothing to do")
-        return recipe.head_dir
-    shape = draft_shape(recipe, spec)
-    tensors = load_file(source / "model.safetensors")
-    check_tensors(tensors, shape)
-    config = head_config(
-        shape, recipe.target.tap_ids, recipe.export.dtype,
-        recipe.export.max_position_embeddings or spec.max_position_embeddings,
-    )  # fmt: skip
-    _write(recipe.head_dir, config, _cast(tensors, _DTYPES[recipe.export.dtype]))
-    record_prompts(recipe, recipe.head_dir)
-    provenance.finish(recipe.head_dir, {"parameters": sum(t.numel() for n, t in tensors.items() if n not in _MAPS)})
-    print(f"exported {source.name} to {recipe.head_dir}")
-    return recipe.head_dir
 
 
-def _finished_run(recipe: Recipe, checkpoint: Path | None) -> dict[str, Any]:
-    """Manifest of the run; an explicit checkpoint may come from a run that is still going."""
-    if checkpoint is not None and not (recipe.run_dir / provenance.MANIFEST).exists():
-        return {}
-    return provenance.require(recipe.run_dir, "run", "accelerate launch train/eagle3.py RECIPE")
+def _write_checked(
+    recipe: Recipe, spec: TargetSpec, source: Checkpoint, candidate: Path, serve_check: bool
+) -> dict[str, Any]:
+    """Fill the candidate's directory and run the checks on it; what they found goes into the manifest."""
+    check_tap_ids(spec, source.tap_ids)
+    trained = source.shape(recipe, spec)
+    shape = served_shape(trained, recipe.export)
+    weights = source.weights()
+    check_tensors(weights, trained)
+    config = _config(recipe, shape, source.tap_ids)
+    dtype = DTYPES[recipe.export.dtype]
+    write_head(candidate, config, exported_tensors(weights, shape, dtype, recipe.export.format))
+    record_prompts(recipe, candidate)
+    check_served(config, shape, source.tap_ids, recipe.engine.max_model_len)
+    agreement = check_reload(candidate, weights, shape, dtype)
+    print(f"reloaded: same logits as the training module; {agreement:.1%} of top drafts survive {recipe.export.dtype}")
+    return {
+        "parameters": sum(t.numel() for name, t in weights.items() if name not in MAPS),
+        "top_draft_agreement": agreement,
+        "serve_check": _serve(recipe, candidate, weights, shape, source) if serve_check else None,
+    }
 
 
-def _verified_state(source: Path) -> dict[str, Any]:
-    if not (source / provenance.MANIFEST).is_file():
-        known = ", ".join(sorted(p.name for p in source.parent.glob("step_*"))) or "none"
-        raise provenance.ArtefactError(f"{source} is not a checkpoint; {source.parent} has: {known}")
-    broken = provenance.verify_files(source)
-    if broken:
-        raise provenance.ArtefactError(f"{source} is damaged ({', '.join(broken)}); export another checkpoint")
-    return provenance.read_json(source / "state.json")
+def _config(recipe: Recipe, shape: DraftShape, tap_ids: tuple[int, ...]) -> dict[str, Any]:
+    plain = head_config(shape, tap_ids, recipe.export.dtype, shape.max_position_embeddings)
+    if recipe.export.format == "vllm":
+        return plain
+    directory = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
+    architectures = provenance.read_json(directory / "config.json").get("architectures", [])
+    return to_speculators(plain, recipe.target_path, architectures, recipe.eval.num_draft_tokens)
 
 
-def _cast(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+def _serve(
+    recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, source: Checkpoint
+) -> dict[str, Any]:
+    check = check_serving(recipe, directory, weights, shape, source.tap_ids)
+    print(_sentence(check))
+    return as_counts(check)
 
 
-def _write(directory: Path, config: dict, tensors: dict[str, Tensor]) -> None:
-    """Fill the head's directory; files of an interrupted export are overwritten whole."""
+def _sentence(check: ServeCheck) -> str:
+    return (
+        f"served in vLLM: acceptance length {check.served:.3f}, predicted {check.predicted:.3f} "
+        f"(within {check.tolerance:.0%}; {check.rounds} rounds over {check.compared}: {check.same_text} of "
+        f"{check.prompts} validation prompts have the stored answer)"
+    )
+
+
+def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:
+    """A whole head that was exported without the serving check is checked now; its files stay as they are."""
+    directory = recipe.head_dir
+    counts = provenance.read_json(directory / provenance.MANIFEST)["counts"]
+    if not serve_check or counts.get("serve_check"):
+        print(f"{directory} is complete; nothing to do")
+        return
+    shape = served_shape(source.shape(recipe, spec), recipe.export)
+    counts["serve_check"] = _serve(recipe, directory, source.weights(), shape, source)
+    provenance.finish(directory, counts)
+
+
+def write_head(directory: Path, config: dict, tensors: dict[str, Tensor]) -> None:
+    """The two files an engine reads, each whole or absent."""
     provenance.write_json(directory / "config.json", config)
     with provenance.atomic_path(directory / "model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
+
+
+def _unclaim(directory: Path) -> None:
+    """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
+    left = [path.name for path in directory.iterdir()]
+    if left == [provenance.IDENTITY]:
+        shutil.rmtree(directory)

@@ -32,6 +32,7 @@ def record_prompts(recipe: Recipe, directory: Path) -> None:
 def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
     """prompts <- responses <- states <- run: each names what it was made from; one that is absent ends the walk."""
     made_from, source = prompts, recipe.prompts_dir
+    identity: dict | None = None  # of the source: what a run names instead, if the states passed through a spool
     chain = (
         (recipe.responses_dir(split), ("prompts",)),
         (recipe.states_dir(split), ("responses",)),
@@ -44,9 +45,9 @@ def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
         found = manifest["identity"]
         for key in keys:
             found = (found or {}).get(key)
-        if found is not None and found != made_from:
+        if found is not None and found not in (made_from, identity):
             raise ArtefactError(
-                f"{directory} was made from another version of {source} ({found[:12]}, not {made_from[:12]}), so the "
-                "prompts here are not those that the head learned from; restore them, or train again"
+                f"{directory} was made from another version of {source} than is there now, so the prompts here are "
+                "not those that the head learned from; restore them, or train again"
             )
-        made_from, source = reference(manifest), directory
+        made_from, source, identity = reference(manifest), directory, manifest["identity"]

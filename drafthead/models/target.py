@@ -100,7 +100,7 @@ def load_target_spec(path: str, revision: str | None = None, trust_remote_code: 
             num_layers=config["num_hidden_layers"],
             vocab_size=config["vocab_size"],
             rms_norm_eps=config["rms_norm_eps"],
-            rope_parameters=_rope_parameters(config),
+            rope_parameters=rope_parameters_of(config),
             max_position_embeddings=config["max_position_embeddings"],
             tie_word_embeddings=config.get("tie_word_embeddings", False),
             dtype=config.get("dtype") or config.get("torch_dtype") or "bfloat16",
@@ -228,7 +228,7 @@ def _text_config(path: Path) -> dict[str, Any]:
     return {**config, **config.get("text_config", {})}  # multimodal checkpoints nest the language model
 
 
-def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+def rope_parameters_of(config: dict[str, Any]) -> dict[str, Any]:
     """Checkpoints made before transformers 5 keep theta beside `rope_scaling`, whose type may be `type`."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     parameters.setdefault("rope_type", parameters.pop("type", "default"))

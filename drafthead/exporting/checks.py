@@ -1,0 +1,210 @@
+"""What an exported directory must prove before it may be called a head.
+
+1. Contract: names and shapes of the tensors; every value of config.json as vLLM reads it, against the training run.
+2. Reload: a model built from the directory alone gives the logits of the training module, to the last bit.
+3. Serving: vLLM starts with the directory, and its counters show the acceptance that the checkpoint predicts.
+
+The third compares like with like: the first validation prompts, answered by the engine at temperature 0, against
+rounds replayed from the checkpoint's own float32 weights over the stored answers to the same prompts. In bf16 an
+engine may say another word where two were equally likely, so the counters are pooled over the answers that came out
+as stored, and `TOLERANCE` is what rounding may change on those.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.core.acceptance import Acceptance, empty_acceptance
+from drafthead.core.layout import tail_layout
+from drafthead.core.vocabulary import DraftVocabulary
+from drafthead.data import store as state_store
+from drafthead.data.store import StateStore
+from drafthead.exporting.contract import checkpoint_names
+from drafthead.exporting.replay import Answer, choose_answers, predicted_rounds
+from drafthead.exporting.served import check_served
+from drafthead.models.draft import DraftModel, DraftShape, frozen_copy
+from drafthead.models.target import load_pieces
+from drafthead.serving.engine import generate, import_vllm, offline_engine
+
+TOLERANCE = 0.05  # of the acceptance length, relative, over answers that came out as stored
+LOOSE_TOLERANCE = 0.15  # over all answers, when fewer than half of the rounds are comparable
+PROMPTS, TOKENS = 32, 32768  # at most
+
+
+@dataclass(frozen=True)
+class ServeCheck:
+    """What the engine showed.
+
+    Attributes:
+        prompts: answered.
+        same_text: of those, answers that equal the stored ones token for token.
+        same_rounds: of those, answers whose counters equal the replayed ones, position by position.
+        compared: "answers that came out as stored" or "all answers".
+        predicted: acceptance length replayed from the checkpoint over the compared answers.
+        served: acceptance length of the engine's counters over the same prompts.
+        rounds: drafting rounds of the engine over the compared answers.
+        tolerance: relative, on the acceptance length.
+    """
+
+    prompts: int
+    same_text: int
+    same_rounds: int
+    compared: str
+    predicted: float
+    served: float
+    rounds: int
+    tolerance: float
+
+
+@torch.no_grad()
+def check_reload(directory: Path, weights: dict[str, Tensor], shape: DraftShape, dtype: torch.dtype) -> float:
+    """Compare the written file with the training module over two TTT steps of random states.
+
+    Args:
+        directory: that holds model.safetensors.
+        weights: of the checkpoint, float32.
+        shape: of the trained head.
+        dtype: the weights were written in.
+
+    Returns:
+        Share of positions whose most likely draft token is that of the float32 weights: what the cast costs.
+
+    Raises:
+        ValueError: the file does not give the training module's logits.
+    """
+    rounded = {name: t.to(dtype).float() for name, t in weights.items() if t.is_floating_point()}
+    written = checkpoint_names(load_file(directory / "model.safetensors"))
+    cpu = torch.device("cpu")
+    models = [frozen_copy(shape, tensors, cpu, torch.float32) for tensors in (written, rounded, weights)]
+    served, cast, trained = (probe_logits(model) for model in models)
+    if not torch.equal(served, cast):
+        raise ValueError(
+            f"{directory} does not give the training module's logits: largest difference "
+            f"{float((served - cast).abs().max()):.3g}; the written file is damaged or the export is wrong"
+        )
+    return float((served.argmax(-1) == trained.argmax(-1)).float().mean())
+
+
+def probe_logits(model: DraftModel, num_steps: int = 2, length: int = 16) -> Tensor:
+    """(K, T, D) logits of K steps over T random states, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    size = model.shape.hidden_size
+    aux = torch.randn(length, model.shape.num_taps * size, generator=generator)
+    embeddings = [torch.randn(length, size, generator=generator) for _ in range(num_steps)]
+    return model.lm_head(model.unroll(aux, embeddings, torch.arange(length), tail_layout([length], [0])))
+
+
+def check_serving(
+    recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, tap_ids: tuple[int, ...]
+) -> ServeCheck:
+    """Serve the directory in vLLM and compare its acceptance with the checkpoint's prediction.
+
+    Args:
+        recipe: target, engine, validation states and K.
+        directory: the exported head.
+        weights: of the checkpoint, float32, with d2t and t2d: the prediction is made from these.
+        shape: of the trained head.
+        tap_ids: it was trained on.
+
+    Raises:
+        ArtefactError: there are no validation states to compare on.
+        ValueError: vLLM cannot be imported, reads config.json differently, or accepts more or less than predicted.
+    """
+    store = _validation_store(recipe, tap_ids)
+    K = recipe.eval.num_draft_tokens
+    answers = choose_answers(store, PROMPTS, TOKENS, recipe.engine.max_model_len - K - 1)
+    if not answers:
+        raise provenance.ArtefactError(
+            f"no answer of {recipe.states_dir('validation')} fits engine.max_model_len {recipe.engine.max_model_len}; "
+            "raise it, or export with --no-serve-check"
+        )
+    pieces = load_pieces(recipe.target_path, recipe.target.revision)
+    model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
+    target_ids = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids
+    predicted = [predicted_rounds(model, pieces.embed_tokens, target_ids, store, a.index, K) for a in answers]
+    served = _serve(recipe, directory, answers, shape, tap_ids)
+    return _compare(directory, answers, predicted, served)
+
+
+@dataclass(frozen=True)
+class _Served:
+    """An engine's answer and its counters."""
+
+    ids: list[int]
+    acceptance: Acceptance
+
+
+def _serve(
+    recipe: Recipe, directory: Path, answers: list[Answer], shape: DraftShape, tap_ids: tuple[int, ...]
+) -> list[_Served]:
+    K = recipe.eval.num_draft_tokens
+    sampling = import_vllm().SamplingParams
+    params = [sampling(temperature=0, max_tokens=len(a.answer_ids), detokenize=False) for a in answers]
+    # A head of the speculators layout is started as users will: by its own directory, which names the target.
+    options: dict[str, Any] = {"model": str(directory)}
+    if recipe.export.format == "vllm":
+        options = {"speculative": {"method": "eagle3", "model": str(directory), "num_speculative_tokens": K}}
+    with offline_engine(recipe, per_request_spec_decode_metrics="summary", **options) as llm:
+        running = llm.llm_engine.vllm_config.speculative_config
+        assert running is not None
+        check_served(running.draft_model_config.hf_config.to_dict(), shape, tap_ids, recipe.engine.max_model_len)
+        outputs = generate(llm, [a.prompt_ids for a in answers], params)
+    return [_counted(output.outputs[0], K) for output in outputs]
+
+
+def _counted(answer: Any, K: int) -> _Served:
+    histogram = answer.spec_decode_metrics.histogram  # [j]: rounds that accepted j drafts
+    accepted = tuple(sum(histogram[k + 1 :]) for k in range(K))
+    return _Served(list(answer.token_ids), Acceptance(sum(histogram), accepted))
+
+
+def _compare(directory: Path, answers: list[Answer], predicted: list[Acceptance], served: list[_Served]) -> ServeCheck:
+    same = [a.answer_ids == s.ids for a, s in zip(answers, served, strict=True)]
+    none = empty_acceptance(len(predicted[0].accepted_per_position))
+    comparable = sum(p.drafts for p, equal in zip(predicted, same, strict=True) if equal)
+    strict = 2 * comparable >= sum(p.drafts for p in predicted) and comparable > 0
+    kept = same if strict else [True] * len(answers)
+    ours = sum((p for p, keep in zip(predicted, kept, strict=True) if keep), start=none)
+    theirs = sum((s.acceptance for s, keep in zip(served, kept, strict=True) if keep), start=none)
+    check = ServeCheck(
+        prompts=len(answers),
+        same_text=sum(same),
+        same_rounds=sum(p == s.acceptance for p, s, ok in zip(predicted, served, same, strict=True) if ok),
+        compared="answers that came out as stored" if strict else "all answers",
+        predicted=ours.length,
+        served=theirs.length,
+        rounds=theirs.drafts,
+        tolerance=TOLERANCE if strict else LOOSE_TOLERANCE,
+    )
+    if not abs(check.served - check.predicted) <= check.tolerance * check.predicted:
+        raise ValueError(
+            f"vLLM does not serve the head that was trained: over {check.compared} ({sum(kept)} of {check.prompts} "
+            f"prompts, {check.rounds} rounds) the checkpoint predicts an acceptance length of {check.predicted:.3f}, "
+            f"the engine's counters say {check.served:.3f}; allowed is {check.tolerance:.0%}. "
+            f"Nothing was exported to {directory.parent}"
+        )
+    return check
+
+
+def _validation_store(recipe: Recipe, tap_ids: tuple[int, ...]) -> StateStore:
+    directory = recipe.states_dir("validation")
+    command = "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
+    provenance.require(directory, state_store.KIND, command)
+    store = StateStore(directory)
+    if tuple(store.tap_ids) != tap_ids:
+        raise provenance.ArtefactError(
+            f"{directory} holds taps {store.tap_ids}, the head was trained on {list(tap_ids)}; harvest again under "
+            "another name (name=...), or export with --no-serve-check"
+        )
+    return store
+
+
+def as_counts(check: ServeCheck) -> dict[str, Any]:
+    """For the head's manifest."""
+    return asdict(check)

@@ -1,0 +1,1 @@
+"""Heads made elsewhere, brought into the form of a checkpoint of this project."""

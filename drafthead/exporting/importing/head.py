@@ -1,0 +1,112 @@
+"""Bring a public head into `runs/NAME` as if a run had ended with it: to measure, convert and export.
+
+The checkpoint has no DeepSpeed state, so a training run does not resume from it by itself.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from drafthead import provenance
+from drafthead.config import HeadConfig, Recipe
+from drafthead.exporting.contract import check_tensors
+from drafthead.exporting.importing.describe import Description, describe
+from drafthead.exporting.importing.files import read_public_head
+from drafthead.exporting.importing.tensors import completed, renamed
+from drafthead.exporting.speculators import from_speculators, is_speculators
+from drafthead.models.draft import DraftShape
+from drafthead.models.target import TargetSpec, check_tap_ids, load_pieces, load_target_spec, target_identity
+
+KIND = "run"
+_CHECKPOINT = "step_00000000"
+
+
+def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_are: str | None = None) -> Path:
+    """Import a head for the recipe's target.
+
+    Args:
+        recipe: its head section and tap ids must be the head's; the error says which overrides make them so.
+        source: directory or hub id.
+        revision: of a hub id.
+        taps_are: "boundaries" or "blocks" when the ids alone are ambiguous.
+
+    Returns:
+        The run's directory.
+
+    Raises:
+        ArtefactError: `runs/NAME` holds something else.
+        FileNotFoundError: the head has no config.json or no tensors.
+        ValueError: pickled tensors, another target, an unknown tensor, or a recipe that describes another head.
+    """
+    public = read_public_head(source, revision)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    plain = from_speculators(public.config) if is_speculators(public.config) else public.config
+    named = renamed(public.tensors)
+    if "fc.weight" not in named:
+        raise ValueError(f"{public.directory} has no fc.weight: not an EAGLE-3 head ({sorted(named)[:3]} ...)")
+    found = describe(plain, named, spec, taps_are)
+    check_tap_ids(spec, found.tap_ids)
+    _check_recipe(recipe, found)
+    pieces = load_pieces(recipe.target_path, recipe.target.revision)
+    tensors = completed(named, found.head.draft_vocab_size, pieces)
+    check_tensors(tensors, _shape(found, spec))
+    files = {p.name: provenance.sha256_file(p) for p in sorted(public.directory.glob("*.safetensors"))}
+    identity = _identity(recipe, spec, found, {"path": source, "revision": revision, "files": files})
+    if provenance.begin(recipe.run_dir, KIND, identity):
+        print(f"{recipe.run_dir} is complete; nothing to do")
+        return recipe.run_dir
+    checkpoint = recipe.run_dir / "checkpoints" / _CHECKPOINT
+    with provenance.atomic_path(checkpoint / "model.safetensors") as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+    provenance.write_json(checkpoint / "state.json", _STATE)
+    entries = {
+        name: {"bytes": (checkpoint / name).stat().st_size, "sha256": provenance.sha256_file(checkpoint / name)}
+        for name in ("model.safetensors", "state.json")
+    }
+    provenance.write_json(checkpoint / provenance.MANIFEST, {"files": entries})
+    provenance.finish(recipe.run_dir, {"best_step": 0, "imported": True})
+    print(f"imported {source} to {recipe.run_dir}")
+    return recipe.run_dir
+
+
+# As training.checkpoint.TrainState writes it; nothing was trained or measured here.
+_STATE: dict[str, Any] = {
+    "step": 0, "world_size": 1, "zero_stage": 0, "acceptance_length": None, "best_step": 0,
+    "best_acceptance_length": None, "acceptance_per_position": [],
+}  # fmt: skip
+
+
+def _shape(found: Description, spec: TargetSpec) -> DraftShape:
+    return DraftShape(
+        found.head, spec.hidden_size, spec.vocab_size, len(found.tap_ids), found.rms_norm_eps, found.rope_parameters,
+        found.max_position_embeddings,
+    )  # fmt: skip
+
+
+def _identity(recipe: Recipe, spec: TargetSpec, found: Description, source: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "imported": source,
+        "target": target_identity(recipe, spec),
+        "tap_ids": list(found.tap_ids),
+        "head": found.head.model_dump(mode="json"),
+        # A head trained here rotates and norms as its target does, a public one as its own config says.
+        "rope_parameters": found.rope_parameters,
+        "rms_norm_eps": found.rms_norm_eps,
+        "num_draft_tokens": recipe.eval.num_draft_tokens,
+    }
+
+
+def _check_recipe(recipe: Recipe, found: Description) -> None:
+    overrides = [
+        f"head.{name}={str(value).lower()}"
+        for name, value in found.head.model_dump().items()
+        if getattr(recipe.head, name) != value and name in HeadConfig.model_fields
+    ]
+    if recipe.target.tap_ids != found.tap_ids:
+        overrides.append(f"target.tap_ids={list(found.tap_ids)}".replace(" ", ""))
+    if overrides:
+        raise ValueError(
+            "the recipe describes another head than this one; put these into the recipe, or add to this command and "
+            "to those that follow:\n  " + " ".join(overrides)
+        )

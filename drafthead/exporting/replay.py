@@ -1,0 +1,92 @@
+"""Acceptance predicted from weights alone: drafting rounds replayed over the target's own answers.
+
+The same definition as training's validation, in the shortest form: step k of every row at once, the most likely
+draft token of each, and `core.acceptance` to walk the rounds. Prompt by prompt, so that an engine's counters can be
+compared answer by answer. float32 throughout; what this gives up is speed, which a few dozen answers do not need.
+
+Shapes: T tokens of one document, R rows, K draft tokens, H hidden, D draft vocabulary, V target vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafthead.core.acceptance import Acceptance, match_text, replay
+from drafthead.core.alignment import shift
+from drafthead.data.packing import pack
+from drafthead.data.store import StateStore
+from drafthead.data.windows import whole
+from drafthead.models.draft import DraftModel
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One document of the validation store.
+
+    Attributes:
+        index: in the store.
+        prompt_ids: everything before the target's last turn.
+        answer_ids: that turn, the stop token included.
+    """
+
+    index: int
+    prompt_ids: list[int]
+    answer_ids: list[int]
+
+
+def choose_answers(store: StateStore, limit: int, budget: int, longest: int) -> list[Answer]:
+    """The first answers of a store that can be compared with an engine's.
+
+    Args:
+        store: T = 0 answers of the target.
+        limit: at most so many.
+        budget: tokens of all together; at least one answer is chosen.
+        longest: tokens of prompt and answer together.
+    """
+    chosen: list[Answer] = []
+    tokens = 0
+    for index in range(len(store)):
+        ids, mask = store.tokens(index)
+        answer = _last_turn(index, ids, mask)
+        size = len(answer.prompt_ids) + len(answer.answer_ids)
+        if not answer.prompt_ids or not answer.answer_ids or size > longest:
+            continue
+        if chosen and (len(chosen) == limit or tokens + size > budget):
+            break
+        chosen.append(answer)
+        tokens += size
+    return chosen
+
+
+@torch.no_grad()
+def predicted_rounds(
+    model: DraftModel, embeddings: Tensor, target_ids: Tensor, store: StateStore, index: int, num_drafts: int
+) -> Acceptance:
+    """Replay the rounds of one document.
+
+    Args:
+        model: in float32.
+        embeddings: (V, H) of the target.
+        target_ids: (D,) target id of every draft id.
+        store: where the document's states are.
+        index: of the document.
+        num_drafts: K.
+    """
+    mask = store.tokens(index)[1]
+    batch = pack(store, [whole(index, mask, num_drafts)]).to(torch.device("cpu"), torch.float32)
+    tokens = [shift(batch.input_ids, 1)] + [shift(batch.row_ids, 1 + k) for k in range(1, num_drafts)]
+    embedded = [torch.nn.functional.embedding(ids, embeddings).float() for ids in tokens]
+    states = model.unroll(batch.aux, embedded, batch.positions, batch.layout)
+    drafts = torch.stack([model.lm_head(state).argmax(-1) for state in states])  # (K, R)
+    return replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask)
+
+
+def _last_turn(index: int, ids: Tensor, mask: Tensor) -> Answer:
+    said = mask.nonzero()[:, 0].tolist()
+    if not said:
+        return Answer(index, [], [])
+    stop = said[-1] + 1
+    before = (~mask[:stop]).nonzero()[:, 0].tolist()
+    start = before[-1] + 1 if before else 0
+    return Answer(index, ids[:start].tolist(), ids[start:stop].tolist())

@@ -1,0 +1,27 @@
+"""Bring a public EAGLE-3 head into runs/NAME, to export, convert and evaluate it like one trained here.
+
+    python export/import_head.py [RECIPE] [section.key=value ...] --head PATH_OR_HUB_ID [--revision REVISION]
+                                 [--taps-are boundaries|blocks]
+
+The recipe names the target and must describe the head; if it does not, the error lists the overrides that do.
+safetensors only. Then: python export/head.py RECIPE, python eval/head.py RECIPE.
+"""
+
+from drafthead.cli import run_recipe
+from drafthead.config import recipe_from_command_line
+
+
+def main() -> None:
+    recipe, args = recipe_from_command_line(
+        __doc__,
+        ("--head", {"required": True, "help": "a directory or a hub id"}),
+        ("--revision", {"help": "of a hub id"}),
+        ("--taps-are", {"choices": ["boundaries", "blocks"], "help": "how config.json counts taps, if in doubt"}),
+    )
+    from drafthead.exporting.importing.head import import_head
+
+    import_head(recipe, args.head, args.revision, args.taps_are)
+
+
+if __name__ == "__main__":
+    run_recipe(main)

@@ -1,0 +1,97 @@
+"""Heads laid out as their publishers lay them out, with random weights. Written from configs seen in public.
+
+No public head could be downloaded where these tests were written: names and keys are right to the best of our
+knowledge, and nothing more.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from drafthead.config import Recipe
+from drafthead.exporting.contract import head_config
+from drafthead.exporting.speculators import to_speculators
+from drafthead.models.draft import draft_shape
+from drafthead.models.target import load_pieces, load_target_spec
+
+_SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+
+
+def published(layout: str, directory: Path, recipe: Recipe, weights: dict[str, Tensor]) -> Path:
+    """Write the recipe's head as `layout` has it.
+
+    nvidia       top-level and nested tap ids, every norm switch named
+    lmsys        nested tap ids as blocks counted from 0, an embedding that is the target's, t2d
+    redhat       speculators: layers.0, defaults left out, copies of the target beside the head
+    nebius       `model.` before every name, tap ids at the top level only
+    yuhuili      no tap ids, no switches, no t2d, no head_dim: the oldest
+    tied         the whole vocabulary, lm_head left to the target
+    """
+    shape = draft_shape(recipe, load_target_spec(recipe.target_path))
+    plain = head_config(shape, recipe.target.tap_ids, "bfloat16", shape.max_position_embeddings)
+    tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in weights.items()}
+    config, tensors = _LAYOUTS[layout](plain, tensors, recipe)
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file({name: t.contiguous().clone() for name, t in tensors.items()}, directory / "model.safetensors")
+    return directory
+
+
+Files = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def _without(plain: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in plain.items() if key not in names}
+
+
+def _nvidia(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
+    return plain, tensors
+
+
+def _lmsys(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
+    blocks = [tap - 1 for tap in plain[_TAPS]]
+    config = _without(plain, _TAPS, "num_aux_hidden_states", *_SWITCHES)
+    config["eagle_config"] = {_TAPS: blocks, "use_aux_hidden_state": True}
+    return config, {**tensors, "embed_tokens.weight": load_pieces(recipe.target_path).embed_tokens}
+
+
+def _redhat(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
+    config = to_speculators(plain, "org/target", ["GptOssForCausalLM"], 5)
+    config = _without(config, "norm_before_residual", "fc_norm", "norm_output", "target_hidden_size")
+    config["transformer_layer_config"] = _without(
+        config["transformer_layer_config"], "eagle_config", "num_aux_hidden_states"
+    )
+    pieces = load_pieces(recipe.target_path)
+    named = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+    return config, {**named, "verifier_lm_head.weight": pieces.lm_head, "verifier_norm.weight": pieces.final_norm}
+
+
+def _nebius(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
+    return _without(plain, "eagle_config"), {f"model.{name}": t for name, t in tensors.items()}
+
+
+def _yuhuili(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
+    config = _without(plain, _TAPS, "eagle_config", "num_aux_hidden_states", "target_hidden_size", *_SWITCHES)
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {"type": rope.pop("rope_type"), **rope}}
+    return config, {name: t for name, t in tensors.items() if name != "t2d"}
+
+
+def _tied(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
+    config = _without(plain, "draft_vocab_size") | {"tie_word_embeddings": True}
+    return config, {n: t for n, t in tensors.items() if n not in ("lm_head.weight", "d2t", "t2d")}
+
+
+_LAYOUTS = {
+    "nvidia": _nvidia, "lmsys": _lmsys, "redhat": _redhat, "nebius": _nebius, "yuhuili": _yuhuili, "tied": _tied,
+}  # fmt: skip
+
+
+def head_of(recipe: Recipe, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as they come back from a bf16 file."""
+    return {n: t.to(torch.bfloat16).float() if t.is_floating_point() else t for n, t in weights.items()}

@@ -1,0 +1,54 @@
+"""Runs that were never trained: random weights in the form that training writes."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from drafthead import provenance
+from drafthead.config import Recipe, load_recipe
+from drafthead.core.vocabulary import choose_vocabulary
+from drafthead.models.draft import DraftModel, DraftShape, draft_shape
+from drafthead.models.target import load_target_spec, target_identity
+
+SMALL = (
+    "head.draft_vocab_size=256", "head.intermediate_size=64", "head.num_attention_heads=2",
+    "head.num_key_value_heads=1", "head.head_dim=32",
+)  # fmt: skip
+
+
+def recipe_at(output_dir: Path, *overrides: str) -> Recipe:
+    return load_recipe(overrides=[f"output_dir={output_dir}", *SMALL, *overrides])
+
+
+def random_weights(shape: DraftShape, seed: int = 0) -> dict[str, Tensor]:
+    """A head whose norms are not ones, so that a norm left out shows; float32 values that bf16 cannot hold."""
+    torch.manual_seed(seed)
+    weights = DraftModel(shape).state_dict()
+    weights = {n: t * (1 + 0.3 * torch.randn_like(t)) if "norm" in n else t for n, t in weights.items()}
+    counts = torch.rand(shape.vocab_size)
+    vocabulary = choose_vocabulary(counts, shape.head.draft_vocab_size, torch.tensor([0]))
+    return {**weights, "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+
+
+def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
+    """A finished run with one checkpoint; returns the checkpoint."""
+    spec = load_target_spec(recipe.target_path)
+    identity = {
+        "target": target_identity(recipe, spec),
+        "tap_ids": list(recipe.target.tap_ids),
+        "head": recipe.head.model_dump(mode="json"),
+        "num_draft_tokens": recipe.eval.num_draft_tokens,
+    }
+    assert not provenance.begin(recipe.run_dir, "run", identity)
+    checkpoint = recipe.run_dir / "checkpoints" / "step_00000007"
+    checkpoint.mkdir(parents=True)
+    save_file(weights or random_weights(draft_shape(recipe, spec)), checkpoint / "model.safetensors")
+    provenance.write_json(checkpoint / "state.json", {"step": 7, "acceptance_length": 1.5})
+    files = {
+        p.name: {"bytes": p.stat().st_size, "sha256": provenance.sha256_file(p)} for p in sorted(checkpoint.iterdir())
+    }
+    provenance.write_json(checkpoint / provenance.MANIFEST, {"files": files})
+    provenance.finish(recipe.run_dir, {"best_step": 7})
+    return checkpoint

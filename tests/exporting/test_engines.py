@@ -1,0 +1,100 @@
+"""Three unusual heads in whole engines: greedy text unchanged, and the counters are those of the replay.
+
+The third is of the speculators layout: its engine is started from the head's directory alone.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.core.alignment import valid_positions
+from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary
+from drafthead.data import store as state_store
+from drafthead.data.packing import pack
+from drafthead.data.store import StateStore
+from drafthead.data.windows import whole
+from drafthead.exporting.head import export_head
+from drafthead.generation.harvest import harvest
+from drafthead.generation.prompts import make_prompts
+from drafthead.generation.regenerate import regenerate
+from drafthead.models.draft import draft_shape
+from drafthead.models.target import load_pieces, load_target_spec, target_identity
+from drafthead.training.objective import TTTObjective, score, step_weights
+from drafthead.training.setup import build_model, frozen_target
+from tests.exporting.runs import recipe_at, write_run
+
+pytestmark = pytest.mark.slow
+
+FLOAT32 = ("target.dtype=float32", "export.dtype=float32", "prompts.max_train=14", "prompts.validation=12")
+HEADS = {
+    "two taps, two layers, fc_norm, norm_before_residual": (
+        "target.tap_ids=[3,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_before_residual=true",
+        "head.norm_before_fc=false",
+    ),
+    "one tap, the whole vocabulary, norm_output": (
+        "target.tap_ids=[8]", "head.draft_vocab_size=3072", "head.norm_output=true", "head.norm_before_fc=false",
+    ),
+    "four taps with the embeddings, two layers, every norm": (
+        "target.tap_ids=[0,2,5,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_output=true",
+        "head.norm_before_residual=true", "export.format=speculators",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> StateStore:
+    """The target's greedy float32 answers with the states of every boundary that a head below reads."""
+    recipe = recipe_at(tmp_path_factory.mktemp("answers"), *FLOAT32, "target.tap_ids=[0,2,3,5,8]")
+    make_prompts(recipe)
+    regenerate(recipe)
+    harvest(recipe)
+    return StateStore(recipe.states_dir("validation"))
+
+
+def store_with_taps(answers: StateStore, recipe: Recipe) -> StateStore:
+    """The same answers as a validation store that holds only the recipe's taps."""
+    spec = load_target_spec(recipe.target_path)
+    directory = recipe.states_dir("validation")
+    assert not provenance.begin(directory, state_store.KIND, {"target": target_identity(recipe, spec)})
+    taps = recipe.target.tap_ids
+    sequences = [answers[i] for i in range(len(answers))]
+    sequences = [replace(s, aux={tap: s.aux[tap] for tap in taps}) for s in sequences]
+    state_store.write_shard(state_store.shard_path(directory, 0), sequences, spec.num_layers)
+    provenance.finish(directory, {"sequences": len(sequences)})
+    return StateStore(directory)
+
+
+def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tensor]:
+    """A head that has learnt these very answers a little: acceptance far from none and from all."""
+    spec, pieces = load_target_spec(recipe.target_path), load_pieces(recipe.target_path)
+    K = recipe.eval.num_draft_tokens
+    batch = pack(store, [whole(i, store.tokens(i)[1], K) for i in range(len(store))])
+    batch = batch.to(torch.device("cpu"), torch.float32)
+    counts = torch.bincount(batch.input_ids, minlength=spec.vocab_size)
+    vocabulary: DraftVocabulary = choose_vocabulary(counts, recipe.head.draft_vocab_size, torch.tensor([0]))
+    model = build_model(draft_shape(recipe, spec), pieces, vocabulary, seed=0)
+    target = frozen_target(pieces, spec, vocabulary, torch.device("cpu"), torch.float32)
+    valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, K)
+    scale = (step_weights(K, 0.8) / valid.sum(1)).float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        score(TTTObjective(model, K), batch, target, valid, scale).loss.backward()
+        optimizer.step()
+    return {**model.state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_an_engine_runs_the_rounds_we_predict(answers, tmp_path: Path, name):
+    recipe = recipe_at(tmp_path, *FLOAT32, *HEADS[name])
+    write_run(recipe, fitted(recipe, store_with_taps(answers, recipe), num_steps=15))
+    check = provenance.require(export_head(recipe), "head", "")["counts"]["serve_check"]
+    assert check["same_text"] == check["prompts"] == 12, "speculation changed a greedy float32 answer"
+    assert check["same_rounds"] >= 0.9 * check["prompts"]
+    assert check["served"] == pytest.approx(check["predicted"], rel=0.02)
+    assert 1.2 < check["predicted"] < 4, "a head that is never accepted proves no parity"

@@ -1,0 +1,131 @@
+"""Import of public heads: every layout gives the weights that went in, and what cannot be read is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from drafthead.exporting.head import export_head
+from drafthead.exporting.importing.head import import_head
+from drafthead.models.draft import draft_shape
+from drafthead.models.target import load_pieces, load_target_spec
+from drafthead.provenance import read_json, verify_files
+from tests.exporting.public import head_of, published
+from tests.exporting.runs import random_weights, recipe_at, write_run
+
+PLAIN = ("head.norm_before_fc=false", "target.tap_ids=[2,4,5]")  # the tiny target's default taps: 2, L/2, L - 3
+LAYOUTS = {
+    "nvidia": ("head.fc_norm=true", "head.norm_output=true", "head.num_layers=2", "target.tap_ids=[1,3,6,8]"),
+    "lmsys": PLAIN,
+    "redhat": ("head.norm_before_residual=true",),
+    "nebius": ("target.tap_ids=[4,8]",),
+    "yuhuili": (*PLAIN, "head.head_dim=96"),
+    "tied": ("head.draft_vocab_size=3072",),
+}
+CHECKPOINT = "checkpoints/step_00000000"
+
+
+def weights_of(recipe, layout="nvidia"):
+    weights = random_weights(draft_shape(recipe, load_target_spec(recipe.target_path)))
+    if layout == "tied":
+        weights["lm_head.weight"] = load_pieces(recipe.target_path).lm_head.float()
+    return weights
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_weights_that_went_in(tmp_path, layout):
+    recipe = recipe_at(tmp_path, *LAYOUTS[layout])
+    weights = weights_of(recipe, layout)
+    source = published(layout, tmp_path / "public", recipe, weights)
+    run = import_head(recipe, str(source), taps_are="blocks" if layout == "lmsys" else None)
+    found, wanted = load_file(run / CHECKPOINT / "model.safetensors"), head_of(recipe, weights)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert not verify_files(run / CHECKPOINT)
+    assert read_json(run / "identity.json")["tap_ids"] == list(recipe.target.tap_ids)
+    assert import_head(recipe, str(source), taps_are="blocks" if layout == "lmsys" else None) == run
+
+
+@pytest.mark.parametrize("layout", ["vllm", "speculators"])
+def test_export_import_export_gives_equal_files(tmp_path, layout):
+    options = (*LAYOUTS["nvidia"], f"export.format={layout}")
+    first = recipe_at(tmp_path / "first", *options)
+    write_run(first)
+    exported = export_head(first, serve_check=False)
+    second = recipe_at(tmp_path / "second", *options)
+    import_head(second, str(exported))
+    again = export_head(second, serve_check=False)
+    for name in ("model.safetensors", "config.json"):
+        assert (exported / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_an_imported_head_keeps_its_own_rotation(tmp_path):
+    recipe = recipe_at(tmp_path, *PLAIN)
+    source = published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
+    config = json.loads((source / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    (source / "config.json").write_text(json.dumps(config))
+    import_head(recipe, str(source))
+    exported = read_json(export_head(recipe, serve_check=False) / "config.json")
+    assert exported["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def test_taps_that_look_like_blocks_must_be_named(tmp_path):
+    recipe = recipe_at(tmp_path, *PLAIN)
+    source = published("lmsys", tmp_path / "public", recipe, weights_of(recipe))
+    with pytest.raises(ValueError, match=r"taps \[1, 3, 4\] are one below the usual \[2, 4, 5\]: .*--taps-are blocks"):
+        import_head(recipe, str(source))
+
+
+def test_a_recipe_of_another_head_is_told_the_overrides(tmp_path):
+    recipe = recipe_at(tmp_path, *PLAIN)
+    source = published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
+    other = recipe_at(tmp_path, "head.num_layers=2")
+    with pytest.raises(ValueError, match=r"head.num_layers=1 head.norm_before_fc=false target.tap_ids=\[2,4,5\]"):
+        import_head(other, str(source))
+    assert not other.run_dir.exists()
+
+
+def test_a_pickle_is_refused_with_the_fix(tmp_path):
+    recipe = recipe_at(tmp_path)
+    source = published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"(?s)pytorch_model.bin: pickles are not opened.*weights_only=True"):
+        import_head(recipe, str(source))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "message"),
+    [
+        ("embed_tokens.weight", torch.ones(3072, 192), "an embedding of its own"),
+        ("midlayer.self_attn.q_norm.weight", torch.ones(32), "q_norm.weight: not part of a head"),
+        ("d2t", torch.arange(256) * 12 + 3000, "are these ids instead of offsets"),
+        ("fc.weight", torch.ones(192, 192), r"config.json names taps \[2, 4, 6\], but fc reads 1"),
+    ],
+)
+def test_a_tensor_that_cannot_be_represented_is_refused(tmp_path, tensor, value, message):
+    recipe = recipe_at(tmp_path)
+    source = published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, tensor: value}, source / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        import_head(recipe, str(source))
+    assert not recipe.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 256}, "hidden_size 256, target .* has 192: not a head for it"),
+        ({"attention_bias": True}, "attention_bias=True; this project computes False"),
+        ({"num_attention_heads": None}, "config.json has no key 'num_attention_heads'"),
+    ],
+)
+def test_a_config_that_cannot_be_represented_is_refused(tmp_path, change, message):
+    recipe = recipe_at(tmp_path)
+    source = published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
+    config = json.loads((source / "config.json").read_text()) | change
+    (source / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    with pytest.raises(ValueError, match=message):
+        import_head(recipe, str(source))

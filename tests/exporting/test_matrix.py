@@ -1,0 +1,106 @@
+"""Every shape of head that can be configured, through vLLM's own model class: the logits it gives are ours."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafthead.config import Recipe
+from drafthead.core.layout import tail_layout
+from drafthead.exporting.contract import exported_tensors, head_config
+from drafthead.exporting.head import write_head
+from drafthead.exporting.served import check_served
+from drafthead.models.draft import DraftShape, draft_shape, frozen_copy
+from drafthead.models.target import TargetSpec, load_target_spec
+from tests.exporting.runs import random_weights, recipe_at
+from tests.exporting.vllm_model import VllmDraft, one_rank, two_steps
+
+pytestmark = pytest.mark.slow
+
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+TAPS = {1: (6,), 2: (3, 8), 3: (2, 4, 6), 4: (0, 2, 5, 8)}
+TOKENS = 6
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Random states (T, 4 H) and embeddings (T + 1, H) for a target."""
+
+    spec: TargetSpec
+    aux: Tensor
+    embeddings: Tensor
+
+
+def combinations() -> list[tuple[tuple[bool, ...], int, int, int]]:
+    """Norms on or off, number of taps, layers, draft vocabulary (3072 is the target's whole one): 256 heads."""
+    return list(product(product((False, True), repeat=4), TAPS, (1, 2), (256, 3072)))
+
+
+def recipe_of(root: Path, norms: tuple[bool, ...], taps: int, layers: int, vocabulary: int) -> Recipe:
+    switches = [f"head.{name}={str(on).lower()}" for name, on in zip(NORMS, norms, strict=True)]
+    name = "-".join([*(str(int(on)) for on in norms), str(taps), str(layers), str(vocabulary)])
+    return recipe_at(
+        root, f"name=h{name}", f"target.tap_ids={list(TAPS[taps])}", f"head.num_layers={layers}",
+        f"head.draft_vocab_size={vocabulary}", "export.dtype=float32", *switches,
+    )  # fmt: skip
+
+
+def our_logits(shape: DraftShape, weights: dict[str, Tensor], aux: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    """(T, V) of the first step and (V,) of the second from the last position, minus infinity where no draft id is."""
+    model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
+    inputs = [embeddings[:TOKENS], embeddings[1:]]
+    states = model.unroll(aux, inputs, torch.arange(TOKENS), tail_layout([TOKENS], [0]))
+    logits = torch.full((2, TOKENS, shape.vocab_size), float("-inf"))
+    logits[:, :, weights["t2d"].nonzero()[:, 0]] = model.lm_head(states)
+    return logits[0], logits[1, -1]
+
+
+def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor], **changed: bool) -> Path:
+    """The files of an export, with keys of config.json replaced."""
+    config = head_config(shape, recipe.target.tap_ids, "float32", shape.max_position_embeddings)
+    check_served(config, shape, recipe.target.tap_ids, recipe.engine.max_model_len)
+    write_head(recipe.head_dir, config | changed, exported_tensors(weights, shape, torch.float32))
+    return recipe.head_dir
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Inputs:
+    generator = torch.Generator().manual_seed(1)
+    spec = load_target_spec(recipe_at(Path("unused")).target_path)
+    aux = torch.randn(TOKENS, 4 * spec.hidden_size, generator=generator)
+    return Inputs(spec, aux, torch.randn(TOKENS + 1, spec.hidden_size, generator=generator))
+
+
+@pytest.fixture(scope="module")
+def draft(inputs, tmp_path_factory) -> Iterator[VllmDraft]:
+    recipe = recipe_at(tmp_path_factory.mktemp("first"))
+    shape = draft_shape(recipe, inputs.spec)
+    with one_rank():
+        yield VllmDraft(recipe, write(recipe, shape, random_weights(shape)))
+
+
+def agrees(draft: VllmDraft, inputs: Inputs, recipe: Recipe, **changed: bool) -> bool:
+    """Whether vLLM and our code give the same logits for a head."""
+    shape = draft_shape(recipe, inputs.spec)
+    weights = random_weights(shape)
+    aux = inputs.aux[:, : shape.num_taps * shape.hidden_size]
+    model = draft.load(write(recipe, shape, weights, **changed))
+    theirs = two_steps(draft, model, aux, inputs.embeddings)
+    ours = our_logits(shape, weights, aux, inputs.embeddings)
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(theirs, ours, strict=True))
+
+
+def test_vllm_computes_our_logits_for_every_combination(draft, inputs, tmp_path):
+    wrong = [c for c in combinations() if not agrees(draft, inputs, recipe_of(tmp_path, *c))]
+    assert not wrong, f"{len(wrong)} of {len(combinations())} heads differ, such as {wrong[:3]}"
+
+
+@pytest.mark.parametrize("switch", ["norm_before_residual", "fc_norm", "norm_output"])
+def test_one_switch_read_otherwise_shows_in_the_logits(draft, inputs, tmp_path, switch):
+    recipe = recipe_of(tmp_path, (False, True, False, False), 3, 1, 256)
+    assert agrees(draft, inputs, recipe)
+    assert not agrees(draft, inputs, recipe, **{switch: True})

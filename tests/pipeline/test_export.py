@@ -1,0 +1,37 @@
+"""The serving check on a trained head: it passes what was trained and stops what was not."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from drafthead.exporting.checkpoint import open_checkpoint
+from drafthead.exporting.checks import TOLERANCE, check_serving
+from drafthead.exporting.rope import served_shape
+from drafthead.models.target import load_target_spec
+from drafthead.provenance import require
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_exported_head_was_served_as_predicted(tiny_run):
+    check = require(tiny_run.head_dir, "head", "")["counts"]["serve_check"]
+    assert check["prompts"] == 24
+    assert check["predicted"] > 1.3, "a head that is never accepted proves nothing"
+    assert check["served"] == pytest.approx(check["predicted"], rel=TOLERANCE)
+
+
+def test_a_head_with_permuted_taps_is_stopped(tiny_run, tmp_path):
+    """Nothing about names, shapes or config.json is wrong with it."""
+    spec = load_target_spec(tiny_run.target_path)
+    source = open_checkpoint(tiny_run, None, spec)
+    directory = tmp_path / "head"
+    shutil.copytree(tiny_run.head_dir, directory)
+    tensors = load_file(directory / "model.safetensors")
+    first, second, third = tensors["fc.weight"].chunk(3, dim=1)
+    tensors["fc.weight"] = torch.cat([third, first, second], dim=1)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    shape = served_shape(source.shape(tiny_run, spec), tiny_run.export)
+    with pytest.raises(ValueError, match="vLLM does not serve the head that was trained: over .* predicts"):
+        check_serving(tiny_run, directory, source.weights(), shape, source.tap_ids)
