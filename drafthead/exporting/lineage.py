@@ -47,7 +47,11 @@ def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
             found = (found or {}).get(key)
         if found is not None and found not in (made_from, identity):
             raise ArtefactError(
-                f"{directory} was made from another version of {source} than is there now, so the prompts here are "
-                "not those that the head learned from; restore them, or train again"
+                f"{directory} was made from another version of {source} ({_short(found)}, not {_short(made_from)}), so "
+                "the prompts here are not those that the head learned from; restore them, or train again"
             )
         made_from, source, identity = reference(manifest), directory, manifest["identity"]
+
+
+def _short(reference_or_identity: str | dict) -> str:
+    return reference_or_identity[:12] if isinstance(reference_or_identity, str) else "an online run's spool"
