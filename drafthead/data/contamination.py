@@ -55,7 +55,7 @@ class Overlap:
     Attributes:
         train, heldout: the two texts.
         runs: how many different runs of the training text are held out.
-        words: one of them.
+        words: the first of them.
     """
 
     train: Text
@@ -88,13 +88,14 @@ def find_overlaps(train: Sequence[Text], heldout: Sequence[Text]) -> Overlaps:
     template = _in_many_documents(inverse, _text_at(held_place), heldout, len(runs))
     template |= _in_many_documents(run, _text_at(place), train, len(runs))
     kept = _far_from(place, place[template[run]])
-    pairs = np.unique(np.stack([_text_at(place[kept]), run[kept]]), axis=1)  # by text, then by run
-    texts, starts, sizes = np.unique(pairs[0], return_index=True, return_counts=True)
+    run, place = run[kept], place[kept]
+    texts, starts = np.unique(_text_at(place), return_index=True)  # hits are in the order of the texts and their words
+    distinct = np.unique(np.stack([_text_at(place), run]), axis=1)
+    sizes = np.unique(distinct[0], return_counts=True)[1]
     found = []
     for i, start, size in zip(texts, starts, sizes, strict=True):
-        shown = pairs[1][start]
-        words = hasher.words_of(train[i], runs[shown])
-        found.append(Overlap(train[i], heldout[first[shown]], int(size), words))
+        words = hasher.words_of(train[i], runs[run[start]])
+        found.append(Overlap(train[i], heldout[first[run[start]]], int(size), words))
     return Overlaps(found, int(template.sum()))
 
 
