@@ -80,6 +80,7 @@ class StatesConfig(_Section):
     """How hidden states are harvested."""
 
     backend: Literal["vllm", "transformers"] = "vllm"
+    format: Literal["bf16", "fp8"] = "bf16"  # of the taps; fp8: e4m3 with one scale per token and tap, half the bytes
     sequences_per_shard: int = Field(default=1024, gt=0)
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafthead.data.store import StateSequence, shard_path, write_shard
+from drafthead.core.layout import first_loss_row
+from drafthead.data.store import Format, StateSequence, shard_path, write_shard
 from drafthead.models.target import TargetHead
 
 
@@ -51,13 +52,15 @@ class ShardSlot:
 class ShardWriter:
     """Turns captured rows into shards."""
 
-    def __init__(self, tap_ids: tuple[int, ...], num_layers: int, head: TargetHead):
+    def __init__(self, tap_ids: tuple[int, ...], num_layers: int, head: TargetHead, number_format: Format = "bf16"):
         """
         Args:
             tap_ids: taps to keep, ascending.
             num_layers: L; rows at boundary L are always captured and give argmax and lse.
             head: the target's final norm and lm_head.
+            number_format: of the taps on disk.
         """
+        self._format = number_format
         self._tap_ids = tap_ids
         self._num_layers = num_layers
         self._captured = sorted({*tap_ids, num_layers})
@@ -83,11 +86,11 @@ class ShardWriter:
                 f"prompt {slot.prompt_id}: captured rows have shape {tuple(rows.shape)}, wanted "
                 f"({input_ids.shape[0]} tokens, {len(self._captured)} boundaries, H)"
             )
-        argmax, lse = self._head.stats(rows[:, self._captured.index(self._num_layers)])
-        rows = rows.cpu()
-        boundaries = {boundary: rows[:, i].contiguous() for i, boundary in enumerate(self._captured)}
         mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
         mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
+        first = first_loss_row(mask) if mask.any() else len(mask)  # a prompt's logits are nobody's teacher
+        last_hidden = rows[first:, self._captured.index(self._num_layers)]
+        argmax, lse = self._head.stats(last_hidden)
         path = shard_path(Path(slot.directory), slot.shard)
         shard = self._pending.setdefault(path, {})
         if slot.position in shard:
@@ -96,10 +99,11 @@ class ShardWriter:
             id=slot.prompt_id,
             input_ids=input_ids.to(torch.int32),
             loss_mask=mask,
-            aux={tap: boundaries[tap] for tap in self._tap_ids},
-            last_hidden=boundaries[self._num_layers],
+            aux={tap: rows[:, self._captured.index(tap)].cpu().contiguous() for tap in self._tap_ids},
+            last_hidden=last_hidden.cpu().contiguous(),
             argmax=argmax.cpu(),
             lse=lse.cpu(),
+            first_row=first,
         )
         if len(shard) == slot.num_sequences:
             del self._pending[path]
@@ -125,4 +129,4 @@ class ShardWriter:
     def _write(self, path: Path, sequences: list[StateSequence]) -> None:
         if self._writing is not None:
             self._writing.result()
-        self._writing = self._thread.submit(write_shard, path, sequences, self._num_layers)
+        self._writing = self._thread.submit(write_shard, path, sequences, self._num_layers, self._format)

@@ -62,12 +62,20 @@ def open_inputs(recipe: Recipe) -> Inputs:
 
 
 def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Path) -> None:
-    wanted = {"target fingerprint": spec.fingerprint, "target.tap_ids": list(recipe.target.tap_ids)}
-    found = {"target fingerprint": identity["target"]["fingerprint"], "target.tap_ids": identity["tap_ids"]}
+    wanted = {
+        "target fingerprint": spec.fingerprint,
+        "target.tap_ids": list(recipe.target.tap_ids),
+        "states.format": recipe.states.format,
+    }
+    found = {
+        "target fingerprint": identity["target"]["fingerprint"],
+        "target.tap_ids": identity["tap_ids"],
+        "states.format": identity.get("format"),
+    }
     if found != wanted:
         raise provenance.ArtefactError(
             f"{directory} does not fit the recipe:\n{provenance.describe_difference(found, wanted)}\n"
-            f"harvest again under another name (name=...), or restore the recipe's target section"
+            f"harvest again under another name (name=...), or restore the recipe's target and states sections"
         )
 
 

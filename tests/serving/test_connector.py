@@ -104,6 +104,8 @@ def test_last_boundary_gives_the_targets_own_logits(harvested: Harvest, referenc
     for i, text in enumerate(harvested.texts[0]):
         sequence = harvested.shards[0][i]
         logits = reference(torch.tensor([text])).logits[0]
+        torch.testing.assert_close(head.logits(sequence.aux[8]), logits, rtol=1e-3, atol=1e-2)
+        logits = logits[sequence.first_row :]  # from here on, rows that can carry loss
         torch.testing.assert_close(head.logits(sequence.last_hidden), logits, rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(sequence.lse, logits.logsumexp(-1), rtol=1e-3, atol=1e-2)
         chosen = logits.gather(1, sequence.argmax[:, None].long())[:, 0]
