@@ -184,6 +184,10 @@ class Shard:
         """A whole tensor, as stored."""
         return self._file.get_tensor(name)
 
+    def shape(self, name: str) -> list[int]:
+        """Shape of a tensor, from the header."""
+        return self._file.get_slice(name).get_shape()
+
     def rows(self, index: int, name: str) -> Tensor:
         """One tensor of one sequence, without reading the others; fp8 becomes bf16 here and nowhere else.
 

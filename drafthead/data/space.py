@@ -24,6 +24,6 @@ def out_of_space(path: Path, needed: int, reason: str = "") -> str:
     because = f" ({reason})" if reason else ""
     return (
         f"no room for {path}{because}: it needs {needed:,} bytes and {shutil.disk_usage(path.parent).free:,} are free; "
-        f"the {intact} {path.suffix} files in {path.parent} are intact. Free some space and run the same command, "
-        "which continues there; or begin again under another output_dir or with states.format=fp8"
+        f"{intact} shards before it are intact. Make room and run the same command, which continues there; or begin "
+        "again under another output_dir or with states.format=fp8"
     )

@@ -9,7 +9,10 @@ import torch
 from drafthead.config import Recipe
 from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.store import Shard, StateStore, shard_path
+from drafthead.data.verify import verify_store
 from drafthead.generation import harvest as stage
+from drafthead.generation.estimate import estimate
+from drafthead.generation.inspect_states import print_verification
 from drafthead.models.target import TargetHead
 from drafthead.provenance import ArtefactError, read_json
 from tests.generation.test_harvest import copy_of
@@ -102,3 +105,25 @@ def test_the_transformers_backends_last_boundary_gives_the_targets_logits(regene
     with torch.no_grad():
         logits = model(torch.tensor([text])).logits[0]
     torch.testing.assert_close(TargetHead.load(path, dtype="float32").logits(last), logits, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("number_format", ["bf16", "fp8"])
+def test_the_dry_run_foretells_the_bytes_and_verification_finds_them_whole(stores, number_format, capsys):
+    recipe = stores["vllm", number_format]
+    for one in estimate(recipe):
+        paths = recipe.states_dir(one.split).glob("shard-*")
+        assert sum(path.stat().st_size for path in paths) == pytest.approx(one.disk_bytes, rel=0.01)
+        assert verify_store(recipe.states_dir(one.split)) == []
+    assert print_verification(recipe)
+
+
+def test_verification_names_a_changed_shard(stores, tmp_path: Path, capsys):
+    recipe = copy_of(stores["transformers", "fp8"], tmp_path / "changed")
+    path = shard_path(recipe.states_dir("train"), 1)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 8
+    path.write_bytes(content)
+    assert not print_verification(recipe)
+    said = capsys.readouterr().out
+    assert "shard-00001.safetensors has another SHA-256" in said
+    assert "validation 1 shards, checksums, structure and values: whole" in said
