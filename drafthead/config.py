@@ -89,7 +89,9 @@ class StatesConfig(_Section):
 class HeadConfig(_Section):
     """The draft model's shape. Hidden size, vocabulary and RoPE are the target's."""
 
-    draft_vocab_size: int = Field(gt=0)
+    # How many target tokens the head can propose: a number, or as many as make up a share of the generated tokens.
+    draft_vocab_size: int = Field(default=0, ge=0)  # 0: chosen by coverage
+    coverage: float | None = Field(default=None, gt=0, le=1)
     num_layers: int = Field(default=1, gt=0)
     intermediate_size: int = Field(gt=0)
     num_attention_heads: int = Field(gt=0)
@@ -108,6 +110,19 @@ class HeadConfig(_Section):
                 f"head.num_key_value_heads {self.num_key_value_heads}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_vocabulary(self) -> Self:
+        if bool(self.draft_vocab_size) == (self.coverage is not None):
+            raise ValueError(
+                f"head.draft_vocab_size {self.draft_vocab_size} and head.coverage {self.coverage}: set exactly one; "
+                "with head.coverage=0.98 leave head.draft_vocab_size out, or set it to 0"
+            )
+        return self
+
+    def sized(self, draft_vocab_size: int) -> "HeadConfig":
+        """The head with the draft vocabulary it got: unchanged unless its size was chosen by coverage."""
+        return self if self.coverage is None else self.model_copy(update={"draft_vocab_size": draft_vocab_size})
 
 
 class TrainConfig(_Section):

@@ -25,10 +25,12 @@ class States(Protocol):
 
     Attributes:
         tap_ids: taps of every document, ascending.
+        ids: prompt id of every document.
         groups: which documents may be shuffled together, as ranges that cover all of them in order.
     """
 
     tap_ids: list[int]
+    ids: list[str]
     groups: list[range]
 
     def __len__(self) -> int:
@@ -58,6 +60,7 @@ class StateStore:
         self._shards = [Shard(path) for path in paths]
         self._index = [(shard, i) for shard in self._shards for i in range(len(shard))]
         self.tap_ids = self._shards[0].tap_ids
+        self.ids = [name for shard in self._shards for name in shard.ids]
         self.groups = [range(len(self._index))]
 
     def __len__(self) -> int:

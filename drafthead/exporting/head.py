@@ -54,8 +54,9 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None) -> Path:
     if provenance.begin(recipe.head_dir, KIND, identity):
         print(f"{recipe.head_dir} is complete; nothing to do")
         return recipe.head_dir
-    shape = draft_shape(recipe, spec)
     tensors = load_file(source / "model.safetensors")
+    head = recipe.head.sized(len(tensors["d2t"]))
+    shape = draft_shape(recipe.model_copy(update={"head": head}), spec)
     check_tensors(tensors, shape)
     config = head_config(
         shape, recipe.target.tap_ids, recipe.export.dtype,
