@@ -166,7 +166,9 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             )
         options = self._kv_transfer_config.kv_connector_extra_config
         head = TargetHead.load(options["target"], options["revision"], options["dtype"], self._cache.device)
-        self._writer = ShardWriter(tuple(options["tap_ids"]), options["num_layers"], head, options["format"])
+        self._writer = ShardWriter(
+            tuple(options["tap_ids"]), options["num_layers"], head, options["format"], aside=not self._cache.is_cuda
+        )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""

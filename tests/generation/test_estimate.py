@@ -41,7 +41,7 @@ def test_rows_are_those_that_the_store_keeps(tmp_path):
         writer.add(ShardSlot(str(tmp_path), 0, 0, 2, "x", prompt, response), torch.zeros(text.tokens), torch.randn(
             text.tokens, 2, 4))  # fmt: skip
         (held,) = writer._pending.values()
-        assert len(held[0].argmax) == text.rows
+        assert len(held[0].result().argmax) == text.rows
         writer.close()
 
 
