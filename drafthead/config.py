@@ -128,6 +128,7 @@ class StatesConfig(_Section):
     """How hidden states are harvested."""
 
     backend: Literal["vllm", "transformers"] = "vllm"
+    format: Literal["bf16", "fp8"] = "bf16"  # of the taps; fp8: e4m3 with one scale per token and tap, half the bytes
     sequences_per_shard: int = Field(default=1024, gt=0)
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
@@ -136,7 +137,9 @@ class StatesConfig(_Section):
 class HeadConfig(_Section):
     """The draft model's shape. Hidden size, vocabulary and RoPE are the target's."""
 
-    draft_vocab_size: int = Field(gt=0)
+    # How many target tokens the head can propose: a number, or as many as make up a share of the generated tokens.
+    draft_vocab_size: int = Field(default=0, ge=0)  # 0: chosen by coverage
+    coverage: float | None = Field(default=None, gt=0, le=1)
     num_layers: int = Field(default=1, gt=0)
     intermediate_size: int = Field(gt=0)
     num_attention_heads: int = Field(gt=0)
@@ -155,6 +158,19 @@ class HeadConfig(_Section):
                 f"head.num_key_value_heads {self.num_key_value_heads}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_vocabulary(self) -> Self:
+        if bool(self.draft_vocab_size) == (self.coverage is not None):
+            raise ValueError(
+                f"head.draft_vocab_size {self.draft_vocab_size} and head.coverage {self.coverage}: set exactly one; "
+                "with head.coverage=0.98 leave head.draft_vocab_size out, or set it to 0"
+            )
+        return self
+
+    def sized(self, draft_vocab_size: int) -> "HeadConfig":
+        """The head with the draft vocabulary it got: unchanged unless its size was chosen by coverage."""
+        return self if self.coverage is None else self.model_copy(update={"draft_vocab_size": draft_vocab_size})
 
 
 class TrainConfig(_Section):

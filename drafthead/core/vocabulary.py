@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_MULTIPLE = 64
+
 
 @dataclass(frozen=True)
 class DraftVocabulary:
@@ -54,6 +56,31 @@ def choose_vocabulary(counts: Tensor, size: int, required: Tensor) -> DraftVocab
     t2d = torch.zeros(vocab_size, dtype=torch.bool)
     t2d[chosen] = True
     return DraftVocabulary(d2t=chosen - torch.arange(size), t2d=t2d)
+
+
+def size_for_coverage(counts: Tensor, share: float, required: Tensor) -> int:
+    """The fewest target tokens that make up `share` of the generated ones, `required` among them.
+
+    Rounded up to a multiple of 64, which matrix products and a vocabulary split over GPUs ask for.
+
+    Args:
+        counts: (V,) how often each target token was generated.
+        share: of generated tokens, in (0, 1].
+        required: ids that must be in whatever their count.
+
+    Raises:
+        ValueError: nothing was generated.
+    """
+    total = int(counts.sum())
+    if total == 0:
+        raise ValueError("head.coverage cannot be reached: the target generated no token; check the responses")
+    optional = counts.clone()
+    optional[required] = 0
+    # Covered by the required tokens and the n most frequent others, n = 0, 1, ...
+    others = torch.cat([optional.new_zeros(1), optional.sort(descending=True).values.cumsum(0)])
+    covered = counts[required].sum() + others
+    needed = required.shape[0] + int((covered.double() < share * total * (1 - 1e-9)).sum())
+    return min(-(-needed // _MULTIPLE) * _MULTIPLE, counts.shape[0])
 
 
 def coverage(counts: Tensor, vocabulary: DraftVocabulary) -> float:

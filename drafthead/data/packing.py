@@ -134,8 +134,11 @@ def plan_epoch(
 def pack(store: States, windows: Sequence[Window]) -> PackedBatch:
     """Read windows from the store and lay them end to end."""
     spans = [slice(w.start, w.stop) for w in windows]
-    tails = [slice(w.first_row, w.stop) for w in windows]
     sequences = [store[w.document] for w in windows]
+    assert all(s.first_row <= w.first_row for s, w in zip(sequences, windows, strict=True)), "loss rows not stored"
+    rows = [slice(w.first_row, w.stop) for w in windows]
+    # What only the loss reads is stored from the sequence's own first row on.
+    tails = [slice(w.first_row - s.first_row, w.stop - s.first_row) for s, w in zip(sequences, windows, strict=True)]
 
     def cat(name: str, slices: list[slice]) -> Tensor:
         return torch.cat([getattr(s, name)[part] for s, part in zip(sequences, slices, strict=True)])
@@ -150,7 +153,7 @@ def pack(store: States, windows: Sequence[Window]) -> PackedBatch:
         positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),
         aux=torch.cat(taps),
         last_hidden=cat("last_hidden", tails),
-        loss_mask=cat("loss_mask", tails).bool(),
+        loss_mask=cat("loss_mask", rows).bool(),
         counted=torch.cat([torch.arange(w.first_row, w.stop) < w.end_row for w in windows]),
         argmax=cat("argmax", tails).long(),
         lse=cat("lse", tails),

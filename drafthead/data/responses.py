@@ -86,6 +86,12 @@ def read_responses(directory: Path) -> list[Response]:
     return [Response(**row) for part in _parts(directory) for row in pq.read_table(part).to_pylist()]
 
 
+def read_categories(directory: Path) -> dict[str, str]:
+    """Category of every response by its id; empty where there are no responses."""
+    tables = [pq.read_table(part, columns=["id", "category"]) for part in sorted(directory.glob("part-*.parquet"))]
+    return {name: kind for t in tables for name, kind in zip(*(c.to_pylist() for c in t.columns), strict=True)}
+
+
 class Texts:
     """Tokens and loss masks of all responses, one part in memory at a time: meant to be read in order.
 

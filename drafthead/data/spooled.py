@@ -20,6 +20,7 @@ class SpooledStates:
     def __init__(self, spool: Spool, texts: Texts, sequences_per_shard: int, tap_ids: Sequence[int]):
         self.spool = spool
         self.tap_ids = list(tap_ids)
+        self.ids = texts.ids
         self._texts = texts
         self._size = sequences_per_shard
         self._open: dict[int, Shard] = {}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -42,7 +43,9 @@ class Checkpoint:
 
     def shape(self, recipe: Recipe, spec: TargetSpec) -> DraftShape:
         """The head's shape as the run trained it, whatever the recipe says today."""
-        head = HeadConfig.model_validate(self.run["head"])
+        with safe_open(self.path / "model.safetensors", framework="pt") as file:
+            (size,) = file.get_slice("d2t").get_shape()  # chosen by coverage, the recipe does not know it
+        head = HeadConfig.model_validate(self.run["head"]).sized(size)
         target = recipe.target.model_copy(update={"tap_ids": self.tap_ids})
         shape = draft_shape(recipe.model_copy(update={"head": head, "target": target}), spec)
         own = {key: self.run[key] for key in ("rope_parameters", "rms_norm_eps") if key in self.run}  # imported heads

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import Response, read_responses
+from drafthead.data.shard import LAYOUT
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import terms
 from drafthead.data.store import KIND, Shard, open_checked, shard_path
@@ -173,7 +174,7 @@ def check_same_target(recipe: Recipe, spec: TargetSpec, responses: dict[str, Any
 
 
 def print_states(recipe: Recipe) -> None:
-    """One line per split: sequences, tokens, bytes per token."""
+    """One line per split: sequences, tokens, bytes per token in the recipe's format."""
     for split in SPLITS:
         kind = SPOOL if split == "train" and recipe.states.spool_shards is not None else KIND
         counts = require(recipe.states_dir(split), kind, "python data_gen/harvest.py RECIPE")["counts"]
@@ -185,7 +186,7 @@ def print_states(recipe: Recipe) -> None:
         print(
             f"{split:<10} {counts['sequences']:,} sequences, {counts['tokens']:,} tokens "
             f"({counts['loss_tokens']:,} in the loss), {counts['shards']} shards, "
-            f"{counts['bytes_per_token']:,.0f} bytes per token{check}"
+            f"{counts['bytes_per_token']:,.0f} bytes per token in {recipe.states.format}{check}"
         )
 
 
@@ -232,7 +233,8 @@ def _vllm_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Harvester]:
     import_vllm()  # before the connector, which is made of vLLM's classes
     from drafthead.serving.connector import harvest_engine_options
 
-    options = harvest_engine_options(spec, recipe.target.revision, recipe.target.tap_ids, recipe.target.dtype)
+    target = recipe.target
+    options = harvest_engine_options(spec, target.revision, target.tap_ids, target.dtype, recipe.states.format)
     with offline_engine(recipe, prefix_caching=False, log_stats=False, **options) as llm:
         yield _VllmHarvester(llm)
 
@@ -255,6 +257,8 @@ def _identity(recipe: Recipe, spec: TargetSpec, responses: dict[str, Any]) -> di
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         "backend": recipe.states.backend,
+        "format": recipe.states.format,
+        "layout": LAYOUT,
         "sequences_per_shard": recipe.states.sequences_per_shard,
     }
 
@@ -299,7 +303,8 @@ def _argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
         for i, response in enumerate(job.responses):
             if response.temperature == 0:
                 sequence = shard[i]
-                wanted = sequence.loss_mask[1:].bool()
-                agreed += int((sequence.argmax[:-1] == sequence.input_ids[1:])[wanted].sum())
+                said = sequence.input_ids[sequence.first_row + 1 :]
+                wanted = sequence.loss_mask[sequence.first_row + 1 :].bool()
+                agreed += int((sequence.argmax[:-1] == said)[wanted].sum())
                 total += int(wanted.sum())
     return agreed / total if total else None

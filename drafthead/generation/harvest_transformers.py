@@ -47,7 +47,7 @@ class TransformersHarvester:
         self._model: nn.Module = nn.Module.to(model, device).eval()
         self._boundaries = captured_ids(spec, target.tap_ids)
         head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
-        self._writer = ShardWriter(target.tap_ids, spec.num_layers, head)
+        self._writer = ShardWriter(target.tap_ids, spec.num_layers, head, recipe.states.format)
 
     def harvest(self, job: ShardJob, bar: tqdm) -> None:
         for slot, text in zip(job.slots(), job.texts(), strict=True):

@@ -152,8 +152,8 @@ def _length_table(measured: Sequence[Measured]) -> list[str]:
 
 
 def _vocabulary_lines(recipe: Recipe, measured: Sequence[Measured]) -> list[str]:
-    size = recipe.head.draft_vocab_size
     train = next(m for m in measured if m.split == "train")
+    size = recipe.head.draft_vocab_size or int(np.count_nonzero(train.tokens))  # by coverage: known after the answers
     frequent = np.argsort(-train.tokens, kind="stable")[:size]
     lines = [
         f"{np.count_nonzero(m.tokens):,} of {len(m.tokens):,} tokens of the vocabulary occur in {m.split}; the "

@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from drafthead.data.store import Format
 from drafthead.models.target import TargetHead, TargetSpec, captured_ids
 from drafthead.serving.shard_writer import ShardSlot, ShardWriter
 
@@ -37,7 +38,7 @@ _LAYER = "cache_only_layers"  # vLLM's name of the module that owns the paged ca
 
 
 def harvest_engine_options(
-    spec: TargetSpec, revision: str | None, tap_ids: tuple[int, ...], dtype: str
+    spec: TargetSpec, revision: str | None, tap_ids: tuple[int, ...], dtype: str, number_format: Format = "bf16"
 ) -> dict[str, Any]:
     """Keyword arguments that turn `offline_engine` into a harvester."""
     boundaries = list(captured_ids(spec, tap_ids))
@@ -57,6 +58,7 @@ def harvest_engine_options(
                 "num_layers": spec.num_layers,
                 "tap_ids": list(tap_ids),
                 "dtype": dtype,
+                "format": number_format,
             },
         },
         "worker_extension_cls": "drafthead.serving.connector.HarvestWorker",
@@ -164,7 +166,9 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             )
         options = self._kv_transfer_config.kv_connector_extra_config
         head = TargetHead.load(options["target"], options["revision"], options["dtype"], self._cache.device)
-        self._writer = ShardWriter(tuple(options["tap_ids"]), options["num_layers"], head)
+        self._writer = ShardWriter(
+            tuple(options["tap_ids"]), options["num_layers"], head, options["format"], aside=not self._cache.is_cuda
+        )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""

@@ -6,18 +6,24 @@ background thread, so that the engine computes the next shard meanwhile; a secon
 which bounds memory to about three shards. The alternative, writing in the engine's step, stalls it for as long
 as a gigabyte takes to reach the disk.
 
+On CPU an engine leaves one core free (see serving.engine); the thread uses it for argmax and log-sum-exp too, which
+are a product with lm_head for every row that can carry loss.
+
 Shapes: T tokens, C captured boundaries (the taps and L, ascending), H hidden.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from drafthead.data.store import StateSequence, shard_path, write_shard
+from drafthead.core.layout import first_loss_row
+from drafthead.data.store import Format, StateSequence, shard_path, write_shard
 from drafthead.models.target import TargetHead
 
 
@@ -51,19 +57,30 @@ class ShardSlot:
 class ShardWriter:
     """Turns captured rows into shards."""
 
-    def __init__(self, tap_ids: tuple[int, ...], num_layers: int, head: TargetHead):
+    def __init__(
+        self,
+        tap_ids: tuple[int, ...],
+        num_layers: int,
+        head: TargetHead,
+        number_format: Format = "bf16",
+        aside: bool = False,
+    ):
         """
         Args:
             tap_ids: taps to keep, ascending.
             num_layers: L; rows at boundary L are always captured and give argmax and lse.
             head: the target's final norm and lm_head.
+            number_format: of the taps on disk.
+            aside: compute argmax and lse on the writing thread, with one core.
         """
+        self._format, self._aside = number_format, aside
         self._tap_ids = tap_ids
         self._num_layers = num_layers
         self._captured = sorted({*tap_ids, num_layers})
         self._head = head
-        self._pending: dict[Path, dict[int, StateSequence]] = {}
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shard-writer")
+        self._pending: dict[Path, dict[int, Future[StateSequence]]] = {}
+        # The number of threads is set for this thread alone; a team of them would fight the engine's for its cores.
+        self._thread = ThreadPoolExecutor(1, "shard-writer", torch.set_num_threads, (1,))
         self._writing: Future[None] | None = None
 
     def add(self, slot: ShardSlot, input_ids: Tensor, rows: Tensor) -> None:
@@ -83,27 +100,40 @@ class ShardWriter:
                 f"prompt {slot.prompt_id}: captured rows have shape {tuple(rows.shape)}, wanted "
                 f"({input_ids.shape[0]} tokens, {len(self._captured)} boundaries, H)"
             )
-        argmax, lse = self._head.stats(rows[:, self._captured.index(self._num_layers)])
-        rows = rows.cpu()
-        boundaries = {boundary: rows[:, i].contiguous() for i, boundary in enumerate(self._captured)}
         mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
         mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
+        first = first_loss_row(mask) if mask.any() else len(mask)  # a prompt's logits are nobody's teacher
+        last_hidden = rows[first:, self._captured.index(self._num_layers)].contiguous()
         path = shard_path(Path(slot.directory), slot.shard)
         shard = self._pending.setdefault(path, {})
         if slot.position in shard:
             raise ValueError(f"{path} position {slot.position} arrived twice (prompt {slot.prompt_id})")
-        shard[slot.position] = StateSequence(
+        sequence = partial(
+            StateSequence,
             id=slot.prompt_id,
             input_ids=input_ids.to(torch.int32),
             loss_mask=mask,
-            aux={tap: boundaries[tap] for tap in self._tap_ids},
-            last_hidden=boundaries[self._num_layers],
-            argmax=argmax.cpu(),
-            lse=lse.cpu(),
+            aux={tap: rows[:, self._captured.index(tap)].cpu().contiguous() for tap in self._tap_ids},
+            last_hidden=last_hidden.cpu(),
+            first_row=first,
         )
+        shard[slot.position] = self._scored(sequence, last_hidden)
         if len(shard) == slot.num_sequences:
             del self._pending[path]
             self._write(path, [shard[position] for position in range(slot.num_sequences)])
+
+    def _scored(self, sequence: Callable[..., StateSequence], last_hidden: Tensor) -> Future[StateSequence]:
+        """The sequence with argmax and lse, now or soon."""
+
+        def score() -> StateSequence:
+            argmax, lse = self._head.stats(last_hidden)
+            return sequence(argmax=argmax.cpu(), lse=lse.cpu())
+
+        if self._aside:
+            return self._thread.submit(score)
+        done: Future[StateSequence] = Future()
+        done.set_result(score())
+        return done
 
     def finish(self) -> None:
         """Wait until everything is on disk.
@@ -122,7 +152,10 @@ class ShardWriter:
         """End the thread; what it is writing is finished first."""
         self._thread.shutdown()
 
-    def _write(self, path: Path, sequences: list[StateSequence]) -> None:
+    def _write(self, path: Path, sequences: list[Future[StateSequence]]) -> None:
+        def write() -> None:  # one thread in order of submission: the sequences are done by now
+            write_shard(path, [s.result() for s in sequences], self._num_layers, self._format)
+
         if self._writing is not None:
             self._writing.result()
-        self._writing = self._thread.submit(write_shard, path, sequences, self._num_layers)
+        self._writing = self._thread.submit(write)

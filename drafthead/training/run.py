@@ -13,6 +13,7 @@ import torch
 from drafthead.config import Recipe, TrainConfig
 from drafthead.core.vocabulary import DraftVocabulary, coverage
 from drafthead.data.packing import PackedBatch, pack, plan_stream
+from drafthead.data.responses import read_categories
 from drafthead.data.windows import Window
 from drafthead.models.draft import DraftShape, draft_shape
 from drafthead.models.target import load_pieces
@@ -88,10 +89,12 @@ class Run:
 def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     """Build model, optimiser and engine, and restore the newest whole checkpoint."""
     config = recipe.train
-    found = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, config.num_ttt_steps)
+    categories = read_categories(recipe.responses_dir("train"))
+    found = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, config.num_ttt_steps, categories)
     vocabulary = draft_vocabulary(recipe, found)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    shape = draft_shape(recipe, inputs.spec)
+    head = recipe.head.sized(len(vocabulary.d2t))
+    shape = draft_shape(recipe.model_copy(update={"head": head}), inputs.spec)
     draft = build_model(shape, pieces, vocabulary, config.seed, blind=config.zero_hidden_states)
     objective = TTTObjective(
         draft, config.num_ttt_steps, config.objective, config.zero_hidden_states, config.gradient_checkpointing
@@ -124,6 +127,8 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
             f"in {len(found.windows)} windows{silent}; draft vocabulary {len(vocabulary.d2t)} of "
             f"{inputs.spec.vocab_size} covers {share:.2%} of generated tokens"
         )
+        for category, counts in sorted(found.by_category.items()):
+            print(f"  {category:<20} {coverage(counts, vocabulary):.2%} of {int(counts.sum()):,}")
     return run
 
 

@@ -1,5 +1,6 @@
 """What a run starts from: verified inputs, the draft vocabulary, the model and the frozen target."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary
+from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary, size_for_coverage
 from drafthead.data.store import States
 from drafthead.data.windows import Window, cut
 from drafthead.models.draft import DraftModel, DraftShape
+from drafthead.models.special_tokens import special_tokens
 from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.training.objective import FrozenTarget
 from drafthead.training.states import open_states
@@ -62,12 +64,20 @@ def open_inputs(recipe: Recipe) -> Inputs:
 
 
 def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Path) -> None:
-    wanted = {"target fingerprint": spec.fingerprint, "target.tap_ids": list(recipe.target.tap_ids)}
-    found = {"target fingerprint": identity["target"]["fingerprint"], "target.tap_ids": identity["tap_ids"]}
+    wanted = {
+        "target fingerprint": spec.fingerprint,
+        "target.tap_ids": list(recipe.target.tap_ids),
+        "states.format": recipe.states.format,
+    }
+    found = {
+        "target fingerprint": identity["target"]["fingerprint"],
+        "target.tap_ids": identity["tap_ids"],
+        "states.format": identity.get("format"),
+    }
     if found != wanted:
         raise provenance.ArtefactError(
             f"{directory} does not fit the recipe:\n{provenance.describe_difference(found, wanted)}\n"
-            f"harvest again under another name (name=...), or restore the recipe's target section"
+            f"harvest again under another name (name=...), or restore the recipe's target and states sections"
         )
 
 
@@ -78,6 +88,7 @@ class Survey:
     Attributes:
         generated: (V,) how often the target generated each token.
         seen: (V,) how often each token occurs at all.
+        by_category: category -> (V,) as `generated`, for the documents whose category is known.
         windows: what is trained on.
         silent: documents in which nothing can be learned from, such as answers of no token.
     """
@@ -86,31 +97,40 @@ class Survey:
     seen: Tensor
     windows: list[Window]
     silent: int
+    by_category: dict[str, Tensor]
 
 
-def survey(store: States, vocab_size: int, budget: int, num_steps: int) -> Survey:
-    """Count tokens and cut windows; states are not read."""
+def survey(
+    store: States, vocab_size: int, budget: int, num_steps: int, categories: Mapping[str, str] | None = None
+) -> Survey:
+    """Count tokens and cut windows; states are not read. `categories` are by prompt id."""
+    by_category: dict[str, Tensor] = {}
     generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
     windows: list[Window] = []
     silent = 0
     for i in range(len(store)):
         tokens, mask = store.tokens(i)
         seen += torch.bincount(tokens, minlength=vocab_size)
-        generated += torch.bincount(tokens[mask], minlength=vocab_size)
+        said = torch.bincount(tokens[mask], minlength=vocab_size)
+        generated += said
+        if (category := (categories or {}).get(store.ids[i])) is not None:
+            by_category[category] = by_category.get(category, 0) + said
         found = cut(i, mask, budget, num_steps)
         silent += not found
         windows += found
-    return Survey(generated, seen, windows, silent)
+    return Survey(generated, seen, windows, silent, by_category)
 
 
 def draft_vocabulary(recipe: Recipe, counts: Survey) -> DraftVocabulary:
-    """The most frequent generated tokens, and every special token that occurs anywhere in the text."""
-    from transformers import AutoTokenizer
+    """The most frequent generated tokens, and every special token that the chat template can emit or the text holds.
 
-    tokenizer = AutoTokenizer.from_pretrained(recipe.target_path, revision=recipe.target.revision)
-    special = torch.tensor(sorted(i for i, token in tokenizer.added_tokens_decoder.items() if token.special))
-    required = special[counts.seen[special] > 0] if len(special) else special.long()
-    return choose_vocabulary(counts.generated, recipe.head.draft_vocab_size, required)
+    As many as head.draft_vocab_size says, or as head.coverage asks for.
+    """
+    special, emitted = special_tokens(recipe.target_path, recipe.target.revision)
+    required = torch.tensor(sorted(i for i in special if i in emitted or counts.seen[i] > 0), dtype=torch.long)
+    share = recipe.head.coverage
+    size = recipe.head.draft_vocab_size if share is None else size_for_coverage(counts.generated, share, required)
+    return choose_vocabulary(counts.generated, size, required)
 
 
 def build_model(

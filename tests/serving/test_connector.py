@@ -104,6 +104,8 @@ def test_last_boundary_gives_the_targets_own_logits(harvested: Harvest, referenc
     for i, text in enumerate(harvested.texts[0]):
         sequence = harvested.shards[0][i]
         logits = reference(torch.tensor([text])).logits[0]
+        torch.testing.assert_close(head.logits(sequence.aux[8]), logits, rtol=1e-3, atol=1e-2)
+        logits = logits[sequence.first_row :]  # from here on, rows that can carry loss
         torch.testing.assert_close(head.logits(sequence.last_hidden), logits, rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(sequence.lse, logits.logsumexp(-1), rtol=1e-3, atol=1e-2)
         chosen = logits.gather(1, sequence.argmax[:, None].long())[:, 0]
@@ -155,25 +157,35 @@ def test_a_preempted_prompt_is_taken_from_its_new_blocks(tmp_path: Path):
     assert step(10, 1, None, resumed=False) == []  # its answer is not captured
 
 
-def writer_of(num_layers: int) -> ShardWriter:
+def writer_of(num_layers: int, aside: bool = False) -> ShardWriter:
     from drafthead.models.target import TargetPieces
 
     pieces = TargetPieces(torch.eye(4), torch.ones(4), torch.eye(4))
-    return ShardWriter((1,), num_layers, TargetHead(pieces, 1e-5, torch.float32))
+    return ShardWriter((1,), num_layers, TargetHead(pieces, 1e-5, torch.float32), aside=aside)
 
 
 def test_arrival_order_does_not_change_a_shard(tmp_path: Path):
     texts = [[1, 2, 3], [2, 3], [3, 1, 0, 2]]
     rows = [torch.randn(len(text), 2, 4) for text in texts]
     written = []
-    for name, order in (("forward", [0, 1, 2]), ("backward", [2, 1, 0])):
-        writer, places = writer_of(2), slots(tmp_path / name, 0, texts)
+    for name, order in (("forward", [0, 1, 2]), ("backward", [2, 1, 0]), ("aside", [1, 0, 2])):
+        writer, places = writer_of(2, aside=name == "aside"), slots(tmp_path / name, 0, texts)
         for i in order:
             writer.add(places[i], torch.tensor(texts[i]), rows[i])
         writer.finish()
         writer.close()
         written.append(shard_path(tmp_path / name, 0).read_bytes())
-    assert written[0] == written[1]
+    assert written[0] == written[1] == written[2]
+
+
+def test_what_fails_on_the_thread_reaches_the_caller_and_the_engines_threads_stay(tmp_path: Path):
+    before = torch.get_num_threads()
+    writer, (place,) = writer_of(2, aside=True), slots(tmp_path, 0, [[1, 2, 3]])
+    writer.add(place, torch.tensor([1, 2, 3]), torch.randn(3, 2, 5))  # lm_head reads states of 4
+    with pytest.raises(RuntimeError, match="size of tensor|must match"):
+        writer.finish()
+    writer.close()
+    assert torch.get_num_threads() == before
 
 
 def test_incomplete_and_wrong_rows_are_errors(tmp_path: Path):

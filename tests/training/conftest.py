@@ -27,9 +27,12 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
     spec = load_target_spec(recipe.target_path)
     sequences = synthetic_sequences(recipe, split, count, seed, poisoned)
     directory = recipe.states_dir(split)
-    identity = {"target": target_identity(recipe, spec), "tap_ids": list(recipe.target.tap_ids), "made": "synthetic"}
+    identity = {
+        "target": target_identity(recipe, spec), "tap_ids": list(recipe.target.tap_ids),
+        "format": recipe.states.format, "made": "synthetic",
+    }  # fmt: skip
     assert not provenance.begin(directory, store.KIND, identity)
-    store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers)
+    store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers, recipe.states.format)
     provenance.finish(directory, {"sequences": count})
 
 

@@ -38,7 +38,7 @@ def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
     made_from = provenance.reference(provenance.finish(directory, {}))
     identity = {
         **spools.terms(recipe), "responses": made_from, "tap_ids": list(recipe.target.tap_ids),
-        "target": target_identity(recipe, load_target_spec(recipe.target_path)),
+        "target": target_identity(recipe, load_target_spec(recipe.target_path)), "format": recipe.states.format,
     }  # fmt: skip
     provenance.begin(recipe.states_dir("train"), spools.KIND, identity)
     return open_spool(recipe, len(sequences))

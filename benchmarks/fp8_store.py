@@ -1,0 +1,124 @@
+"""What storing the taps in fp8 costs in acceptance length.
+
+    python benchmarks/fp8_store.py [RECIPE] [section.key=value ...] [--seeds 3]
+
+Trains the recipe's head on the same states twice per seed, once as stored in bf16 and once with the taps rounded to
+e4m3 as an fp8 store returns them (tests/generation/test_harvest_formats.py shows that they are the same bits).
+Everything else is equal: weights at the start, order of the batches, teacher. Acceptance length is replayed over the
+validation split; the difference is paired by prompt, and its interval comes from a bootstrap over prompts.
+
+A plain torch loop: AdamW at a constant rate, one process, float32. The recipe needs a finished bf16 store.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from drafthead.cli import run_recipe
+from drafthead.config import Recipe, recipe_from_command_line
+from drafthead.core.acceptance import Acceptance
+from drafthead.core.alignment import valid_positions
+from drafthead.core.statistics import Interval, length_difference
+from drafthead.data.fp8 import dequantise, quantise
+from drafthead.data.packing import pack, plan_epoch
+from drafthead.data.store import States, StateSequence
+from drafthead.data.windows import whole
+from drafthead.models.draft import draft_shape
+from drafthead.models.target import load_pieces
+from drafthead.progress import progress
+from drafthead.training.objective import FrozenTarget, TTTObjective, score, step_weights
+from drafthead.training.setup import build_model, draft_vocabulary, frozen_target, open_inputs, survey
+from drafthead.training.validate import validate
+
+CPU = torch.device("cpu")
+
+
+class Rounded:
+    """States as an fp8 store returns them."""
+
+    def __init__(self, states: States):
+        self._states = states
+        self.tap_ids = states.tap_ids
+
+    def __getitem__(self, index: int) -> StateSequence:
+        sequence = self._states[index]
+        return replace(sequence, aux={tap: dequantise(*quantise(rows)) for tap, rows in sequence.aux.items()})
+
+
+class Comparison:
+    """The recipe's head on both kinds of states."""
+
+    def __init__(self, recipe: Recipe):
+        config = recipe.train
+        self.recipe, self.config, self.inputs = recipe, config, open_inputs(recipe)
+        vocab_size = self.inputs.spec.vocab_size
+        self.found = survey(self.inputs.train, vocab_size, config.tokens_per_batch, config.num_ttt_steps)
+        self.vocabulary, self.pieces = draft_vocabulary(recipe, self.found), load_pieces(recipe.target_path)
+        self.target: FrozenTarget = frozen_target(self.pieces, self.inputs.spec, self.vocabulary, CPU, torch.float32)
+        self.train = {"bf16": self.inputs.train, "fp8": Rounded(self.inputs.train)}
+
+    def run(self, kind: str, seed: int) -> list[Acceptance]:
+        """Train on one kind of states; counters of every validation prompt on the states that serving gives, bf16."""
+        recipe = self.recipe.model_copy(update={"head": self.recipe.head.sized(len(self.vocabulary.d2t))})
+        shape = draft_shape(recipe, self.inputs.spec)
+        objective = TTTObjective(build_model(shape, self.pieces, self.vocabulary, seed), self.config.num_ttt_steps)
+        optimizer = torch.optim.AdamW(objective.parameters(), lr=self.config.learning_rate, betas=(0.9, 0.95))
+        steps = [batch for epoch in range(self.config.epochs) for batch in self._plan(seed, epoch)]
+        for windows in progress(steps, f"{kind}, seed {seed}", "step"):
+            batch = pack(self.train[kind], windows).to(CPU, torch.float32)
+            valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, self.config.num_ttt_steps) & batch.counted
+            weights = step_weights(self.config.num_ttt_steps, self.config.step_weight_decay)
+            score(objective, batch, self.target, valid, (weights / valid.sum(1).clamp_min(1)).float()).loss.backward()
+            torch.nn.utils.clip_grad_norm_(objective.parameters(), self.config.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        return list(self._accepted(objective))
+
+    def _plan(self, seed: int, epoch: int) -> list:
+        return plan_epoch(self.found.windows, self.config.tokens_per_batch, seed, epoch)
+
+    def _accepted(self, objective: TTTObjective) -> Iterator[Acceptance]:
+        states, steps = self.inputs.validation, self.config.num_ttt_steps
+        for i in range(len(states)):
+            mask = states.tokens(i)[1]
+            if mask.any():
+                batch = pack(states, [whole(i, mask, steps)]).to(CPU, torch.float32)
+                drafts = self.recipe.eval.num_draft_tokens
+                yield validate(objective, steps, self.target, [batch], drafts, lambda sums: sums).acceptance
+
+
+def difference(fp8: list[Acceptance], bf16: list[Acceptance]) -> Interval:
+    """Acceptance length of fp8 minus that of bf16, paired by prompt."""
+    counters = [np.array(x) for arm in (fp8, bf16) for x in ([a.drafts for a in arm], [a.accepted for a in arm])]
+    return length_difference(*counters)
+
+
+def pooled(arms: list[list[Acceptance]]) -> list[Acceptance]:
+    """Per prompt, summed over seeds."""
+    return [sum(rest, first) for first, *rest in zip(*arms, strict=True)]
+
+
+def line(name: str, fp8: list[Acceptance], bf16: list[Acceptance]) -> str:
+    """A row of the table."""
+    found = difference(fp8, bf16)
+    lengths = [sum(arm[1:], arm[0]).length for arm in (bf16, fp8)]
+    change = f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    return f"| {name} | {lengths[0]:.4f} | {lengths[1]:.4f} | {change} | {found.value / lengths[0]:+.2%} |"
+
+
+def main() -> None:
+    recipe, args = recipe_from_command_line(__doc__, ("--seeds", {"type": int, "default": 3}))
+    comparison = Comparison(recipe)
+    arms: dict[str, list[list[Acceptance]]] = {"bf16": [], "fp8": []}
+    print("| seed | bf16 | fp8 | difference [95 %] | relative |\n|---|---|---|---|---|")
+    for seed in range(args.seeds):
+        for kind in arms if seed % 2 == 0 else reversed(arms):
+            arms[kind].append(comparison.run(kind, seed))
+        print(line(str(seed), arms["fp8"][-1], arms["bf16"][-1]), flush=True)
+    print(line("all", pooled(arms["fp8"]), pooled(arms["bf16"])))
+
+
+if __name__ == "__main__":
+    run_recipe(main)

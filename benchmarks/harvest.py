@@ -1,0 +1,109 @@
+"""How much longer a harvest takes than the same prefill without it.
+
+    python benchmarks/harvest.py [RECIPE] [section.key=value ...] [--sequences 400] [--blocks 3]
+
+One process, the recipe's engine settings, prefix caching off, the same batches of the same texts (the recipe's
+training responses). A plain engine reads them and generates one token each; a harvesting engine does the same and
+leaves finished shards on disk, which the clock waits for. Engines follow one another as plain, harvest, harvest,
+plain (ABBA) in every block, so that what else the machine does hits both alike; each reads one batch untimed first.
+The ratio of a block is that of its two sums; what is printed is the median over blocks.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from drafthead.cli import run_recipe
+from drafthead.config import Recipe, recipe_from_command_line
+from drafthead.generation.harvest import ShardJob, backend, list_jobs
+from drafthead.models.target import TargetSpec, load_target_spec
+from drafthead.provenance import made_by
+
+
+def jobs_of(recipe: Recipe, directory: Path, sequences: int) -> list[ShardJob]:
+    """Shards of the training responses, `sequences` in all, to be written below `directory`."""
+    jobs: list[ShardJob] = []
+    for job in list_jobs(recipe, "train"):
+        wanted = sequences - sum(len(j.responses) for j in jobs)
+        if wanted > 0:
+            jobs.append(replace(job, directory=directory, responses=job.responses[:wanted]))
+    return jobs
+
+
+def plain_engine(recipe: Recipe) -> AbstractContextManager[Any]:
+    """The engine of a harvest, without what makes it one."""
+    from drafthead.serving.engine import offline_engine
+
+    return offline_engine(recipe, prefix_caching=False, log_stats=False, async_scheduling=False)
+
+
+def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> float:
+    """Seconds to read all texts."""
+    from drafthead.serving.engine import generate
+
+    with plain_engine(recipe) as llm:
+        from vllm import SamplingParams
+
+        one = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        generate(llm, jobs[0].texts()[:32], one)
+        started = time.perf_counter()
+        for job in jobs:
+            generate(llm, job.texts(), one)
+        return time.perf_counter() - started
+
+
+def time_harvest(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> float:
+    """Seconds to read all texts and have their states on disk."""
+    with backend(recipe, spec) as harvester, tqdm(disable=True) as bar:
+        harvester.harvest(replace(jobs[0], index=99999, responses=jobs[0].responses[:32]), bar)
+        harvester.finish()
+        started = time.perf_counter()
+        for job in jobs:
+            harvester.harvest(job, bar)
+        harvester.finish()
+        return time.perf_counter() - started
+
+
+def run_block(recipe: Recipe, spec: TargetSpec, sequences: int) -> tuple[float, float]:
+    """Plain, harvest, harvest, plain: mean seconds of either."""
+    seconds: dict[str, list[float]] = {"plain": [], "harvest": []}
+    for kind in ("plain", "harvest", "harvest", "plain"):
+        with tempfile.TemporaryDirectory(dir=recipe.directory()) as directory:
+            jobs = jobs_of(recipe, Path(directory), sequences)
+            taken = time_plain(recipe, jobs) if kind == "plain" else time_harvest(recipe, spec, jobs)
+        seconds[kind].append(taken)
+    return statistics.mean(seconds["plain"]), statistics.mean(seconds["harvest"])
+
+
+def main() -> None:
+    recipe, args = recipe_from_command_line(
+        __doc__, ("--sequences", {"type": int, "default": 400}), ("--blocks", {"type": int, "default": 3})
+    )
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    jobs = jobs_of(recipe, recipe.directory(), args.sequences)
+    tokens = sum(len(text) for job in jobs for text in job.texts())
+    made = made_by()
+    print(f"{tokens:,} tokens in {sum(len(j.responses) for j in jobs)} sequences; {made['machine']}; {made['created']}")
+    print(f"states.format {recipe.states.format}, load average {os.getloadavg()[0]:.1f}")
+    ratios = []
+    for block in range(args.blocks):
+        plain, harvest = run_block(recipe, spec, args.sequences)
+        ratios.append(harvest / plain)
+        rates = f"{tokens / plain:,.0f} and {tokens / harvest:,.0f} tokens/s"
+        print(
+            f"block {block + 1}: plain {plain:.2f} s, harvest {harvest:.2f} s ({rates}), ratio {ratios[-1]:.3f}",
+            flush=True,
+        )
+    print(f"median ratio {statistics.median(ratios):.3f} (lowest {min(ratios):.3f}, highest {max(ratios):.3f})")
+
+
+if __name__ == "__main__":
+    run_recipe(main)

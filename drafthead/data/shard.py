@@ -1,0 +1,250 @@
+"""One shard of hidden states: what it holds, how it is written, how it is read.
+
+A shard is a safetensors file without padding. All its sequences lie end to end along the token axis, and `offsets`
+says where each begins. What only the loss reads (see core.layout) is kept for the tail of each sequence that can
+carry loss: its rows lie end to end along an axis of their own, with offsets of their own. Sizes: N taps, H hidden,
+T tokens and R tail rows in the shard, S sequences.
+
+    input_ids      int32    (T,)
+    loss_mask      uint8    (T,)     1 where the target generated the token
+    offsets        int64    (S + 1,) into T
+    tail_offsets   int64    (S + 1,) into R
+    aux.K          bf16     (T, H)   residual stream at boundary K, for every tap id K; or, with states.format fp8,
+                   e4m3     (T, H)   with aux.K.scale float32 (T,)
+    last_hidden    bf16     (R, H)   input of the final norm; left out when boundary L is itself a tap and not in fp8
+    argmax         int32    (R,)     most likely next token over the full vocabulary
+    lse            float32  (R,)     log-sum-exp of the target's logits at temperature 1
+
+argmax and lse are what training needs of the full vocabulary; the logits themselves it recomputes for the rows of
+the draft vocabulary only. last_hidden is never fp8: on the embedded target an fp8 teacher's argmax differs from the
+target's at 0.9 % of all positions, and the tail is the small part of a store. A target that computes in float32
+stores float32 where it says bf16.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from drafthead.data.fp8 import dequantise, quantise
+from drafthead.data.space import DiskFullError, check_space, out_of_space
+from drafthead.provenance import ArtefactError, atomic_path
+
+LAYOUT = 2  # of the tensors above; 1 had last_hidden, argmax and lse for every token
+Format = Literal["bf16", "fp8"]
+LAST = "last_hidden"
+TAIL = (LAST, "argmax", "lse")
+_ABOUT = "drafthead"
+_HEADER = 1 << 16  # bytes to spare for names, ids and shapes
+
+
+@dataclass(frozen=True)
+class StateSequence:
+    """One conversation with the target's states. T tokens, H hidden, R = T - first_row tail rows.
+
+    Attributes:
+        id: the prompt's id.
+        input_ids: (T,) int32.
+        loss_mask: (T,) uint8, 1 where the target generated the token.
+        aux: tap id -> (T, H).
+        last_hidden: (R, H), the input of the target's final norm.
+        argmax: (R,) int32, the target's most likely next token.
+        lse: (R,) float32, log-sum-exp over the target's full vocabulary.
+        first_row: token index of the first tail row; at most the first row that can carry loss.
+    """
+
+    id: str
+    input_ids: Tensor
+    loss_mask: Tensor
+    aux: dict[int, Tensor]
+    last_hidden: Tensor
+    argmax: Tensor
+    lse: Tensor
+    first_row: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[0]
+
+
+def shard_path(directory: Path, index: int) -> Path:
+    """Where shard `index` of a store lies."""
+    return directory / f"shard-{index:05d}.safetensors"
+
+
+def write_shard(
+    path: Path, sequences: Sequence[StateSequence], num_target_layers: int, number_format: Format = "bf16"
+) -> None:
+    """Write one shard, whole or not at all.
+
+    Args:
+        path: from `shard_path`.
+        sequences: at least one, all with the same taps.
+        num_target_layers: L; the tap with this id, if any, doubles as last_hidden (not in fp8).
+        number_format: of the taps.
+
+    Raises:
+        DiskFullError: the shard does not fit on the disk.
+        ValueError: there is nothing to write, or a sequence's tensors disagree in length.
+    """
+    if not sequences:
+        raise ValueError(f"no sequences to write into {path}")
+    for sequence in sequences:
+        _check_lengths(sequence)
+    tap_ids = sorted(sequences[0].aux)
+    tensors = _shared_tensors(sequences)
+    for tap in tap_ids:
+        tensors |= _tap_tensors(f"aux.{tap}", [s.aux[tap] for s in sequences], number_format)
+    if num_target_layers not in tap_ids or number_format == "fp8":
+        tensors[LAST] = torch.cat([s.last_hidden for s in sequences]).contiguous()
+    about = {
+        "layout": LAYOUT,
+        "ids": [s.id for s in sequences],
+        "tap_ids": tap_ids,
+        "num_target_layers": num_target_layers,
+        "format": number_format,
+    }
+    needed = sum(tensor.nbytes for tensor in tensors.values()) + _HEADER
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_space(path, needed)
+    try:
+        with atomic_path(path) as temporary:
+            # One key: safetensors writes several in random order, and equal shards should be equal files.
+            save_file(tensors, temporary, metadata={_ABOUT: json.dumps(about)})
+    except (OSError, SafetensorError) as error:
+        raise DiskFullError(out_of_space(path, needed, str(error))) from error
+
+
+def _shared_tensors(sequences: Sequence[StateSequence]) -> dict[str, Tensor]:
+    def offsets(lengths: list[int]) -> Tensor:
+        return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
+
+    return {
+        "input_ids": torch.cat([s.input_ids for s in sequences]).to(torch.int32),
+        "loss_mask": torch.cat([s.loss_mask for s in sequences]).to(torch.uint8),
+        "offsets": offsets([s.num_tokens for s in sequences]),
+        "tail_offsets": offsets([s.num_tokens - s.first_row for s in sequences]),
+        "argmax": torch.cat([s.argmax for s in sequences]).to(torch.int32),
+        "lse": torch.cat([s.lse for s in sequences]).to(torch.float32),
+    }
+
+
+def _tap_tensors(name: str, rows: list[Tensor], number_format: Format) -> dict[str, Tensor]:
+    if number_format == "bf16":
+        return {name: torch.cat(rows).contiguous()}
+    pairs = [quantise(part) for part in rows]  # one sequence at a time: the float32 copy stays small
+    return {name: torch.cat([v for v, _ in pairs]), f"{name}.scale": torch.cat([s for _, s in pairs])}
+
+
+class Shard:
+    """Random access to the sequences of one shard, by memory map.
+
+    Attributes:
+        path: of the file.
+        ids: prompt ids of its sequences.
+        tap_ids: ascending.
+        number_format: of the taps.
+        names: of the file's tensors.
+
+    Raises:
+        ArtefactError: the file is truncated or not a shard, or has another layout.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="pt")
+            about = json.loads(self._file.metadata()[_ABOUT])
+            layout = about.get("layout", 1)
+            if layout != LAYOUT:
+                raise ArtefactError(
+                    f"{path} has layout {layout}, this version reads layout {LAYOUT}; "
+                    f"delete {path.parent} and harvest again"
+                )
+            self.ids: list[str] = about["ids"]
+            self.tap_ids: list[int] = about["tap_ids"]
+            self.number_format: Format = about["format"]
+            self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
+            self._tail_offsets: list[int] = self._file.get_tensor("tail_offsets").tolist()
+        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ArtefactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error
+        self.names = set(self._file.keys())
+        self._last_tap = f"aux.{about['num_target_layers']}"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tensor(self, name: str) -> Tensor:
+        """A whole tensor, as stored."""
+        return self._file.get_tensor(name)
+
+    def shape(self, name: str) -> list[int]:
+        """Shape of a tensor, from the header."""
+        return self._file.get_slice(name).get_shape()
+
+    def rows(self, index: int, name: str) -> Tensor:
+        """One tensor of one sequence, without reading the others; fp8 becomes bf16 here and nowhere else.
+
+        Args:
+            index: of the sequence.
+            name: of the tensor; those of the tail have R rows, the others T.
+        """
+        bounds = self._tail_offsets if name in TAIL else self._offsets
+        span = slice(bounds[index], bounds[index + 1])
+        values = self._file.get_slice(name)[span]
+        scale = f"{name}.scale"
+        return dequantise(values, self._file.get_slice(scale)[span]) if scale in self.names else values
+
+    def first_row(self, index: int) -> int:
+        """Token index of a sequence's first tail row."""
+        tokens = self._offsets[index + 1] - self._offsets[index]
+        return tokens - (self._tail_offsets[index + 1] - self._tail_offsets[index])
+
+    def __getitem__(self, index: int) -> StateSequence:
+        aux = {tap: self.rows(index, f"aux.{tap}") for tap in self.tap_ids}
+        first = self.first_row(index)
+        return StateSequence(
+            id=self.ids[index],
+            input_ids=self.rows(index, "input_ids"),
+            loss_mask=self.rows(index, "loss_mask"),
+            aux=aux,
+            last_hidden=self.rows(index, LAST) if LAST in self.names else self.rows(index, self._last_tap)[first:],
+            argmax=self.rows(index, "argmax"),
+            lse=self.rows(index, "lse"),
+            first_row=first,
+        )
+
+
+def open_checked(path: Path, ids: Sequence[str]) -> Shard:
+    """A shard that holds what it should.
+
+    Raises:
+        ArtefactError: it is damaged, or holds other sequences.
+        FileNotFoundError: it does not exist.
+    """
+    shard = Shard(path)
+    if shard.ids != list(ids):
+        raise ArtefactError(f"{path} holds other sequences than the responses say; delete it and harvest again")
+    return shard
+
+
+def _check_lengths(sequence: StateSequence) -> None:
+    tokens, tail = sequence.num_tokens, sequence.num_tokens - sequence.first_row
+    named = {
+        "loss_mask": (sequence.loss_mask, tokens),
+        **{f"aux.{tap}": (rows, tokens) for tap, rows in sequence.aux.items()},
+        **{name: (getattr(sequence, name), tail) for name in TAIL},
+    }
+    for name, (tensor, expected) in named.items():
+        if tensor.shape[0] != expected:
+            counted = f"input_ids has {tokens}" if expected == tokens else f"its tail has {expected} of {tokens}"
+            raise ValueError(
+                f"sequence {sequence.id}: {name} has {tensor.shape[0]} rows but {counted}; "
+                "the harvest stored states for another text"
+            )

@@ -1,0 +1,189 @@
+"""`harvest.py --dry-run`: what the states of a recipe will cost, before anything is spent.
+
+Sequences, tokens and bytes are exact once the responses exist, and an upper bound before (every answer as long as
+responses.max_tokens allows). Hours follow from a rate that somebody measured: yours (`--tokens-per-second`), or one
+of MEASURED for exactly that target. There is no third way here: a rate guessed from a data sheet would look like one
+that was measured.
+
+Shapes: T tokens, R rows that can carry loss, H hidden, N taps.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from drafthead.config import Recipe
+from drafthead.data.prompts import KIND as PROMPTS
+from drafthead.data.prompts import read_prompts
+from drafthead.data.responses import KIND as RESPONSES
+from drafthead.data.responses import read_responses
+from drafthead.generation.regenerate import load_tokenizer, prepare
+from drafthead.models.target import TargetSpec, check_tap_ids, compute_dtype, load_target_spec
+from drafthead.provenance import MANIFEST, require
+
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Harvested tokens per second, and where the number comes from."""
+
+    tokens_per_second: float
+    source: str
+
+
+# By target.path. Add a line only with a run behind it.
+MEASURED = {
+    "data_gen/tiny/target": Rate(
+        5355, "python data_gen/harvest.py, vLLM 0.32 on 2 CPU cores, 138,417 tokens, start included, 2026-11-21"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Length of one sequence: tokens before the response, of the response, and after it."""
+
+    prompt: int
+    response: int
+    after: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.response + self.after
+
+    @property
+    def rows(self) -> int:
+        """Rows that can carry loss: from two before the first generated token on (see core.layout)."""
+        return self.response + self.after + min(self.prompt, 2) if self.response else 0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one split costs.
+
+    Attributes:
+        split: "train" or "validation".
+        exact: whether the responses exist; otherwise everything is an upper bound.
+        sequences, tokens: to be stored, of one epoch.
+        passes: how often they are harvested; a spool harvests every epoch anew.
+        disk_bytes: on disk at once.
+    """
+
+    split: str
+    exact: bool
+    sequences: int
+    tokens: int
+    passes: int
+    disk_bytes: int
+
+
+def estimate(recipe: Recipe) -> list[Estimate]:
+    """The cost of both splits; no model is loaded and nothing is written.
+
+    Raises:
+        ArtefactError: there are neither responses nor prompts.
+        FileNotFoundError: the target is missing.
+        ValueError: a tap lies beyond the target.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    check_tap_ids(spec, recipe.target.tap_ids)
+    return [_estimate_split(recipe, spec, split) for split in SPLITS]
+
+
+def _estimate_split(recipe: Recipe, spec: TargetSpec, split: str) -> Estimate:
+    exact = (recipe.responses_dir(split) / MANIFEST).exists()
+    texts = _texts_of_responses(recipe, split) if exact else _texts_of_prompts(recipe, split)
+    size = recipe.states.sequences_per_shard
+    shards = [stored_bytes(recipe, spec, texts[start : start + size]) for start in range(0, len(texts), size)]
+    online = split == "train" and recipe.states.spool_shards is not None
+    at_once = sorted(shards, reverse=True)[: recipe.states.spool_shards] if online else shards
+    passes = recipe.train.epochs if online else 1
+    return Estimate(split, exact, len(texts), sum(text.tokens for text in texts), passes, sum(at_once))
+
+
+def stored_bytes(recipe: Recipe, spec: TargetSpec, texts: Sequence[Text]) -> int:
+    """Size of the shard that holds these texts, but for its header of some kilobytes (see data.shard)."""
+    width = compute_dtype(spec, recipe.target.dtype).itemsize
+    taps, fp8 = recipe.target.tap_ids, recipe.states.format == "fp8"
+    per_tap = spec.hidden_size + 4 if fp8 else spec.hidden_size * width
+    per_token = len(taps) * per_tap + 4 + 1  # with id and mask
+    separate = fp8 or spec.num_layers not in taps
+    per_row = (spec.hidden_size * width if separate else 0) + 4 + 4  # with argmax and lse
+    tokens, rows = sum(text.tokens for text in texts), sum(text.rows for text in texts)
+    return tokens * per_token + rows * per_row + 16 * (len(texts) + 1)
+
+
+def print_estimate(recipe: Recipe, tokens_per_second: float | None) -> None:
+    """Print the estimate of a recipe.
+
+    Args:
+        recipe: to be harvested.
+        tokens_per_second: measured by the user, for all GPUs together.
+
+    Raises:
+        ValueError: the rate is not positive.
+    """
+    if tokens_per_second is not None and tokens_per_second <= 0:
+        raise ValueError(f"--tokens-per-second {tokens_per_second:g} must be positive")
+    found = estimate(recipe)
+    for one in found:
+        bound = "" if one.exact else "at most "
+        again = f" x {one.passes} epochs" if one.passes > 1 else ""
+        per_token = one.disk_bytes / max(one.tokens, 1)
+        density = f" ({per_token:,.0f} bytes per token in {recipe.states.format})" if one.passes == 1 else " at once"
+        print(
+            f"{one.split:<10} {one.sequences:,} sequences, {bound}{one.tokens:,} tokens{again}, "
+            f"{bound}{_size(one.disk_bytes)} on disk{density}"
+        )
+    wanted, free = sum(one.disk_bytes for one in found), _free_bytes(recipe.directory())
+    short = "" if wanted <= free else f": {_size(wanted - free)} too little"
+    print(f"disk       {_size(wanted)} wanted, {_size(free)} free in {recipe.directory()}{short}")
+    if not all(one.exact for one in found):
+        print(f"no responses yet: every answer counted with responses.max_tokens {recipe.responses.max_tokens}")
+    print(_time_and_price(recipe, found, tokens_per_second))
+
+
+def _time_and_price(recipe: Recipe, found: Sequence[Estimate], tokens_per_second: float | None) -> str:
+    given = Rate(tokens_per_second, "--tokens-per-second") if tokens_per_second else None
+    rate = given or MEASURED.get(recipe.target.path)
+    if rate is None:
+        return (
+            f"hours and price: no rate was measured for {recipe.target.path}; harvest a few hundred sequences "
+            "(prompts.max_train=..., another name=...), read tokens/s off its last lines and pass --tokens-per-second"
+        )
+    bound = "" if all(one.exact for one in found) else "at most "
+    hours = sum(one.tokens * one.passes for one in found) / rate.tokens_per_second / 3600
+    clock = timedelta(seconds=round(hours * 3600))
+    line = f"time       {bound}{hours:,.1f} hours ({clock}) at {rate.tokens_per_second:,.0f} tokens/s ({rate.source})"
+    if (price := recipe.eval.price_per_gpu_hour) is None:
+        return f"{line}\nprice      not known: set eval.price_per_gpu_hour"
+    gpus = recipe.engine.tensor_parallel_size
+    return f"{line}\nprice      {bound}{hours * price * gpus:,.2f} at {price:,.2f} per GPU and hour, {gpus} GPUs"
+
+
+def _size(num_bytes: int) -> str:
+    """In GiB, or in MiB below one."""
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
+
+
+def _free_bytes(directory: Path) -> int:
+    """Free space where a directory is or will be."""
+    return shutil.disk_usage(next(p for p in (directory, *directory.parents) if p.exists())).free
+
+
+def _texts_of_responses(recipe: Recipe, split: str) -> list[Text]:
+    require(recipe.responses_dir(split), RESPONSES, "python data_gen/regenerate.py RECIPE")
+    return [
+        Text(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids))
+        for r in read_responses(recipe.responses_dir(split))
+    ]
+
+
+def _texts_of_prompts(recipe: Recipe, split: str) -> list[Text]:
+    require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE")
+    requests, _ = prepare(recipe, load_tokenizer(recipe), split, read_prompts(recipe.prompts_dir, split))
+    after = recipe.train.num_ttt_steps if split == "validation" else 0
+    return [Text(len(request.prompt_ids), request.max_tokens, after) for request in requests]

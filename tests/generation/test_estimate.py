@@ -1,0 +1,121 @@
+"""The dry run: exact once the responses exist, an upper bound before, and no rate that nobody measured."""
+
+import subprocess
+import sys
+
+import pytest
+
+from drafthead import provenance
+from drafthead.config import REPO_ROOT
+from drafthead.data.responses import KIND as RESPONSES
+from drafthead.data.responses import Response, part_path, write_part
+from drafthead.generation.estimate import MEASURED, Text, estimate, print_estimate
+from drafthead.generation.prompts import make_prompts
+from drafthead.models.target import load_target_spec
+from drafthead.provenance import ArtefactError
+from drafthead.serving.shard_writer import ShardSlot
+from tests.generation.conftest import small_recipe
+from tests.serving.test_connector import writer_of
+
+
+def with_responses(tmp_path, *overrides: str, lengths=((5, 3, 0), (7, 0, 0), (1, 4, 2))):
+    """A recipe with responses of these lengths (prompt, response, continuation) in both splits."""
+    recipe = small_recipe(tmp_path, *overrides)
+    for split in ("train", "validation"):
+        directory = recipe.responses_dir(split)
+        provenance.begin(directory, RESPONSES, {})
+        responses = [
+            Response(str(i), "chat", [1] * p, [2] * r, [3] * c, "", "stop", 0.0, "low", 0)
+            for i, (p, r, c) in enumerate(lengths)
+        ]
+        write_part(part_path(directory, 0), responses)
+        provenance.finish(directory, {})
+    return recipe
+
+
+def test_rows_are_those_that_the_store_keeps(tmp_path):
+    import torch
+
+    for prompt, response, after in ((5, 3, 0), (7, 0, 0), (1, 4, 2), (0, 3, 1)):
+        writer, text = writer_of(2), Text(prompt, response, after)
+        writer.add(ShardSlot(str(tmp_path), 0, 0, 2, "x", prompt, response), torch.zeros(text.tokens), torch.randn(
+            text.tokens, 2, 4))  # fmt: skip
+        (held,) = writer._pending.values()
+        assert len(held[0].result().argmax) == text.rows
+        writer.close()
+
+
+def test_the_numbers_by_hand(tmp_path):
+    # 8 + 7 + 7 tokens and 5 + 0 + 7 rows; three taps of 192 in bf16, id and mask; last_hidden, argmax, lse per row
+    (train, validation) = estimate(with_responses(tmp_path))
+    assert (train.exact, train.sequences, train.tokens, train.passes) == (True, 3, 22, 1)
+    assert train.disk_bytes == 22 * (3 * 192 * 2 + 5) + 12 * (192 * 2 + 8) + 4 * 16
+    assert validation.disk_bytes == train.disk_bytes
+
+
+def test_fp8_taps_cost_a_byte_and_a_scale(tmp_path):
+    train, _ = estimate(with_responses(tmp_path, "states.format=fp8", "target.tap_ids=[2,8]"))
+    assert train.disk_bytes == 22 * (2 * (192 + 4) + 5) + 12 * (192 * 2 + 8) + 4 * 16
+
+
+def test_a_tap_on_the_last_boundary_is_not_stored_twice(tmp_path):
+    train, _ = estimate(with_responses(tmp_path, "target.tap_ids=[2,8]"))
+    assert train.disk_bytes == 22 * (2 * 192 * 2 + 5) + 12 * 8 + 4 * 16
+
+
+def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):
+    options = ("states.spool_shards=2", "states.sequences_per_shard=1", "train.epochs=3")
+    train, validation = estimate(with_responses(tmp_path, *options))
+    assert (train.passes, validation.passes) == (3, 1)
+    assert train.disk_bytes < validation.disk_bytes
+
+
+def test_before_the_responses_everything_is_an_upper_bound(tmp_path, capsys):
+    recipe = small_recipe(tmp_path)
+    with pytest.raises(ArtefactError, match=r"run: python data_gen/prompts\.py"):
+        estimate(recipe)
+    make_prompts(recipe)
+    train, validation = estimate(recipe)
+    assert not train.exact
+    assert train.tokens > train.sequences * recipe.responses.max_tokens
+    assert validation.sequences == 4
+    print_estimate(recipe, None)
+    said = capsys.readouterr().out
+    assert "at most" in said
+    assert "every answer counted with responses.max_tokens 32" in said
+    assert "price      not known: set eval.price_per_gpu_hour" in said
+
+
+def test_time_and_price_follow_a_measured_rate_only(tmp_path, capsys):
+    recipe = with_responses(tmp_path, "eval.price_per_gpu_hour=2")
+    print_estimate(recipe, tokens_per_second=0.01)
+    said = capsys.readouterr().out
+    assert "1.2 hours (1:13:20) at 0 tokens/s (--tokens-per-second)" in said
+    assert "price      2.44 at 2.00 per GPU and hour, 1 GPUs" in said
+
+    target = recipe.target.model_copy(update={"path": str(REPO_ROOT / "data_gen/tiny/target")})
+    print_estimate(recipe.model_copy(update={"target": target}), None)
+    said = capsys.readouterr().out
+    assert "no rate was measured for" in said
+    assert "hours (" not in said
+    with pytest.raises(ValueError, match="must be positive"):
+        print_estimate(recipe, -1.0)
+
+
+def test_measured_rates_name_their_run():
+    for path, rate in MEASURED.items():
+        assert load_target_spec(str(REPO_ROOT / path))
+        assert "python " in rate.source
+        assert "20" in rate.source
+
+
+@pytest.mark.parametrize(
+    ("flag", "code", "said"), [("--dry-run", 0, "3 sequences, 22 tokens"), ("--verify", 1, "train")]
+)
+def test_the_script_runs_neither_model_nor_harvest(tmp_path, flag, code, said):
+    recipe = with_responses(tmp_path)
+    command = [sys.executable, "data_gen/harvest.py", flag, f"output_dir={tmp_path}"]
+    result = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stderr
+    assert said in result.stdout
+    assert not recipe.states_dir("train").exists()

@@ -1,0 +1,69 @@
+"""What a store leaves out or rounds: prompts' teacher rows without a trace, taps in fp8 with a small one."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from drafthead import provenance
+from drafthead.core.layout import first_loss_row
+from drafthead.data import store
+from drafthead.provenance import ArtefactError
+from drafthead.training.setup import open_inputs
+from tests.training import launching
+from tests.training.conftest import small_recipe, synthetic_store
+
+
+def trim(recipe) -> None:
+    """Rewrite both splits as a harvest stores them, under the same manifest but for the files' checksums."""
+    for split in ("train", "validation"):
+        directory = recipe.states_dir(split)
+        path = store.shard_path(directory, 0)
+        full = [store.Shard(path)[i] for i in range(len(store.Shard(path)))]
+        size = path.stat().st_size
+        kept = []
+        for s in full:
+            first = first_loss_row(s.loss_mask)
+            assert first > 0
+            tail = {name: getattr(s, name)[first:] for name in ("last_hidden", "argmax", "lse")}
+            kept.append(dataclasses.replace(s, **tail, first_row=first))
+        store.write_shard(path, kept, num_target_layers=8)
+        assert path.stat().st_size < size
+        provenance.finish(directory, {"sequences": len(kept)})
+
+
+@pytest.mark.slow
+def test_losses_are_the_same_to_the_last_bit_without_the_prompts_teacher_rows(tmp_path):
+    entries = []
+    for name in ("full", "tail"):
+        recipe = small_recipe(tmp_path / name)
+        synthetic_store(recipe, "train", 24, seed=0)
+        synthetic_store(recipe, "validation", 4, seed=1)
+        if name == "tail":
+            trim(recipe)
+        launching.run(recipe)
+        steps = launching.entries(recipe.run_dir) + launching.entries(recipe.run_dir, "validation")
+        for entry in steps:
+            for timing in ("tokens_per_second", "memory_gib", "eta_seconds"):
+                entry.pop(timing, None)
+        entries.append(steps)
+    assert len(entries[0]) > 4
+    assert entries[0] == entries[1]
+
+
+def test_a_store_of_another_format_is_refused(tmp_path):
+    recipe = small_recipe(tmp_path)
+    synthetic_store(recipe, "train", 2, seed=0)
+    synthetic_store(recipe, "validation", 2, seed=1)
+    with pytest.raises(ArtefactError, match=r"states.format: found 'bf16', wanted 'fp8'"):
+        open_inputs(small_recipe(tmp_path, "states.format=fp8"))
+    assert open_inputs(recipe).train[0].aux[2].dtype == torch.bfloat16
+
+
+def test_training_reads_an_fp8_store(tmp_path):
+    recipe = small_recipe(tmp_path, "states.format=fp8")
+    for split in ("train", "validation"):
+        synthetic_store(recipe, split, 3, seed=0)
+    sequence = open_inputs(recipe).train[0]
+    assert sequence.aux[2].dtype == torch.bfloat16
+    assert sequence.last_hidden.dtype == torch.bfloat16
