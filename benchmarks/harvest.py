@@ -1,6 +1,6 @@
 """How much longer a harvest takes than the same prefill without it.
 
-    python benchmarks/harvest.py [RECIPE] [section.key=value ...] [--sequences 400] [--blocks 3]
+    python benchmarks/harvest.py [RECIPE] [section.key=value ...] [--sequences 1600] [--blocks 3]
 
 One process, the recipe's engine settings, prefix caching off, the same batches of the same texts (the recipe's
 training responses). A plain engine reads them and generates one token each; a harvesting engine does the same and
@@ -85,7 +85,7 @@ def run_block(recipe: Recipe, spec: TargetSpec, sequences: int) -> tuple[float, 
 
 def main() -> None:
     recipe, args = recipe_from_command_line(
-        __doc__, ("--sequences", {"type": int, "default": 400}), ("--blocks", {"type": int, "default": 3})
+        __doc__, ("--sequences", {"type": int, "default": 1600}), ("--blocks", {"type": int, "default": 3})
     )
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     jobs = jobs_of(recipe, recipe.directory(), args.sequences)
