@@ -1,12 +1,15 @@
 """How much longer a harvest takes than the same prefill without it.
 
-    python benchmarks/harvest.py [RECIPE] [section.key=value ...] [--sequences 400] [--blocks 3]
+    python benchmarks/harvest.py [RECIPE] [section.key=value ...] [--sequences 1600] [--blocks 3]
 
 One process, the recipe's engine settings, prefix caching off, the same batches of the same texts (the recipe's
 training responses). A plain engine reads them and generates one token each; a harvesting engine does the same and
 leaves finished shards on disk, which the clock waits for. Engines follow one another as plain, harvest, harvest,
 plain (ABBA) in every block, so that what else the machine does hits both alike; each reads one batch untimed first.
-The ratio of a block is that of its two sums; what is printed is the median over blocks.
+The ratio of a block is that of its two means; the last line is the median over blocks.
+
+Beside wall time stand CPU seconds, which hardly depend on what else the machine does: of the engine's own thread, and
+of the process. Their difference is what the harvest does beside the engine; it costs wall time where no core is free.
 """
 
 import os
@@ -15,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,25 @@ from drafthead.config import Recipe, recipe_from_command_line
 from drafthead.generation.harvest import ShardJob, backend, list_jobs
 from drafthead.models.target import TargetSpec, load_target_spec
 from drafthead.provenance import made_by
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds by three clocks."""
+
+    wall: float
+    engine_cpu: float
+    process_cpu: float
+
+
+def now() -> Taken:
+    """The clocks; on CPU the engine runs in the calling thread."""
+    return Taken(time.perf_counter(), time.thread_time(), time.process_time())
+
+
+def since(start: Taken) -> Taken:
+    """Seconds passed on each clock."""
+    return Taken(*(b - a for a, b in zip(astuple(start), astuple(now()), strict=True)))
 
 
 def jobs_of(recipe: Recipe, directory: Path, sequences: int) -> list[ShardJob]:
@@ -45,8 +67,8 @@ def plain_engine(recipe: Recipe) -> AbstractContextManager[Any]:
     return offline_engine(recipe, prefix_caching=False, log_stats=False, async_scheduling=False)
 
 
-def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> float:
-    """Seconds to read all texts."""
+def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
+    """Time to read all texts."""
     from drafthead.serving.engine import generate
 
     with plain_engine(recipe) as llm:
@@ -54,38 +76,38 @@ def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> float:
 
         one = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
         generate(llm, jobs[0].texts()[:32], one)
-        started = time.perf_counter()
+        started = now()
         for job in jobs:
             generate(llm, job.texts(), one)
-        return time.perf_counter() - started
+        return since(started)
 
 
-def time_harvest(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> float:
-    """Seconds to read all texts and have their states on disk."""
+def time_harvest(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> Taken:
+    """Time to read all texts and have their states on disk."""
     with backend(recipe, spec) as harvester, tqdm(disable=True) as bar:
         harvester.harvest(replace(jobs[0], index=99999, responses=jobs[0].responses[:32]), bar)
         harvester.finish()
-        started = time.perf_counter()
+        started = now()
         for job in jobs:
             harvester.harvest(job, bar)
         harvester.finish()
-        return time.perf_counter() - started
+        return since(started)
 
 
-def run_block(recipe: Recipe, spec: TargetSpec, sequences: int) -> tuple[float, float]:
-    """Plain, harvest, harvest, plain: mean seconds of either."""
-    seconds: dict[str, list[float]] = {"plain": [], "harvest": []}
+def run_block(recipe: Recipe, spec: TargetSpec, sequences: int) -> tuple[Taken, Taken]:
+    """Plain, harvest, harvest, plain: mean times of either."""
+    taken: dict[str, list[Taken]] = {"plain": [], "harvest": []}
     for kind in ("plain", "harvest", "harvest", "plain"):
         with tempfile.TemporaryDirectory(dir=recipe.directory()) as directory:
             jobs = jobs_of(recipe, Path(directory), sequences)
-            taken = time_plain(recipe, jobs) if kind == "plain" else time_harvest(recipe, spec, jobs)
-        seconds[kind].append(taken)
-    return statistics.mean(seconds["plain"]), statistics.mean(seconds["harvest"])
+            taken[kind].append(time_plain(recipe, jobs) if kind == "plain" else time_harvest(recipe, spec, jobs))
+    plain, harvest = (Taken(*map(statistics.mean, zip(*map(astuple, t), strict=True))) for t in taken.values())
+    return plain, harvest
 
 
 def main() -> None:
     recipe, args = recipe_from_command_line(
-        __doc__, ("--sequences", {"type": int, "default": 400}), ("--blocks", {"type": int, "default": 3})
+        __doc__, ("--sequences", {"type": int, "default": 1600}), ("--blocks", {"type": int, "default": 3})
     )
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     jobs = jobs_of(recipe, recipe.directory(), args.sequences)
@@ -96,10 +118,11 @@ def main() -> None:
     ratios = []
     for block in range(args.blocks):
         plain, harvest = run_block(recipe, spec, args.sequences)
-        ratios.append(harvest / plain)
-        rates = f"{tokens / plain:,.0f} and {tokens / harvest:,.0f} tokens/s"
+        ratios.append(harvest.wall / plain.wall)
         print(
-            f"block {block + 1}: plain {plain:.2f} s, harvest {harvest:.2f} s ({rates}), ratio {ratios[-1]:.3f}",
+            f"block {block + 1}: plain {plain.wall:.2f} s, harvest {harvest.wall:.2f} s, ratio {ratios[-1]:.3f}; "
+            f"CPU of the engine's thread {harvest.engine_cpu / plain.engine_cpu:.3f}, "
+            f"of the process {harvest.process_cpu / plain.process_cpu:.3f}",
             flush=True,
         )
     print(f"median ratio {statistics.median(ratios):.3f} (lowest {min(ratios):.3f}, highest {max(ratios):.3f})")
