@@ -78,7 +78,7 @@ def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "target": target_identity(recipe, spec),
         "tap_ids": list(source.tap_ids),
-        "export": recipe.export.model_dump(mode="json"),
+        "export": recipe.export.model_dump(mode="json", exclude={"license"}),  # the licence is on the card only
     }
 
 
