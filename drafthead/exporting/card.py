@@ -56,9 +56,11 @@ def write_card(
     facts = _facts(recipe, manifest, run_dir)
     facts["directory"] = published_as or facts["directory"]
     text = environment.get_template("card.md.jinja").render(facts, measured=measured)
-    with provenance.atomic_path(recipe.head_dir / CARD) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return recipe.head_dir / CARD
+    path = recipe.head_dir / CARD
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        with provenance.atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return path
 
 
 def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str, Any]:

@@ -59,8 +59,8 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         shutil.rmtree(candidate, ignore_errors=True)
         _unclaim(directory)
         raise
-    for path in sorted(candidate.iterdir()):
-        os.replace(path, directory / path.name)
+    for name in ("model.safetensors", "config.json"):  # the one without which nothing loads comes last
+        os.replace(candidate / name, directory / name)
     candidate.rmdir()
     provenance.sync(directory)
     provenance.finish(directory, counts)
