@@ -1,9 +1,10 @@
 """Write a trained head as a directory that engines serve, and prove it before it has a name.
 
 Reads the consolidated safetensors of a checkpoint and nothing else: no pickle, no DeepSpeed. Parameter names in the
-checkpoint are the exported ones, so the work is a cast, a configuration and the checks. Files are written into
-`.candidate` inside the head's directory and moved out when every check has passed: an engine pointed at a directory
-whose export failed or was killed finds no config.json.
+checkpoint are the exported ones, so the work is a cast, a configuration and the checks: names, shapes and config.json
+(contract, served), equal logits from the written file (reload), acceptance in vLLM (serve_check). Files are written
+into `.candidate` inside the head's directory and moved out when every check has passed: an engine pointed at a
+directory whose export failed or was killed finds no config.json.
 """
 
 import os
@@ -17,9 +18,10 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.exporting.checkpoint import Checkpoint, open_checkpoint
-from drafthead.exporting.checks import ServeCheck, as_counts, check_reload, check_serving
 from drafthead.exporting.contract import DTYPES, MAPS, check_tensors, exported_tensors, head_config
+from drafthead.exporting.reload import check_reload
 from drafthead.exporting.rope import served_shape
+from drafthead.exporting.serve_check import as_counts, check_serving
 from drafthead.exporting.served import check_served
 from drafthead.exporting.speculators import to_speculators
 from drafthead.models.draft import DraftShape
@@ -117,16 +119,8 @@ def _serve(
     recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, source: Checkpoint
 ) -> dict[str, Any]:
     check = check_serving(recipe, directory, weights, shape, source.tap_ids)
-    print(_sentence(check))
+    print(check.sentence())
     return as_counts(check)
-
-
-def _sentence(check: ServeCheck) -> str:
-    return (
-        f"served in vLLM: acceptance length {check.served:.3f}, predicted {check.predicted:.3f} "
-        f"(within {check.tolerance:.0%}; {check.rounds} rounds over {check.compared}: {check.same_text} of "
-        f"{check.prompts} validation prompts have the stored answer)"
-    )
 
 
 def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:
