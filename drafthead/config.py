@@ -224,6 +224,7 @@ class ExportConfig(_Section):
     max_position_embeddings: int | None = Field(default=None, gt=0)  # None: the target's
     # Longest position the head was trained on: rotate by YaRN from there to max_position_embeddings.
     yarn_from: int | None = Field(default=None, gt=0)
+    license: str | None = None  # for the model card; a Hugging Face licence id
 
 
 class EvalConfig(_Section):

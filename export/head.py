@@ -1,18 +1,23 @@
 """Export a trained head to a directory that vLLM serves.
 
     python export/head.py [RECIPE] [section.key=value ...] [--checkpoint runs/NAME/checkpoints/step_N]
-                          [--format vllm|speculators] [--no-serve-check]
+                          [--format vllm|speculators] [--no-serve-check] [--push REPO [--public]]
 
 By default the checkpoint with the best predicted acceptance length is exported. The directory is reloaded, served in
 vLLM and compared with the checkpoint's own prediction before it gets its name; --no-serve-check leaves vLLM out.
 --format speculators (or export.format=speculators) writes heads/NAME-speculators, which `vllm serve` starts without
-being told the target.
+being told the target. A model card is written beside the weights; once eval/head.py has measured the head, the same
+command puts the results on it. Nothing is uploaded without --push.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.config import Recipe, recipe_from_command_line
+
+if TYPE_CHECKING:
+    from drafthead.exporting.card import Measured
 
 
 def main() -> None:
@@ -21,12 +26,42 @@ def main() -> None:
         ("--checkpoint", {"type": Path, "help": "a checkpoint other than the best"}),
         ("--format", {"choices": ["vllm", "speculators"], "help": "instead of the recipe's export.format"}),
         ("--no-serve-check", {"action": "store_true", "help": "do not start vLLM to compare acceptance"}),
+        ("--push", {"metavar": "REPO", "help": "upload to this Hugging Face repository, created private"}),
+        ("--public", {"action": "store_true", "help": "with --push: create it public"}),
     )
     if args.format:
         recipe = recipe.model_copy(update={"export": recipe.export.model_copy(update={"format": args.format})})
+    from drafthead.exporting.card import write_card
     from drafthead.exporting.head import export_head
 
-    export_head(recipe, args.checkpoint, serve_check=not args.no_serve_check)
+    directory = export_head(recipe, args.checkpoint, serve_check=not args.no_serve_check)
+    run_dir = args.checkpoint.resolve().parent.parent if args.checkpoint else recipe.run_dir
+    print(f"model card: {write_card(recipe, run_dir, measured_acceptance(recipe), published_as=args.push)}")
+    if args.push:
+        from drafthead.exporting.push import push_head
+
+        print(f"pushed: {push_head(directory, args.push, args.public)}")
+
+
+def measured_acceptance(recipe: Recipe) -> "list[Measured]":
+    """Acceptance on held-out prompts, if eval/acceptance.py has finished with exactly this head."""
+    from drafthead.evaluation.acceptance import acceptance_dir, read_acceptance
+    from drafthead.evaluation.summary import summarise_acceptance
+    from drafthead.exporting.card import Measured
+    from drafthead.provenance import MANIFEST, read_json, reference
+
+    directory = acceptance_dir(recipe)
+    if not (directory / MANIFEST).exists():
+        return []
+    identity = read_json(directory / MANIFEST)["identity"]
+    if identity.get("head") != reference(read_json(recipe.head_dir / MANIFEST)):
+        return []
+    found = summarise_acceptance(read_acceptance(directory)).methods
+    return [
+        Measured(m.category, identity["num_draft_tokens"], m.prompts, m.length.value, m.length.low, m.length.high)
+        for m in found
+        if m.method == "eagle3"
+    ]
 
 
 if __name__ == "__main__":

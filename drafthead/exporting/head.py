@@ -1,9 +1,10 @@
 """Write a trained head as a directory that engines serve, and prove it before it has a name.
 
 Reads the consolidated safetensors of a checkpoint and nothing else: no pickle, no DeepSpeed. Parameter names in the
-checkpoint are the exported ones, so the work is a cast, a configuration and the checks. Files are written into
-`.candidate` inside the head's directory and moved out when every check has passed: an engine pointed at a directory
-whose export failed or was killed finds no config.json.
+checkpoint are the exported ones, so the work is a cast, a configuration and the checks: names, shapes and config.json
+(contract, served), equal logits from the written file (reload), acceptance in vLLM (serve_check). Files are written
+into `.candidate` inside the head's directory and moved out when every check has passed: an engine pointed at a
+directory whose export failed or was killed finds no config.json.
 """
 
 import os
@@ -17,10 +18,11 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.exporting.checkpoint import Checkpoint, open_checkpoint
-from drafthead.exporting.checks import ServeCheck, as_counts, check_reload, check_serving
 from drafthead.exporting.contract import DTYPES, MAPS, check_tensors, exported_tensors, head_config
 from drafthead.exporting.lineage import record_prompts
+from drafthead.exporting.reload import check_reload
 from drafthead.exporting.rope import served_shape
+from drafthead.exporting.serve_check import as_counts, check_serving
 from drafthead.exporting.served import check_served
 from drafthead.exporting.speculators import to_speculators
 from drafthead.models.draft import DraftShape
@@ -61,8 +63,8 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         shutil.rmtree(candidate, ignore_errors=True)
         _unclaim(directory)
         raise
-    for path in sorted(candidate.iterdir()):
-        os.replace(path, directory / path.name)
+    for name in ("model.safetensors", "config.json"):  # the one without which nothing loads comes last
+        os.replace(candidate / name, directory / name)
     candidate.rmdir()
     provenance.sync(directory)
     provenance.finish(directory, counts)
@@ -80,7 +82,7 @@ def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "target": target_identity(recipe, spec),
         "tap_ids": list(source.tap_ids),
-        "export": recipe.export.model_dump(mode="json"),
+        "export": recipe.export.model_dump(mode="json", exclude={"license"}),  # the licence is on the card only
     }
 
 
@@ -120,16 +122,8 @@ def _serve(
     recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, source: Checkpoint
 ) -> dict[str, Any]:
     check = check_serving(recipe, directory, weights, shape, source.tap_ids)
-    print(_sentence(check))
+    print(check.sentence())
     return as_counts(check)
-
-
-def _sentence(check: ServeCheck) -> str:
-    return (
-        f"served in vLLM: acceptance length {check.served:.3f}, predicted {check.predicted:.3f} "
-        f"(within {check.tolerance:.0%}; {check.rounds} rounds over {check.compared}: {check.same_text} of "
-        f"{check.prompts} validation prompts have the stored answer)"
-    )
 
 
 def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:

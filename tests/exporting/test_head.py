@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from drafthead import provenance
 from drafthead.exporting import head as exporting
 from drafthead.exporting.checkpoint import open_checkpoint
-from drafthead.exporting.checks import check_reload
 from drafthead.exporting.contract import head_config
 from drafthead.exporting.head import export_head
+from drafthead.exporting.reload import check_reload
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
 from drafthead.models.draft import draft_shape

@@ -1,7 +1,7 @@
 """Every shape of head that can be configured, through vLLM's own model class: the logits it gives are ours."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from drafthead.config import Recipe
 from drafthead.core.layout import tail_layout
 from drafthead.exporting.contract import exported_tensors, head_config
 from drafthead.exporting.head import write_head
+from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
 from drafthead.models.draft import DraftShape, draft_shape, frozen_copy
 from drafthead.models.target import TargetSpec, load_target_spec
@@ -83,9 +84,9 @@ def draft(inputs, tmp_path_factory) -> Iterator[VllmDraft]:
         yield VllmDraft(recipe, write(recipe, shape, random_weights(shape)))
 
 
-def agrees(draft: VllmDraft, inputs: Inputs, recipe: Recipe, **changed: bool) -> bool:
+def agrees(draft: VllmDraft, inputs: Inputs, recipe: Recipe, spec: TargetSpec | None = None, **changed: bool) -> bool:
     """Whether vLLM and our code give the same logits for a head."""
-    shape = draft_shape(recipe, inputs.spec)
+    shape = served_shape(draft_shape(recipe, spec or inputs.spec), recipe.export)
     weights = random_weights(shape)
     aux = inputs.aux[:, : shape.num_taps * shape.hidden_size]
     model = draft.load(write(recipe, shape, weights, **changed))
@@ -104,3 +105,10 @@ def test_one_switch_read_otherwise_shows_in_the_logits(draft, inputs, tmp_path, 
     recipe = recipe_of(tmp_path, (False, True, False, False), 3, 1, 256)
     assert agrees(draft, inputs, recipe)
     assert not agrees(draft, inputs, recipe, **{switch: True})
+
+
+def test_a_rotation_stretched_at_export_is_the_one_vllm_computes(draft, inputs, tmp_path):
+    """The target of the other cases has YaRN of its own; here the head was trained on an unscaled rotation."""
+    spec = replace(inputs.spec, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    options = ("export.yarn_from=300", "export.max_position_embeddings=2048")
+    assert agrees(draft, inputs, recipe_at(tmp_path, *options), spec)

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafthead.exporting.checkpoint import open_checkpoint
-from drafthead.exporting.checks import TOLERANCE, check_serving
 from drafthead.exporting.rope import served_shape
+from drafthead.exporting.serve_check import TOLERANCE, check_serving
 from drafthead.models.target import load_target_spec
 from drafthead.provenance import require
 

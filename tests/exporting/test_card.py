@@ -1,0 +1,85 @@
+"""The model card says what manifests say and no more; nothing is uploaded unless asked, nor public by default."""
+
+from unittest.mock import create_autospec
+
+import huggingface_hub
+import pytest
+
+from drafthead import provenance
+from drafthead.exporting.card import Measured, write_card
+from drafthead.exporting.head import export_head
+from drafthead.exporting.importing.head import import_head
+from drafthead.exporting.push import push_head
+from tests.exporting.runs import recipe_at, write_run
+
+
+@pytest.fixture
+def head(tmp_path):
+    """A head that was imported, so that nothing about its training is known."""
+    first = recipe_at(tmp_path / "first")
+    write_run(first)
+    recipe = recipe_at(tmp_path / "second")
+    import_head(recipe, str(export_head(first, serve_check=False)))
+    export_head(recipe, serve_check=False)
+    return recipe
+
+
+@pytest.fixture
+def api(monkeypatch):
+    """The hub's client with its real signatures and no network."""
+    client = create_autospec(huggingface_hub.HfApi, instance=True)
+    client.upload_folder.return_value.commit_url = "https://hub/commit/1"
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: client)
+    return client
+
+
+def test_a_card_names_what_is_known_and_what_is_not(head):
+    text = write_card(head, head.run_dir).read_text()
+    for part in (
+        "eagle3", "tiny: an EAGLE-3 draft head for data_gen/tiny/target", "what it was trained on is not known here",
+        "exported without starting an engine", "It has not been measured on held-out prompts",
+        "taps [2, 4, 6]", "eagle3_layers_to_capture: [1, 3, 5]", "to [1, 3, 5]", "None has been stated",
+        """'{"method":"eagle3","model":"heads/tiny","num_speculative_tokens":3}'""", "--speculative-num-draft-tokens 4",
+    ):  # fmt: skip
+        assert part in text, f"{part!r} is not in\n{text}"
+    assert "None" not in text.replace("None has been stated", "")
+
+
+def test_a_card_that_says_nothing_new_is_left_alone(head):
+    path = write_card(head, head.run_dir)
+    before = path.stat().st_mtime_ns
+    assert write_card(head, head.run_dir).stat().st_mtime_ns == before
+
+
+def test_results_and_licence_appear_without_touching_the_artefact(head, tmp_path):
+    before = (head.head_dir / provenance.MANIFEST).read_bytes()
+    licensed = recipe_at(tmp_path / "second", "export.license=apache-2.0")
+    export_head(licensed, serve_check=False)
+    text = write_card(licensed, head.run_dir, [Measured("all", 3, 147, 2.694, 2.62, 2.77)], "me/head").read_text()
+    assert "| measured on held-out prompts: all | 3 | 0 | 147 | 2.69 [2.62, 2.77] |" in text
+    assert 'license: "apache-2.0"' in text
+    assert '"model":"me/head"' in text
+    assert (head.head_dir / provenance.MANIFEST).read_bytes() == before
+    assert not provenance.verify_files(head.head_dir)
+
+
+def test_a_push_is_private_and_holds_three_files(head, api):
+    write_card(head, head.run_dir)
+    assert push_head(head.head_dir, "me/head") == "https://hub/commit/1"
+    api.create_repo.assert_called_once_with("me/head", private=True, exist_ok=True)
+    patterns = api.upload_folder.call_args.kwargs["allow_patterns"]
+    assert patterns == ["config.json", "model.safetensors", "README.md"]
+    push_head(head.head_dir, "me/head", public=True)
+    assert api.create_repo.call_args.kwargs["private"] is False
+
+
+def test_a_damaged_or_unservable_head_is_not_pushed(head, api, tmp_path):
+    local = recipe_at(tmp_path / "second", "export.format=speculators")
+    with pytest.raises(ValueError, match="names its target by a local path"):
+        push_head(export_head(local, serve_check=False), "me/head")
+    (head.head_dir / "config.json").write_text("{}")
+    with pytest.raises(provenance.ArtefactError, match=r"has changed since it was exported \(config.json\)"):
+        push_head(head.head_dir, "me/head")
+    with pytest.raises(provenance.ArtefactError, match="does not exist; run: python export/head.py"):
+        push_head(tmp_path / "nothing", "me/head")
+    assert not api.mock_calls
