@@ -70,6 +70,8 @@ def test_which_questions_become_prompts():
     assert cut(chat, "first") == [tuple(chat[:1])]
     assert cut(chat, "last") == [tuple(chat[:3])]
     assert cut(chat, "all") == [tuple(chat[:1]), tuple(chat[:3])]
+    late = say(("user", "1"), ("system", "2"))  # found by the property below
+    assert cut(late, "last") == [tuple(late[:1])]
 
 
 def test_a_megabyte_of_text_is_kept():

@@ -98,7 +98,7 @@ def cut(messages: Sequence[Message], turns: Turns) -> list[tuple[Message, ...]]:
     ends = [
         i
         for i, message in enumerate(messages)
-        if message["role"] in _TO_ANSWER and (i + 1 == len(messages) or messages[i + 1]["role"] == "assistant")
+        if message["role"] in _TO_ANSWER and (i + 1 == len(messages) or messages[i + 1]["role"] not in _TO_ANSWER)
     ]
     chosen = {"first": ends[:1], "last": ends[-1:], "all": ends}[turns]
     return [tuple(messages[: end + 1]) for end in chosen]
