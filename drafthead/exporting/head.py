@@ -63,8 +63,8 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         shutil.rmtree(candidate, ignore_errors=True)
         _unclaim(directory)
         raise
-    for name in ("model.safetensors", "config.json"):  # the one without which nothing loads comes last
-        os.replace(candidate / name, directory / name)
+    for path in sorted(candidate.iterdir(), key=lambda file: file.name == "config.json"):
+        os.replace(path, directory / path.name)  # the one without which nothing loads comes last
     candidate.rmdir()
     provenance.sync(directory)
     provenance.finish(directory, counts)
