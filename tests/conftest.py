@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import settings
 
 # The tensors here are tiny: a second OpenMP thread would only spin, and slow down what runs beside it.
 torch.set_num_threads(1)
+
+# How long an example takes says something of the machine, nothing of the code.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items):

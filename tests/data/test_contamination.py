@@ -75,7 +75,7 @@ def by_hand(train: str, held: str) -> bool:
     return any(tuple(a[i : i + N]) in runs for i in range(len(a) - N + 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(words, max_size=5), st.lists(words, max_size=5))
 def test_the_same_as_a_search_by_hand(train, held):
     found = find_overlaps([text(f"t{i}", t) for i, t in enumerate(train)], [text(f"h{i}", h) for i, h in enumerate(held)])

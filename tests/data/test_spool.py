@@ -98,7 +98,7 @@ def test_one_harvester_at_a_time_and_leftovers_of_a_killed_one_go(tmp_path):
         pass
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     capacity=st.integers(2, 6),
     num_shards=st.integers(1, 7),

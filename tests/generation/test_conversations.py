@@ -95,7 +95,7 @@ messages = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(messages, max_size=6) | json_values)
 def test_anything_is_a_conversation_or_has_a_reason(rows):
     try:
