@@ -8,12 +8,16 @@ allocator has no such holes.
 
 import ctypes
 
-import torch
+from torch import Tensor
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+_WORTH_IT = 4 * 2**20  # bytes; the holes that smaller states leave are not worth fetching pages again
 
 
-def give_back(device: torch.device) -> None:
-    """Hand back what was freed; does nothing for tensors on a GPU, or without glibc."""
-    if device.type == "cpu" and _trim is not None:
+def give_back(state: Tensor) -> None:
+    """Hand back what was freed around a state of one TTT step.
+
+    Does nothing for small states, on a GPU, or without glibc.
+    """
+    if state.device.type == "cpu" and _trim is not None and state.nbytes >= _WORTH_IT:
         _trim(0)

@@ -250,9 +250,9 @@ class DraftModel(nn.Module):
         for k, embedding in enumerate(embeddings):
             rope = self.rope(positions if k == 0 else positions[layout.rows] + k, state.dtype)
             state, output, pasts = run_step(k, state, embedding, rope, layout, pasts)
-            give_back(output.device)
+            give_back(output)
             if output.requires_grad:
-                output.register_hook(lambda grad: give_back(grad.device))  # the backward leaves holes as well
+                output.register_hook(give_back)  # the backward leaves holes as well
             yield output
 
     def _run_step(

@@ -80,10 +80,10 @@ class TTTObjective(nn.Module):
         embeddings = (nn.functional.embedding(ids, target.embeddings) for ids in tokens)
         recompute = self.recompute and torch.is_grad_enabled()
         states = self.draft.unroll(aux, embeddings, batch.positions, batch.layout, recompute)
-        give_back(states.device)  # what the steps freed, before the loss needs buffers
+        give_back(states[0])  # what the steps freed, before the loss needs buffers
         teacher = target.teacher(batch.last_hidden, batch.lse)
         scored = head_loss(states, self.draft.lm_head.weight, teacher, valid, scale, self.objective)
-        give_back(states.device)
+        give_back(states[0])
         return scored.loss, scored.step_sums, scored.predictions
 
 
