@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from drafthead.cli import run_recipe
-from drafthead.config import Recipe, recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import Recipe
 from drafthead.core.acceptance import Acceptance
 from drafthead.core.alignment import valid_positions
 from drafthead.core.statistics import Interval, length_difference

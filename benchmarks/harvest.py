@@ -24,8 +24,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from drafthead.cli import run_recipe
-from drafthead.config import Recipe, recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import Recipe
 from drafthead.generation.harvest import ShardJob, backend, list_jobs
 from drafthead.models.target import TargetSpec, load_target_spec
 from drafthead.provenance import made_by

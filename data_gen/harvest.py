@@ -9,8 +9,7 @@ Interrupted, the same command continues with the shards that are missing.
 
 import sys
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation.estimate import print_estimate
 from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.inspect_states import print_verification

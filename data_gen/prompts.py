@@ -6,8 +6,7 @@ Finished already, the same command only prints the table. A report with lengths,
 results/NAME/prompts.
 """
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation.prompt_report import print_prompts, report_prompts
 from drafthead.generation.prompts import make_prompts
 

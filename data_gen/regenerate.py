@@ -5,8 +5,7 @@
 Interrupted, the same command continues with the parts that are missing.
 """
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation.regenerate import SPLITS, regenerate
 from drafthead.generation.response_report import print_responses
 

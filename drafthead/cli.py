@@ -1,7 +1,10 @@
-"""How every recipe script ends when something is wrong: a message for the user, not a traceback."""
+"""What every recipe script shares: its command line, and a message instead of a traceback when something is wrong."""
 
+import argparse
 import sys
 from collections.abc import Callable
+
+from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
 
 
 def run_recipe(main: Callable[[], None]) -> None:
@@ -18,3 +21,25 @@ def run_recipe(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes", file=sys.stderr, flush=True)
         sys.exit(130)
+
+
+def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) -> tuple[Recipe, argparse.Namespace]:
+    """Parse `[RECIPE] [section.key=value ...]` plus the caller's own flags.
+
+    Args:
+        description: shown by --help; usually the script's docstring.
+        extra: (flag, keyword arguments of add_argument) of further options.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default=str(DEFAULT_RECIPE), help="default: configs/tiny.yaml")
+    parser.add_argument("overrides", nargs="*", help="dotted overrides, such as train.learning_rate=1e-3")
+    for flag, options in extra:
+        parser.add_argument(flag, **options)
+    args = parser.parse_args()
+    if "=" in args.recipe:  # overrides of the default recipe
+        args.overrides.insert(0, args.recipe)
+        args.recipe = str(DEFAULT_RECIPE)
+    try:
+        return load_recipe(args.recipe, args.overrides), args
+    except (FileNotFoundError, ValueError) as error:
+        parser.exit(2, f"{error}\n")

@@ -6,7 +6,6 @@ error before any work starts. Values can be overridden on the command line with 
 it is declared and documented here.
 """
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -194,7 +193,7 @@ class TrainConfig(_Section):
     precision: Literal["fp32", "bf16"] = "bf16"
     zero_stage: Literal[0, 1, 2, 3] = 1
     gradient_checkpointing: bool = False  # recompute TTT steps in the backward: less memory, about a third more work
-    compile: bool = False  # torch.compile of the draft's blocks; needs a C++ compiler on CPU
+    compile: bool = False  # torch.compile of the engine; needs a C++ compiler on CPU
     checkpoint_every: int = Field(gt=0)  # optimiser steps; also when validation runs
     keep_checkpoints: int = Field(default=2, gt=0)
     tracker: Literal["none", "wandb", "tensorboard"] = "none"
@@ -335,28 +334,6 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise ValueError(_readable(path, error)) from error
-
-
-def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) -> tuple[Recipe, argparse.Namespace]:
-    """Parse `[RECIPE] [section.key=value ...]` plus the caller's own flags.
-
-    Args:
-        description: shown by --help; usually the script's docstring.
-        extra: (flag, keyword arguments of add_argument) of further options.
-    """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", nargs="?", default=str(DEFAULT_RECIPE), help="default: configs/tiny.yaml")
-    parser.add_argument("overrides", nargs="*", help="dotted overrides, such as train.learning_rate=1e-3")
-    for flag, options in extra:
-        parser.add_argument(flag, **options)
-    args = parser.parse_args()
-    if "=" in args.recipe:  # overrides of the default recipe
-        args.overrides.insert(0, args.recipe)
-        args.recipe = str(DEFAULT_RECIPE)
-    try:
-        return load_recipe(args.recipe, args.overrides), args
-    except (FileNotFoundError, ValueError) as error:
-        parser.exit(2, f"{error}\n")
 
 
 def _readable(path: Path, error: ValidationError) -> str:

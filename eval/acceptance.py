@@ -3,8 +3,7 @@
 python eval/acceptance.py [RECIPE] [section.key=value ...]
 """
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.evaluation.acceptance import measure_acceptance, read_acceptance
 from drafthead.evaluation.summary import summarise_acceptance
 from drafthead.evaluation.tables import print_acceptance

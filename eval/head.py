@@ -11,8 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 
 PARTS = ("acceptance.py", "serving.py", "report.py")
 

@@ -3,8 +3,7 @@
 python eval/report.py [RECIPE] [section.key=value ...]
 """
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.evaluation.report import print_report, write_report
 
 

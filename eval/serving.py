@@ -3,8 +3,7 @@
 python eval/serving.py [RECIPE] [section.key=value ...]
 """
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.evaluation.serving import measure_serving, read_requests, read_runs
 from drafthead.evaluation.summary import summarise_serving
 from drafthead.evaluation.tables import print_serving

@@ -13,8 +13,8 @@ command puts the results on it. Nothing is uploaded without --push.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drafthead.cli import run_recipe
-from drafthead.config import Recipe, recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import Recipe
 
 if TYPE_CHECKING:
     from drafthead.exporting.card import Measured

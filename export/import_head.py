@@ -7,8 +7,7 @@ The recipe names the target and must describe the head; if it does not, the erro
 safetensors only. Then: python export/head.py RECIPE, python eval/head.py RECIPE.
 """
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 
 
 def main() -> None:

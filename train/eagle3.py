@@ -8,8 +8,7 @@ accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes fr
 
 import os
 
-from drafthead.cli import run_recipe
-from drafthead.config import recipe_from_command_line
+from drafthead.cli import recipe_from_command_line, run_recipe
 
 
 def main() -> None:

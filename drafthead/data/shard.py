@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead.data.fp8 import dequantise, quantise
-from drafthead.data.space import DiskFullError, check_space, out_of_space
+from drafthead.data.space import DiskFullError, check_space, out_of_space, ran_out
 from drafthead.provenance import ArtefactError, atomic_path
 
 LAYOUT = 2  # of the tensors above; 1 had last_hidden, argmax and lse for every token
@@ -118,6 +118,8 @@ def write_shard(
             # One key: safetensors writes several in random order, and equal shards should be equal files.
             save_file(tensors, temporary, metadata={_ABOUT: json.dumps(about)})
     except (OSError, SafetensorError) as error:
+        if not ran_out(error):
+            raise
         raise DiskFullError(out_of_space(path, needed, str(error))) from error
 
 

@@ -1,7 +1,10 @@
 """Running out of disk: said before a file is begun where possible, and cleanly where it happens on the way."""
 
+import errno
 import shutil
 from pathlib import Path
+
+_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFullError(ValueError):
@@ -16,6 +19,13 @@ def check_space(path: Path, needed: int) -> None:
     """
     if shutil.disk_usage(path.parent).free < needed:
         raise DiskFullError(out_of_space(path, needed))
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether a write failed for want of room; safetensors gives the system's code in its message only."""
+    if isinstance(error, OSError):
+        return error.errno in _CODES
+    return any(f"os error {code})" in str(error) for code in _CODES)
 
 
 def out_of_space(path: Path, needed: int, reason: str = "") -> str:
