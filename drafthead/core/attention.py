@@ -59,7 +59,7 @@ class _TTTAttention(torch.autograd.Function):
         lse = torch.logsumexp(torch.stack([block_lse, *diagonal]), dim=0)  # (R, Q)
         out = (block_lse - lse).exp()[..., None] * block_out
         for score, v_j in zip(diagonal, pairs[1::2], strict=True):
-            out = out + (score - lse).exp()[..., None] * _expand(v_j, query.shape[1])
+            _add_scaled(out, (score - lse).exp(), v_j)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, cu_queries, cu_keys, out, lse, *saved_rng, *pairs)
         ctx.num_rng = len(saved_rng)
@@ -74,24 +74,31 @@ class _TTTAttention(torch.autograd.Function):
             grad_out.contiguous(), query, key, value, out, lse, cu_queries, cu_keys, scale, rng
         )
         row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
-        grad_pairs = []
+        grad_query, grad_pairs = grad_query.to(lse.dtype), []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
             probability = (_grouped_dot(query, k_j) * scale - lse).exp()
-            grad_score = (probability * (_grouped_dot(grad_out, v_j) - row) * scale)[..., None]
-            grad_query = grad_query + grad_score * _expand(k_j, query.shape[1])
-            grad_pairs.append(_reduce(grad_score * query, groups).to(k_j.dtype))
+            grad_score = probability * (_grouped_dot(grad_out, v_j) - row) * scale
+            _add_scaled(grad_query, grad_score, k_j)
+            grad_pairs.append(_reduce(grad_score[..., None] * query, groups).to(k_j.dtype))
             grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
         return grad_query.to(query.dtype), grad_key, grad_value, None, None, *grad_pairs
 
 
 def _expand(states: Tensor, num_heads: int) -> Tensor:
     """(R, G, D) to (R, Q, D): every query head of a group sees the group's key or value."""
-    return states.repeat_interleave(num_heads // states.shape[1], dim=1)
+    same = states.shape[1] == num_heads
+    return states if same else states.repeat_interleave(num_heads // states.shape[1], dim=1)
 
 
 def _reduce(states: Tensor, num_groups: int) -> Tensor:
     """(R, Q, D) to (R, G, D): the transpose of `_expand`."""
-    return states.unflatten(1, (num_groups, -1)).sum(2)
+    return states if states.shape[1] == num_groups else states.unflatten(1, (num_groups, -1)).sum(2)
+
+
+def _add_scaled(total: Tensor, factor: Tensor, states: Tensor) -> None:
+    """total (R, Q, D) += factor (R, Q) times the states (R, G, D) of each query head's group, in one pass."""
+    grouped = (states.shape[1], -1)
+    total.unflatten(1, grouped).addcmul_(factor.unflatten(1, grouped)[..., None], states[:, :, None])
 
 
 def _grouped_dot(query: Tensor, states: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ _WORTH_IT = 4 * 2**20  # bytes; the holes that smaller states leave are not wort
 
 
 def give_back(state: Tensor) -> None:
-    """Hand back what was freed around a state of one TTT step.
+    """Hand back what was freed while states of this size were computed.
 
     Does nothing for small states, on a GPU, or without glibc.
     """

@@ -1,11 +1,11 @@
 """Activations that the backward makes again from what is kept anyway, instead of keeping them too.
 
 A matrix product keeps its input for the gradient of its weight. In a Llama block that input is mostly the
-result of something cheap: a norm, a gated activation, two states side by side. Over K unrolled steps those
-are more than half of all memory. The functions here keep only their own inputs, and under `remaking()`
-whoever would keep their result keeps a note of how to make it again:
+result of something cheap: a norm, a gated activation. Over K unrolled steps those are about half of all
+memory. The functions here keep only their own inputs, and under `remaking()` whoever would keep their result
+keeps a note of how to make it again:
 
-    kept by autograd per row    norm out, norm inner, mixed (2H), gate, silu(gate), silu(gate) * up, up, ...
+    kept by autograd per row    norm out, norm inner, gate, silu(gate), silu(gate) * up, up, ...
     kept under remaking()       norm in, 1 / rms, gate, up
 
 No matrix product is done twice, which is what checkpointing whole blocks would cost (a third more time).
@@ -37,11 +37,6 @@ def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
     return _Gated.apply(gate, up)
-
-
-def beside(left: Tensor, right: Tensor) -> Tensor:
-    """(R, H) and (R, H) as (R, 2H)."""
-    return _Beside.apply(left, right, _note(left), _note(right))
 
 
 def _note(tensor: Tensor) -> Any:
@@ -102,20 +97,6 @@ class _Gated(torch.autograd.Function):
         return grad_gate, torch.nn.functional.silu(gate).mul_(grad)
 
 
-class _Beside(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, left, right, left_note, right_note):
-        ctx.notes, ctx.width = (left_note, right_note), left.shape[-1]
-        _remakes(ctx, _both)
-        return torch.cat([left, right], dim=-1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        ctx.made = ctx.notes = None
-        return grad[..., : ctx.width], grad[..., ctx.width :], None, None
-
-
 def _normed(node: Any) -> Tensor:
     states, weight, scale = node.saved_tensors
     return (states * scale).mul_(weight).to(states.dtype)
@@ -124,7 +105,3 @@ def _normed(node: Any) -> Tensor:
 def _gated(node: Any) -> Tensor:
     gate, up = node.saved_tensors
     return torch.nn.functional.silu(gate).mul_(up)
-
-
-def _both(node: Any) -> Tensor:
-    return torch.cat([_read(note) for note in node.notes], dim=-1)

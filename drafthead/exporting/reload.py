@@ -45,5 +45,5 @@ def probe_logits(model: DraftModel, num_steps: int = 2, length: int = 16) -> Ten
     generator = torch.Generator().manual_seed(0)
     size = model.shape.hidden_size
     aux = torch.randn(length, model.shape.num_taps * size, generator=generator)
-    embeddings = [torch.randn(length, size, generator=generator) for _ in range(num_steps)]
-    return model.lm_head(model.unroll(aux, embeddings, torch.arange(length), tail_layout([length], [0])))
+    embeddings = torch.randn(length, size, generator=generator)
+    return model.lm_head(model.unroll(aux, embeddings, torch.arange(length), tail_layout([length], [0]), num_steps))

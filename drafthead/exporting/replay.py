@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from drafthead.core.acceptance import Acceptance, match_text, replay
-from drafthead.core.alignment import shift
 from drafthead.data.packing import pack
 from drafthead.data.store import StateStore
 from drafthead.data.windows import whole
@@ -75,9 +74,8 @@ def predicted_rounds(
     """
     mask = store.tokens(index)[1]
     batch = pack(store, [whole(index, mask, num_drafts)]).to(torch.device("cpu"), torch.float32)
-    tokens = [shift(batch.input_ids, 1)] + [shift(batch.row_ids, 1 + k) for k in range(1, num_drafts)]
-    embedded = [torch.nn.functional.embedding(ids, embeddings).float() for ids in tokens]
-    states = model.unroll(batch.aux, embedded, batch.positions, batch.layout)
+    embedded = torch.nn.functional.embedding(batch.input_ids, embeddings).float()
+    states = model.unroll(batch.aux, embedded, batch.positions, batch.layout, num_drafts)
     drafts = torch.stack([model.lm_head(state).argmax(-1) for state in states])  # (K, R)
     return replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from drafthead.core.alignment import shift
 from drafthead.core.host_memory import give_back
 from drafthead.core.losses import HeadLoss, Teacher, head_loss
 from drafthead.core.objectives import ObjectiveName
@@ -75,11 +74,9 @@ class TTTObjective(nn.Module):
             on output tensors, and looks for them in tuples only.
         """
         aux = torch.zeros_like(batch.aux) if self.zero_hidden_states else batch.aux
-        # Step k reads x[t + 1 + k]; past a document's end the row is never valid, so its content is moot.
-        tokens = [shift(batch.input_ids, 1)] + [shift(batch.row_ids, 1 + k) for k in range(1, self.num_steps)]
-        embeddings = (nn.functional.embedding(ids, target.embeddings) for ids in tokens)
+        embeddings = nn.functional.embedding(batch.input_ids, target.embeddings)
         recompute = self.recompute and torch.is_grad_enabled()
-        states = self.draft.unroll(aux, embeddings, batch.positions, batch.layout, recompute)
+        states = self.draft.unroll(aux, embeddings, batch.positions, batch.layout, self.num_steps, recompute)
         give_back(states[0])  # what the steps freed, before the loss needs buffers
         teacher = target.teacher(batch.last_hidden, batch.lse)
         scored = head_loss(states, self.draft.lm_head.weight, teacher, valid, scale, self.objective)

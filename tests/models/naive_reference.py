@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from drafthead.core.rope import rope_frequencies
-from drafthead.models.draft import DraftLayer, DraftModel
+from drafthead.models.block import DraftLayer
+from drafthead.models.draft import DraftModel
 
 
 def rms_norm(states: Tensor, norm) -> Tensor:

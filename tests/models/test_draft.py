@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drafthead.config import HeadConfig
-from drafthead.core.alignment import shift, valid_positions
+from drafthead.core.alignment import valid_positions
 from drafthead.core.layout import tail_layout
 from drafthead.models import draft
 from drafthead.models.draft import DraftModel, DraftShape
@@ -33,11 +33,6 @@ def small_model(num_taps=3, num_layers=1, rope=YARN, seed=0, **norms) -> DraftMo
             if "norm" in name:
                 parameter.copy_(torch.rand_like(parameter) + 0.5)
     return model
-
-
-def unroll(model, aux, embeddings, positions, layout, num_steps):
-    shifted = [shift(embeddings, 1)] + [shift(embeddings[layout.rows], 1 + k) for k in range(1, num_steps)]
-    return model.unroll(aux, shifted, positions, layout)
 
 
 NORMS = [
@@ -72,12 +67,12 @@ def test_recomputed_steps_give_the_same_gradients_and_keep_less(norm_output, mon
     monkeypatch.setattr(draft, "remaking", nullcontext)  # its hooks would hide from ours what is kept
     model, num_steps, length = small_model(num_layers=2, norm_output=norm_output), 4, 9
     aux = torch.randn(length, 3 * 8, dtype=torch.float64)
-    embeddings = [torch.randn(length, 8, dtype=torch.float64) for _ in range(num_steps)]
+    embeddings = torch.randn(length, 8, dtype=torch.float64)
     layout, grads, kept = tail_layout([length], [0]), [], []
     for recompute in (False, True):
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, s=saved: s.append(t.numel()) or t, lambda t: t):
-            states = model.unroll(aux, embeddings, torch.arange(length), layout, recompute)
+            states = model.unroll(aux, embeddings, torch.arange(length), layout, num_steps, recompute)
         kept.append(sum(saved))
         trained = [p for n, p in model.named_parameters() if n != "lm_head.weight"]
         grads.append(torch.autograd.grad(states.square().sum(), trained))
@@ -98,7 +93,7 @@ def check_parity(model, lengths, num_steps, firsts=None):
     weights = torch.randn(num_steps, len(layout.rows), hidden, generator=generator, dtype=torch.float64)
     weights = weights * valid[..., None]
 
-    ours = unroll(model, aux, embeddings, positions, layout, num_steps)
+    ours = model.unroll(aux, embeddings, positions, layout, num_steps)
     reference = torch.cat(
         [
             naive_unroll(model, aux[a:b], embeddings[a:b], p, num_steps)
