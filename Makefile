@@ -5,6 +5,7 @@ PYTHON ?= python3
 RECIPE ?= configs/tiny.yaml
 OVERRIDES ?=
 VENV := .venv
+WORKERS ?= -n 2 --dist loadgroup --no-loadscope-reorder
 RUN := $(VENV)/bin/python
 # The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
 STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
@@ -41,7 +42,7 @@ evaluate: install
 	$(RUN) eval/head.py $(RECIPE) $(OVERRIDES)
 
 test: install  ## everything, with real vLLM and real DeepSpeed
-	$(RUN) -m pytest tests -m "not soak"
+	$(RUN) -m pytest tests -m "not soak" $(WORKERS)
 
 soak: install  ## ten random kills of a training run
 	$(RUN) -m pytest tests -m soak -s
@@ -50,7 +51,7 @@ check: install  ## before every change: style, types, fast tests
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest tests -m "not slow and not soak" -q
+	$(RUN) -m pytest tests -m "not slow and not soak" -q $(WORKERS)
 
 clean:  ## delete everything that runs wrote; the shipped data stays
 	rm -rf data runs heads results

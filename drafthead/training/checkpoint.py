@@ -19,14 +19,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafthead.provenance import MANIFEST, ArtefactError, read_json, sha256_file, sync, verify_files, write_json
+from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
 _STATE = "state.json"
 _ENGINE = "deepspeed"
+_MODULE = "draft"  # of the engine's module, a TTTObjective, that holds the parameters
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,18 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
     return None
 
 
-def load(accelerator: Any, engine: Any, path: Path, state: TrainState) -> None:
+def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged: bool) -> None:
     """Restore the engine from a verified checkpoint; every rank calls this.
 
     On another number of ranks than wrote it, rank 0 first converts it to DeepSpeed's universal format. ZeRO 0
     keeps everything on every rank and needs no conversion.
+
+    Args:
+        accelerator: of the run.
+        engine: the DeepSpeed engine.
+        path: the checkpoint.
+        state: what it says of itself.
+        averaged: its model.safetensors holds the moving average, which the optimiser continues.
 
     Raises:
         ArtefactError: it does not load.
@@ -120,6 +130,8 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState) -> None:
         folder, tag = path.with_name(f".{path.name}.universal"), "universal"
         if accelerator.is_main_process:
             _convert(path / _ENGINE / "state", folder / tag)
+            if averaged:
+                _add_average(path / MODEL_FILE, folder / tag / "zero")
         accelerator.wait_for_everyone()
         engine._config.load_universal_checkpoint = True  # DeepSpeed asks for it before a checkpoint is known
     loaded, _ = engine.load_checkpoint(str(folder), tag=tag)
@@ -146,6 +158,14 @@ def _convert(source: Path, destination: Path) -> None:
     )  # fmt: skip
     with redirect_stdout(io.StringIO()):  # it narrates every parameter
         ds_to_universal.main(options)
+
+
+def _add_average(weights: Path, parameters: Path) -> None:
+    """Put the moving average into the universal form, which is made of Adam's moments only but read by file name."""
+    for name, tensor in load_file(weights).items():
+        folder = parameters / f"{_MODULE}.{name}"
+        if folder.is_dir():  # d2t and t2d are no parameters
+            torch.save({"param": tensor}, folder / f"{EMA_STATE}.pt")
 
 
 def retain(run_dir: Path, keep: int, best_step: int) -> None:

@@ -142,13 +142,14 @@ def _restore(recipe: Recipe, accelerator: Any, engine: Any) -> checkpoint.TrainS
     if found is None:
         return checkpoint.TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
     path, state = found
-    if state.world_size != ranks and (config.optimizer != "adamw" or config.ema_decay is not None):
+    averaged = config.ema_decay is not None
+    if state.world_size != ranks and (config.optimizer == "muon" or (averaged and config.zero_stage == 3)):
         raise ValueError(
             f"{path} was written by {state.world_size} ranks and this run has {ranks}: DeepSpeed's universal "
-            "checkpoint carries Adam's moments only, not those of train.optimizer muon or train.ema_decay. "
-            f"Resume with {state.world_size} ranks"
+            "checkpoint leaves out the moments of train.optimizer muon, and those of train.ema_decay at "
+            f"train.zero_stage 3. Resume with {state.world_size} ranks"
         )
-    checkpoint.load(accelerator, engine, path, state)
+    checkpoint.load(accelerator, engine, path, state, averaged)
     if accelerator.is_main_process:
         reshaped = "" if state.world_size == ranks else f" (written by {state.world_size} ranks, now {ranks})"
         print(f"resuming from step {state.step}{reshaped}")

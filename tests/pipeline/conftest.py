@@ -58,5 +58,5 @@ def blind_run(tiny_run, tmp_path_factory) -> Recipe:
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
     overrides = overrides_for(root, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
     run_ok("train/eagle3.py", overrides, ACCELERATE)
-    run_ok("export/head.py", overrides)
+    run_ok("export/head.py", (*overrides, "--no-serve-check"))
     return load_recipe(overrides=overrides)

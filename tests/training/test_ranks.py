@@ -4,9 +4,11 @@ import socket
 import subprocess
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from drafthead.config import REPO_ROOT
-from tests.training.launching import command, entries, environment, forget_after, losses, run
+from tests.training.launching import checkpoints, command, entries, environment, forget_after, losses, run
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +49,18 @@ def test_a_run_resumes_on_another_number_of_ranks(runs, stage, ranks):
     assert f"resuming from step 4 (written by {ranks} ranks, now {other})" in printed
     assert losses(recipe.run_dir) == pytest.approx(undisturbed, rel=1e-6)
     assert not list((recipe.run_dir / "checkpoints").glob(".*"))  # the converted copy is gone
+
+
+def test_the_moving_average_goes_on_with_another_number_of_ranks(run_factory):
+    options = (*TWO_PER_STEP, "train.zero_stage=1", "train.ema_decay=0.9")
+    recipe = run_factory("averaged")
+    run(recipe, *options, ranks=1)
+    undisturbed = load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors")
+    forget_after(recipe.run_dir, 4)
+    assert "resuming from step 4 (written by 1 ranks, now 2)" in run(recipe, *options, ranks=2)
+    average = load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors")
+    for name, wanted in undisturbed.items():
+        torch.testing.assert_close(average[name], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_two_launchers_train_as_two_nodes(runs, run_factory):
