@@ -1,0 +1,80 @@
+"""Every recipe for a public target, at that target's true size, on meta tensors: nothing is allocated or downloaded.
+
+`tests/targets` holds the part of each public config.json that this project reads, in a folder named like its hub id.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.exporting.contract import DTYPES, checkpoint_names, expected_shapes, exported_tensors, head_config
+from drafthead.exporting.rope import served_shape
+from drafthead.exporting.served import check_served
+from drafthead.generation.sources.catalogue import CATALOGUE
+from drafthead.models.draft import DraftModel, DraftShape, draft_shape
+from drafthead.models.target import check_tap_ids, load_target_spec
+
+TARGETS = Path(__file__).parent / "targets"
+RECIPES = sorted(path.stem for path in (REPO_ROOT / "configs").glob("*.yaml") if path.stem != "tiny")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub cache that holds config.json of every target, as a download would leave it."""
+    for source in TARGETS.iterdir():
+        repository = tmp_path / f"models--{source.name}"
+        shutil.copytree(source, repository / "snapshots" / ("0" * 40))
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def shape_of(recipe: Recipe) -> DraftShape:
+    spec = load_target_spec(recipe.target_path)
+    check_tap_ids(spec, recipe.target.tap_ids)
+    return draft_shape(recipe, spec)
+
+
+def by_hand(shape: DraftShape) -> int:
+    """Trainable weights of a head of one layer."""
+    head, H = shape.head, shape.hidden_size
+    q, kv = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
+    block = 2 * H * (q + 2 * kv) + q * H + 3 * H * head.intermediate_size
+    norms = 3 * H + H + (shape.num_taps * H if head.norm_before_fc else 0)  # of the block, the last one, before fc
+    return block + shape.num_taps * H * H + head.draft_vocab_size * H + norms
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_head_has_its_size_and_keeps_the_contract(name, hub):
+    recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
+    shape = served_shape(shape_of(recipe), recipe.export)
+    with torch.device("meta"):
+        model = DraftModel(shape)
+    assert sum(p.numel() for p in model.parameters()) == by_hand(shape)
+    config = head_config(shape, recipe.target.tap_ids, recipe.export.dtype, shape.max_position_embeddings)
+    check_served(config, shape, recipe.target.tap_ids, recipe.engine.max_model_len)
+    maps = {
+        "d2t": torch.empty(shape.head.draft_vocab_size, dtype=torch.int64, device="meta"),
+        "t2d": torch.empty(shape.vocab_size, dtype=torch.bool, device="meta"),
+    }
+    written = exported_tensors({**model.state_dict(), **maps}, shape, DTYPES[recipe.export.dtype])
+    assert {k: tuple(v.shape) for k, v in checkpoint_names(written).items()} == expected_shapes(shape)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_and_target_fit(name, hub):
+    recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
+    spec = load_target_spec(recipe.target_path)
+    assert recipe.name == name
+    assert recipe.engine.max_model_len <= spec.max_position_embeddings
+    assert recipe.train.tokens_per_batch >= recipe.engine.max_model_len, "a document would be cut into windows"
+    assert all(source.name in CATALOGUE for source in recipe.prompts.sources or ())
+
+
+def test_every_public_target_has_a_recipe():
+    wanted = {load_recipe(REPO_ROOT / "configs" / f"{name}.yaml").target.path.replace("/", "--") for name in RECIPES}
+    assert wanted == {path.name for path in TARGETS.iterdir()}
