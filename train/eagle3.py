@@ -1,6 +1,7 @@
 """Train an EAGLE-3 draft head on harvested hidden states.
 
     accelerate launch train/eagle3.py [RECIPE] [section.key=value ...]
+    python train/eagle3.py --dry-run [--gpus N] [RECIPE] ...    memory per GPU and disk; nothing is trained
 
 Without a recipe it trains the embedded default, configs/tiny.yaml. DeepSpeed is on by the recipe: no
 accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes from the newest checkpoint.
@@ -10,9 +11,19 @@ import os
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 
+OPTIONS = (
+    ("--dry-run", {"action": "store_true", "help": "print what a run needs and train nothing"}),
+    ("--gpus", {"type": int, "default": None, "metavar": "N", "help": "of the run, for --dry-run"}),
+)
+
 
 def main() -> None:
-    recipe, _ = recipe_from_command_line(__doc__)
+    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
+    if args.dry_run:
+        from drafthead.training.footprint import print_plan
+
+        print_plan(recipe, args.gpus or recipe.train.batches_per_step)
+        return
     if recipe.states.spool_shards is not None:
         # A harvester runs beside: on CPU, threads that spin for one another would starve it, and it them.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded, below
