@@ -112,6 +112,8 @@ def write_shard(
     }
     needed = sum(tensor.nbytes for tensor in tensors.values()) + _HEADER
     path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # of a writer that was killed: a shard has one at a time
+        leftover.unlink(missing_ok=True)
     check_space(path, needed)
     try:
         with atomic_path(path) as temporary:

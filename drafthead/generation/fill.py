@@ -18,15 +18,9 @@ from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.data.spool import Demand, Spool, open_spool
-from drafthead.generation.harvest import (
-    Harvester,
-    ShardJob,
-    backend,
-    finish_split,
-    harvest_jobs,
-    list_jobs,
-    present,
-)
+from drafthead.generation.harvesters import Harvester, backend, harvest_jobs
+from drafthead.generation.shard_jobs import ShardJob, list_jobs, present
+from drafthead.generation.state_stores import finish_split
 from drafthead.models.target import TargetSpec
 from drafthead.progress import progress_bar, wait_until
 from drafthead.provenance import MANIFEST, finish
