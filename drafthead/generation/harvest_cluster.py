@@ -1,20 +1,20 @@
 """Harvest on a Ray cluster: an actor per engine, a task per shard.
 
-The work is Ray's: it places the actors, restarts one that died, runs its task again, and ActorPool hands the next
+The work is Ray's: it places the actors, restarts one that died and runs its task again, and ActorPool hands the next
 shard to whichever engine is free. Shards are whole or absent on a file system that all nodes share, so a task may run
-twice, and what is missing in the end is simply handed out again:
+twice, and whatever is missing after a round is handed out again in the next, with new engines where there is room:
 
-- An engine that dies loses the shard it computes, which Ray retries, and the one on its way to disk, which is found
-  missing when all tasks are done.
-- A node that goes for good leaves engines without a place, whose tasks would wait for ever: when nothing else runs,
-  they are given up, and the next round starts as many engines as there are places.
+- An engine that dies loses the shard it computes, which Ray retries, and the one on its way to disk, which the next
+  round makes.
+- A node that goes for good takes its engines along. Their tasks would wait for ever, or use up their retries before
+  Ray knows: the round ends when nothing else runs, or with the first task that is lost.
 
-Given up: the set of engines is fixed when a round starts, so a node that joins later is used by the next command.
+Given up: the engines of a round are fixed, so a node that joins later is used from the next round or command on.
 """
 
 import logging
 import os
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.generation.harvesters import Harvester, backend, check_written
+from drafthead.generation.harvesters import Harvester, backend
 from drafthead.generation.shard_jobs import ShardJob, unwritten
 from drafthead.models.target import TargetSpec
 from drafthead.progress import progress_bar
@@ -38,7 +38,8 @@ except ImportError as error:
         f"Ray cannot be imported ({error}); run: pip install -e '.[cluster]', or leave out --cluster"
     ) from error
 
-ATTEMPTS = 3  # of a shard whose engine dies, and rounds over what is missing
+ATTEMPTS = 3  # rounds that may lose the same shard
+_RETRIES = 1  # by Ray, within a round
 _LOOK_EVERY = 5.0  # seconds; how often to look whether engines have lost their place
 
 
@@ -80,22 +81,19 @@ def run_on_cluster(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob], w
 
     Raises:
         ValueError: there is no room for an engine or for `workers` of them, a shard could not be written, or a shard
-            cost ATTEMPTS engines.
+            was lost with its engines in ATTEMPTS rounds.
     """
-    total = _sequences(jobs)
+    total, lost = _sequences(jobs), Counter[str]()
     with _cluster(), progress_bar(total, "harvesting", "seq") as bar:
         needs = _needs(recipe)
         count = _count(needs, workers)
-        for _ in range(ATTEMPTS):
-            if not (missing := unwritten(jobs)):
-                return
+        while missing := unwritten(jobs):
             bar.n = total - _sequences(missing)
             with _engines(recipe, spec, needs, min(count, _places(needs), len(missing))) as engines:
-                failure = _hand_out(engines, missing, needs, bar)
+                began, failure = _hand_out(engines, missing, needs, bar)
                 failure = _settle(engines, needs) or failure
-            if failure is not None and (missing := unwritten(jobs)):
-                raise _explained(failure, missing)
-    check_written(jobs)
+            lost.update(str(job.path) for job in unwritten(missing[:began]))
+            _check(failure, lost)
 
 
 def _sequences(jobs: Sequence[ShardJob]) -> int:
@@ -142,7 +140,7 @@ def _cluster() -> Iterator[None]:
 def _engines(recipe: Recipe, spec: TargetSpec, needs: dict[str, int], count: int) -> Iterator[list[Any]]:
     """Actors, ended with the block. They are restarted without limit: the attempts of a shard are what is bounded."""
     actor: Any = ray.remote(Engine).options(
-        num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0), max_restarts=-1, max_task_retries=ATTEMPTS - 1
+        num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0), max_restarts=-1, max_task_retries=_RETRIES
     )
     engines = [actor.remote(recipe, spec) for _ in range(count)]
     try:
@@ -152,25 +150,30 @@ def _engines(recipe: Recipe, spec: TargetSpec, needs: dict[str, int], count: int
             ray.kill(engine)
 
 
-def _hand_out(engines: list[Any], jobs: Sequence[ShardJob], needs: dict[str, int], bar: tqdm) -> RayError | None:
-    """Every shard to one engine. After a failure, which is returned, no shard is begun but those in work are ended."""
-    pool, waiting, running = ActorPool(engines), deque(jobs), 0
+def _hand_out(
+    engines: list[Any], jobs: Sequence[ShardJob], needs: dict[str, int], bar: tqdm
+) -> tuple[int, RayError | None]:
+    """Every shard to one engine, in order; after a failure none is begun, but those in work are ended.
+
+    Returns:
+        How many shards were begun, and the first failure.
+    """
+    pool, began, running = ActorPool(engines), 0, 0
     failure: RayError | None = None
-    while waiting or running:
-        while waiting and pool.has_free():
-            pool.submit(lambda engine, job: engine.harvest.remote(job), waiting.popleft())
-            running += 1
+    while running or (began < len(jobs) and not failure):
+        while began < len(jobs) and not failure and pool.has_free():
+            pool.submit(lambda engine, job: engine.harvest.remote(job), jobs[began])
+            began, running = began + 1, running + 1
         try:
             bar.update(pool.get_next_unordered(timeout=_LOOK_EVERY))
         except RayError as error:
             failure = failure or error
-            waiting.clear()
         except TimeoutError:
-            if not waiting and running <= len(engines) - _places(needs):
+            if began == len(jobs) and running <= len(engines) - _places(needs):
                 break  # what still runs has no place to run on
             continue
         running -= 1
-    return failure
+    return began, failure
 
 
 def _settle(engines: list[Any], needs: dict[str, int]) -> RayTaskError | None:
@@ -189,14 +192,19 @@ def _settle(engines: list[Any], needs: dict[str, int]) -> RayTaskError | None:
     return None
 
 
-def _explained(failure: RayError, missing: Sequence[ShardJob]) -> Exception:
-    """What the user is told: an engine's own error as it is, or what to do about engines that die."""
+def _check(failure: RayError | None, lost: Counter[str]) -> None:
+    """See that there is reason to go on.
+
+    Raises:
+        ValueError: a shard was lost too often.
+        Exception: whatever an engine raised.
+    """
     if isinstance(failure, RayTaskError):
-        failure.cause.__cause__ = failure  # shows the traceback of the engine
-        return failure.cause
-    return ValueError(
-        f"a shard cost {ATTEMPTS} engines ({failure}). {len(missing)} shards are missing, {missing[0].path} is the "
-        "first. What Ray says above, or the logs of the dead workers (/tmp/ray/session_latest/logs on their node), "
-        "tells why; where it is memory, lower engine.max_num_seqs or engine.gpu_memory_utilization. The same command "
-        "continues"
-    )
+        raise failure.cause from failure
+    for path, rounds in lost.items():
+        if rounds >= ATTEMPTS:
+            raise ValueError(
+                f"{path} was lost with its engine in {rounds} rounds of {1 + _RETRIES} attempts. What Ray says above, "
+                "or the logs of the dead workers (/tmp/ray/session_latest/logs on their node), tells why; where it is "
+                "memory, lower engine.max_num_seqs or engine.gpu_memory_utilization. The same command continues"
+            ) from failure

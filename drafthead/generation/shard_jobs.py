@@ -66,10 +66,12 @@ class Share:
         index, _, of = text.partition("/")
         if not (index.isdecimal() and of.isdecimal()):
             raise ValueError(f"--shards {text} is not of the form I/N, such as 0/8 for the first of eight processes")
+        if int(of) == 0:
+            raise ValueError(f"--shards {text}: N is the number of processes, 1 or more")
         if int(index) >= int(of):
+            last = int(of) - 1
             raise ValueError(
-                f"--shards {text}: of {of} processes the numbers are 0 to {int(of) - 1}; "
-                f"for a Slurm array: --array=0-{max(int(of) - 1, 0)}"
+                f"--shards {text}: of {of} processes the numbers are 0 to {last}; for a Slurm array: --array=0-{last}"
             )
         return cls(int(index), int(of))
 
