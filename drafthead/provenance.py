@@ -19,7 +19,7 @@ import platform
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -119,13 +119,23 @@ def begin(directory: Path, kind: str, identity: dict[str, Any]) -> bool:
     return (directory / MANIFEST).exists()
 
 
-def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dict[str, Any]:
+def finish(
+    directory: Path, counts: dict[str, Any], lasting: bool = True, checksums: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Write the manifest over every file in `directory`; the artefact is complete from here on.
 
-    Not `lasting`: what the directory holds was made to be consumed, so no file is listed.
+    Args:
+        directory: of the artefact.
+        counts: what to say of it in numbers.
+        lasting: otherwise what the directory holds was made to be consumed, so no file is listed.
+        checksums: SHA-256 by file name, of files whose writers took it already; they are not read again.
     """
+    known = checksums or {}
     files = {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        str(path.relative_to(directory)): {
+            "bytes": path.stat().st_size,
+            "sha256": known.get(str(path.relative_to(directory))) or sha256_file(path),
+        }
         for path in sorted(directory.rglob("*") if lasting else ())
         if path.is_file() and not path.name.startswith(".") and path.name not in (IDENTITY, MANIFEST)
     }

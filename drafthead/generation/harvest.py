@@ -14,7 +14,7 @@ from drafthead.config import Recipe
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.store import KIND
 from drafthead.generation.harvesters import run_jobs
-from drafthead.generation.shard_jobs import WHOLE, ShardJob, Share, list_jobs, present, unwritten
+from drafthead.generation.shard_jobs import WHOLE, ShardJob, Share, list_jobs, to_do, unwritten
 from drafthead.generation.state_stores import claim, finish_split
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec
 from drafthead.provenance import require
@@ -53,7 +53,7 @@ def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner | None = None) -> 
         harvest_online(recipe, spec, validation="validation" in unfinished)
         return True
     jobs = {split: list_jobs(recipe, split) for split in unfinished}
-    missing = [job for split in unfinished for job in jobs[split] if job in share and not present(job)]
+    missing = to_do([job for split in unfinished for job in jobs[split] if job in share])
     if missing:
         started = time.monotonic()
         (run or run_jobs)(recipe, spec, missing)

@@ -7,13 +7,16 @@ there. That gives up prefix caching between shards and a full batch at each shar
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from drafthead.config import Recipe
+from drafthead.data import checksums
 from drafthead.data.responses import Response, read_responses
 from drafthead.data.store import open_checked, shard_path
+from drafthead.progress import progress
 from drafthead.serving.shard_writer import ShardSlot
 
 
@@ -104,10 +107,23 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     ]
 
 
-def present(job: ShardJob) -> bool:
-    """Whether the shard is there; a shard of other sequences or a damaged one is an error, not work to skip."""
+def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
+    """The jobs whose shards are not there; those that are there are read and checked, several at a time.
+
+    Raises:
+        ArtefactError: a shard is damaged or holds other sequences; that is an error, not work to skip.
+    """
+    if len(missing := unwritten(jobs)) == len(jobs):
+        return missing
+    with ThreadPoolExecutor() as pool:
+        found = progress(pool.map(_present, jobs), "checking", "shard", total=len(jobs))
+        return [job for job, there in zip(jobs, found, strict=True) if not there]
+
+
+def _present(job: ShardJob) -> bool:
     try:
         open_checked(job.path, [response.id for response in job.responses])
+        checksums.check(job.path)
     except FileNotFoundError:
         return False
     return True

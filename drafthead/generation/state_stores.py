@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drafthead.config import Recipe
+from drafthead.data import checksums
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.shard import LAYOUT
 from drafthead.data.spool import KIND as SPOOL
@@ -74,7 +75,10 @@ def finish_split(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> None:
         "bytes_per_token": size / tokens,
         "argmax_agreement": agreement,
     }
-    finish(directory, counts)
+    known = {job.path.name: sha256 for job in jobs if (sha256 := checksums.noted(job.path))}
+    finish(directory, counts, checksums=known)
+    for job in jobs:
+        checksums.forget(job.path)
 
 
 def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:

@@ -8,14 +8,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from drafthead.config import REPO_ROOT, Recipe
+from drafthead.data.store import write_shard
+from drafthead.data.verify import verify_store
 from drafthead.generation.harvest import SPLITS, harvest
-from drafthead.generation.shard_jobs import ShardJob, Share
-from drafthead.provenance import read_json
+from drafthead.generation.shard_jobs import ShardJob, Share, to_do
+from drafthead.provenance import ArtefactError, read_json
+from tests.data.test_store import sequence
 from tests.generation.conftest import SMALL
 from tests.generation.test_harvest import copy_of
 
@@ -30,7 +34,10 @@ def copy_for(regenerated: Recipe, directory: Path, backend: str) -> tuple[Recipe
 
 
 def checksums(recipe: Recipe) -> list[dict]:
-    """SHA-256 and size of every shard of both finished splits."""
+    """SHA-256 and size of every shard of both finished splits, which are whole and hold nothing else."""
+    for split in SPLITS:
+        assert verify_store(recipe.states_dir(split)) == []
+        assert not list(recipe.states_dir(split).glob(".*"))
     return [read_json(recipe.states_dir(split) / "manifest.json")["files"] for split in SPLITS]
 
 
@@ -74,7 +81,6 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, reg
     said = (tmp_path / "log").read_text()
     assert "Engine.harvest failed" in said  # the death was noticed, and is what was recovered from
     assert "12 sequences" in said
-    assert not list(recipe.states_dir("train").glob(".*.tmp"))
 
 
 @pytest.mark.slow
@@ -123,6 +129,18 @@ def test_a_share_that_is_none_is_refused(text: str, message: str):
 def test_a_spool_has_one_harvester(recipe_in):
     with pytest.raises(ValueError, match=r"states.spool_shards 4: one engine fills a spool"):
         harvest(recipe_in("states.spool_shards=4"), Share(0, 2))
+
+
+def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):
+    jobs = [ShardJob(tmp_path, index, [SimpleNamespace(id=f"{index}")]) for index in range(3)]
+    for job in jobs[:2]:
+        write_shard(job.path, [sequence(f"{job.index}", 9)], num_target_layers=5)
+    assert to_do(jobs) == jobs[2:]
+    content = bytearray(jobs[1].path.read_bytes())
+    content[-1] ^= 8
+    jobs[1].path.write_bytes(content)
+    with pytest.raises(ArtefactError, match=r"shard-00001.safetensors has SHA-256 .* its bytes were changed"):
+        to_do(jobs)
 
 
 def test_a_share_waits_for_the_others(regenerated: Recipe, tmp_path: Path, capsys):
