@@ -89,7 +89,7 @@ def run_on_cluster(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob], w
         count = _count(needs, workers)
         while missing := unwritten(jobs):
             bar.n = total - _sequences(missing)
-            with _engines(recipe, spec, needs, min(count, _places(needs), len(missing))) as engines:
+            with _engines(recipe, spec, needs, min(count, _room(needs), len(missing))) as engines:
                 began, failure = _hand_out(engines, missing, needs, bar)
                 failure = _settle(engines, needs) or failure
             lost.update(str(job.path) for job in unwritten(missing[:began]))
@@ -113,17 +113,26 @@ def _places(needs: dict[str, int]) -> int:
     return sum(int(node["Resources"].get(name, 0) // wanted) for node in ray.nodes() if node["Alive"])
 
 
-def _count(needs: dict[str, int], workers: int | None) -> int:
-    [(name, wanted)] = needs.items()
+def _room(needs: dict[str, int]) -> int:
+    """The places, of which there has to be one."""
     places = _places(needs)
     if places == 0:
-        raise ValueError(f"no node of the Ray cluster has the {wanted} {name}s that an engine takes; add one that has")
-    if workers is not None and not 1 <= workers <= places:
+        [(name, wanted)] = needs.items()
+        raise ValueError(f"no node of the Ray cluster has the {wanted} {name} that an engine takes; add one that has")
+    return places
+
+
+def _count(needs: dict[str, int], workers: int | None) -> int:
+    """Engines to run: as many as there is room for beside other work on the cluster, or as many as were asked for."""
+    [(name, wanted)] = needs.items()
+    free = min(_room(needs), int(ray.available_resources().get(name, 0) // wanted))
+    if free == 0 or (workers is not None and not 1 <= workers <= free):
         raise ValueError(
-            f"--workers {workers}: the Ray cluster has room for {places} engines of {wanted} {name} each; "
-            "leave it out to use them all, or add nodes"
+            f"the Ray cluster has {free} free places for an engine of {wanted} {name}, and "
+            f"{'at least 1 is' if workers is None else f'--workers {workers} are'} wanted; add nodes, end other work "
+            "on it, or leave out --workers to use all that are free"
         )
-    return workers or places
+    return workers or free
 
 
 @contextmanager
@@ -169,7 +178,7 @@ def _hand_out(
         except RayError as error:
             failure = failure or error
         except TimeoutError:
-            if began == len(jobs) and running <= len(engines) - _places(needs):
+            if (failure or began == len(jobs)) and running <= len(engines) - _places(needs):
                 break  # what still runs has no place to run on
             continue
         running -= 1

@@ -143,6 +143,7 @@ def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):
         to_do(jobs)
 
 
+@pytest.mark.slow
 def test_a_share_waits_for_the_others(regenerated: Recipe, tmp_path: Path, capsys):
     recipe, _ = copy_for(regenerated, tmp_path / "waits", "vllm")
     made: list[int] = []
