@@ -3,7 +3,6 @@
     python data_gen/harvest.py [RECIPE] [section.key=value ...]
     python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, bytes, hours and price; nothing is run
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
-
     python data_gen/harvest.py --cluster [RECIPE] ...    one engine per GPU (or tensor-parallel group) of a Ray cluster
     python data_gen/harvest.py --shards I/N [RECIPE] ... one of N independent processes, such as a Slurm array
 
