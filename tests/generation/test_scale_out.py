@@ -25,6 +25,7 @@ from tests.generation.test_harvest import copy_of
 
 # The threads of two engines on two cores would starve one another.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(REPO_ROOT)}
+RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
 
 
 def copy_for(regenerated: Recipe, directory: Path, backend: str) -> tuple[Recipe, list[str]]:
@@ -65,7 +66,7 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, reg
     recipe, overrides = copy_for(regenerated, tmp_path / "cluster", "vllm")
     command = [sys.executable, "data_gen/harvest.py", "--cluster", "--workers", "2", *overrides]
     with (tmp_path / "log").open("w") as log:
-        driver = psutil.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+        driver = psutil.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT | RAY_OF_ITS_OWN, stdout=log, stderr=log)
     try:
         while not any(recipe.states_dir("train").glob("shard-*")):
             assert driver.poll() is None, (tmp_path / "log").read_text()[-3000:]
