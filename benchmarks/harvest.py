@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.generation.harvest import ShardJob, backend, list_jobs
+from drafthead.generation.harvesters import backend
+from drafthead.generation.shard_jobs import ShardJob, list_jobs
 from drafthead.models.target import TargetSpec, load_target_spec
 from drafthead.provenance import made_by
 

@@ -3,16 +3,21 @@
     python data_gen/harvest.py [RECIPE] [section.key=value ...]
     python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, bytes, hours and price; nothing is run
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
+    python data_gen/harvest.py --cluster [RECIPE] ...    one engine per GPU (or tensor-parallel group) of a Ray cluster
+    python data_gen/harvest.py --shards I/N [RECIPE] ... one of N independent processes, such as a Slurm array
 
 Interrupted, the same command continues with the shards that are missing.
 """
 
+import argparse
 import sys
+from functools import partial
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation.estimate import print_estimate
-from drafthead.generation.harvest import harvest, print_states
+from drafthead.generation.harvest import Runner, harvest, print_states
 from drafthead.generation.inspect_states import print_verification
+from drafthead.generation.shard_jobs import WHOLE, Share
 
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),
@@ -21,6 +26,9 @@ OPTIONS = (
         "--tokens-per-second",
         {"type": float, "metavar": "RATE", "help": "measured rate of your engine, all GPUs together, for --dry-run"},
     ),
+    ("--cluster", {"action": "store_true", "help": "spread the shards over a Ray cluster (RAY_ADDRESS, or local)"}),
+    ("--workers", {"type": int, "metavar": "N", "help": "engines on the cluster; default: all it has room for"}),
+    ("--shards", {"metavar": "I/N", "help": "make every N-th shard from number I on, I from 0 to N - 1"}),
 )
 
 
@@ -31,8 +39,20 @@ def main() -> None:
     if args.dry_run:
         print_estimate(recipe, args.tokens_per_second)
         return
-    harvest(recipe)
-    print_states(recipe)
+    share = Share.parse(args.shards) if args.shards else WHOLE
+    if harvest(recipe, share, runner(args)):
+        print_states(recipe)
+
+
+def runner(args: argparse.Namespace) -> Runner | None:
+    """Who makes the shards: a Ray cluster, or None for an engine in this process."""
+    if not args.cluster:
+        if args.workers is not None:
+            raise ValueError(f"--workers {args.workers} is of --cluster; add it, or leave out --workers")
+        return None
+    from drafthead.generation.harvest_cluster import run_on_cluster  # Ray is an extra
+
+    return partial(run_on_cluster, workers=args.workers)
 
 
 if __name__ == "__main__":

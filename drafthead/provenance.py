@@ -16,9 +16,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,7 +51,8 @@ def digest(value: Any) -> str:
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`, synced and renamed to it when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Random: writers on several machines have the same process ids.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         temporary.chmod(0o644)  # some writers create files that only their owner can read
@@ -91,20 +93,23 @@ def read_json(path: Path) -> Any:
 def begin(directory: Path, kind: str, identity: dict[str, Any]) -> bool:
     """Claim `directory` for an artefact; True when it is complete already and there is nothing to do.
 
+    Several processes may claim it for the same artefact at the same time.
+
     Raises:
         ArtefactError: the directory holds an artefact, whole or half, of another identity.
     """
     wanted = json.loads(json.dumps({"kind": kind, "schema_version": SCHEMA_VERSION, **identity}))
     path = directory / IDENTITY
-    if not path.exists():
-        stray = [p.name for p in directory.iterdir() if not p.name.startswith(".")] if directory.exists() else []
-        if stray:
-            raise ArtefactError(
-                f"{directory} holds files that no stage has claimed ({', '.join(sorted(stray)[:3])}); "
-                "move them away or choose another name in the recipe"
-            )
+    # One listing: another process may claim the directory and fill it between two looks.
+    names = [p.name for p in directory.iterdir() if not p.name.startswith(".")] if directory.exists() else []
+    if not names:
         write_json(path, wanted)
         return False
+    if IDENTITY not in names:
+        raise ArtefactError(
+            f"{directory} holds files that no stage has claimed ({', '.join(sorted(names)[:3])}); "
+            "move them away or choose another name in the recipe"
+        )
     found = read_json(path)
     if found != wanted:
         raise ArtefactError(
@@ -114,13 +119,23 @@ def begin(directory: Path, kind: str, identity: dict[str, Any]) -> bool:
     return (directory / MANIFEST).exists()
 
 
-def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dict[str, Any]:
+def finish(
+    directory: Path, counts: dict[str, Any], lasting: bool = True, checksums: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Write the manifest over every file in `directory`; the artefact is complete from here on.
 
-    Not `lasting`: what the directory holds was made to be consumed, so no file is listed.
+    Args:
+        directory: of the artefact.
+        counts: what to say of it in numbers.
+        lasting: otherwise what the directory holds was made to be consumed, so no file is listed.
+        checksums: SHA-256 by file name, of files whose writers took it already; they are not read again.
     """
+    known = checksums or {}
     files = {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        str(path.relative_to(directory)): {
+            "bytes": path.stat().st_size,
+            "sha256": known.get(str(path.relative_to(directory))) or sha256_file(path),
+        }
         for path in sorted(directory.rglob("*") if lasting else ())
         if path.is_file() and not path.name.startswith(".") and path.name not in (IDENTITY, MANIFEST)
     }

@@ -1,5 +1,7 @@
 """Artefacts are whole or visibly unfinished, and refuse to be mixed."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from drafthead import provenance
@@ -23,6 +25,16 @@ def test_what_was_made_to_be_consumed_is_not_listed(tmp_path):
     provenance.begin(tmp_path, "spool", {})
     (tmp_path / "shard").write_bytes(b"rows")
     assert provenance.finish(tmp_path, {"shards": 1}, lasting=False)["files"] == {}
+
+
+def test_many_may_claim_the_same_at_once(tmp_path):
+    def claim(number: int) -> bool:
+        finished = provenance.begin(tmp_path / "states", "states", {"taps": [2]})
+        (tmp_path / "states" / f"shard-{number}").write_bytes(b"rows")
+        return finished
+
+    with ThreadPoolExecutor(16) as pool:
+        assert not any(pool.map(claim, range(64)))
 
 
 def test_another_identity_is_refused_with_both_values(tmp_path):

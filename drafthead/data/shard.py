@@ -32,6 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from drafthead.data import checksums
 from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.space import DiskFullError, check_space, out_of_space, ran_out
 from drafthead.provenance import ArtefactError, atomic_path
@@ -81,7 +82,7 @@ def shard_path(directory: Path, index: int) -> Path:
 def write_shard(
     path: Path, sequences: Sequence[StateSequence], num_target_layers: int, number_format: Format = "bf16"
 ) -> None:
-    """Write one shard, whole or not at all.
+    """Write one shard, whole or not at all, with a note of its checksum.
 
     Args:
         path: from `shard_path`.
@@ -112,11 +113,14 @@ def write_shard(
     }
     needed = sum(tensor.nbytes for tensor in tensors.values()) + _HEADER
     path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".*{path.stem}.*.tmp"):  # of a writer that was killed: a shard has one at a time
+        leftover.unlink(missing_ok=True)
     check_space(path, needed)
     try:
         with atomic_path(path) as temporary:
             # One key: safetensors writes several in random order, and equal shards should be equal files.
             save_file(tensors, temporary, metadata={_ABOUT: json.dumps(about)})
+            checksums.note(path, temporary)
     except (OSError, SafetensorError) as error:
         if not ran_out(error):
             raise

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.config import Recipe
+from drafthead.data import checksums
 from drafthead.data.store import shard_path
 from drafthead.provenance import ArtefactError, read_json, write_json
 
@@ -99,6 +100,7 @@ class Spool:
         for index in self.present():
             if not first_needed <= index < first_needed + self.capacity:
                 self.path(index).unlink(missing_ok=True)
+                checksums.forget(self.path(index))
 
     @contextmanager
     def filling(self) -> Iterator[None]:

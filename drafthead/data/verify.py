@@ -21,7 +21,7 @@ from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, v
 def verify_store(directory: Path) -> list[str]:
     """What is broken in a finished store: a line per problem, each naming the file; none when it is whole."""
     if not (directory / MANIFEST).exists():
-        state = "is half finished: its shards have no checksums yet" if directory.exists() else "does not exist"
+        state = "is half finished" if directory.exists() else "does not exist"
         return [f"{directory} {state}; run: python data_gen/harvest.py RECIPE"]
     try:
         manifest = read_json(directory / MANIFEST)

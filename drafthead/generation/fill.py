@@ -18,15 +18,9 @@ from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.data.spool import Demand, Spool, open_spool
-from drafthead.generation.harvest import (
-    Harvester,
-    ShardJob,
-    backend,
-    finish_split,
-    harvest_jobs,
-    list_jobs,
-    present,
-)
+from drafthead.generation.harvesters import Harvester, backend, harvest_jobs
+from drafthead.generation.shard_jobs import ShardJob, list_jobs, to_do
+from drafthead.generation.state_stores import finish_split
 from drafthead.models.target import TargetSpec
 from drafthead.progress import progress_bar, wait_until
 from drafthead.provenance import MANIFEST, finish
@@ -52,11 +46,10 @@ def harvest_online(recipe: Recipe, spec: TargetSpec, validation: bool) -> None:
         start: Callable[[], Harvester] = cache(lambda: stack.enter_context(backend(recipe, spec)))
         if validation:
             wanted = list_jobs(recipe, "validation")
-            if missing := [job for job in wanted if not present(job)]:
+            if missing := to_do(wanted):
                 harvest_jobs(start(), missing)
             finish_split(recipe, wanted, "validation")
-        for index in sorted(spool.present()):
-            present(_job(jobs, index))  # raises if what a consumer would read is not what it says
+        to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is not what it says
         if not spool.demand().done:
             (spool.directory / MANIFEST).unlink(missing_ok=True)
             fill(start(), spool, jobs)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.generation.harvest import ShardJob
+from drafthead.generation.shard_jobs import ShardJob
 from drafthead.models.target import TargetHead, TargetSpec, captured_ids, compute_dtype
 from drafthead.serving.shard_writer import ShardWriter
 
@@ -31,7 +31,7 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["Transf
 
 
 class TransformersHarvester:
-    """Backend of `drafthead.generation.harvest`."""
+    """Backend of `drafthead.generation.harvesters`."""
 
     def __init__(self, recipe: Recipe, spec: TargetSpec):
         from transformers import AutoModelForCausalLM

@@ -37,6 +37,11 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def keep_engines_in_this_process() -> None:
+    """From here on engines run in this process on CUDA too: with one of its own, killing it leaves no orphan."""
+    os.environ[_IN_PROCESS] = "0"
+
+
 def import_vllm() -> Any:
     """The vllm module.
 

@@ -154,6 +154,8 @@ class ShardWriter:
 
     def _write(self, path: Path, sequences: list[Future[StateSequence]]) -> None:
         def write() -> None:  # one thread in order of submission: the sequences are done by now
+            if path.exists():  # someone else was given the same work, and checksums may be taken already
+                return
             write_shard(path, [s.result() for s in sequences], self._num_layers, self._format)
 
         if self._writing is not None:

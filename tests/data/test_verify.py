@@ -133,7 +133,7 @@ def test_a_shard_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3))
     with pytest.raises(DiskFullError, match=r"shard-00001\S+: it needs [\d,]+ bytes and 3 are free; 1 shards"):
         write_shard(shard_path(tmp_path, 1), [sequence("b", 9)], num_target_layers=5)
-    assert [path.name for path in tmp_path.iterdir()] == ["shard-00000.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".shard-00000.sha256", "shard-00000.safetensors"]
 
 
 OUTGROWS = """
@@ -155,5 +155,5 @@ def test_a_write_that_fails_midway_leaves_no_partial_shard(tmp_path):
     )  # fmt: skip
     assert "DiskFullError: no room for" in result.stderr
     assert "File too large" in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["shard-00000.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".shard-00000.sha256", "shard-00000.safetensors"]
     assert len(shards.Shard(shard_path(tmp_path, 0))) == 1

@@ -12,6 +12,8 @@ from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
 from drafthead.data.store import Shard, StateStore, write_shard
 from drafthead.generation import harvest as stage
+from drafthead.generation.shard_jobs import list_jobs
+from drafthead.generation.state_stores import argmax_agreement
 from drafthead.provenance import ArtefactError, read_json
 
 
@@ -105,7 +107,7 @@ def test_mismatches_are_refused(harvested: Recipe, tmp_path: Path):
 def test_texts_longer_than_the_engine_and_foreign_shards(harvested: Recipe, tmp_path: Path):
     engine = harvested.engine.model_copy(update={"max_model_len": 64})
     with pytest.raises(ValueError, match=r"max_model_len 64 allows 63; set it to"):
-        stage.list_jobs(harvested.model_copy(update={"engine": engine}), "train")
+        list_jobs(harvested.model_copy(update={"engine": engine}), "train")
 
     recipe = copy_of(harvested, tmp_path / "foreign")
     directory = recipe.states_dir("train")
@@ -121,14 +123,14 @@ def test_texts_longer_than_the_engine_and_foreign_shards(harvested: Recipe, tmp_
 @pytest.mark.slow
 def test_states_that_do_not_lead_to_the_text_are_refused(harvested: Recipe, tmp_path: Path):
     recipe = copy_of(harvested, tmp_path / "wrong")
-    (job,) = stage.list_jobs(recipe, "validation")
+    (job,) = list_jobs(recipe, "validation")
     shard = Shard(job.path)
     shifted = [replace(shard[i], argmax=shard[i].argmax.roll(1)) for i in range(len(shard))]
     write_shard(job.path, shifted, num_target_layers=8)
     (recipe.states_dir("validation") / "manifest.json").unlink()
     with pytest.raises(ArtefactError, match="do not lead to the target's own text"):
         stage.harvest(recipe)
-    assert stage._argmax_agreement(stage.list_jobs(harvested, "train")) is None  # sampled text proves nothing
+    assert argmax_agreement(list_jobs(harvested, "train")) is None  # sampled text proves nothing
 
 
 def test_responses_are_required(tmp_path: Path):

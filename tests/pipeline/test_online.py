@@ -76,7 +76,7 @@ def watched(spool: Spool) -> Iterator[list[int]]:
 
     def watch() -> None:
         while not end.wait(0.005):
-            counts.append(len([name for name in os.listdir(spool.directory) if "shard-" in name]))
+            counts.append(len([name for name in os.listdir(spool.directory) if "safetensors" in name]))
 
     thread = threading.Thread(target=watch)
     thread.start()

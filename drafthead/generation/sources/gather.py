@@ -17,6 +17,7 @@ from drafthead.generation.sources.catalogue import Entry
 from drafthead.generation.sources.conversation import Conversation, RowError, cut
 from drafthead.generation.sources.files import read
 from drafthead.generation.sources.locate import Located
+from drafthead.progress import progress
 from drafthead.provenance import digest
 
 
@@ -103,7 +104,7 @@ def is_held_out(document: str, share: float, seed: int) -> bool:
 
 
 def _conversations(located: Located, path: Path, pool: Pool) -> Iterator[Conversation]:
-    for where, row in read(path):
+    for where, row in progress(read(path), f"reading {path.name}", "row"):
         pool.rows += 1
         try:
             conversation = located.entry.adapter(row)

@@ -1,0 +1,158 @@
+"""One store from many workers: it ends as the one that a single process makes, whoever dies on the way."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from drafthead.config import REPO_ROOT, Recipe
+from drafthead.data.store import write_shard
+from drafthead.data.verify import verify_store
+from drafthead.generation.harvest import SPLITS, harvest
+from drafthead.generation.shard_jobs import ShardJob, Share, to_do
+from drafthead.provenance import ArtefactError, read_json
+from tests.data.test_store import sequence
+from tests.generation.conftest import SMALL
+from tests.generation.test_harvest import copy_of
+
+# The threads of two engines on two cores would starve one another.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(REPO_ROOT)}
+RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
+
+
+def copy_for(regenerated: Recipe, directory: Path, backend: str) -> tuple[Recipe, list[str]]:
+    """The same responses to be harvested, one to a shard, and the overrides that say so on a command line."""
+    recipe = copy_of(regenerated, directory, sequences_per_shard=1, backend=backend)
+    return recipe, [f"output_dir={directory}", *SMALL, "states.sequences_per_shard=1", f"states.backend={backend}"]
+
+
+def checksums(recipe: Recipe) -> list[dict]:
+    """SHA-256 and size of every shard of both finished splits, which are whole and hold nothing else."""
+    for split in SPLITS:
+        assert verify_store(recipe.states_dir(split)) == []
+        assert not list(recipe.states_dir(split).glob(".*"))
+    return [read_json(recipe.states_dir(split) / "manifest.json")["files"] for split in SPLITS]
+
+
+@pytest.fixture
+def undisturbed(request, regenerated: Recipe, tmp_path: Path) -> list[dict]:
+    """Checksums of the store that one process makes with a backend."""
+    recipe, _ = copy_for(regenerated, tmp_path / "undisturbed", request.param)
+    assert harvest(recipe)
+    return checksums(recipe)
+
+
+def busy_engines(driver: psutil.Popen) -> Iterator[int]:
+    """Process ids of the engines that Ray runs for a driver and that are at work on a shard."""
+    for process in driver.children(recursive=True):
+        try:
+            if process.cmdline()[0].startswith("ray::Engine.harvest"):  # Ray writes its state there
+                yield process.pid
+        except (psutil.Error, IndexError):
+            continue  # it has just ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("undisturbed", ["vllm"], indirect=True)
+def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, regenerated: Recipe, tmp_path: Path):
+    recipe, overrides = copy_for(regenerated, tmp_path / "cluster", "vllm")
+    command = [sys.executable, "data_gen/harvest.py", "--cluster", "--workers", "2", *overrides]
+    with (tmp_path / "log").open("w") as log:
+        driver = psutil.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT | RAY_OF_ITS_OWN, stdout=log, stderr=log)
+    try:
+        while not any(recipe.states_dir("train").glob("shard-*")):
+            assert driver.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.01)
+        os.kill(next(busy_engines(driver)), signal.SIGKILL)
+        written = list(recipe.states_dir("train").glob("shard-*"))
+        assert len(written) < 12, "it was to die in the middle"
+        assert driver.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
+    finally:
+        if driver.is_running():
+            driver.kill()
+    assert checksums(recipe) == undisturbed
+    said = (tmp_path / "log").read_text()
+    assert "Engine.harvest failed" in said  # the death was noticed, and is what was recovered from
+    assert "12 sequences" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("undisturbed", ["transformers"], indirect=True)
+def test_the_tasks_of_the_slurm_example_make_the_same_store(undisturbed, regenerated: Recipe, tmp_path: Path):
+    recipe, overrides = copy_for(regenerated, tmp_path / "slurm", "transformers")
+    tasks = [
+        subprocess.Popen(
+            ["bash", "docs/slurm/harvest.sbatch", "configs/tiny.yaml", *overrides],
+            cwd=REPO_ROOT,
+            env={**ENVIRONMENT, "PYTHON": sys.executable, "SLURM_ARRAY_TASK_ID": i, "SLURM_ARRAY_TASK_COUNT": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in "01"
+    ]
+    said = [task.communicate(timeout=240)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    assert checksums(recipe) == undisturbed
+    halves = ["harvesting            : 100%|██████████| 8/8"] * 2
+    assert all(half in text for half, text in zip(halves, said, strict=True)), "each made its own shards only"
+    assert any("12 sequences" in text for text in said), "whoever came last finished the store"
+
+
+def test_shares_divide_the_shards():
+    jobs = [ShardJob(Path("states"), index, []) for index in range(11)]
+    taken = [[job.index for job in jobs if job in Share.parse(f"{i}/3")] for i in range(3)]
+    assert taken == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3", "--shards 3 is not of the form I/N"),
+        ("-1/4", "--shards -1/4 is not of the form I/N"),
+        ("4/4", r"--shards 4/4: of 4 processes the numbers are 0 to 3; for a Slurm array: --array=0-3"),
+        ("0/0", r"--shards 0/0: N is the number of processes, 1 or more"),
+    ],
+)
+def test_a_share_that_is_none_is_refused(text: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        Share.parse(text)
+
+
+def test_a_spool_has_one_harvester(recipe_in):
+    with pytest.raises(ValueError, match=r"states.spool_shards 4: one engine fills a spool"):
+        harvest(recipe_in("states.spool_shards=4"), Share(0, 2))
+
+
+def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):
+    jobs = [ShardJob(tmp_path, index, [SimpleNamespace(id=f"{index}")]) for index in range(3)]
+    for job in jobs[:2]:
+        write_shard(job.path, [sequence(f"{job.index}", 9)], num_target_layers=5)
+    assert to_do(jobs) == jobs[2:]
+    content = bytearray(jobs[1].path.read_bytes())
+    content[-1] ^= 8
+    jobs[1].path.write_bytes(content)
+    with pytest.raises(ArtefactError, match=r"shard-00001.safetensors has SHA-256 .* its bytes were changed"):
+        to_do(jobs)
+
+
+@pytest.mark.slow
+def test_a_share_waits_for_the_others(regenerated: Recipe, tmp_path: Path, capsys):
+    recipe, _ = copy_for(regenerated, tmp_path / "waits", "vllm")
+    made: list[int] = []
+
+    def run(recipe, spec, jobs) -> None:
+        made.extend(job.index for job in jobs)
+
+    assert not harvest(recipe, Share(1, 4), run)
+    assert made == [1, 5, 9, 1]
+    assert "0 of 12 shards are there" in capsys.readouterr().out
+    shutil.rmtree(recipe.directory())
