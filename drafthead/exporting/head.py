@@ -17,7 +17,7 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.exporting.checkpoint import Checkpoint, open_checkpoint
+from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.exporting.contract import DTYPES, MAPS, check_tensors, exported_tensors, head_config
 from drafthead.exporting.lineage import record_prompts
 from drafthead.exporting.reload import check_reload
@@ -28,6 +28,7 @@ from drafthead.exporting.speculators import to_speculators
 from drafthead.models.draft import DraftShape
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.models.target_files import local_files
+from drafthead.models.trained import Checkpoint
 
 KIND = "head"
 _CANDIDATE = ".candidate"
@@ -82,6 +83,7 @@ def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "target": target_identity(recipe, spec),
         "tap_ids": list(source.tap_ids),
+        **({"started_from": source.run["started_from"]} if "started_from" in source.run else {}),
         "export": recipe.export.model_dump(mode="json", exclude={"license"}),  # the licence is on the card only
     }
 
