@@ -86,7 +86,7 @@ def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
 
 def test_a_head_exported_unchecked_is_checked_by_the_next_call(recipe, monkeypatch):
     before = provenance.reference(provenance.require(export_head(recipe, serve_check=False), "head", ""))
-    monkeypatch.setattr(exporting, "_serve", lambda *_: {"served": 1.5})
+    monkeypatch.setattr(exporting, "_judge", lambda *_: {"serve_check": {"served": 1.5}})
     export_head(recipe)
     manifest = provenance.require(recipe.head_dir, "head", "")
     assert manifest["counts"]["serve_check"] == {"served": 1.5}
@@ -100,7 +100,7 @@ def test_reload_finds_a_single_changed_weight(recipe, shape):
     tensors["fc.weight"][3, 5] += 1
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(ValueError, match="does not give the training module's logits: largest difference"):
-        check_reload(directory, weights, shape, torch.bfloat16)
+        check_reload(directory, weights, shape, "bfloat16")
 
 
 @pytest.mark.parametrize(
