@@ -61,8 +61,10 @@ def dequantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: a weight in e4m3 has no scale, or one that is neither a number nor one per output channel.
     """
-    plain = {name: tensor for name, tensor in tensors.items() if not name.endswith(_QUANTISED + _SCALE)}
-    for name in [name for name, tensor in plain.items() if tensor.dtype == FP8]:
+    in_fp8 = [name for name, tensor in tensors.items() if tensor.dtype == FP8]
+    scales = {name + _SCALE for name in in_fp8}
+    plain = {name: tensor for name, tensor in tensors.items() if name not in scales}
+    for name in in_fp8:
         scale = tensors.get(name + _SCALE)
         rows = plain[name].shape[0]
         if scale is None or scale.numel() not in (1, rows):

@@ -52,7 +52,7 @@ class Start:
             ArtefactError: the file is not the one that the run's record names.
         """
         if provenance.sha256_file(self.file) != self.identity[_RECORD]["weights"]:
-            raise provenance.ArtefactError(f"{self.file} has changed since the run began; delete the run and its copy")
+            raise provenance.ArtefactError(f"{self.file} is not what the run says it begins with: delete the run")
         return load_file(self.file)
 
     def shape(self, shape: DraftShape) -> DraftShape:
