@@ -175,6 +175,7 @@ class HeadConfig(_Section):
 class TrainConfig(_Section):
     """One training run."""
 
+    start_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
     num_ttt_steps: int = Field(default=4, gt=0)
     objective: Literal["forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance"] = "forward_kl"
     step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k
@@ -218,7 +219,7 @@ class TrainConfig(_Section):
 class ExportConfig(_Section):
     """What is written for the serving engine."""
 
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float32", "fp8"] = "bfloat16"  # fp8: projections only; what it costs is measured
     format: Literal["vllm", "speculators"] = "vllm"  # speculators: `vllm serve HEAD` finds the target by itself
     max_position_embeddings: int | None = Field(default=None, gt=0)  # None: the target's
     # Longest position the head was trained on: rotate by YaRN from there to max_position_embeddings.

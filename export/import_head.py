@@ -4,7 +4,8 @@
                                  [--taps-are boundaries|blocks]
 
 The recipe names the target and must describe the head; if it does not, the error lists the overrides that do.
-safetensors only. Then: python export/head.py RECIPE, python eval/head.py RECIPE.
+safetensors only. Then: python export/head.py RECIPE, python eval/head.py RECIPE; or, imported under another name
+(name=OTHER), accelerate launch train/eagle3.py RECIPE train.start_from=runs/OTHER.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe

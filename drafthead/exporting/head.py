@@ -9,6 +9,7 @@ directory whose export failed or was killed finds no config.json.
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.exporting.checkpoint import Checkpoint, open_checkpoint
-from drafthead.exporting.contract import DTYPES, MAPS, check_tensors, exported_tensors, head_config
+from drafthead.exporting.checkpoint import open_checkpoint
+from drafthead.exporting.contract import MAPS, check_tensors, exported_tensors, head_config
+from drafthead.exporting.fp8_cost import measure_fp8_cost
 from drafthead.exporting.lineage import record_prompts
 from drafthead.exporting.reload import check_reload
 from drafthead.exporting.rope import served_shape
-from drafthead.exporting.serve_check import as_counts, check_serving
+from drafthead.exporting.serve_check import check_serving
 from drafthead.exporting.served import check_served
 from drafthead.exporting.speculators import to_speculators
 from drafthead.models.draft import DraftShape
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.models.target_files import local_files
+from drafthead.models.trained import Checkpoint
 
 KIND = "head"
 _CANDIDATE = ".candidate"
@@ -82,6 +85,7 @@ def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "target": target_identity(recipe, spec),
         "tap_ids": list(source.tap_ids),
+        **({"started_from": source.run["started_from"]} if "started_from" in source.run else {}),
         "export": recipe.export.model_dump(mode="json", exclude={"license"}),  # the licence is on the card only
     }
 
@@ -96,16 +100,16 @@ def _write_checked(
     weights = source.weights()
     check_tensors(weights, trained)
     config = _config(recipe, shape, source.tap_ids)
-    dtype = DTYPES[recipe.export.dtype]
+    dtype = recipe.export.dtype
     write_head(candidate, config, exported_tensors(weights, shape, dtype, recipe.export.format))
     record_prompts(recipe, candidate)
-    check_served(config, shape, source.tap_ids, recipe.engine.max_model_len)
+    check_served(config, shape, source.tap_ids, recipe.engine.max_model_len, dtype)
     agreement = check_reload(candidate, weights, shape, dtype)
-    print(f"reloaded: same logits as the training module; {agreement:.1%} of top drafts survive {recipe.export.dtype}")
+    print(f"reloaded: same logits as the training module; {agreement:.1%} of top drafts survive {dtype}")
     return {
         "parameters": sum(t.numel() for name, t in weights.items() if name not in MAPS),
         "top_draft_agreement": agreement,
-        "serve_check": _serve(recipe, candidate, weights, shape, source) if serve_check else None,
+        **(_judge(recipe, candidate, weights, shape, source) if serve_check else {"serve_check": None}),
     }
 
 
@@ -118,12 +122,18 @@ def _config(recipe: Recipe, shape: DraftShape, tap_ids: tuple[int, ...]) -> dict
     return to_speculators(plain, recipe.target_path, architectures, recipe.eval.num_draft_tokens)
 
 
-def _serve(
+def _judge(
     recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, source: Checkpoint
 ) -> dict[str, Any]:
+    """What the checks that need validation answers find, for the manifest."""
+    found = {}
+    if recipe.export.dtype == "fp8":
+        cost = measure_fp8_cost(recipe, weights, shape, source.tap_ids)
+        print(cost.sentence())
+        found["fp8_cost"] = asdict(cost)
     check = check_serving(recipe, directory, weights, shape, source.tap_ids)
     print(check.sentence())
-    return as_counts(check)
+    return {**found, "serve_check": asdict(check)}
 
 
 def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:
@@ -134,7 +144,7 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
         print(f"{directory} is complete; nothing to do")
         return
     shape = served_shape(source.shape(recipe, spec), recipe.export)
-    counts["serve_check"] = _serve(recipe, directory, source.weights(), shape, source)
+    counts |= _judge(recipe, directory, source.weights(), shape, source)
     provenance.finish(directory, counts)
 
 

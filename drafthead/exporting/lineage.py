@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from drafthead.config import Recipe
-from drafthead.data.prompts import read_prompts
-from drafthead.data.trained_on import write_trained_on
-from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference
+from drafthead.data.prompts import ids_of
+from drafthead.data.trained_on import known_before, write_trained_on
+from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, reference
 
 _SPLITS = ("train", "validation")  # validation picks the checkpoint
 
@@ -13,20 +13,26 @@ _SPLITS = ("train", "validation")  # validation picks the checkpoint
 def record_prompts(recipe: Recipe, directory: Path) -> None:
     """Write the ids of the run's prompts into the head's directory, before its manifest.
 
-    Responses, states and run are checked to be made from the prompts that are here, as far as they are still on disk.
-    Without the prompts there is nothing to write, and a line says so.
+    Prompts behind the weights that the run began with are among them, as far as they are known. Responses, states and
+    run are checked to be made from the prompts that are here, as far as they are still on disk. Where nothing is known
+    nothing is written, and a line says so.
 
     Raises:
         ArtefactError: one of them was made from other prompts.
     """
-    if not (recipe.prompts_dir / MANIFEST).exists():
-        print(f"{recipe.prompts_dir} is not here: the head will not say which prompts it was trained on")
+    before, run = known_before(recipe.run_dir), recipe.run_dir / IDENTITY
+    imported = run.exists() and "imported" in read_json(run)  # the recipe's prompts are not what it learned from
+    if imported or not (recipe.prompts_dir / MANIFEST).exists():
+        if before is not None:
+            write_trained_on(directory, None, before)
+            return
+        why = "it was imported" if imported else f"{recipe.prompts_dir} is not here"
+        print(f"{why}: the head will not say which prompts it was trained on")
         return
     prompts = reference(read_json(recipe.prompts_dir / MANIFEST))
     for split in _SPLITS:
         _check_chain(recipe, split, prompts)
-    ids = [prompt.id for split in _SPLITS for prompt in read_prompts(recipe.prompts_dir, split)]
-    write_trained_on(directory, prompts, ids)
+    write_trained_on(directory, prompts, ids_of(recipe.prompts_dir, _SPLITS) | (before or set()))
 
 
 def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:

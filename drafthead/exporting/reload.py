@@ -7,19 +7,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead.core.layout import tail_layout
-from drafthead.exporting.contract import checkpoint_names
+from drafthead.exporting.contract import as_served, checkpoint_tensors
 from drafthead.models.draft import DraftModel, DraftShape, frozen_copy
 
 
 @torch.no_grad()
-def check_reload(directory: Path, weights: dict[str, Tensor], shape: DraftShape, dtype: torch.dtype) -> float:
+def check_reload(directory: Path, weights: dict[str, Tensor], shape: DraftShape, dtype: str) -> float:
     """Compare the written file with the training module over two TTT steps of random states.
 
     Args:
         directory: that holds model.safetensors.
         weights: of the checkpoint, float32.
         shape: of the trained head.
-        dtype: the weights were written in.
+        dtype: `export.dtype` they were written in.
 
     Returns:
         Share of positions whose most likely draft token is that of the float32 weights: what the cast costs.
@@ -27,8 +27,8 @@ def check_reload(directory: Path, weights: dict[str, Tensor], shape: DraftShape,
     Raises:
         ValueError: the file does not give the training module's logits.
     """
-    rounded = {name: t.to(dtype).float() for name, t in weights.items() if t.is_floating_point()}
-    written = checkpoint_names(load_file(directory / "model.safetensors"))
+    rounded = as_served(weights, dtype)
+    written = checkpoint_tensors(load_file(directory / "model.safetensors"))
     cpu = torch.device("cpu")
     models = [frozen_copy(shape, tensors, cpu, torch.float32) for tensors in (written, rounded, weights)]
     served, cast, trained = (probe_logits(model) for model in models)

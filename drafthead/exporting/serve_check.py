@@ -1,33 +1,29 @@
 """The head in vLLM against the checkpoint's prediction.
 
 Like is compared with like: the first validation prompts, answered by the engine at temperature 0, against rounds
-replayed from the checkpoint's own float32 weights over the stored answers to the same prompts. In bf16 an engine may
-say another word where two were equally likely, so the counters are pooled over the answers that came out as stored,
-and `TOLERANCE` is what rounding may change on those.
+replayed from the checkpoint's own float32 weights over the stored answers to the same prompts (for a head in fp8, from
+the values that its file holds: their cost is measured apart). In bf16 an engine may say another word where two were
+equally likely, so the counters are pooled over the answers that came out as stored, and `TOLERANCE` is what rounding
+may change on those.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.core.acceptance import Acceptance, empty_acceptance
-from drafthead.core.vocabulary import DraftVocabulary
-from drafthead.data import store as state_store
-from drafthead.data.store import StateStore
-from drafthead.exporting.replay import Answer, choose_answers, predicted_rounds
+from drafthead.exporting.answers import validation_answers
+from drafthead.exporting.contract import as_served
+from drafthead.exporting.replay import Answer
 from drafthead.exporting.served import check_served
-from drafthead.models.draft import DraftShape, frozen_copy
-from drafthead.models.target import load_pieces
+from drafthead.models.draft import DraftShape
 from drafthead.serving.engine import generate, import_vllm, offline_engine
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over answers that came out as stored
 LOOSE_TOLERANCE = 0.15  # over all answers, when fewer than half of the rounds are comparable
-PROMPTS, TOKENS = 32, 32768  # at most
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def check_serving(
     Args:
         recipe: target, engine, validation states and K.
         directory: the exported head.
-        weights: of the checkpoint, float32, with d2t and t2d: the prediction is made from these.
+        weights: of the checkpoint, float32, with d2t and t2d.
         shape: of the trained head.
         tap_ids: it was trained on.
 
@@ -79,33 +75,29 @@ def check_serving(
         ArtefactError: there are no validation states to compare on.
         ValueError: vLLM cannot be imported, reads config.json differently, or accepts more or less than predicted.
     """
-    store = _validation_store(recipe, tap_ids)
-    K = recipe.eval.num_draft_tokens
-    answers = choose_answers(store, PROMPTS, TOKENS, recipe.engine.max_model_len - K - 1)
-    if not answers:
-        raise provenance.ArtefactError(
-            f"no answer of {recipe.states_dir('validation')} fits engine.max_model_len {recipe.engine.max_model_len}; "
-            "raise it, or export with --no-serve-check"
-        )
-    pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
-    target_ids = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids
-    predicted = [predicted_rounds(model, pieces.embed_tokens, target_ids, store, a.index, K) for a in answers]
-    served = _serve(recipe, directory, answers, shape, tap_ids)
-    return _compare(directory, answers, predicted, served)
+    answers = validation_answers(recipe, tap_ids)
+    source = as_served(weights, "fp8") if recipe.export.dtype == "fp8" else weights
+    predicted = answers.rounds(source, shape)
+    served = serve_answers(recipe, directory, answers.chosen, shape, tap_ids)
+    return _compare(directory, answers.chosen, predicted, served)
 
 
 @dataclass(frozen=True)
-class _Served:
+class Served:
     """An engine's answer and its counters."""
 
     ids: list[int]
     acceptance: Acceptance
 
 
-def _serve(
+def serve_answers(
     recipe: Recipe, directory: Path, answers: list[Answer], shape: DraftShape, tap_ids: tuple[int, ...]
-) -> list[_Served]:
+) -> list[Served]:
+    """Answer the prompts of validation answers in vLLM with the head of a directory, at temperature 0.
+
+    Raises:
+        ValueError: vLLM cannot be imported, or reads config.json differently.
+    """
     K = recipe.eval.num_draft_tokens
     sampling = import_vllm().SamplingParams
     params = [sampling(temperature=0, max_tokens=len(a.answer_ids), detokenize=False) for a in answers]
@@ -116,18 +108,19 @@ def _serve(
     with offline_engine(recipe, per_request_spec_decode_metrics="summary", **options) as llm:
         running = llm.llm_engine.vllm_config.speculative_config
         assert running is not None
-        check_served(running.draft_model_config.hf_config.to_dict(), shape, tap_ids, recipe.engine.max_model_len)
+        parsed = running.draft_model_config.hf_config.to_dict()
+        check_served(parsed, shape, tap_ids, recipe.engine.max_model_len, recipe.export.dtype)
         outputs = generate(llm, [a.prompt_ids for a in answers], params)
     return [_counted(output.outputs[0], K) for output in outputs]
 
 
-def _counted(answer: Any, K: int) -> _Served:
+def _counted(answer: Any, K: int) -> Served:
     histogram = answer.spec_decode_metrics.histogram  # [j]: rounds that accepted j drafts
     accepted = tuple(sum(histogram[k + 1 :]) for k in range(K))
-    return _Served(list(answer.token_ids), Acceptance(sum(histogram), accepted))
+    return Served(list(answer.token_ids), Acceptance(sum(histogram), accepted))
 
 
-def _compare(directory: Path, answers: list[Answer], predicted: list[Acceptance], served: list[_Served]) -> ServeCheck:
+def _compare(directory: Path, answers: list[Answer], predicted: list[Acceptance], served: list[Served]) -> ServeCheck:
     same = [a.answer_ids == s.ids for a, s in zip(answers, served, strict=True)]
     none = empty_acceptance(len(predicted[0].accepted_per_position))
     comparable = sum(p.drafts for p, equal in zip(predicted, same, strict=True) if equal)
@@ -153,21 +146,3 @@ def _compare(directory: Path, answers: list[Answer], predicted: list[Acceptance]
             f"Nothing was exported to {directory.parent}"
         )
     return check
-
-
-def _validation_store(recipe: Recipe, tap_ids: tuple[int, ...]) -> StateStore:
-    directory = recipe.states_dir("validation")
-    command = "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
-    provenance.require(directory, state_store.KIND, command)
-    store = StateStore(directory)
-    if tuple(store.tap_ids) != tap_ids:
-        raise provenance.ArtefactError(
-            f"{directory} holds taps {store.tap_ids}, the head was trained on {list(tap_ids)}; harvest again under "
-            "another name (name=...), or export with --no-serve-check"
-        )
-    return store
-
-
-def as_counts(check: ServeCheck) -> dict[str, Any]:
-    """For the head's manifest."""
-    return asdict(check)

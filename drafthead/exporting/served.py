@@ -7,6 +7,7 @@ vLLM 0.32's rules, defaults and precedence included, and compared value by value
 
 from typing import Any
 
+from drafthead.exporting.fp8 import METHOD
 from drafthead.exporting.speculators import from_speculators, is_speculators
 from drafthead.models.draft import DraftShape
 from drafthead.models.target import rope_parameters_of
@@ -75,11 +76,14 @@ def served_values(config: dict[str, Any]) -> dict[str, Any]:
         "rms_norm_eps": config["rms_norm_eps"],
         "vocab_size": config["vocab_size"],
         "draft_vocab_size": config.get("draft_vocab_size") or config["vocab_size"],
+        "quantization": (config.get("quantization_config") or {}).get("quant_method"),
         **_rope(config),
     }
 
 
-def check_served(config: dict[str, Any], shape: DraftShape, tap_ids: tuple[int, ...], positions: int) -> None:
+def check_served(
+    config: dict[str, Any], shape: DraftShape, tap_ids: tuple[int, ...], positions: int, dtype: str = "bfloat16"
+) -> None:
     """Refuse a config.json that vLLM would read differently from how the head was trained.
 
     Args:
@@ -87,11 +91,12 @@ def check_served(config: dict[str, Any], shape: DraftShape, tap_ids: tuple[int, 
         shape: of the trained head.
         tap_ids: it was trained on.
         positions: that must be servable.
+        dtype: `export.dtype`.
 
     Raises:
         ValueError: naming every key that differs, with the trained and the served value.
     """
-    trained = trained_values(shape, tap_ids)
+    trained = {**trained_values(shape, tap_ids), "quantization": METHOD if dtype == "fp8" else None}
     served = served_values(config)
     longest = served.pop("max_position_embeddings")
     problems = [

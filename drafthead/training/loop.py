@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch import Tensor
-from tqdm import tqdm
 
 from drafthead import provenance
 from drafthead.config import Recipe
@@ -61,6 +60,8 @@ def fit(run: Run, log: MetricsLog | None) -> None:
     log_every = max(1, run.total_steps // _LOG_LINES)
     clock, tokens, start = time.perf_counter(), 0, run.state.step
     run.feed.release(run.state.step)
+    if run.inputs.start is not None and run.state.step == 0:
+        _judge_start(run, log)
     with progress_bar(run.total_steps, "train", "step", initial=run.state.step, disable=log is None) as bar:
         for step in range(run.state.step, run.total_steps):
             # Online, the states of this step may not be written yet, or the harvester may need room to go on.
@@ -91,7 +92,7 @@ def fit(run: Run, log: MetricsLog | None) -> None:
                 result = validate_now(run, weights)
                 save_now(run, step + 1, weights, result)
                 if log is not None:
-                    _report_validation(run, log, bar, result)
+                    bar.write(_report_validation(run, log, result))
                 clock, tokens, start = time.perf_counter(), 0, step + 1
 
 
@@ -135,13 +136,20 @@ def save_now(run: Run, step: int, weights: dict[str, Tensor], result: Validation
     run.feed.release(step)
 
 
-def _report_validation(run: Run, log: MetricsLog, bar: tqdm, result: Validation) -> None:
+def _judge_start(run: Run, log: MetricsLog | None) -> None:
+    """What the head is worth that training goes on from: what every later validation is to be compared with."""
+    result = validate_now(run, consolidated(run))
+    run.state = replace(
+        run.state, acceptance_length=result.acceptance.length, acceptance_per_position=result.acceptance.rates
+    )
+    if log is not None:
+        print(_report_validation(run, log, result), flush=True)
+
+
+def _report_validation(run: Run, log: MetricsLog, result: Validation) -> str:
+    """Write it down; returns a line to read."""
     acceptance, step = result.acceptance, run.state.step
     rates = " ".join(f"{rate:.3f}" for rate in acceptance.rates)
-    bar.write(
-        f"step {step:6d}  validation: acceptance length {acceptance.length:.3f} (replay of {acceptance.drafts} "
-        f"rounds), per position {rates}, first-step loss {result.loss:.4f}"
-    )
     values = {
         "first_step_loss": result.loss,
         "acceptance_length": acceptance.length,
@@ -150,3 +158,7 @@ def _report_validation(run: Run, log: MetricsLog, bar: tqdm, result: Validation)
     }
     log.write("validation", {"step": step, **values})
     run.track(values, "validation", step)
+    return (
+        f"step {step:6d}  validation: acceptance length {acceptance.length:.3f} (replay of {acceptance.drafts} "
+        f"rounds), per position {rates}, first-step loss {result.loss:.4f}"
+    )

@@ -64,7 +64,7 @@ class MetricsLog:
     def __init__(self, path: Path, resumed_step: int):
         self._path = path
         kept = []
-        if path.exists():
+        if path.exists() and resumed_step:  # a run that begins has no past, and validates a head it starts from
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resumed_step]
         with atomic_path(path) as temporary:
             temporary.write_text("".join(line + "\n" for line in kept))

@@ -15,8 +15,8 @@ from drafthead.core.vocabulary import DraftVocabulary, coverage
 from drafthead.data.packing import PackedBatch, pack, plan_stream
 from drafthead.data.responses import read_categories
 from drafthead.data.windows import Window
-from drafthead.models.draft import DraftShape, draft_shape
-from drafthead.models.target import load_pieces
+from drafthead.models.draft import DraftModel, DraftShape, draft_shape
+from drafthead.models.target import TargetPieces, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import build_accelerator
 from drafthead.training.feed import Feed, build_feed
@@ -26,11 +26,13 @@ from drafthead.training.optimizer import build_optimizer
 from drafthead.training.prefetch import Prefetch
 from drafthead.training.setup import (
     Inputs,
+    Survey,
     build_model,
     draft_vocabulary,
     frozen_target,
     survey,
 )
+from drafthead.training.start import keep_start, started_model
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -91,11 +93,8 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     config = recipe.train
     categories = read_categories(recipe.responses_dir("train"))
     found = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, config.num_ttt_steps, categories)
-    vocabulary = draft_vocabulary(recipe, found)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    head = recipe.head.sized(len(vocabulary.d2t))
-    shape = draft_shape(recipe.model_copy(update={"head": head}), inputs.spec)
-    draft = build_model(shape, pieces, vocabulary, config.seed, blind=config.zero_hidden_states)
+    shape, draft, vocabulary = _new_head(recipe, inputs, found, pieces)
     objective = TTTObjective(
         draft, config.num_ttt_steps, config.objective, config.zero_hidden_states, config.gradient_checkpointing
     )
@@ -130,6 +129,27 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
         for category, counts in sorted(found.by_category.items()):
             print(f"  {category:<20} {coverage(counts, vocabulary):.2%} of {int(counts.sum()):,}")
     return run
+
+
+def _new_head(
+    recipe: Recipe, inputs: Inputs, found: Survey, pieces: TargetPieces
+) -> tuple[DraftShape, DraftModel, DraftVocabulary]:
+    """The head at step 0: made from its target, or with the weights and the vocabulary of `train.start_from`."""
+    config = recipe.train
+    if inputs.start is None:
+        vocabulary = draft_vocabulary(recipe, found)
+        shape = _shape(recipe, inputs, vocabulary)
+        return shape, build_model(shape, pieces, vocabulary, config.seed, config.zero_hidden_states), vocabulary
+    start = keep_start(recipe, inputs.start)
+    weights = start.weights()
+    vocabulary = DraftVocabulary(weights["d2t"], weights["t2d"])
+    shape = start.shape(_shape(recipe, inputs, vocabulary))
+    return shape, started_model(shape, weights, config.zero_hidden_states), vocabulary
+
+
+def _shape(recipe: Recipe, inputs: Inputs, vocabulary: DraftVocabulary) -> DraftShape:
+    head = recipe.head.sized(len(vocabulary.d2t))
+    return draft_shape(recipe.model_copy(update={"head": head}), inputs.spec)
 
 
 def _restore(recipe: Recipe, accelerator: Any, engine: Any) -> checkpoint.TrainState:

@@ -17,6 +17,7 @@ from drafthead.models.draft import DraftModel, DraftShape
 from drafthead.models.special_tokens import special_tokens
 from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.training.objective import FrozenTarget
+from drafthead.training.start import Start, find_start
 from drafthead.training.states import open_states
 
 
@@ -29,23 +30,27 @@ class Inputs:
         train: states of the training split.
         validation: states of the validation split.
         identity: what the run is made from, for its manifest.
+        start: weights that it begins with; None for a head made from its target.
     """
 
     spec: TargetSpec
     train: States
     validation: States
     identity: dict[str, Any]
+    start: Start | None
 
 
 def open_inputs(recipe: Recipe) -> Inputs:
     """Open both stores and check that they fit the recipe.
 
     Raises:
-        ArtefactError: a store is missing, unfinished, or was harvested from another target or other taps.
-        ValueError: a tap id lies beyond the target.
+        ArtefactError: a store is missing, unfinished, or was harvested from another target or other taps; or
+            `train.start_from` is no checkpoint.
+        ValueError: a tap id lies beyond the target, or `train.start_from` holds another head.
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
     check_tap_ids(spec, recipe.target.tap_ids)
+    start = find_start(recipe, spec)
     references, stores = {}, {}
     for split in ("train", "validation"):
         directory = recipe.states_dir(split)
@@ -59,8 +64,9 @@ def open_inputs(recipe: Recipe) -> Inputs:
         "head": recipe.head.model_dump(mode="json"),
         "train": recipe.train.model_dump(mode="json"),
         "num_draft_tokens": recipe.eval.num_draft_tokens,
+        **(start.identity if start else {}),
     }
-    return Inputs(spec, stores["train"], stores["validation"], identity)
+    return Inputs(spec, stores["train"], stores["validation"], identity, start)
 
 
 def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Path) -> None:

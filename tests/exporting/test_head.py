@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from drafthead.exporting.contract import head_config
 from drafthead.exporting.head import export_head
 from drafthead.exporting.reload import check_reload
 from drafthead.exporting.rope import served_shape
-from drafthead.exporting.served import check_served
+from drafthead.exporting.served import check_served, served_values
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_target_spec
 from tests.exporting.runs import recipe_at, write_run
@@ -35,13 +36,29 @@ def shape(tmp_path):
     return draft_shape(recipe, load_target_spec(recipe.target_path))
 
 
+def test_rotation_and_positions_are_the_targets_unless_the_recipe_says_otherwise(recipe, tmp_path):
+    config = json.loads((export_head(recipe, serve_check=False) / "config.json").read_text())
+    target = json.loads((Path(recipe.target_path) / "config.json").read_text())
+    assert config["rope_parameters"] == target["rope_parameters"]
+    assert config["rope_parameters"]["rope_type"] == "yarn"
+    assert config["max_position_embeddings"] == target["max_position_embeddings"]
+    shorter = recipe_at(tmp_path, "export.max_position_embeddings=1500", "export.format=speculators")
+    config = json.loads((export_head(shorter, serve_check=False) / "config.json").read_text())
+    assert served_values(config)["max_position_embeddings"] == 1500
+
+
 def test_export_is_whole_checked_and_done_once(recipe, capsys):
     directory = export_head(recipe, serve_check=False)
     manifest = provenance.require(directory, "head", "")
     assert set(manifest["files"]) == {"config.json", "model.safetensors"}
     assert manifest["counts"]["serve_check"] is None
     assert manifest["counts"]["top_draft_agreement"] > 0.8
-    assert load_file(directory / "model.safetensors")["fc.weight"].dtype == torch.bfloat16
+    written = load_file(directory / "model.safetensors")
+    masters = open_checkpoint(recipe, None, load_target_spec(recipe.target_path)).weights()
+    for name, tensor in written.items():
+        wanted = masters[name].bfloat16() if masters[name].is_floating_point() else masters[name]
+        assert tensor.dtype == wanted.dtype
+        assert torch.equal(tensor, wanted)  # rounded once, from float32
     assert export_head(recipe, serve_check=False) == directory
     assert "nothing to do" in capsys.readouterr().out
 
@@ -86,7 +103,7 @@ def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
 
 def test_a_head_exported_unchecked_is_checked_by_the_next_call(recipe, monkeypatch):
     before = provenance.reference(provenance.require(export_head(recipe, serve_check=False), "head", ""))
-    monkeypatch.setattr(exporting, "_serve", lambda *_: {"served": 1.5})
+    monkeypatch.setattr(exporting, "_judge", lambda *_: {"serve_check": {"served": 1.5}})
     export_head(recipe)
     manifest = provenance.require(recipe.head_dir, "head", "")
     assert manifest["counts"]["serve_check"] == {"served": 1.5}
@@ -100,7 +117,7 @@ def test_reload_finds_a_single_changed_weight(recipe, shape):
     tensors["fc.weight"][3, 5] += 1
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(ValueError, match="does not give the training module's logits: largest difference"):
-        check_reload(directory, weights, shape, torch.bfloat16)
+        check_reload(directory, weights, shape, "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor], **chang
     """The files of an export, with keys of config.json replaced."""
     config = head_config(shape, recipe.target.tap_ids, "float32", shape.max_position_embeddings)
     check_served(config, shape, recipe.target.tap_ids, recipe.engine.max_model_len)
-    write_head(recipe.head_dir, config | changed, exported_tensors(weights, shape, torch.float32))
+    write_head(recipe.head_dir, config | changed, exported_tensors(weights, shape, "float32"))
     return recipe.head_dir
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.exporting.contract import checkpoint_names, head_config
+from drafthead.exporting.contract import checkpoint_tensors, head_config
 from drafthead.exporting.head import export_head
 from drafthead.exporting.served import check_served, served_values
 from drafthead.exporting.speculators import from_speculators, to_speculators
@@ -30,7 +30,7 @@ def test_both_layouts_hold_the_same_head(recipe):
     assert (ours.name, theirs.name) == ("tiny", "tiny-speculators")
     one, other = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
     assert "layers.0.hidden_norm.weight" in other
-    other = checkpoint_names(other)
+    other = checkpoint_tensors(other)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     configs = [json.loads((d / "config.json").read_text()) for d in (ours, theirs)]

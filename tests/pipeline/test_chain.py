@@ -64,6 +64,11 @@ def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
     blind = _lengths(blind_run, "acceptance")
     assert head["eagle3"].low > head["ngram"].high, head
     assert head["eagle3"].low > blind["eagle3"].high, (head, blind)
+    # Exported again, the card has what was measured, by workload.
+    run_ok("export/head.py", overrides_of(tiny_run))
+    card = (tiny_run.head_dir / "README.md").read_text()
+    for category in ("chat", "code", "long", "structured", "all"):
+        assert f"| measured on held-out prompts: {category} | 3 | 0 | " in card
 
 
 def _lengths(recipe, name: str) -> dict:

@@ -22,6 +22,22 @@ def test_the_exported_head_was_served_as_predicted(tiny_run):
     assert check["served"] == pytest.approx(check["predicted"], rel=TOLERANCE)
 
 
+def test_the_card_says_what_the_head_was_made_from(tiny_run):
+    text = (tiny_run.head_dir / "README.md").read_text()
+    run = require(tiny_run.run_dir, "run", "")
+    made = require(tiny_run.responses_dir("train"), "responses", "")["counts"]
+    fingerprint = run["identity"]["target"]["fingerprint"][:16]
+    for part in (
+        f"draft head for {tiny_run.target.path}", f"fingerprint `{fingerprint}`", "Recipe: 4 epoch(s)",
+        f"{made['responses']} answers of the target itself, temperature 0.7",
+        "  - tiny, chat: 160", "  - tiny, long: 160", "| counted by vLLM when this was exported", "| 3 | 0 |",
+        "this file was tried with vllm", "## Limits", "## Licence",
+    ):  # fmt: skip
+        assert part in text, f"{part!r} is not in\n{text}"
+    share = run["counts"]["best_step"] / run["counts"]["total_steps"]
+    assert f"Trained on {round(4 * share * made['response_tokens']):,} generated tokens" in text
+
+
 def test_a_head_with_permuted_taps_is_stopped(tiny_run, tmp_path):
     """Nothing about names, shapes or config.json is wrong with it."""
     spec = load_target_spec(tiny_run.target_path)

@@ -1,13 +1,19 @@
 """ZeRO 0 to 3 on one and two ranks: one arithmetic, and a resume that changes the number of ranks."""
 
+import pickle
+import shutil
 import socket
 import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from drafthead.config import REPO_ROOT
+from drafthead.exporting.head import export_head
+from drafthead.models.trained import best_checkpoint
 from tests.training.launching import checkpoints, command, entries, environment, forget_after, losses, run
 
 pytestmark = pytest.mark.slow
@@ -30,6 +36,23 @@ def runs(run_factory):
     return get
 
 
+@pytest.fixture
+def unpickled() -> Iterator[list[str]]:
+    """What Python's unpickler looks up meanwhile, as its audit events tell."""
+    found, listening = [], True
+
+    def listen(event: str, arguments: tuple) -> None:
+        if listening and event == "pickle.find_class":
+            found.append(".".join(arguments))
+
+    sys.addaudithook(listen)  # for as long as the process lives
+    pickle.loads(pickle.dumps(Iterator))
+    assert found, "the unpickler says nothing"
+    found.clear()
+    yield found
+    listening = False
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_and_rank_count_takes_the_same_steps(runs, stage, ranks):
@@ -38,6 +61,21 @@ def test_every_stage_and_rank_count_takes_the_same_steps(runs, stage, ranks):
     for step, wanted in zip(steps, reference, strict=True):
         assert step["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
         assert step["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-5)  # nine float32 updates apart
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_stage_and_rank_count_is_exported_without_a_pickle(runs, unpickled, stage, ranks):
+    recipe, reference = runs(stage, ranks), runs(0, 1)
+    head = export_head(recipe, serve_check=False)
+    assert not unpickled
+    wanted = load_file(best_checkpoint(reference.run_dir) / "model.safetensors")
+    found = load_file(head / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor.float(), wanted[name].float(), rtol=0.01, atol=0.01)
+    assert list(checkpoints(recipe.run_dir)[-1].rglob("*.pt")), "there was a pickle to be opened"
+    shutil.rmtree(head)  # the run is stopped and resumed by another test
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 2), (2, 1), (3, 2)])

@@ -1,6 +1,6 @@
-"""Bring a public head into `runs/NAME` as if a run had ended with it: to measure, convert and export.
+"""Bring a public head into `runs/NAME` as if a run had ended with it: to measure, convert, export and train on.
 
-The checkpoint has no DeepSpeed state, so a training run does not resume from it by itself.
+The checkpoint has no DeepSpeed state, so no run resumes from it; `train.start_from` begins one with its weights.
 """
 
 from pathlib import Path
@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from drafthead import provenance
 from drafthead.config import HeadConfig, Recipe
+from drafthead.data.trained_on import read_trained_on, write_trained_on
 from drafthead.exporting.contract import check_tensors
 from drafthead.exporting.importing.describe import Description, describe
 from drafthead.exporting.importing.files import read_public_head
@@ -60,6 +61,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_a
     with provenance.atomic_path(checkpoint / "model.safetensors") as temporary:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
     provenance.write_json(checkpoint / "state.json", _STATE)
+    _keep_prompts(public.directory, recipe.run_dir)
     entries = {
         name: {"bytes": (checkpoint / name).stat().st_size, "sha256": provenance.sha256_file(checkpoint / name)}
         for name in ("model.safetensors", "state.json")
@@ -95,6 +97,14 @@ def _identity(recipe: Recipe, spec: TargetSpec, found: Description, source: dict
         "rms_norm_eps": found.rms_norm_eps,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }
+
+
+def _keep_prompts(head: Path, run_dir: Path) -> None:
+    """A head that was exported here says which prompts it was made from."""
+    if (head / provenance.MANIFEST).is_file():
+        known = read_trained_on(head, provenance.read_json(head / provenance.MANIFEST))
+        if known is not None:
+            write_trained_on(run_dir, None, known)
 
 
 def _check_recipe(recipe: Recipe, found: Description) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from drafthead.exporting.contract import checkpoint_names
+from drafthead.exporting.contract import checkpoint_tensors
 from drafthead.models.target import TargetPieces
 
 # Copies of the target that some trainers store in the head, for training only.
@@ -12,11 +12,11 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Checkpoint names: without `model.`, the first layer as `midlayer`, without copies of the target."""
+    """Checkpoint names: no `model.`, the first layer as `midlayer`, no copies of the target, fp8 multiplied out."""
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     if len(plain) != len(tensors):
         raise ValueError("the head holds the same tensor with and without the prefix `model.`")
-    return {name: t for name, t in checkpoint_names(plain).items() if name not in _OF_TARGET}
+    return {name: t for name, t in checkpoint_tensors(plain).items() if name not in _OF_TARGET}
 
 
 def completed(tensors: dict[str, Tensor], draft_vocab_size: int, pieces: TargetPieces) -> dict[str, Tensor]:

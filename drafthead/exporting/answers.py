@@ -1,0 +1,85 @@
+"""The validation answers that a head is judged on before it is served, and drafting rounds replayed over them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.core.acceptance import Acceptance
+from drafthead.core.vocabulary import DraftVocabulary
+from drafthead.data import store as state_store
+from drafthead.data.store import StateStore
+from drafthead.exporting.replay import Answer, choose_answers, predicted_rounds
+from drafthead.models.draft import DraftShape, frozen_copy
+from drafthead.models.target import load_pieces
+
+PROMPTS, TOKENS = 32, 32768  # at most
+
+
+@dataclass(frozen=True)
+class ValidationAnswers:
+    """T = 0 answers of the target with the states behind them.
+
+    Attributes:
+        store: that holds them.
+        chosen: which of its documents.
+        embeddings: (V, H) of the target.
+        num_drafts: K to be served.
+    """
+
+    store: StateStore
+    chosen: list[Answer]
+    embeddings: Tensor
+    num_drafts: int
+
+    def rounds(self, weights: dict[str, Tensor], shape: DraftShape) -> list[Acceptance]:
+        """Drafting rounds of a head over every answer, in float32.
+
+        Args:
+            weights: with d2t and t2d.
+            shape: of the head.
+        """
+        model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
+        ids = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids
+        indices = [answer.index for answer in self.chosen]
+        return [predicted_rounds(model, self.embeddings, ids, self.store, i, self.num_drafts) for i in indices]
+
+
+def validation_answers(
+    recipe: Recipe, tap_ids: tuple[int, ...], prompts: int = PROMPTS, tokens: int = TOKENS
+) -> ValidationAnswers:
+    """The first answers of the validation split that the engine has room for.
+
+    Args:
+        recipe: target, engine, validation states and K.
+        tap_ids: that the head was trained on.
+        prompts, tokens: at most so many.
+
+    Raises:
+        ArtefactError: there are no validation states, they hold other taps, or none of them fits.
+    """
+    store = _store(recipe, tap_ids)
+    K = recipe.eval.num_draft_tokens
+    chosen = choose_answers(store, prompts, tokens, recipe.engine.max_model_len - K - 1)
+    if not chosen:
+        raise provenance.ArtefactError(
+            f"no answer of {recipe.states_dir('validation')} fits engine.max_model_len {recipe.engine.max_model_len}; "
+            "raise it, or export with --no-serve-check"
+        )
+    pieces = load_pieces(recipe.target_path, recipe.target.revision)
+    return ValidationAnswers(store, chosen, pieces.embed_tokens, K)
+
+
+def _store(recipe: Recipe, tap_ids: tuple[int, ...]) -> StateStore:
+    directory = recipe.states_dir("validation")
+    command = "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
+    provenance.require(directory, state_store.KIND, command)
+    store = StateStore(directory)
+    if tuple(store.tap_ids) != tap_ids:
+        raise provenance.ArtefactError(
+            f"{directory} holds taps {store.tap_ids}, the head was trained on {list(tap_ids)}; harvest again under "
+            "another name (name=...), or export with --no-serve-check"
+        )
+    return store

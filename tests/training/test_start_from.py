@@ -1,0 +1,201 @@
+"""Training on from another run's weights: exactly those weights, checked against the recipe, and needed only once."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.core.alignment import valid_positions
+from drafthead.core.vocabulary import DraftVocabulary
+from drafthead.data.packing import pack, plan_stream
+from drafthead.data.prompts import write_prompts
+from drafthead.data.trained_on import known_before
+from drafthead.exporting.card import write_card
+from drafthead.exporting.head import export_head
+from drafthead.exporting.importing.head import import_head
+from drafthead.models.draft import draft_shape, frozen_copy
+from drafthead.models.target import load_pieces, load_target_spec
+from drafthead.provenance import read_json
+from drafthead.training.objective import TTTObjective, score, step_weights
+from drafthead.training.setup import frozen_target, open_inputs, survey
+from drafthead.training.start import find_start, keep_start, started_model
+from tests.exporting.runs import random_weights, write_run
+from tests.exporting.test_lineage import ask
+from tests.training.conftest import small_recipe
+from tests.training.launching import entries, forget_after, losses, run
+
+CPU = torch.device("cpu")
+
+
+def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
+    """Loss of the recipe's first optimiser step with these weights, from the batch itself."""
+    inputs, config, steps = open_inputs(recipe), recipe.train, recipe.train.num_ttt_steps
+    windows = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, steps).windows
+    stream = plan_stream(inputs.train, windows, config.tokens_per_batch, config.seed, config.epochs)
+    batch = pack(inputs.train, stream[0]).to(CPU, torch.float32)
+    vocabulary = DraftVocabulary(weights["d2t"], weights["t2d"])
+    target = frozen_target(load_pieces(recipe.target_path), inputs.spec, vocabulary, CPU, torch.float32)
+    valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, steps) & batch.counted
+    scale = step_weights(steps, config.step_weight_decay) / valid.sum(1)
+    draft = frozen_copy(draft_shape(recipe, inputs.spec), weights, CPU, torch.float32)
+    return float(score(TTTObjective(draft, steps), batch, target, valid, scale.float()).loss)
+
+
+@pytest.mark.slow
+def test_training_goes_on_where_an_exported_head_left_off(run_factory):
+    """Train, export, import, start from it: the same weights to the last bit, and a record of where they came from."""
+    first, second = run_factory("first"), run_factory("second")
+    run(first)
+    head = export_head(small_recipe(Path(first.output_dir), "export.dtype=float32"), serve_check=False)
+    import_head(small_recipe(Path(second.output_dir), "name=elsewhere"), str(head))
+    recipe = small_recipe(Path(second.output_dir), "train.start_from=runs/elsewhere")
+    said = run(recipe, "train.start_from=runs/elsewhere")
+
+    best = provenance.require(first.run_dir, "run", "")["counts"]["best_step"]
+    trained = load_file(first.run_dir / f"checkpoints/step_{best:08d}/model.safetensors")
+    begun = load_file(recipe.run_dir / "start/model.safetensors")
+    assert begun.keys() == trained.keys()
+    assert all(torch.equal(begun[name], trained[name]) for name in trained)
+    (wanted,) = [e for e in entries(first.run_dir, "validation") if e["step"] == best]
+    (found, *_) = entries(recipe.run_dir, "validation")
+    assert found["step"] == 0
+    for key in ("acceptance_length", "acceptance_per_position", "rounds"):
+        assert found[key] == wanted[key]
+    assert found["first_step_loss"] == pytest.approx(wanted["first_step_loss"], rel=1e-6)
+    steps = entries(recipe.run_dir)
+    assert steps[0]["loss"] == pytest.approx(first_loss(recipe, trained), rel=1e-5)
+    assert steps[0]["loss"] < 0.5 * losses(first.run_dir)[0]
+    assert steps[0]["learning_rate"] == pytest.approx(recipe.train.learning_rate)  # one step of warm-up, begun anew
+    assert "which prompts runs/elsewhere was trained on is not known" in said
+
+    # Where it came from, in the manifest of run and head and on the card.
+    record = provenance.require(recipe.run_dir, "run", "")["identity"]["started_from"]
+    assert (record["path"], record["step"], record["imported"]["path"]) == ("runs/elsewhere", 0, str(head))
+    exported = export_head(recipe, serve_check=False)
+    assert read_json(exported / "manifest.json")["identity"]["started_from"] == record
+    card = write_card(recipe, recipe.run_dir).read_text()
+    assert f"started from `runs/elsewhere`, imported from `{head}`" in card
+
+    # Resumed, it reads its own checkpoint: the ancestor may be gone.
+    undisturbed = losses(recipe.run_dir)
+    forget_after(recipe.run_dir, 16)
+    shutil.rmtree(recipe.run_dir.parent / "elsewhere")
+    assert "resuming from step 16" in run(recipe, "train.start_from=runs/elsewhere")
+    assert losses(recipe.run_dir) == undisturbed
+
+
+@pytest.fixture
+def ancestor(fresh_recipe) -> Recipe:
+    """A run of random weights called `other`, beside the recipe's data."""
+    recipe = fresh_recipe("name=other")
+    write_run(recipe)
+    return recipe
+
+
+def started(ancestor: Recipe, *overrides: str) -> Recipe:
+    return small_recipe(Path(ancestor.output_dir), "train.start_from=runs/other", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("head.norm_before_residual=true", r"head.norm_before_residual: recipe True, head False"),
+        ("head.norm_output=true", r"head.norm_output: recipe True, head False"),
+        ("head.intermediate_size=96", r"head.intermediate_size: recipe 96, head 64"),
+        ("head.num_layers=2", r"head.num_layers: recipe 2, head 1"),
+        ("head.draft_vocab_size=512", r"head.draft_vocab_size: recipe 512, head 256"),
+        ("target.tap_ids=[2,4,6]", r"target.tap_ids: recipe \[2, 4, 6\], head \[2, 4, 8\]"),
+    ],
+)
+def test_another_head_than_the_recipes_is_refused(ancestor, override, message):
+    recipe = started(ancestor, override)
+    spec = load_target_spec(recipe.target_path)
+    with pytest.raises(ValueError, match=message):
+        find_start(recipe, spec)
+    assert not recipe.run_dir.exists()
+
+
+def test_a_vocabulary_by_coverage_clashes_with_the_heads_own(ancestor):
+    recipe = started(ancestor, "head.draft_vocab_size=0", "head.coverage=0.9")
+    with pytest.raises(ValueError, match=r"(?s)head.draft_vocab_size: recipe 0, head 256.*head.coverage: recipe 0.9"):
+        find_start(recipe, load_target_spec(recipe.target_path))
+
+
+def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_recipe):
+    by_coverage = ("head.draft_vocab_size=0", "head.coverage=0.9")
+    other = fresh_recipe("name=other", *by_coverage)
+    spec = load_target_spec(other.target_path)
+    write_run(other, random_weights(draft_shape(small_recipe(Path(other.output_dir)), spec)))
+    for overrides in (by_coverage, ()):  # by the same rule, or by its size
+        assert find_start(started(other, *overrides), spec) is not None
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("runs/nowhere", r"runs/nowhere is no directory .*import_head.py RECIPE name=OTHER --head runs/nowhere"),
+        ("runs/tiny", r"runs/tiny is the recipe's own run: to resume it leave train.start_from out"),
+        ("runs/other/checkpoints", r"checkpoints is not a checkpoint"),
+        ("heads/other", r"is a head made for serving: import it first"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_with_the_next_step(ancestor, place, message):
+    if place.startswith("heads"):
+        export_head(ancestor, serve_check=False)
+    recipe = small_recipe(Path(ancestor.output_dir), f"train.start_from={place}")
+    if place == "runs/tiny":
+        write_run(small_recipe(Path(ancestor.output_dir)))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        find_start(recipe, load_target_spec(recipe.target_path))
+
+
+def test_a_damaged_checkpoint_is_refused(ancestor):
+    path = ancestor.run_dir / "checkpoints/step_00000007/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(provenance.ArtefactError, match=r"is damaged \(model.safetensors\)"):
+        find_start(started(ancestor), load_target_spec(ancestor.target_path))
+
+
+def test_an_imported_heads_own_rotation_goes_with_it(ancestor, tmp_path):
+    """Its rotary embedding and epsilon differ from the target's: they are trained with, recorded and exported."""
+    head = export_head(ancestor, serve_check=False)
+    config = read_json(head / "config.json")
+    config |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rms_norm_eps": 1e-4}
+    public = tmp_path / "public"
+    public.mkdir()
+    (public / "config.json").write_text(json.dumps(config))
+    shutil.copy(head / "model.safetensors", public)
+    shutil.rmtree(ancestor.run_dir)
+    import_head(ancestor, str(public))
+    recipe = started(ancestor)
+    inputs = open_inputs(recipe)
+    assert not provenance.begin(recipe.run_dir, "run", inputs.identity)
+    start = keep_start(recipe, inputs.start)
+    shape = start.shape(draft_shape(recipe, inputs.spec))
+    assert (shape.rope_parameters, shape.rms_norm_eps) == (config["rope_parameters"], 1e-4)
+    model = started_model(shape, start.weights(), blind=False)
+    assert model.norm.eps == 1e-4
+    assert model.rope(torch.tensor([1]), torch.float32)[0][0, 0, 0] == pytest.approx(0.5403023)  # cos 1, unscaled
+    recorded = read_json(recipe.run_dir / "identity.json")
+    assert (recorded["rope_parameters"], recorded["rms_norm_eps"]) == (config["rope_parameters"], 1e-4)
+    assert not started_model(shape, start.weights(), blind=True).fc.weight.any()
+
+
+def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
+    prompts = ancestor.directory("own", "data", "x")  # beside the shared data, which is linked
+    recipe = started(ancestor, f"output_dir={prompts.parents[1]}")
+    shutil.copytree(ancestor.run_dir, recipe.directory("runs", "other"))
+    folder = recipe.directory("data", "other", "prompts")
+    provenance.begin(folder, "prompts", {})
+    for split in ("train", "validation"):
+        write_prompts(folder / f"{split}.parquet", [ask(split)])
+    provenance.finish(folder, {})
+    start = find_start(recipe, load_target_spec(recipe.target_path))
+    assert not provenance.begin(recipe.run_dir, "run", start.identity)
+    keep_start(recipe, start)
+    assert known_before(recipe.run_dir) == {ask("train").id, ask("validation").id}
