@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
-from drafthead.exporting.contract import DTYPES, checkpoint_names, expected_shapes, exported_tensors, head_config
+from drafthead.exporting.contract import checkpoint_tensors, expected_shapes, exported_tensors, head_config
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
 from drafthead.generation.sources.catalogue import CATALOGUE
@@ -61,8 +61,8 @@ def test_the_head_has_its_size_and_keeps_the_contract(name, hub):
         "d2t": torch.empty(shape.head.draft_vocab_size, dtype=torch.int64, device="meta"),
         "t2d": torch.empty(shape.vocab_size, dtype=torch.bool, device="meta"),
     }
-    written = exported_tensors({**model.state_dict(), **maps}, shape, DTYPES[recipe.export.dtype])
-    assert {k: tuple(v.shape) for k, v in checkpoint_names(written).items()} == expected_shapes(shape)
+    written = exported_tensors({**model.state_dict(), **maps}, shape, recipe.export.dtype)
+    assert {k: tuple(v.shape) for k, v in checkpoint_tensors(written).items()} == expected_shapes(shape)
 
 
 @pytest.mark.parametrize("name", RECIPES)
