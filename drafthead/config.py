@@ -322,8 +322,11 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
     if malformed:
         raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
     try:
-        merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
-        values = OmegaConf.to_container(merged, resolve=True)
+        recipe = OmegaConf.load(path)
+        for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
+            key = item.partition("=")[0]
+            OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
+        values = OmegaConf.to_container(recipe, resolve=True)
     except (YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from error
     try:

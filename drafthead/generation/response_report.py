@@ -30,11 +30,9 @@ def print_responses(recipe: Recipe, splits: Sequence[str]) -> None:
             dropped = [entry for entry in drops if category in (entry.category, "all")]
             table.add_row(split, category, *_cells(kept, dropped))
         table.add_section()
-        notes += [f"{split}: {n} questions without an answer: {why}" for why, n in counts["skipped"].items()]
+        notes += [f"{split}: without an answer: {n}, {why}" for why, n in counts["skipped"].items()]
         notes += [
-            f"{split}: {n['dropped']} answers dropped that were {flag}"
-            for flag, n in counts["flagged"].items()
-            if n["dropped"]
+            f"{split}: dropped as {flag}: {n['dropped']}" for flag, n in counts["flagged"].items() if n["dropped"]
         ]
     Console().print(table)
     for note in notes:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEY_VARIABLE = "DRAFTHEAD_API_KEY"
-_RETRIES = 8  # waits of 0.5 s, doubling up to 8 s: half a minute, which a restarted proxy needs and an engine does not
+_RETRIES = (
+    8  # waits of 0.5 s, doubling up to 8 s, forty seconds in all: enough for a proxy to restart, not for an engine
+)
 _TIMEOUT = openai.Timeout(3600.0, connect=10.0)  # an answer of many thousand tokens under load takes long
 _T = TypeVar("_T")
 

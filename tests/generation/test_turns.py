@@ -115,8 +115,8 @@ def test_what_is_wrong_with_answers_is_counted_and_ends_conversations(tmp_path: 
         stage.finish_split(recipe, split)
     print_responses(recipe, stage.SPLITS)
     said = capsys.readouterr().out
-    assert f"train: {2 * (questions - len(kept))} questions without an answer: {ENDED}cut off" in said
-    assert f"train: {len(kept)} answers dropped that were truncated" in said
+    assert f"train: without an answer: {2 * (questions - len(kept))}, {ENDED}cut off" in said
+    assert f"train: dropped as truncated: {len(kept)}" in said
     counts = read_json(recipe.responses_dir("train") / "manifest.json")["counts"]
     assert counts["flagged"]["truncated"] == {"kept": len(kept), "dropped": len(kept)}
     with pytest.raises(ValueError, match=r"no train prompt could be answered: \{'dropped': 4"):

@@ -5,7 +5,7 @@ A server that does everything right, `vllm serve`, is asked in tests/generation/
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -144,7 +144,7 @@ def test_refusals_and_silence_are_told_apart(tokenizer, monkeypatch):
         remote.server_answerer(recipe, tokenizer),
     ):
         pass
-    monkeypatch.setattr(remote, "_RETRIES", 1)  # of eight: half a minute
+    monkeypatch.setattr(remote, "_RETRIES", 1)  # of eight: forty seconds
     with (  # the server is gone by now
         pytest.raises(ServerError, match=r"did not answer 2 times in a row \(.*\): start the server or correct"),
         remote.server_answerer(recipe, tokenizer),
