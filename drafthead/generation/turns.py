@@ -65,6 +65,8 @@ class Interviewer:
         return [response for _, _, response in sorted(responses, key=lambda entry: entry[:2])], left_out
 
     def _ask(self, split: str, requests: Sequence[Request], bar: tqdm) -> list[tuple[Request, Answer, list[int]]]:
+        if not requests:  # all of a round may be lost before it is asked
+            return []
         asks = [Ask(r.prompt_ids, r.max_tokens, r.sampling.temperature, r.sampling.seed) for r in requests]
         answers = self._answerer.answer(asks, bar)
         beyond: list[list[int]] = [[] for _ in requests]
