@@ -62,6 +62,16 @@ def test_what_follows_the_stop_token_is_not_generated(tokenizer):
     assert chatml.decode(kept.response_ids) == "Good day.<|end|>"  # the template adds a line break
 
 
+def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
+    """As Qwen 3 does: an empty thought before the last answer, none before earlier ones."""
+    thought = "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
+    qwen = with_template(tokenizer, CHATML.replace("{{ m.content }}", thought))
+    kept = KeptAnswers(qwen, {6})(prompt(USER, ASSISTANT, USER, content="Good day."), "low")
+    assert "think" not in qwen.decode(kept.prompt_ids)
+    assert qwen.decode(kept.response_ids) == "<think>\n\n</think>\n\nGood day.<|end|>"
+    assert kept.said.content.strip() == "Good day."
+
+
 @pytest.mark.parametrize(
     ("template", "stops", "reason"),
     [
