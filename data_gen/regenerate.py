@@ -2,6 +2,7 @@
 
     python data_gen/regenerate.py [RECIPE] [section.key=value ...]
 
+An engine of this process answers, or a vLLM server by its URL (responses.server_url, its key in DRAFTHEAD_API_KEY).
 Interrupted, the same command continues with the parts that are missing.
 """
 

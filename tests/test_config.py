@@ -33,6 +33,13 @@ def test_a_mistake_is_named_with_its_value(override, message):
         load_recipe(overrides=[override])
 
 
+def test_an_override_replaces_what_is_there():
+    efforts = load_recipe(overrides=["responses.reasoning_efforts={low: 1, high: 2}"]).responses
+    assert efforts.efforts == {"low": 1, "high": 2}  # instead of a list
+    twice = load_recipe(overrides=["responses.temperature={0.2: 1}", "responses.temperature={0.9: 1}"]).responses
+    assert twice.temperatures == {0.9: 1}  # not both
+
+
 def test_bf16_without_zero_is_refused():
     with pytest.raises(ValueError, match="set train.zero_stage to 1"):
         load_recipe(overrides=["train.precision=bf16", "train.zero_stage=0"])

@@ -6,7 +6,7 @@ and run.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Prompt:
         prompt_ids: token ids to be read as they are, instead of `messages`; they fit one tokenizer only.
         tools: definitions handed to the chat template.
         document: what it was cut from; a document is never in two splits. Empty: the prompt is its own document.
+        answer: what the data says next, an assistant's message, with its "thinking" where it has one. It is no part of
+            the id, and only kept where a recipe trains on it (responses.regenerate false).
     """
 
     id: str
@@ -43,6 +45,7 @@ class Prompt:
     prompt_ids: tuple[int, ...] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
     document: str = ""
+    answer: dict[str, Any] | None = None
 
 
 def prompt_id(
@@ -78,7 +81,8 @@ def parse_prompt(row: dict[str, Any], where: str) -> Prompt:
     """Check one row of a JSONL source.
 
     Args:
-        row: needs `messages` or `prompt_ids`; may have `source` and `category`.
+        row: needs `messages` or `prompt_ids`; may have `source` and `category`. An assistant's message at the end is
+            the prompt's answer.
         where: file and line, for the error message.
 
     Raises:
@@ -100,10 +104,22 @@ def parse_prompt(row: dict[str, Any], where: str) -> Prompt:
             content.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{where}: a {role} message is not valid Unicode: {error}") from error
-    if messages[-1]["role"] != "user":
-        raise ValueError(f"{where}: the conversation ends with {messages[-1]['role']!r}, not with 'user'")
-    kept = tuple({"role": m["role"], "content": m["content"]} for m in messages)
-    return Prompt(prompt_id(kept), str(row.get("source", "local")), str(row.get("category", "all")), kept)
+    answer = messages[-1] if messages[-1]["role"] == "assistant" else None
+    asked = messages[:-1] if answer else messages
+    if not asked or asked[-1]["role"] != "user":
+        ends = f"ends with {asked[-1]['role']!r}" if asked else "is an answer to nothing"
+        raise ValueError(f"{where}: the conversation {ends}, where 'user' or an answer to it is wanted")
+    kept = tuple({"role": m["role"], "content": m["content"]} for m in asked)
+    source, category = str(row.get("source", "local")), str(row.get("category", "all"))
+    if answer:
+        answer = {"role": "assistant", "content": answer["content"], **thought_of(answer)}
+    return Prompt(prompt_id(kept), source, category, kept, answer=answer)
+
+
+def thought_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """An assistant's thought under one name, whatever the data calls it; empty where there is none."""
+    found = next((row[key] for key in ("thinking", "reasoning_content", "reasoning") if row.get(key)), None)
+    return {"thinking": found} if isinstance(found, str) else {}
 
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
@@ -133,7 +149,7 @@ def ids_of(directory: Path, splits: Sequence[str]) -> set[str]:
 
 
 def _from_row(row: dict[str, Any]) -> Prompt:
-    ids, tools = row.get("prompt_ids"), row.get("tools")
+    ids, tools, answer = row.get("prompt_ids"), row.get("tools"), row.get("answer")
     return Prompt(
         row["id"],
         row["source"],
@@ -142,6 +158,7 @@ def _from_row(row: dict[str, Any]) -> Prompt:
         prompt_ids=tuple(ids) if ids else None,
         tools=tuple(json.loads(tools)) if tools else None,
         document=row.get("document") or "",
+        answer=json.loads(answer) if answer else None,
     )
 
 
@@ -150,7 +167,7 @@ def _json(value: Any) -> str | None:
 
 
 _ALWAYS = ("id", "source", "category", "messages")
-_OPTIONAL = ("prompt_ids", "tools", "document")
+_OPTIONAL = ("prompt_ids", "tools", "document", "answer")
 _COLUMNS: dict[str, tuple[pa.DataType, Callable[[Any], Any]]] = {  # name -> type, how a value is stored
     "id": (pa.string(), str),
     "source": (pa.string(), str),
@@ -159,4 +176,5 @@ _COLUMNS: dict[str, tuple[pa.DataType, Callable[[Any], Any]]] = {  # name -> typ
     "prompt_ids": (pa.list_(pa.int32()), lambda ids: ids),
     "tools": (pa.string(), _json),
     "document": (pa.string(), str),
+    "answer": (pa.string(), _json),
 }

@@ -6,7 +6,6 @@ callers count. The alternative, encoding the text of each message by itself, wou
 the server it is meant for does not produce.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
@@ -29,29 +28,47 @@ class UnrenderableError(ValueError):
         self.reason = reason
 
 
-def renderer(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Prompt, str], list[int]]:
-    """A function (prompt, reasoning effort) -> token ids, generation prompt included.
+class Renderer:
+    """Calls of one tokenizer's chat template."""
 
-    The effort goes to the chat template; prompts that are token ids already are read as they are. The function raises
-    UnrenderableError when the text holds a control token, the template refuses the conversation, or an id lies
-    beyond the vocabulary.
-    """
-    control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    size = len(tokenizer)
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
+        self._tokenizer = tokenizer
+        self._control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._size = len(tokenizer)
 
-    def render(prompt: Prompt, effort: str) -> list[int]:
+    def __call__(self, prompt: Prompt, effort: str) -> list[int]:
+        """Token ids of a prompt, generation prompt included; those it has already are read as they are.
+
+        Raises:
+            UnrenderableError: the text holds a control token, the template refuses the conversation, or an id lies
+                beyond the vocabulary.
+        """
         if prompt.prompt_ids is not None:
-            if max(prompt.prompt_ids) >= size:
-                raise UnrenderableError(BEYOND_VOCABULARY, f"{max(prompt.prompt_ids)}, but there are {size} tokens")
+            if max(prompt.prompt_ids) >= self._size:
+                found = f"{max(prompt.prompt_ids)}, but there are {self._size} tokens"
+                raise UnrenderableError(BEYOND_VOCABULARY, found)
             return list(prompt.prompt_ids)
-        for text in _texts([*prompt.messages, *(prompt.tools or ())]):
-            if found := next((token for token in control if token in text), None):
+        return self._apply(prompt, effort, list(prompt.messages), add_generation_prompt=True)
+
+    def answered(self, prompt: Prompt, answer: dict[str, Any], effort: str) -> list[int]:
+        """Token ids of a prompt of messages and its answer, as the template writes a conversation that ended.
+
+        Raises:
+            UnrenderableError: as for a prompt alone.
+        """
+        return self._apply(prompt, effort, [*prompt.messages, answer], add_generation_prompt=False)
+
+    def _apply(
+        self, prompt: Prompt, effort: str, messages: list[dict[str, Any]], add_generation_prompt: bool
+    ) -> list[int]:
+        for text in _texts([*messages, *(prompt.tools or ())]):
+            if found := next((token for token in self._control if token in text), None):
                 raise UnrenderableError(CONTROL_TOKEN, found)
         try:
-            encoding: Any = tokenizer.apply_chat_template(
-                list(prompt.messages),
+            encoding: Any = self._tokenizer.apply_chat_template(
+                messages,
                 tools=list(prompt.tools) if prompt.tools else None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 reasoning_effort=effort,
                 return_dict=True,
             )
@@ -59,7 +76,10 @@ def renderer(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Prompt, str], li
             raise UnrenderableError(TEMPLATE, str(error)) from error
         return list(encoding["input_ids"])
 
-    return render
+
+def renderer(tokenizer: "PreTrainedTokenizerBase") -> Renderer:
+    """A function (prompt, reasoning effort) -> token ids, generation prompt included."""
+    return Renderer(tokenizer)
 
 
 def _texts(value: Any) -> list[str]:

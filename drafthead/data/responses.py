@@ -4,11 +4,13 @@ The engine's own token ids are kept on both sides of the boundary, so the loss m
 on the response) needs no parsing of a chat template.
 """
 
+import json
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,20 +23,22 @@ KIND = "responses"
 
 @dataclass(frozen=True)
 class Response:
-    """One answer of the target.
+    """One answer of the target, or one that the data had.
 
     Attributes:
-        id: the prompt's id.
+        id: the prompt's id; of a conversation that is answered turn by turn, with the turn behind it ("...-2").
         category: the prompt's category.
         prompt_ids: token ids the engine read (template applied).
         response_ids: token ids the engine produced, the stop token included.
         continuation_ids: what the engine would have said after the stop, greedily; only where acceptance
             is replayed, because vLLM counts accepted tokens before it trims at the stop.
         text: the response, decoded with special tokens.
-        finish_reason: "stop" or "length".
-        temperature: sampling temperature.
+        finish_reason: "stop", "length", or "given" for an answer that the data had.
+        temperature: sampling temperature; None: nobody sampled it.
         reasoning_effort: as given to the chat template.
-        seed: sampling seed.
+        seed: sampling seed; None: nobody sampled it.
+        turn: of a conversation that is answered turn by turn, from 0.
+        flags: what is wrong with it (generation.judging), and kept by the recipe nevertheless.
     """
 
     id: str
@@ -44,9 +48,29 @@ class Response:
     continuation_ids: list[int]
     text: str
     finish_reason: str
-    temperature: float
+    temperature: float | None
     reasoning_effort: str
-    seed: int
+    seed: int | None
+    turn: int = 0
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An answer that is not there.
+
+    Attributes:
+        id, category: as the answer's would be.
+        reason: why, for a person.
+        flags: what was wrong with the answer, if it was given and dropped.
+        turns: answers that are missing with it, itself included.
+    """
+
+    id: str
+    category: str
+    reason: str
+    flags: list[str] = field(default_factory=list)
+    turns: int = 1
 
 
 _SCHEMA = pa.schema(
@@ -61,8 +85,11 @@ _SCHEMA = pa.schema(
         ("temperature", pa.float64()),
         ("reasoning_effort", pa.string()),
         ("seed", pa.int64()),
+        ("turn", pa.int32()),
+        ("flags", pa.list_(pa.string())),
     ]
 )
+_NOTES = b"drafthead"
 _TEXT = ("prompt_ids", "response_ids", "continuation_ids")
 
 
@@ -71,10 +98,17 @@ def part_path(directory: Path, index: int) -> Path:
     return directory / f"part-{index:05d}.parquet"
 
 
-def write_part(path: Path, responses: Sequence[Response]) -> None:
-    """Write one part, whole or not at all."""
+def write_part(
+    path: Path,
+    responses: Sequence[Response],
+    left_out: Sequence[LeftOut] = (),
+    made_by: Mapping[str, Any] | None = None,
+) -> None:
+    """Write one part, whole or not at all; what is missing in it, and who answered, stands in the file's metadata."""
+    notes = {"left_out": [asdict(entry) for entry in left_out], "made_by": made_by}
+    schema = _SCHEMA.with_metadata({_NOTES: json.dumps(notes).encode()})
     with atomic_path(path) as temporary:
-        pq.write_table(pa.Table.from_pylist([asdict(r) for r in responses], schema=_SCHEMA), temporary)
+        pq.write_table(pa.Table.from_pylist([asdict(r) for r in responses], schema=schema), temporary)
 
 
 def read_responses(directory: Path) -> list[Response]:
@@ -84,6 +118,29 @@ def read_responses(directory: Path) -> list[Response]:
         ArtefactError: the directory has no part.
     """
     return [Response(**row) for part in _parts(directory) for row in pq.read_table(part).to_pylist()]
+
+
+def read_left_out(directory: Path) -> list[LeftOut]:
+    """Everything that no part has an answer to, in order.
+
+    Raises:
+        ArtefactError: the directory has no part.
+    """
+    return [LeftOut(**entry) for notes in _notes(directory) for entry in notes["left_out"]]
+
+
+def read_makers(directory: Path) -> list[dict[str, Any]]:
+    """Who answered, each once, in order.
+
+    Raises:
+        ArtefactError: the directory has no part.
+    """
+    made_by = [notes["made_by"] for notes in _notes(directory)]
+    return [maker for i, maker in enumerate(made_by) if maker and maker not in made_by[:i]]
+
+
+def _notes(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(pq.read_schema(part).metadata[_NOTES]) for part in _parts(directory)]
 
 
 def read_categories(directory: Path) -> dict[str, str]:

@@ -120,10 +120,21 @@ def _data(recipe: Recipe, run_dir: Path, step: int) -> dict[str, Any] | None:
     manifest = provenance.read_json(responses)
     table = pq.read_table(prompts, columns=["source", "category"])
     mix = Counter(zip(table["source"].to_pylist(), table["category"].to_pylist(), strict=True))
+    settings = manifest["identity"]["settings"]
     epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
     return {
         **manifest["counts"],
-        "temperature": manifest["identity"]["settings"]["temperature"],
+        "answers": answers_in_words(settings),
         "trained_on": round(manifest["counts"]["response_tokens"] * epochs),
         "mix": [{"source": s, "category": c, "prompts": n} for (s, c), n in sorted(mix.items())],
     }
+
+
+def answers_in_words(settings: dict[str, Any]) -> str:
+    """Whose the answers are, and how they were sampled."""
+    if not settings["regenerate"]:
+        return "answers that the data had, not the target's own"
+    temperature = settings["temperature"]
+    if isinstance(temperature, dict):  # value -> weight
+        temperature = ", ".join(f"{value} ({weight})" for value, weight in temperature.items()) + " by weight"
+    return f"answers of the target itself, temperature {temperature}"

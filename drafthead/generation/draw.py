@@ -1,10 +1,49 @@
 """Draws that follow from a seed and the content alone, and when two prompts count as the same."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from drafthead.data.prompts import Prompt
 from drafthead.provenance import digest
+from drafthead.responses_config import Effort, ResponsesConfig
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one answer is sampled."""
+
+    temperature: float
+    effort: Effort
+    seed: int
+
+
+def draw_sampling(settings: ResponsesConfig, prompt_id: str, turn: int, greedy: bool) -> Sampling:
+    """Temperature and reasoning effort of a conversation, and the sampling seed of one of its turns.
+
+    They follow from responses.seed and the prompt's id alone, the seed from the turn too.
+    """
+    number = _number(settings.seed, prompt_id)
+    of_turn = number if turn == 0 else _number(settings.seed, prompt_id, turn)
+    temperature = _weighted(settings.temperatures, _number(settings.seed, "temperature", prompt_id))
+    return Sampling(0.0 if greedy else temperature, _weighted(settings.efforts, number), (of_turn >> 8) % 2**31)
+
+
+def _number(*key: int | str) -> int:
+    return int(digest(list(key))[:12], 16)
+
+
+def _weighted(weights: Mapping[_T, int], number: int) -> _T:
+    """The value on which a large number falls, modulo the sum of the weights."""
+    place = number % sum(weights.values())
+    for value, weight in weights.items():
+        if place < weight:
+            return value
+        place -= weight
+    raise AssertionError("the place lies below the sum of the weights")
 
 
 def draw_evenly(prompts: Sequence[Prompt], limit: int | None, seed: int) -> list[Prompt]:

@@ -17,10 +17,15 @@ from pathlib import Path
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import read_prompts
+from drafthead.data.reading import Said
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import read_responses
-from drafthead.generation.regenerate import load_tokenizer, prepare
+from drafthead.generation.asking import Request, continuation, prepare
+from drafthead.generation.dialogue import open_dialogue
+from drafthead.generation.keeping import Keeper
+from drafthead.generation.regenerate import is_answered, load_tokenizer
 from drafthead.models.target import TargetSpec, check_tap_ids, compute_dtype, load_target_spec
+from drafthead.progress import progress_bar
 from drafthead.provenance import MANIFEST, require
 
 SPLITS = ("train", "validation")
@@ -184,6 +189,24 @@ def _texts_of_responses(recipe: Recipe, split: str) -> list[Text]:
 
 def _texts_of_prompts(recipe: Recipe, split: str) -> list[Text]:
     require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE")
-    requests, _ = prepare(recipe, load_tokenizer(recipe), split, read_prompts(recipe.prompts_dir, split))
-    after = recipe.train.num_ttt_steps if split == "validation" else 0
-    return [Text(len(request.prompt_ids), request.max_tokens, after) for request in requests]
+    tokenizer, prompts = load_tokenizer(recipe), read_prompts(recipe.prompts_dir, split)
+    if not is_answered(recipe, split):
+        with progress_bar(len(prompts), "reading answers", "prompt") as bar:
+            kept, _ = Keeper(recipe, tokenizer).keep(prompts, bar)
+        return [Text(len(response.prompt_ids), len(response.response_ids)) for response in kept]
+    texts: list[Text] = []
+    dialogues = [open_dialogue(prompt, recipe.responses.turn_by_turn) for prompt in prompts]
+    while dialogues:
+        requests, _ = prepare(recipe, tokenizer, split, dialogues)
+        texts += [_longest(recipe, split, request) for request in requests]
+        # Counted above with answers of max_tokens; a word stands for them in what is rendered.
+        dialogues = [later for request in requests if (later := request.dialogue.after(Said("yes")))]
+    return texts
+
+
+def _longest(recipe: Recipe, split: str, request: Request) -> Text:
+    """A question with the longest answers before it that the engine has room for."""
+    after = continuation(recipe, split)
+    room = recipe.engine.max_model_len - 1 - after - request.max_tokens
+    earlier = request.dialogue.turn * recipe.responses.max_tokens
+    return Text(min(len(request.prompt_ids) + earlier, room), request.max_tokens, after)

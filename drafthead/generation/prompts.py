@@ -5,6 +5,7 @@ A recipe gives one JSONL that declares its own splits (`prompts.path`), or a mix
 hash of seed and content, so adding lines to a source disturbs as little as possible.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from drafthead.config import REPO_ROOT, Recipe
@@ -35,7 +36,7 @@ def _from_file(recipe: Recipe) -> dict[str, Any]:
             '"messages" and "split"'
         )
     settings = recipe.prompts.model_dump(exclude={"path", "preset", "sources"})
-    identity = {"source": path.name, "source_sha256": sha256_file(path), "settings": settings}
+    identity = {"source": path.name, "source_sha256": sha256_file(path), "settings": settings, **_answers(recipe)}
     if begin(recipe.prompts_dir, KIND, identity):
         return read_json(recipe.prompts_dir / MANIFEST)
     source = read_source(path)
@@ -47,6 +48,7 @@ def _from_mix(recipe: Recipe) -> dict[str, Any]:
     identity = {
         "sources": [{**s.config.model_dump(exclude={"path"}), "made_from": s.identity} for s in sources],
         "settings": recipe.prompts.model_dump(exclude={"path", "preset", "sources"}),
+        **_answers(recipe),
     }
     if (recipe.prompts_dir / MANIFEST).exists() and begin(recipe.prompts_dir, KIND, identity):
         return read_json(recipe.prompts_dir / MANIFEST)
@@ -61,8 +63,15 @@ def _from_mix(recipe: Recipe) -> dict[str, Any]:
 
 def _write(recipe: Recipe, splits: dict[str, list[Prompt]], report: dict[str, Any]) -> dict[str, Any]:
     for split, prompts in splits.items():
+        if not _answers(recipe):
+            prompts = [replace(prompt, answer=None) for prompt in prompts]
         write_prompts(recipe.prompts_dir / f"{split}.parquet", prompts)
     return finish(recipe.prompts_dir, {**{split: len(prompts) for split, prompts in splits.items()}, **report})
+
+
+def _answers(recipe: Recipe) -> dict[str, str]:
+    """What the prompts' identity says of the data's own answers: nothing, unless they are going to be trained on."""
+    return {} if recipe.responses.regenerate else {"answers": "kept"}
 
 
 def split_prompts(recipe: Recipe, source: Source) -> dict[str, list[Prompt]]:

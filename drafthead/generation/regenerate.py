@@ -1,19 +1,22 @@
 """The target answers the training and validation prompts, so that a head learns the text it will be asked to draft.
 
-Training prompts are answered at the recipe's temperature, validation prompts greedily and K tokens past the stop,
-because acceptance is replayed over the target's own T = 0 text (K = train.num_ttt_steps). A part is the unit of
-work: a fixed slice of the prompts, skipped when present. Effort and seed of a prompt follow from responses.seed
-and its id alone. Given up: the same text on other hardware or another batch; bf16 sums depend on both.
+Training prompts are answered at a temperature drawn for each conversation, validation prompts greedily and K tokens
+past the stop, because acceptance is replayed over the target's own T = 0 text (K = train.num_ttt_steps). A part is
+the unit of work: a fixed slice of the prompts, skipped when present. Temperature, effort and seed follow from
+responses.seed and the prompt's id alone. Given up: the same text on other hardware or another batch; bf16 sums depend
+on both.
 
-Left out and counted: prompts that leave no room in engine.max_model_len, and prompts that cannot be rendered for
-this target (drafthead/data/rendering.py). A chat template that writes the date (gpt-oss) makes prompts of different
-days differ; the manifest says when it was made. Pre-tokenised prompts are read as they are: the reasoning effort
-noted with their responses was drawn but is not in them.
+Chats are answered turn by turn (generation.turns); with responses.regenerate false the training split keeps the
+answers of the data instead (generation.keeping). Left out and counted: what leaves no room in engine.max_model_len,
+what cannot be rendered for this target (data.rendering), and answers that the recipe drops (generation.judging).
+A chat template that writes the date (gpt-oss) makes prompts of different days differ; the manifest says when it was
+made. Pre-tokenised prompts are read as they are: the reasoning effort noted with them was drawn but is not in them.
 """
 
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +24,30 @@ from typing import TYPE_CHECKING, Any
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
-from drafthead.data.rendering import CONTROL_TOKEN as CONTROL_TOKEN  # a reason beside NO_ROOM
-from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.data.responses import KIND, Response, part_path, read_responses, write_part
+from drafthead.data.responses import (
+    KIND,
+    LeftOut,
+    Response,
+    part_path,
+    read_left_out,
+    read_makers,
+    read_responses,
+    write_part,
+)
+from drafthead.generation.asking import continuation
+from drafthead.generation.dialogue import open_dialogue
+from drafthead.generation.judging import FLAGS
+from drafthead.generation.keeping import Keeper
+from drafthead.generation.turns import Interviewer
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.progress import progress_bar
-from drafthead.provenance import begin, digest, finish, reference, require
+from drafthead.provenance import ArtefactError, begin, finish, reference, require
+from drafthead.serving.answering import Answerer, engine_answerer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from vllm import LLM
 
 SPLITS = ("train", "validation")
-NO_ROOM = "no room for a response in engine.max_model_len"
 
 
 @dataclass(frozen=True)
@@ -51,50 +65,32 @@ class Part:
     prompts: Sequence[Prompt]
 
 
-@dataclass(frozen=True)
-class Request:
-    """One prompt as the engine gets it.
-
-    Attributes:
-        prompt: what is asked.
-        prompt_ids: chat template applied.
-        max_tokens: room for the response.
-        effort: reasoning effort.
-        seed: sampling seed.
-    """
-
-    prompt: Prompt
-    prompt_ids: list[int]
-    max_tokens: int
-    effort: str
-    seed: int
-
-
 def regenerate(recipe: Recipe) -> None:
     """Make the responses artefacts of both splits; finished parts are kept, and no engine starts when all are.
 
     Raises:
         ArtefactError: there are no prompts, or a directory holds responses made from something else.
         FileNotFoundError: the target is missing.
-        ValueError: the target does not fit the recipe, or no prompt of a split can be answered.
+        ValueError: the target does not fit the recipe, no prompt of a split can be answered, the server cannot be
+            used, or answers are to be kept and the chat template gives no stable boundaries.
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
     check_tap_ids(spec, recipe.target.tap_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE")
+    _check_answers(recipe, prompts)
+    tokenizer = load_tokenizer(recipe)
     unfinished = [
         split
         for split in SPLITS
         if not begin(recipe.responses_dir(split), KIND, _identity(recipe, spec, prompts, split))
     ]
-    if not unfinished:
-        return
-    parts = {split: list_parts(recipe, split) for split in unfinished}
-    missing = [part for split in unfinished for part in parts[split] if not part.path.exists()]
-    tokenizer = load_tokenizer(recipe)
-    if missing:
-        answer_parts(recipe, tokenizer, missing)
+    missing = [part for split in unfinished for part in list_parts(recipe, split) if not part.path.exists()]
+    if to_keep := [part for part in missing if not is_answered(recipe, part.split)]:
+        keep_parts(recipe, tokenizer, to_keep)
+    if to_answer := [part for part in missing if is_answered(recipe, part.split)]:
+        answer_parts(recipe, tokenizer, to_answer)
     for split in unfinished:
-        _finish_split(recipe, tokenizer, split)
+        finish_split(recipe, split)
 
 
 def list_parts(recipe: Recipe, split: str) -> list[Part]:
@@ -107,51 +103,40 @@ def list_parts(recipe: Recipe, split: str) -> list[Part]:
     ]
 
 
-def answer_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:
-    """Answer the prompts of `parts` with one engine and write each part as it is done."""
-    from drafthead.serving.engine import offline_engine  # vLLM takes seconds to import
-
-    started, tokens = time.monotonic(), 0
-    total = sum(len(part.prompts) for part in parts)
-    engine = offline_engine(recipe, seeded=True, log_stats=False)
-    with engine as llm, progress_bar(total, "regenerating", "prompt") as bar:
+def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:
+    """Write parts from the answers that the data has."""
+    keeper = Keeper(recipe, tokenizer)
+    with progress_bar(sum(len(part.prompts) for part in parts), "keeping answers", "prompt") as bar:
         for part in parts:
-            requests, skipped = prepare(recipe, tokenizer, part.split, part.prompts)
-            bar.update(len(skipped))
-            responses = _answer(recipe, llm, tokenizer, part.split, requests, bar)
-            write_part(part.path, responses)
+            write_part(part.path, *keeper.keep(part.prompts, bar), made_by={"data": "answers kept"})
+
+
+def answer_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:
+    """Answer the prompts of `parts` with one engine or server and write each part as it is done."""
+    started, tokens = time.monotonic(), 0
+    turn_by_turn = recipe.responses.turn_by_turn
+    total = sum(open_dialogue(prompt, turn_by_turn).turns_left for part in parts for prompt in part.prompts)
+    with answering(recipe, tokenizer) as answerer, progress_bar(total, "regenerating", "answer") as bar:
+        interviewer = Interviewer(recipe, tokenizer, answerer)
+        for part in parts:
+            responses, left_out = interviewer.interview(part.split, part.prompts, bar)
+            write_part(part.path, responses, left_out, answerer.made_by)
             tokens += sum(len(response.response_ids) for response in responses)
     print(f"generated {tokens:,} tokens at {tokens / (time.monotonic() - started):,.0f} tokens/s, start included")
 
 
-def prepare(
-    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", split: str, prompts: Sequence[Prompt]
-) -> tuple[list[Request], dict[str, str]]:
-    """Tokenise prompts; those that cannot be answered come back as prompt id -> reason."""
-    requests: list[Request] = []
-    skipped: dict[str, str] = {}
-    render = renderer(tokenizer)
-    for prompt in prompts:
-        effort, seed = draw(recipe, prompt.id)
-        try:
-            prompt_ids = render(prompt, effort)
-        except UnrenderableError as error:
-            skipped[prompt.id] = error.reason
-            continue
-        # One token stays free: an engine never reads its own last token, and the harvest generates one more.
-        room = recipe.engine.max_model_len - 1 - len(prompt_ids) - _continuation(recipe, split)
-        if room < 1:
-            skipped[prompt.id] = NO_ROOM
-            continue
-        requests.append(Request(prompt, prompt_ids, min(room, recipe.responses.max_tokens), effort, seed))
-    return requests, skipped
+def answering(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> AbstractContextManager[Answerer]:
+    """Who runs the target: the recipe's server, or an engine of our own."""
+    if recipe.responses.server_url is None:
+        return engine_answerer(recipe)
+    from drafthead.serving.remote import server_answerer
+
+    return server_answerer(recipe, tokenizer)
 
 
-def draw(recipe: Recipe, prompt_id: str) -> tuple[str, int]:
-    """Reasoning effort and sampling seed of a prompt, from responses.seed and the prompt's id alone."""
-    number = int(digest([recipe.responses.seed, prompt_id])[:12], 16)
-    efforts = recipe.responses.reasoning_efforts
-    return efforts[number % len(efforts)], (number >> 8) % 2**31
+def is_answered(recipe: Recipe, split: str) -> bool:
+    """Whether the target answers a split: validation always, as acceptance is replayed over the target's own text."""
+    return recipe.responses.regenerate or split == "validation"
 
 
 def load_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerBase":
@@ -173,47 +158,17 @@ def load_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def _answer(
-    recipe: Recipe, llm: "LLM", tokenizer: "PreTrainedTokenizerBase", split: str, requests: Sequence[Request], bar: Any
-) -> list[Response]:
-    from vllm import SamplingParams
-
-    from drafthead.serving.engine import generate
-
-    temperature = recipe.responses.temperature if split == "train" else 0.0
-    params = [
-        SamplingParams(temperature=temperature, seed=r.seed, max_tokens=r.max_tokens, detokenize=False)
-        for r in requests
-    ]
-    answers = [output.outputs[0] for output in generate(llm, [r.prompt_ids for r in requests], params, bar)]
-    continuations: list[list[int]] = [[] for _ in requests]
-    if count := _continuation(recipe, split):
-        texts = [[*r.prompt_ids, *a.token_ids] for r, a in zip(requests, answers, strict=True)]
-        beyond = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-        continuations = [list(output.outputs[0].token_ids) for output in generate(llm, texts, beyond)]
-    return [
-        Response(
-            id=request.prompt.id,
-            category=request.prompt.category,
-            prompt_ids=request.prompt_ids,
-            response_ids=list(answer.token_ids),
-            continuation_ids=continuation,
-            text=str(tokenizer.decode(list(answer.token_ids), skip_special_tokens=False)),
-            finish_reason=str(answer.finish_reason),
-            temperature=temperature,
-            reasoning_effort=request.effort,
-            seed=request.seed,
+def _check_answers(recipe: Recipe, prompts: dict[str, Any]) -> None:
+    if not recipe.responses.regenerate and prompts["identity"].get("answers") != "kept":
+        raise ArtefactError(
+            f"responses.regenerate is false, but {recipe.prompts_dir} was written without the answers of its data; "
+            "delete it and run: python data_gen/prompts.py RECIPE"
         )
-        for request, answer, continuation in zip(requests, answers, continuations, strict=True)
-    ]
-
-
-def _continuation(recipe: Recipe, split: str) -> int:
-    return recipe.train.num_ttt_steps if split == "validation" else 0
 
 
 def _identity(recipe: Recipe, spec: TargetSpec, prompts: dict[str, Any], split: str) -> dict[str, Any]:
-    settings = recipe.responses.model_dump()
+    # A server may move to another address while it answers; who answered stands in every part.
+    settings = recipe.responses.model_dump(exclude={"server_url", "server_model"})
     if split == "validation":
         settings["temperature"] = 0.0
     return {
@@ -222,22 +177,48 @@ def _identity(recipe: Recipe, spec: TargetSpec, prompts: dict[str, Any], split: 
         "target": target_identity(recipe, spec),
         "dtype": recipe.target.dtype,
         "settings": settings,
-        "continuation_tokens": _continuation(recipe, split),
+        "continuation_tokens": continuation(recipe, split),
         "max_model_len": recipe.engine.max_model_len,
     }
 
 
-def _finish_split(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", split: str) -> None:
+def finish_split(recipe: Recipe, split: str) -> None:
+    """Write the manifest over a split's parts.
+
+    Raises:
+        ValueError: they hold no answer.
+    """
     directory = recipe.responses_dir(split)
-    prompts, responses = read_prompts(recipe.prompts_dir, split), read_responses(directory)
-    answered = {response.id for response in responses}
-    _, skipped = prepare(recipe, tokenizer, split, [prompt for prompt in prompts if prompt.id not in answered])
+    responses, left_out = read_responses(directory), read_left_out(directory)
     if not responses:
-        raise ValueError(f"no {split} prompt could be answered: {dict(Counter(skipped.values()))}")
-    counts = {
+        raise ValueError(
+            f"no {split} prompt could be answered: {_reasons(left_out)}; correct it and delete {directory}"
+        )
+    finish(directory, _counts(responses, left_out) | {"answered_by": read_makers(directory)})
+
+
+def _counts(responses: Sequence[Response], left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    drops = [entry for entry in left_out if entry.flags]
+    return {
         "responses": len(responses),
-        "skipped": dict(Counter(skipped.values())),
+        "skipped": _reasons([entry for entry in left_out if not entry.flags]),
+        # Of all that was answered; an answer may have several flags, and one that a recipe drops is enough.
+        "flagged": {
+            flag: {
+                "kept": sum(flag in response.flags for response in responses),
+                "dropped": sum(flag in entry.flags for entry in drops),
+            }
+            for flag in FLAGS
+        },
+        "dropped": len(drops),
         "prompt_tokens": sum(len(r.prompt_ids) for r in responses),
         "response_tokens": sum(len(r.response_ids) for r in responses),
     }
-    finish(directory, counts)
+
+
+def _reasons(left_out: Sequence[LeftOut]) -> dict[str, int]:
+    """Reason -> answers that are missing."""
+    counted: Counter[str] = Counter()
+    for entry in left_out:
+        counted[entry.reason] += entry.turns
+    return dict(counted)

@@ -17,7 +17,7 @@ def special_tokens(path: str, revision: str | None = None) -> tuple[set[int], se
     template = _text(tokenizer.chat_template)
     named = {str(getattr(tokenizer, name)) for name in ("bos_token", "eos_token", "pad_token") if name in template}
     emitted = {i for i, content in special.items() if content in template or content in named}
-    return set(special), emitted | (_stops(tokenizer, path, revision) & set(special))
+    return set(special), emitted | (stop_tokens(tokenizer, path, revision) & set(special))
 
 
 def _text(template: str | dict[str, str] | None) -> str:
@@ -25,7 +25,8 @@ def _text(template: str | dict[str, str] | None) -> str:
     return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
 
-def _stops(tokenizer: Any, path: str, revision: str | None) -> set[int]:
+def stop_tokens(tokenizer: Any, path: str, revision: str | None) -> set[int]:
+    """Ids of the tokens on which a target's generation ends."""
     from transformers import GenerationConfig
 
     stops = {tokenizer.eos_token_id}

@@ -6,7 +6,7 @@ import huggingface_hub
 import pytest
 
 from drafthead import provenance
-from drafthead.exporting.card import Measured, write_card
+from drafthead.exporting.card import Measured, answers_in_words, write_card
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
 from drafthead.exporting.push import push_head
@@ -83,3 +83,15 @@ def test_a_damaged_or_unservable_head_is_not_pushed(head, api, tmp_path):
     with pytest.raises(provenance.ArtefactError, match="does not exist; run: python export/head.py"):
         push_head(tmp_path / "nothing", "me/head")
     assert not api.mock_calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"regenerate": True, "temperature": 0.7}, "answers of the target itself, temperature 0.7"),
+        ({"regenerate": True, "temperature": {"0.0": 1, "1.0": 3}}, "temperature 0.0 (1), 1.0 (3) by weight"),
+        ({"regenerate": False, "temperature": 1.0}, "answers that the data had, not the target's own"),
+    ],
+)
+def test_whose_answers_a_head_learned_from(settings, words):
+    assert answers_in_words(settings).endswith(words)

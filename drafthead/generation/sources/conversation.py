@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from drafthead.data.prompts import thought_of
+
 Turns = Literal["first", "last", "all"]
 Message = dict[str, Any]
 
@@ -101,7 +103,18 @@ def cut(messages: Sequence[Message], turns: Turns) -> list[tuple[Message, ...]]:
         if message["role"] in _TO_ANSWER and (i + 1 == len(messages) or messages[i + 1]["role"] not in _TO_ANSWER)
     ]
     chosen = {"first": ends[:1], "last": ends[-1:], "all": ends}[turns]
-    return [tuple(messages[: end + 1]) for end in chosen]
+    return [tuple(_unthought(message) for message in messages[: end + 1]) for end in chosen]
+
+
+def answer_to(messages: Sequence[Message], cut_off: Sequence[Message]) -> Message | None:
+    """What a conversation says after the prompt that was cut off its beginning, if that is an assistant's message."""
+    following = messages[len(cut_off)] if len(cut_off) < len(messages) else None
+    return following if following and following["role"] == "assistant" else None
+
+
+def _unthought(message: Message) -> Message:
+    """Thoughts of earlier turns are not sent to a server again."""
+    return {key: value for key, value in message.items() if key != "thinking"}
 
 
 def _parse_message(row: Any) -> Message:
@@ -115,6 +128,8 @@ def _parse_message(row: Any) -> Message:
     for key in ("name", "tool_call_id"):
         if role == "tool" and row.get(key):
             message[key] = _valid(str(row[key]))
+    if role == "assistant":
+        message |= {key: _valid(text) for key, text in thought_of(row).items()}
     if role == "assistant" and row.get("tool_calls"):
         message["tool_calls"] = parse_json(row["tool_calls"], "tool_calls")
     return message

@@ -14,7 +14,7 @@ from drafthead.data.contamination import Text
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.generation.sources.adapters import SchemaError
 from drafthead.generation.sources.catalogue import Entry
-from drafthead.generation.sources.conversation import Conversation, RowError, cut
+from drafthead.generation.sources.conversation import Conversation, RowError, answer_to, cut
 from drafthead.generation.sources.files import read
 from drafthead.generation.sources.locate import Located
 from drafthead.progress import progress
@@ -132,6 +132,7 @@ def _candidates(located: Located, conversation: Conversation) -> Iterator[Candid
             prompt_ids=conversation.prompt_ids,
             tools=conversation.tools,
             document=f"{name}:{conversation.document}",
+            answer=answer_to(conversation.messages, messages),
         )
         said = " ".join(m["content"] for m in messages) or conversation.text
         said = said or " ".join(map(str, conversation.prompt_ids or ()))
