@@ -191,6 +191,11 @@ def percentile(q: float) -> Callable[..., Any]:
     return lambda values, axis=-1: np.percentile(values, q, axis=axis)
 
 
+def geometric_mean(values: ArrayLike) -> float:
+    """exp of the mean logarithm; the ratio of two geometric means is the geometric mean of the ratios."""
+    return float(stats.gmean(np.asarray(values, float)))
+
+
 def repeated_ngram_share(tokens: ArrayLike, n: int = 8) -> float:
     """Share of a text's n-grams that occurred before in it: 0 for fresh text, near 1 for a loop."""
     ids = np.asarray(tokens)

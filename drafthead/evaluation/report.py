@@ -15,6 +15,7 @@ import jinja2
 
 from drafthead.config import Recipe
 from drafthead.evaluation import acceptance, serving
+from drafthead.evaluation.cost import cost_per_million
 from drafthead.evaluation.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.request_metrics import FORMULAS
 from drafthead.evaluation.summary import THROUGHPUT, AcceptanceSummary, Level, summarise_acceptance, summarise_serving
@@ -33,7 +34,6 @@ from drafthead.evaluation.verdict import (
     DEPLOY,
     DO_NOT,
     Verdict,
-    cost_per_million,
     headline,
     judge,
     serve_command,
@@ -107,8 +107,8 @@ def build_report(
     """Everything the templates need."""
     verdicts = [judge(level) for level in levels]
     served = [serving_table(levels), load_table(levels)]
-    if recipe.eval.price_per_gpu_hour is not None:
-        served.append(_cost_table(recipe, levels))
+    if (price := recipe.eval.price_per_gpu_hour) is not None:
+        served.append(_cost_table(price, recipe.engine.tensor_parallel_size, levels))
     return Report(
         name=recipe.name,
         headline=headline(verdicts),
@@ -178,13 +178,10 @@ def _caveats(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[str]:
     return caveats
 
 
-def _cost_table(recipe: Recipe, levels: Sequence[Level]) -> Table:
+def _cost_table(price: float, gpus: int, levels: Sequence[Level]) -> Table:
     rows = []
     for level in levels:
-        costs = [cost_per_million(recipe, v) for v in level.values[THROUGHPUT.key]]
+        costs = [cost_per_million(price, gpus, v) for v in level.values[THROUGHPUT.key]]
         rows.append([Cell(str(level.concurrency)), *(Cell(f"{cost:.3f}") for cost in costs)])
-    note = (
-        f"{recipe.eval.price_per_gpu_hour} per GPU and hour × {recipe.engine.tensor_parallel_size} GPUs, in the "
-        "currency of the price; all costs on output tokens."
-    )
+    note = f"{price} per GPU and hour × {gpus} GPUs, in the currency of the price; all costs on output tokens."
     return Table("Cost per 1M output tokens", ["Concurrency", "Baseline", "EAGLE-3"], rows, note)

@@ -70,14 +70,6 @@ def serve_command(recipe: Recipe) -> str:
     return f"VLLM_CPU_KVCACHE_SPACE={space} python -m {SERVER_MODULE} {flags}"
 
 
-def cost_per_million(recipe: Recipe, tokens_per_s: float) -> float | None:
-    """Price of 10⁶ output tokens: GPUs × price per GPU and hour / tokens per hour; None without a price."""
-    price = recipe.eval.price_per_gpu_hour
-    if price is None:
-        return None
-    return price * recipe.engine.tensor_parallel_size / (tokens_per_s * 3600) * 1e6
-
-
 def _percent(change: Change) -> str:
     i = change.interval
     text = f"{i.value:+.1%} [{i.low:+.1%}, {i.high:+.1%}]"

@@ -8,7 +8,7 @@ from drafthead.evaluation import acceptance, serving
 from drafthead.evaluation.report import print_report, write_report
 from drafthead.evaluation.summary import THROUGHPUT, summarise_acceptance, summarise_serving
 from drafthead.evaluation.tables import change_cell
-from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, cost_per_million, judge
+from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.provenance import ArtefactError
 from tests.evaluation.rows import tiny_recipe, write_results
 
@@ -70,10 +70,6 @@ def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
     assert summary.head_minus_other["ngram"].low > 0
     assert ngram.length.value < head.length.value
     assert summary.identical["none-again"].value == 1
-
-
-def test_cost_takes_the_price_per_gpu(recipe):
-    assert cost_per_million(recipe, 1000.0) == pytest.approx(1.0)  # 3.6 per hour at 3.6 M tokens per hour
 
 
 def test_html_is_one_file_that_loads_nothing(recipe):
