@@ -18,6 +18,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+_FEWEST_WAVES = 10
 Array = NDArray[np.float64]
 
 
@@ -44,7 +45,8 @@ class Change:
 
     Attributes:
         interval: 0.05 says that the treated arm is 5 % better than the baseline.
-        resolved: the interval leaves zero out; otherwise nothing can be said about the sign.
+        resolved: the interval leaves zero out; otherwise nothing can be said about the sign. The bounds are NaN where
+            resampling prompts gives no interval at all.
     """
 
     interval: Interval
@@ -166,6 +168,7 @@ def statistic_change(
     statistic: Callable[..., Any] = np.mean,
     *,
     lower_is_better: bool = True,
+    waves: int = 1,
     seed: int = 0,
 ) -> Change:
     """Relative change of a statistic (mean, median, a percentile) of per-request values, paired by prompt.
@@ -176,14 +179,29 @@ def statistic_change(
         statistic: reduces an array along `axis`, such as `np.median` or `percentile(95)`.
         lower_is_better: true of times; 8 ms instead of 10 ms then reads as +25 %, because the change is
             baseline / treated - 1.
+        waves: requests that are sent together and may share their wait. Where neighbours resemble each other, waves
+            are resampled instead of requests, and with fewer than ten of them there is no interval.
         seed: of the resampling.
     """
     arrays = (np.asarray(values, float), np.asarray(baseline, float))
+    clumped = waves > 1 and any(_clumped(array, waves) for array in arrays)
 
     def log_ratio(v: Array, b: Array, axis: int = -1) -> Array:
         return np.log(statistic(v, axis=axis)) - np.log(statistic(b, axis=axis))
 
-    return _as_change(_bootstrap(arrays, log_ratio, seed, "percentile"), better=-1 if lower_is_better else 1)
+    better = -1 if lower_is_better else 1
+    if not clumped:
+        return _as_change(_bootstrap(arrays, log_ratio, seed, "percentile"), better)
+    members = np.arange(len(arrays[0]) // waves * waves).reshape(-1, waves)  # (W, waves) requests of each full wave
+    if len(members) < _FEWEST_WAVES:
+        return _as_change(Interval(float(log_ratio(*arrays)), np.nan, np.nan), better)
+
+    def of_waves(index: Array, axis: int = -1) -> Array:
+        chosen = members[index.astype(int)].reshape(*index.shape[:-1], -1)
+        return log_ratio(*(array[chosen] for array in arrays))
+
+    bounds = _resample((np.arange(len(members)),), of_waves, seed, "percentile")
+    return _as_change(Interval(float(log_ratio(*arrays)), float(bounds.low), float(bounds.high)), better)
 
 
 def percentile(q: float) -> Callable[..., Any]:
@@ -232,5 +250,26 @@ def _resample(data: tuple[Array, ...], statistic: Callable[..., Array], seed: in
 def _as_change(log_ratio: Interval, better: int) -> Change:
     """`better` is 1 where a larger treated value is better, -1 where a smaller one is."""
     oriented = log_ratio.scaled(better)
+    if _one_sided(oriented):
+        oriented = Interval(oriented.value, np.nan, np.nan)
     interval = Interval(*(float(np.expm1(x)) for x in (oriented.value, oriented.low, oriented.high)))
     return Change(interval, resolved=bool(interval.low > 0 or interval.high < 0))
+
+
+def _one_sided(interval: Interval) -> bool:
+    """Whether the estimate sits on its own bound, as a percentile in a clump of equal values does: no interval."""
+    width = interval.high - interval.low
+    return bool(width > 1e-9 and min(interval.value - interval.low, interval.high - interval.value) <= 0.01 * width)
+
+
+def _clumped(values: Array, waves: int) -> bool:
+    """Whether requests of one wave resemble each other more than chance allows (one-way analysis of variance).
+
+    Requests that are sent together wait together. Resampled one by one they look like independent evidence: over
+    waves of 8 with no difference at all, a P95 of 48 requests would be called resolved three times out of four.
+    """
+    groups = np.log(values[: len(values) // waves * waves]).reshape(-1, waves)
+    if len(groups) < 2:
+        return True  # a single wave shows nothing of how waves differ
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return bool(stats.f_oneway(*groups).pvalue < 1e-3)

@@ -61,7 +61,7 @@ def change_cell(change: Change, reached: bool = True) -> Cell:
     i = change.interval.scaled(100)
     if np.isnan(i.value):
         return Cell("–")
-    text = f"{i.value:+.1f} [{i.low:+.1f}, {i.high:+.1f}]"
+    text = f"{i.value:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" if np.isfinite(i.low) else f"{i.value:+.1f} no interval,"
     if not reached:
         return Cell(f"{text} load not reached", "unresolved")
     if not change.resolved:

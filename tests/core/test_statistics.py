@@ -101,6 +101,41 @@ def test_a_null_comparison_is_unresolved_95_percent_of_the_time(monkeypatch):
     assert 0.02 <= np.mean(resolved) <= 0.09
 
 
+@pytest.mark.parametrize(("size", "requests"), [(8, 48), (8, 200), (32, 200), (4, 200)])
+def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, size, requests):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng = np.random.default_rng(4)
+
+    def wait() -> np.ndarray:
+        shared = np.repeat(rng.lognormal(0, 0.15, -(-requests // size)), size)[:requests]
+        return shared * rng.lognormal(0, 0.02, requests)
+
+    for statistic in (np.median, percentile(95)):
+        changes = [statistic_change(wait(), wait(), statistic, waves=size, seed=i) for i in range(40)]
+        assert np.mean([c.resolved for c in changes]) <= 0.15
+        assert all(np.isfinite(c.interval.value) for c in changes)
+        assert all(np.isnan(c.interval.low) for c in changes) == (requests // size < 10)
+
+
+def test_an_estimate_on_its_own_bound_has_no_interval():
+    values = np.r_[np.full(40, 1.0), np.full(8, 3.0)]  # the first wave waited: every P95 is 3 or a little less
+    change = statistic_change(values, np.linspace(0.99, 1.01, 48), percentile(95))
+    assert np.isnan(change.interval.low)
+    assert not change.resolved
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.4])
+def test_p95_of_separate_requests_covers(monkeypatch, spread):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng = np.random.default_rng(5)
+    common = rng.lognormal(0, 0.3, 100)
+    changes = [
+        statistic_change(*(common * rng.lognormal(0, spread, 100) for _ in range(2)), percentile(95), seed=i)
+        for i in range(120)
+    ]
+    assert np.mean([c.resolved for c in changes]) <= 0.09
+
+
 def test_a_true_gain_of_five_percent_is_resolved(monkeypatch):
     monkeypatch.setattr(statistics, "RESAMPLES", 400)
     rng = np.random.default_rng(3)
