@@ -13,18 +13,17 @@ from typing import Annotated, Literal, Self
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from yaml import YAMLError
+
+from drafthead.section import Section
+from drafthead.traffic_config import SLOConfig, TrafficConfig
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class TargetConfig(_Section):
+class TargetConfig(Section):
     """The frozen model that verifies, and where its hidden states are tapped."""
 
     path: str  # a directory (relative to the checkout or absolute) or a hub id
@@ -44,7 +43,7 @@ class TargetConfig(_Section):
         return self
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """vLLM settings shared by regeneration, harvesting and evaluation."""
 
     max_model_len: int = Field(gt=0)
@@ -55,7 +54,7 @@ class EngineConfig(_Section):
     kv_cache_space_gib: int = Field(default=1, gt=0)  # CPU only
 
 
-class PromptSource(_Section):
+class PromptSource(Section):
     """One source of a mix. Exactly one of `train`, `weight` and `categories` says how much of it is trained on."""
 
     name: str  # of drafthead/generation/sources/catalogue.py, or any name together with a path
@@ -82,7 +81,7 @@ class PromptSource(_Section):
         return self
 
 
-class PromptsConfig(_Section):
+class PromptsConfig(Section):
     """Which conversations the head learns from and is judged on. Exactly one of path, preset and sources is given."""
 
     path: str | None = None  # JSONL with the columns of drafthead.data.prompts.Prompt, and a split on every line
@@ -113,7 +112,7 @@ class PromptsConfig(_Section):
         return self
 
 
-class ResponsesConfig(_Section):
+class ResponsesConfig(Section):
     """How the target answers the training prompts. Validation prompts are answered at temperature 0."""
 
     temperature: float = Field(default=1.0, ge=0)
@@ -123,7 +122,7 @@ class ResponsesConfig(_Section):
     seed: int = 0
 
 
-class StatesConfig(_Section):
+class StatesConfig(Section):
     """How hidden states are harvested."""
 
     backend: Literal["vllm", "transformers"] = "vllm"
@@ -133,7 +132,7 @@ class StatesConfig(_Section):
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
 
 
-class HeadConfig(_Section):
+class HeadConfig(Section):
     """The draft model's shape. Hidden size, vocabulary and RoPE are the target's."""
 
     # How many target tokens the head can propose: a number, or as many as make up a share of the generated tokens.
@@ -172,7 +171,7 @@ class HeadConfig(_Section):
         return self if self.coverage is None else self.model_copy(update={"draft_vocab_size": draft_vocab_size})
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """One training run."""
 
     num_ttt_steps: int = Field(default=4, gt=0)
@@ -215,7 +214,7 @@ class TrainConfig(_Section):
         return self
 
 
-class ExportConfig(_Section):
+class ExportConfig(Section):
     """What is written for the serving engine."""
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -226,7 +225,7 @@ class ExportConfig(_Section):
     license: str | None = None  # for the model card; a Hugging Face licence id
 
 
-class EvalConfig(_Section):
+class EvalConfig(Section):
     """What the head is measured against, and how."""
 
     num_draft_tokens: int = Field(default=3, gt=0)
@@ -237,10 +236,12 @@ class EvalConfig(_Section):
     prompts_per_level: int = Field(default=64, gt=0)
     repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts
     price_per_gpu_hour: float | None = Field(default=None, gt=0)
+    traffic: TrafficConfig = TrafficConfig()
+    slo: SLOConfig = SLOConfig()
     seed: int = 0
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """One head, from prompts to verdict."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # a folder name: cannot leave output_dir

@@ -4,13 +4,16 @@ python eval/report.py [RECIPE] [section.key=value ...]
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.evaluation.analysis import analyse
 from drafthead.evaluation.report import print_report, write_report
 
 
 def main() -> None:
-    recipe, _ = recipe_from_command_line(__doc__)
-    write_report(recipe)
-    print_report(recipe)
+    verdict_only = ("--verdict-only", {"action": "store_true", "help": "leave out the tables that stand above already"})
+    recipe, args = recipe_from_command_line(__doc__, verdict_only)
+    analysis = analyse(recipe)
+    write_report(recipe, analysis)
+    print_report(recipe, analysis, tables=not args.verdict_only)
 
 
 if __name__ == "__main__":

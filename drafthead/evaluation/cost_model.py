@@ -109,12 +109,17 @@ class CostModel:
         """The acceptance length at which drafting neither pays nor costs; above K + 1 it never pays."""
         return self.step_ratio(batch, K)
 
-    def best_draft(self, batch: float) -> int:
+    def best_draft(self, batch: float, among: Sequence[int] | None = None) -> int:
         """The draft length that decodes fastest in a schedule; 0 where none pays.
 
         With a schedule K = 0 still pays for the drafter's first pass, so it is compared as such.
+
+        Args:
+            batch: requests in the batch.
+            among: lengths to choose from; None: all whose acceptance is known.
         """
-        return max((0, *self.curve.known), key=lambda K: (self.speedup(batch, K), -K))
+        lengths = self.curve.known if among is None else among
+        return max({0, *lengths}, key=lambda K: (self.speedup(batch, K), -K))
 
     def crossover(self, K: int, largest: float) -> float:
         """The load from which on drafting K tokens no longer pays.

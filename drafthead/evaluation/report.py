@@ -6,7 +6,6 @@ are embedded and no script or style is loaded from elsewhere; what this gives up
 
 import base64
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,28 @@ import jinja2
 
 from drafthead.config import Recipe
 from drafthead.evaluation import acceptance, serving
-from drafthead.evaluation.cost import cost_per_million
-from drafthead.evaluation.figures import Picture, acceptance_pictures, serving_pictures
+from drafthead.evaluation.analysis import Analysis, analyse
+from drafthead.evaluation.decision_figures import decision_pictures
+from drafthead.evaluation.decision_tables import cost_model_tables, matrix_tables, model_text, published_table
+from drafthead.evaluation.deployment import Advice, advise
+from drafthead.evaluation.figures import acceptance_pictures
+from drafthead.evaluation.plotting import Picture
 from drafthead.evaluation.request_metrics import FORMULAS
-from drafthead.evaluation.summary import THROUGHPUT, AcceptanceSummary, Level, summarise_acceptance, summarise_serving
+from drafthead.evaluation.serving_figures import serving_pictures
+from drafthead.evaluation.serving_tables import memory_table, print_serving, serving_tables
 from drafthead.evaluation.tables import (
-    Cell,
     Table,
     acceptance_table,
-    load_table,
     lossless_table,
     position_table,
     print_acceptance,
-    print_serving,
-    serving_table,
+    print_table,
 )
-from drafthead.evaluation.verdict import (
-    DEPLOY,
-    DO_NOT,
-    Verdict,
-    headline,
-    judge,
-    serve_command,
-    speculative_flag,
-)
-from drafthead.provenance import atomic_path, require
+from drafthead.evaluation.training_cost import payback_text
+from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
+from drafthead.provenance import atomic_path
 
-_TONES = {DEPLOY: "better", DO_NOT: "worse"}
+_TONES = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 
 
 @dataclass(frozen=True)
@@ -63,23 +57,22 @@ class Report:
     caveats: list[str]
     facts: list[tuple[str, str]]
     sections: list[Section]
-    flag: str
-    command: str
+    advice: Advice
 
 
-def write_report(recipe: Recipe) -> Path:
+def write_report(recipe: Recipe, analysis: Analysis | None = None) -> Path:
     """Write report.html, report.md and the PNGs into the results folder; returns the HTML's path.
+
+    Args:
+        recipe: whose results.
+        analysis: of them, if it was made already.
 
     Raises:
         ArtefactError: acceptance or serving was not measured, or not to the end.
+        ValueError: the recipe's traffic names a workload that was not measured.
     """
     directory = recipe.results_dir
-    folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: directory / serving.KIND}
-    manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
-    summary = summarise_acceptance(acceptance.read_acceptance(folders[acceptance.KIND]))
-    runs = serving.read_runs(directory / serving.KIND)
-    levels = summarise_serving(serving.read_requests(directory / serving.KIND), runs)
-    report = build_report(recipe, summary, levels, manifests)
+    report = build_report(recipe, analysis or analyse(recipe))
     for picture in (p for section in report.sections for p in section.pictures):
         with atomic_path(directory / f"{picture.name}.png") as temporary:
             temporary.write_bytes(picture.light)
@@ -89,43 +82,49 @@ def write_report(recipe: Recipe) -> Path:
     return directory / "report.html"
 
 
-def print_report(recipe: Recipe) -> None:
-    """The same tables and the verdict on the terminal."""
-    directory = recipe.results_dir
-    print_acceptance(summarise_acceptance(acceptance.read_acceptance(acceptance.acceptance_dir(recipe))))
-    folder = directory / serving.KIND
-    levels = summarise_serving(serving.read_requests(folder), serving.read_runs(folder))
-    print_serving(levels)
-    for verdict in map(judge, levels):
-        print(f"concurrency {verdict.concurrency}: {verdict.decision} - {verdict.reason}")
-    print(f"\nServe it with:\n  {serve_command(recipe)}\n\nReport: {directory / 'report.html'}")
+def print_report(recipe: Recipe, analysis: Analysis, tables: bool = True) -> None:
+    """The verdict on the terminal, after the same tables unless they stand there already."""
+    if tables:
+        print_acceptance(analysis.acceptance)
+        print_serving(analysis.levels)
+    for table in cost_model_tables(analysis.priced, analysis.levels):
+        print_table(table)
+    for verdict in analysis.verdicts:
+        print(f"\n{verdict.workload} prompts, {verdict.arm} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}")
+        for level in verdict.levels:
+            print(f"  concurrency {level.concurrency}: {level.decision} - {level.reason}")
+    advice = advise(recipe, analysis)
+    print(f"\n{advice.said}\n  {advice.command}")
+    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
+        print(f"\n{text}")
+    print(f"\nReport: {recipe.results_dir / 'report.html'}")
 
 
-def build_report(
-    recipe: Recipe, summary: AcceptanceSummary, levels: Sequence[Level], manifests: dict[str, dict[str, Any]]
-) -> Report:
+def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
-    verdicts = [judge(level) for level in levels]
-    served = [serving_table(levels), load_table(levels)]
-    if (price := recipe.eval.price_per_gpu_hour) is not None:
-        served.append(_cost_table(price, recipe.engine.tensor_parallel_size, levels))
     return Report(
         name=recipe.name,
-        headline=headline(verdicts),
-        verdicts=verdicts,
-        caveats=_caveats(recipe, manifests),
-        facts=_facts(recipe, manifests),
-        sections=[
-            Section(
-                "Acceptance",
-                [acceptance_table(summary), position_table(summary), lossless_table(summary)],
-                acceptance_pictures(summary),
-            ),
-            Section("Serving", served, serving_pictures(levels)),
-        ],
-        flag=speculative_flag(recipe),
-        command=serve_command(recipe),
+        headline=" · ".join(dict.fromkeys(v.headline for v in analysis.verdicts if v.arm == analysis.main.arm)),
+        verdicts=analysis.verdicts,
+        caveats=_caveats(recipe, analysis),
+        facts=_facts(recipe, analysis),
+        sections=_sections(recipe, analysis),
+        advice=advise(recipe, analysis),
     )
+
+
+def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
+    summary, levels = analysis.acceptance, analysis.levels
+    tables = [acceptance_table(summary), position_table(summary), lossless_table(summary)]
+    served = serving_tables(levels, recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size)
+    memory, beside = memory_table(analysis.rows.runs), published_table(levels)
+    decided = cost_model_tables(analysis.priced, levels)
+    sections = [
+        Section("Acceptance", tables, acceptance_pictures(summary)),
+        Section("Serving", [*served, *([memory] if memory else [])], serving_pictures(levels)),
+        Section("Every load and draft length", [*matrix_tables(levels), *decided], decision_pictures(analysis)),
+    ]
+    return [*sections, Section("Beside published figures", [beside], [])] if beside else sections
 
 
 def render(report: Report, template: str) -> str:
@@ -141,7 +140,8 @@ def render(report: Report, template: str) -> str:
     return environment.get_template(template).render(report=report, formulas=FORMULAS, tones=_TONES)
 
 
-def _facts(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
+    manifests: dict[str, dict[str, Any]] = analysis.manifests
     offline, served = manifests[acceptance.KIND], manifests[serving.KIND]
     identity, made_by = offline["identity"], served["made_by"]
     commands = ["python eval/" + shlex.join(m["made_by"]["command"]) for m in (offline, served)]
@@ -163,9 +163,9 @@ def _facts(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[tuple[s
     ]
 
 
-def _caveats(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[str]:
+def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
     caveats = []
-    if manifests[serving.KIND]["counts"]["device"] == "CPU":
+    if analysis.manifests[serving.KIND]["counts"]["device"] == "CPU":
         caveats.append(
             "Measured on a CPU. Drafting pays where a target step is limited by memory and costs far more than a "
             "draft step; with a small model on a CPU neither holds, so speed here says nothing about a GPU."
@@ -175,13 +175,11 @@ def _caveats(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[str]:
             "One server start per arm: the intervals cover prompts, not what differs between starts. "
             "Set eval.repeats=2 for an ABBA design."
         )
+    if recipe.eval.traffic.concurrency is None:
+        caveats.append(
+            "No traffic is given, so every measured load counts alike: set eval.traffic.concurrency.C=SHARE for each."
+        )
+    caveats += [f"Cost model, {workload} prompts. {model_text(priced)}" for workload, priced in analysis.priced.items()]
+    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
+        caveats.append(text)
     return caveats
-
-
-def _cost_table(price: float, gpus: int, levels: Sequence[Level]) -> Table:
-    rows = []
-    for level in levels:
-        costs = [cost_per_million(price, gpus, v) for v in level.values[THROUGHPUT.key]]
-        rows.append([Cell(str(level.concurrency)), *(Cell(f"{cost:.3f}") for cost in costs)])
-    note = f"{price} per GPU and hour × {gpus} GPUs, in the currency of the price; all costs on output tokens."
-    return Table("Cost per 1M output tokens", ["Concurrency", "Baseline", "EAGLE-3"], rows, note)

@@ -22,12 +22,13 @@ def best_schedule(model: CostModel, max_batch: int) -> Schedule:
     """The draft length that decodes fastest at every batch size; neighbours within 1 % of the best share one.
 
     Args:
-        model: fitted; draft lengths whose acceptance is unknown do not appear.
+        model: fitted; draft lengths outside the range of those that were run do not appear.
         max_batch: the engine's max_num_seqs.
     """
+    among = [K for K in model.curve.known if min(model.lengths) <= K <= max(model.lengths)]
     chosen: list[int] = []
     for batch in range(1, max_batch + 1):
-        best = model.best_draft(batch)
+        best = model.best_draft(batch, among)
         before = chosen[-1] if chosen else best
         keeps = model.speedup(batch, before) >= (1 - _WORTH) * model.speedup(batch, best)
         chosen.append(before if keeps else best)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from drafthead.core.statistics import Array, acceptance_by_position, acceptance_length
-from drafthead.evaluation.columns import ARM_KEYS
+from drafthead.evaluation.serving_rows import ServingRows
 from drafthead.evaluation.workload import BASELINE
 
 
@@ -96,19 +96,20 @@ class SpeedSamples:
         ]
 
 
-def speed_samples(requests: pd.DataFrame, runs: pd.DataFrame, arm: str, max_batch: int) -> SpeedSamples:
+def speed_samples(rows: ServingRows, arm: str, max_batch: int) -> SpeedSamples:
     """What the cost model needs of the baseline and one arm, blocks pooled.
 
     Args:
-        requests, runs: rows with every key column (see evaluation.columns), of one workload.
+        rows: of one workload, under loads without a request rate.
         arm: name of the arm that drafts.
         max_batch: the engine's max_num_seqs: more requests in flight wait and are not in the batch.
     """
+    requests, runs = rows
     chosen = runs[runs["arm"].isin((BASELINE, arm))]
     good = requests[(requests["error"] == "") & requests["arm"].isin((BASELINE, arm))]
     good = good.assign(decode_s=good["e2e_s"] - good["ttft_s"], tokens=good["output_tokens"] - 1)
     prompts = sorted(good["prompt_id"].unique())
-    keys = [*ARM_KEYS, "load"]
+    keys = ["arm", "k", "load"]
     seconds, tokens = (
         good.pivot_table(index=keys, columns="prompt_id", values=value, aggfunc="sum", fill_value=0.0)[prompts]
         for value in ("decode_s", "tokens")
@@ -117,11 +118,11 @@ def speed_samples(requests: pd.DataFrame, runs: pd.DataFrame, arm: str, max_batc
     chosen = chosen.assign(batch=chosen["achieved"].where(~chosen["reached"].astype(bool), chosen["concurrency"]))
     pooled = chosen.groupby(keys).agg({"batch": "mean", "drafts": "sum", "accepted": "sum"}).loc[seconds.index]
     plain = pooled.index.get_level_values("arm") == BASELINE
-    K = pooled.index.get_level_values("num_draft_tokens").to_numpy()
+    K = pooled.index.get_level_values("k").to_numpy()
     length = [
         acceptance_length([d], [a]) if d else 1.0 for d, a in zip(pooled["drafts"], pooled["accepted"], strict=True)
     ]
-    longest = chosen[(chosen["arm"] == arm) & (chosen["num_draft_tokens"] == K[~plain].max(initial=0))]
+    longest = chosen[(chosen["arm"] == arm) & (chosen["k"] == K[~plain].max(initial=0))]
     return SpeedSamples(
         batch=np.minimum(pooled["batch"].to_numpy(float), max_batch),
         K=np.where(plain, -1, K).astype(float),

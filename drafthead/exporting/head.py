@@ -19,7 +19,7 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.exporting.checkpoint import Checkpoint, open_checkpoint
 from drafthead.exporting.contract import DTYPES, MAPS, check_tensors, exported_tensors, head_config
-from drafthead.exporting.lineage import record_prompts
+from drafthead.exporting.lineage import record_prompts, training_cost
 from drafthead.exporting.reload import check_reload
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.serve_check import as_counts, check_serving
@@ -105,6 +105,7 @@ def _write_checked(
     return {
         "parameters": sum(t.numel() for name, t in weights.items() if name not in MAPS),
         "top_draft_agreement": agreement,
+        "training": training_cost(recipe.run_dir),
         "serve_check": _serve(recipe, candidate, weights, shape, source) if serve_check else None,
     }
 

@@ -4,18 +4,16 @@ import numpy as np
 import pytest
 
 from drafthead.core import statistics
+from drafthead.core.comparison import percentile, statistic_change, throughput_change
 from drafthead.core.statistics import (
     acceptance_by_position,
     acceptance_length,
     acceptance_length_interval,
     acceptance_rate,
     length_difference,
-    percentile,
     proportion_interval,
     ratio_interval,
     repeated_ngram_share,
-    statistic_change,
-    throughput_change,
 )
 
 
