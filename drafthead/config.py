@@ -236,6 +236,8 @@ class EvalConfig(Section):
     prompts_per_level: int = Field(default=64, gt=0)
     repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts
     price_per_gpu_hour: float | None = Field(default=None, gt=0)
+    # Plans only: vLLM accepts the head's drafts at this length, whatever they are (CUDA only).
+    synthetic_acceptance_length: float | None = Field(default=None, ge=1)
     traffic: TrafficConfig = TrafficConfig()
     slo: SLOConfig = SLOConfig()
     seed: int = 0

@@ -65,10 +65,12 @@ def analyse(recipe: Recipe) -> Analysis:
 
     Raises:
         ArtefactError: acceptance or serving was not measured, or not to the end.
-        ValueError: the recipe's traffic names a workload that was not measured.
+        ValueError: acceptance was synthetic, or the recipe's traffic names a workload that was not measured.
     """
     folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
+    if manifests[serving.KIND]["identity"].get("synthetic_acceptance_length") is not None:
+        raise ValueError(f"{folders[serving.KIND]} accepted drafts whatever they were: no verdict; see eval/plan.py")
     rows = read_serving(folders[serving.KIND])
     levels = summarise_serving(rows)
     priced = _priced(recipe, rows, levels)

@@ -13,15 +13,16 @@ from drafthead.evaluation import serving
 from drafthead.evaluation.workload import BASELINE
 from drafthead.provenance import IDENTITY, read_json
 
-WORKLOAD = "held-out"
+WORKLOAD = "all"
 
 SERVING_COLUMNS = {  # results/NAME/serving/runs-*.parquet, one row per server and load
     "arm": "name of the arm; `none` is the baseline",
     "k": "draft tokens per round, 0 for the baseline; absent: the recipe's",
     "block": "of the ABBA plan",
-    "workload": "which prompts; absent: held-out",
+    "workload": "which prompts; absent: all, every held-out one",
     "load": "name of the load, such as c8 or r64-b0.2-c32; absent: c and the concurrency",
     "concurrency": "places in flight that were asked for",
+    "tensor_parallel": "GPUs of the server; absent: the recipe's",
     "achieved": "requests really in flight",
     "reached": "whether that is near enough to what was asked",
     "requests": "sent",

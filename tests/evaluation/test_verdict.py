@@ -116,8 +116,8 @@ def test_a_load_only_the_head_can_serve_is_a_gain(levels):
 
 
 def _analysis(recipe, rows, levels, priced) -> Analysis:
-    found = verdicts_of(recipe, levels, {"held-out": priced})
-    return Analysis({}, None, rows, levels, {"held-out": priced}, found)
+    found = verdicts_of(recipe, levels, {"all": priced})
+    return Analysis({}, None, rows, levels, {"all": priced}, found)
 
 
 def test_the_best_draft_length_is_advised_as_a_schedule(recipe, rows, levels, priced):
@@ -159,7 +159,7 @@ def test_rows_of_one_draft_length_need_no_column_for_it(rows):
     plain = [frame[frame["k"] != 1].drop(columns=["k", "workload", "load"]) for frame in rows]
     again = completed(*plain, K=3)
     assert set(again.runs["k"]) == {0, 3}
-    assert set(again.requests["workload"]) == {"held-out"}
+    assert set(again.requests["workload"]) == {"all"}
     assert set(again.runs["load"]) == {f"c{c}" for c in SPEEDS}
 
 
@@ -167,7 +167,7 @@ def test_traffic_that_cannot_be_is_refused(recipe, levels):
     with pytest.raises(ValueError, match="4: 0.0 must both be positive"):
         load_recipe(overrides=["eval.traffic.concurrency.4=0"])
     elsewhere = load_recipe(overrides=[f"output_dir={recipe.output_dir}", "eval.traffic.workload=mlperf"])
-    with pytest.raises(ValueError, match="eval.traffic.workload mlperf was not measured; there are: held-out"):
+    with pytest.raises(ValueError, match="eval.traffic.workload mlperf was not measured; there are: all"):
         verdicts_of(elsewhere, levels, {})
 
 
