@@ -16,6 +16,7 @@ left out of the fit says what that costs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -98,8 +99,12 @@ class CostModel:
 
     def step_ratio(self, batch: float, K: int) -> float:
         """r(b, K); at K = 0 the drafter's first pass still runs."""
+        return float(self.step_ratios([batch], [K])[0])
+
+    def step_ratios(self, batch: ArrayLike, K: ArrayLike) -> Array:
+        """r at N pairs, (N,)."""
         extra = sum(self.coefficients[name] * value for name, value in _terms(self.work, batch, K).items())
-        return float(1.0 + extra / self.base_step_s(batch))
+        return 1.0 + extra / _interpolated([p.batch for p in self.baseline], [p.step_s for p in self.baseline], batch)
 
     def speedup(self, batch: float, K: int) -> float:
         """Tokens per second while decoding, relative to no speculation."""
@@ -251,7 +256,19 @@ def _least_squares(
     batch: Array, K: Array, extra: Array, step: Array, work: Work
 ) -> tuple[dict[str, float], float, tuple[str, ...]]:
     """Non-negative least squares on errors relative to the step; coefficients, residual, and the terms used."""
-    columns = {name: values / step for name, values in _terms(work, batch, K).items()}
+    used = _identified(work, tuple(batch), tuple(K))
+    columns = _terms(work, batch, K)
+    matrix = np.stack([columns[name] / step for name in used], axis=1)
+    norms = np.linalg.norm(matrix, axis=0)
+    solution, residual = nnls(matrix / norms, extra / step)
+    coefficients = dict.fromkeys(_TERMS, 0.0) | dict(zip(used, map(float, solution / norms), strict=True))
+    return coefficients, float(residual), used
+
+
+@lru_cache(maxsize=1024)
+def _identified(work: Work, batch: tuple[float, ...], K: tuple[float, ...]) -> tuple[str, ...]:
+    """The terms that these pairs can tell apart."""
+    columns = _terms(work, batch, K)
     used: list[str] = []
     # With one draft length, what a first pass costs cannot be told from what every token costs.
     for term in _TERMS if len(set(K)) > 1 else _TERMS[:2]:
@@ -259,11 +276,7 @@ def _least_squares(
         norms = np.linalg.norm(matrix, axis=0)
         if norms.all() and np.linalg.matrix_rank(matrix / norms, tol=1e-6) > len(used):
             used.append(term)
-    matrix = np.stack([columns[name] for name in used], axis=1)
-    norms = np.linalg.norm(matrix, axis=0)
-    solution, residual = nnls(matrix / norms, extra / step)
-    coefficients = dict.fromkeys(_TERMS, 0.0) | dict(zip(used, map(float, solution / norms), strict=True))
-    return coefficients, float(residual), tuple(used)
+    return tuple(used)
 
 
 def _interpolated(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Array:

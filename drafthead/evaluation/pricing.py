@@ -81,13 +81,14 @@ def _bounds(
 ) -> tuple[Array, Array]:
     """Bounds of the speedup at each pair, by bootstrap over prompts of the whole fit."""
     prompts = np.arange(samples.tokens.shape[1])
+    batches, K = ([pair[i] for pair in pairs] for i in (0, 1))
+    lengths = np.log([model.curve.length(int(k)) for k in K])
 
     def speedups(indices: Array, axis: int = -1) -> Array:
         rows = np.atleast_2d(np.asarray(indices, int))
         found = []
         for row in rows:
-            again = refit(model, samples.points(row))
-            found.append([np.log(again.speedup(batch, K)) for batch, K in pairs])
+            found.append(lengths - np.log(refit(model, samples.points(row)).step_ratios(batches, K)))
         return np.array(found).T.reshape(len(pairs), *np.shape(indices)[:-1])
 
     bounds = stats.bootstrap(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from drafthead.evaluation.cost_model import Work, fit
+from drafthead.evaluation.pricing import price
 from drafthead.evaluation.published.figures import published
 from drafthead.evaluation.schedule import KEY, best_schedule, draft_length, scheduled
-from drafthead.evaluation.speed import AcceptanceCurve, SpeedPoint
+from drafthead.evaluation.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
 
 LENGTHS = {1: 1.60, 2: 2.00, 3: 2.25, 4: 2.40, 5: 2.50}
 LOADS = (1, 5, 25, 50, 100, 200)
@@ -144,3 +145,24 @@ def test_a_schedule_of_one_length_needs_no_schedule():
     head = {"method": "eagle3", "model": "heads/x", "num_speculative_tokens": 3}
     assert scheduled(head, [[1, 64, 2]]) == {**head, "num_speculative_tokens": 2}
     assert scheduled(head, [[1, 64, 0]]) is None
+
+
+def test_intervals_of_prices_cover_pairs_that_were_never_run():
+    """Noise by prompt; a third of the pairs is priced without having been run."""
+    machine, rng, prompts = Machine(sparse), np.random.default_rng(1), 100
+    keys = [(b, K) for b in (1, 8, 32, 128) for K in (None, 1, 3)]
+    tokens = rng.integers(40, 192, prompts)
+    covered = []
+    for seed in range(8):
+        base = np.array([machine.step(b, K) / LENGTHS.get(K, 1.0) for b, K in keys])
+        samples = SpeedSamples(
+            batch=np.array([float(b) for b, _ in keys]),
+            K=np.array([-1.0 if K is None else K for _, K in keys]),
+            length=np.array([LENGTHS.get(K, 1.0) for _, K in keys]),
+            decode_s=base[:, None] * tokens * rng.lognormal(0, 0.15, (len(keys), prompts)),
+            tokens=np.tile(tokens, (len(keys), 1)).astype(float),
+            positions=tuple(np.diff([1.0, *(LENGTHS[k] for k in (1, 2, 3))])),
+        )
+        priced = price(samples, (4, 16, 64), 128, seed=seed)
+        covered += [p.speedup.low <= machine.speedup(p.concurrency, p.K) <= p.speedup.high for p in priced.prices]
+    assert np.mean(covered) >= 0.9
