@@ -8,6 +8,7 @@ between server restarts, which no resampling of one run can show: repeat the run
 P prompts, K draft positions.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,8 @@ def bootstrap_interval(data: tuple[Array, ...], statistic: Callable[..., Array],
 
 def resampled_bounds(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Any:
     """The bounds alone, with attributes `low` and `high`."""
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # NaN bounds say it, and callers look at them
         return stats.bootstrap(
             data, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES,
             confidence_level=CONFIDENCE, method=method, rng=np.random.default_rng(seed),

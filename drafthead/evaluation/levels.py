@@ -55,6 +55,7 @@ class Level:
         acceptance_length: under this load, from the server's counters.
         paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
             baseline (suffix _base) and the arm (suffix _head).
+        gpus: of each server; None where the rows leave it to the recipe.
     """
 
     workload: str
@@ -70,6 +71,7 @@ class Level:
     changes: dict[str, Change]
     acceptance_length: float
     paired: pd.DataFrame
+    gpus: int | None = None
 
     def change(self, measure: Measure) -> float:
         """The change of a measure as a fraction."""
@@ -154,6 +156,7 @@ def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFram
         changes=changes,
         acceptance_length=acceptance_length(arms[arm]["drafts"], arms[arm]["accepted"]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
+        gpus=int(runs["tensor_parallel"].iloc[0]) if "tensor_parallel" in runs else None,
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from drafthead.config import Recipe
-from drafthead.evaluation.cost_model import CostModel, fit
+from drafthead.evaluation.cost_fit import fit
+from drafthead.evaluation.cost_model import CostModel
 from drafthead.evaluation.published.figures import published
 from drafthead.evaluation.serving import HEAD
 from drafthead.evaluation.serving_rows import ServingRows, read_serving

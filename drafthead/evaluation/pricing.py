@@ -11,7 +11,8 @@ import numpy as np
 from scipy import stats
 
 from drafthead.core.statistics import CONFIDENCE, Array, Interval
-from drafthead.evaluation.cost_model import CostModel, fit, refit
+from drafthead.evaluation.cost_fit import fit, refit
+from drafthead.evaluation.cost_model import CostModel
 from drafthead.evaluation.speed import SpeedSamples
 
 _RESAMPLES = 200  # of whole fits

@@ -118,12 +118,13 @@ def _load_table(levels: Sequence[Level]) -> Table:
 def _cost_table(levels: Sequence[Level], price: float, gpus: int) -> Table:
     rows = []
     for level in levels:
-        costs = [cost_per_million(price, gpus, v) for v in level.values[THROUGHPUT.key]]
+        costs = [cost_per_million(price, level.gpus or gpus, v) for v in level.values[THROUGHPUT.key]]
         name = series_name(level.arm, level.K)
         change = change_cell(level.changes[THROUGHPUT.key], level.reached)
         rows.append([Cell(name), Cell(level_name(level, levels)), *(Cell(f"{cost:.3f}") for cost in costs), change])
+    served = " or ".join(map(str, sorted({level.gpus or gpus for level in levels})))
     note = (
-        f"{price:g} per GPU and hour × {gpus} GPU(s), in the currency of the price; all costs on output tokens. The "
+        f"{price:g} per GPU and hour × {served} GPU(s), in the currency of the price; all costs on output tokens. The "
         "change is that of throughput, which is the inverse of cost: positive = cheaper."
     )
     return Table(

@@ -2,7 +2,8 @@
 
 Level by level the rule looks at output throughput at equal requests in flight and at the median latency of a request,
 which is what the operator pays and what the user feels, and at the service level if the recipe has one. A level whose
-load was not reached, or whose interval includes zero, decides nothing. Over all levels the traffic decides.
+load was not reached, whose interval includes zero, or whose gain exceeds what its acceptance can give (a step with
+drafts is never shorter than one without), decides nothing. Over all levels the traffic decides.
 """
 
 from collections.abc import Sequence
@@ -68,6 +69,9 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     if not level.reached:
         arms = ", ".join(f"{value:.1f} ({NAMES[arm]})" for arm, value in level.achieved.items())
         return LevelVerdict(c, UNKNOWN, f"not reached: asked {c} in flight, achieved {arms}")
+    if throughput.interval.low > level.acceptance_length - 1:
+        noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
+        return LevelVerdict(c, UNKNOWN, f"{noise}, so the machine was not the same for both: {said}")
     service = service_level(level, slo or SLOConfig())
     said += f"; {service.said}" if service.said else ""
     if service.head == "missed":

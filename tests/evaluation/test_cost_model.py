@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from drafthead.evaluation.cost_model import Work, fit
+from drafthead.evaluation.cost_fit import fit
+from drafthead.evaluation.cost_model import Work
 from drafthead.evaluation.pricing import price
 from drafthead.evaluation.published.figures import published
 from drafthead.evaluation.schedule import KEY, best_schedule, draft_length, scheduled
@@ -130,6 +131,7 @@ def test_schedule_drafts_less_as_batches_grow():
         assert draft_length(schedule, batch) == pytest.approx(model.best_draft(batch), abs=1)
 
 
+@pytest.mark.slow
 def test_schedule_is_what_vllm_reads():
     """vLLM's own expansion of the entries gives the K that was meant, at every batch size."""
     utils = pytest.importorskip("vllm.v1.spec_decode.dynamic.utils")

@@ -15,7 +15,7 @@ from drafthead.evaluation.pricing import price
 from drafthead.evaluation.serving_rows import completed, read_serving
 from drafthead.evaluation.speed import speed_samples
 from drafthead.evaluation.training_cost import payback_text
-from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide
+from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.provenance import begin, finish
 from drafthead.traffic_config import SLOConfig, TrafficConfig
 from tests.evaluation.rows import tiny_recipe, write_results
@@ -107,6 +107,15 @@ def test_a_missed_service_level_is_no_load_to_deploy_at(levels):
     edge = _decide(levels, (1,), SLOConfig(ttft_ms=14.5))  # about the P95 of the head itself
     assert edge.decision == UNKNOWN
     assert "service level unresolved at 160 prompts" in edge.levels[0].reason
+
+
+def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 3.0})  # with an acceptance length of 2.4
+    (level,) = summarise_serving(read_serving(recipe.results_dir / "serving"))
+    verdict = judge(level)
+    assert verdict.decision == UNKNOWN
+    assert "gains more than its acceptance length of 2.40 allows" in verdict.reason
 
 
 def test_a_load_only_the_head_can_serve_is_a_gain(levels):
