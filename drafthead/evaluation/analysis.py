@@ -9,10 +9,11 @@ import numpy as np
 from drafthead.config import Recipe
 from drafthead.evaluation import acceptance, serving
 from drafthead.evaluation.levels import Level, summarise_serving
+from drafthead.evaluation.one_file import Results
 from drafthead.evaluation.pricing import Priced, price
 from drafthead.evaluation.schedule import Schedule, best_schedule
 from drafthead.evaluation.serving import HEAD
-from drafthead.evaluation.serving_rows import ServingRows, read_serving
+from drafthead.evaluation.serving_rows import ServingRows, completed, main_length
 from drafthead.evaluation.speed import speed_samples
 from drafthead.evaluation.summary import AcceptanceSummary, summarise_acceptance
 from drafthead.evaluation.verdict import DEPLOY, UP_TO, Verdict, decide
@@ -60,22 +61,37 @@ class Analysis:
         return best_schedule(priced.model, priced.max_batch)
 
 
-def analyse(recipe: Recipe) -> Analysis:
-    """Read both measurements of a recipe and draw every conclusion.
+def read_results(recipe: Recipe) -> Results:
+    """Both measurements of a recipe.
 
     Raises:
         ArtefactError: acceptance or serving was not measured, or not to the end.
-        ValueError: acceptance was synthetic, or the recipe's traffic names a workload that was not measured.
     """
     folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
-    if manifests[serving.KIND]["identity"].get("synthetic_acceptance_length") is not None:
-        raise ValueError(f"{folders[serving.KIND]} accepted drafts whatever they were: no verdict; see eval/plan.py")
-    rows = read_serving(folders[serving.KIND])
+    return Results(
+        recipe,
+        manifests,
+        acceptance.read_acceptance(folders[acceptance.KIND]),
+        serving.read_requests(folders[serving.KIND]),
+        serving.read_runs(folders[serving.KIND]),
+    )
+
+
+def analyse(results: Results) -> Analysis:
+    """Draw every conclusion.
+
+    Raises:
+        ValueError: acceptance was synthetic, or the recipe's traffic names a workload that was not measured.
+    """
+    recipe, identity = results.recipe, results.manifests[serving.KIND]["identity"]
+    if identity.get("synthetic_acceptance_length") is not None:
+        raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
+    rows = completed(results.requests, results.runs, main_length(identity))
     levels = summarise_serving(rows)
     priced = _priced(recipe, rows, levels)
-    summary = summarise_acceptance(acceptance.read_acceptance(folders[acceptance.KIND]))
-    return Analysis(manifests, summary, rows, levels, priced, verdicts_of(recipe, levels, priced))
+    summary = summarise_acceptance(results.acceptance)
+    return Analysis(results.manifests, summary, rows, levels, priced, verdicts_of(recipe, levels, priced))
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:

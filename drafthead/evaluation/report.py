@@ -1,6 +1,7 @@
 """The report: one HTML file that opens anywhere, the plots as PNGs, and the same in Markdown.
 
-Everything is computed from the Parquet rows on disk, so a report can be made again without measuring. Images
+Everything is computed from rows on disk, or from the one file that holds them all, so a report can be made again
+without measuring. Images
 are embedded and no script or style is loaded from elsewhere; what this gives up is interactive plots.
 """
 
@@ -14,11 +15,12 @@ import jinja2
 
 from drafthead.config import Recipe
 from drafthead.evaluation import acceptance, serving
-from drafthead.evaluation.analysis import Analysis, analyse
+from drafthead.evaluation.analysis import Analysis
 from drafthead.evaluation.decision_figures import decision_pictures
 from drafthead.evaluation.decision_tables import cost_model_tables, matrix_tables, model_text, published_table
 from drafthead.evaluation.deployment import Advice, advise
 from drafthead.evaluation.figures import acceptance_pictures
+from drafthead.evaluation.one_file import NAME, Results, write_one_file
 from drafthead.evaluation.plotting import Picture
 from drafthead.evaluation.request_metrics import FORMULAS
 from drafthead.evaluation.serving_figures import serving_pictures
@@ -60,25 +62,22 @@ class Report:
     advice: Advice
 
 
-def write_report(recipe: Recipe, analysis: Analysis | None = None) -> Path:
-    """Write report.html, report.md and the PNGs into the results folder; returns the HTML's path.
+def write_report(results: Results, analysis: Analysis, directory: Path) -> Path:
+    """Write report.html, report.md, the PNGs and results.parquet; returns the HTML's path.
 
     Args:
-        recipe: whose results.
-        analysis: of them, if it was made already.
-
-    Raises:
-        ArtefactError: acceptance or serving was not measured, or not to the end.
-        ValueError: the recipe's traffic names a workload that was not measured.
+        results: what was measured.
+        analysis: of it.
+        directory: where to.
     """
-    directory = recipe.results_dir
-    report = build_report(recipe, analysis or analyse(recipe))
+    report = build_report(results.recipe, analysis)
     for picture in (p for section in report.sections for p in section.pictures):
         with atomic_path(directory / f"{picture.name}.png") as temporary:
             temporary.write_bytes(picture.light)
     for name in ("report.html", "report.md"):
         with atomic_path(directory / name) as temporary:
             temporary.write_text(render(report, f"{name}.jinja"), encoding="utf-8")
+    write_one_file(directory / NAME, results)
     return directory / "report.html"
 
 
@@ -97,7 +96,6 @@ def print_report(recipe: Recipe, analysis: Analysis, tables: bool = True) -> Non
     print(f"\n{advice.said}\n  {advice.command}")
     if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
         print(f"\n{text}")
-    print(f"\nReport: {recipe.results_dir / 'report.html'}")
 
 
 def build_report(recipe: Recipe, analysis: Analysis) -> Report:

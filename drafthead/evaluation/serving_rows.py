@@ -5,7 +5,7 @@ that everything after it can count on them.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -60,10 +60,14 @@ def read_serving(directory: Path) -> ServingRows:
     Raises:
         ArtefactError: the artefact's identity is damaged.
     """
-    identity = read_json(directory / IDENTITY)
-    given = identity["num_draft_tokens"]
-    K = given[0] if isinstance(given, list) else given
+    K = main_length(read_json(directory / IDENTITY))
     return completed(serving.read_requests(directory), serving.read_runs(directory), K)
+
+
+def main_length(identity: dict[str, Any]) -> int:
+    """The draft length of rows that do not say theirs: the first that the measurement lists."""
+    given = identity["num_draft_tokens"]
+    return given[0] if isinstance(given, list) else given
 
 
 def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows:

@@ -2,11 +2,13 @@
 
 import re
 
+import pandas as pd
 import pytest
 
-from drafthead.evaluation import acceptance
-from drafthead.evaluation.analysis import analyse
+from drafthead.evaluation import acceptance, serving
+from drafthead.evaluation.analysis import analyse, read_results
 from drafthead.evaluation.levels import THROUGHPUT
+from drafthead.evaluation.one_file import read_one_file
 from drafthead.evaluation.report import print_report, write_report
 from drafthead.evaluation.summary import summarise_acceptance
 from drafthead.evaluation.tables import change_cell
@@ -26,8 +28,9 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysis(recipe):
-    found = analyse(recipe)
-    write_report(recipe, found)
+    results = read_results(recipe)
+    found = analyse(results)
+    write_report(results, found, recipe.results_dir)
     return found
 
 
@@ -118,4 +121,21 @@ def test_a_geometric_mean_stands_beside_its_worst_level(recipe, analysis):
 
 def test_a_missing_measurement_names_the_command(tmp_path):
     with pytest.raises(ArtefactError, match=r"acceptance does not exist; run: python eval/acceptance.py RECIPE"):
-        analyse(tiny_recipe(tmp_path))
+        read_results(tiny_recipe(tmp_path))
+
+
+def test_one_file_says_the_same(recipe, analysis, tmp_path):
+    path = recipe.results_dir / "results.parquet"
+    again = read_one_file(path, ["eval.price_per_gpu_hour=7.2"])
+    assert again.recipe.eval.price_per_gpu_hour == 7.2
+    assert again.manifests == analysis.manifests
+    found = analyse(again)
+    assert [v.headline for v in found.verdicts] == [v.headline for v in analysis.verdicts]
+    assert str([x.changes for x in found.levels]) == str([x.changes for x in analysis.levels])  # NaN is not itself
+    for table, rows in (("requests", serving.read_requests), ("runs", serving.read_runs)):
+        pd.testing.assert_frame_equal(getattr(again, table), rows(recipe.results_dir / "serving"), check_like=True)
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match="holds no results of this project"):
+        read_one_file(tmp_path / "other.parquet")
+    with pytest.raises(FileNotFoundError, match=r"none.parquet does not exist; eval/report.py RECIPE writes"):
+        read_one_file(tmp_path / "none.parquet")

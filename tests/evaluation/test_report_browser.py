@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from drafthead.evaluation.analysis import analyse, read_results
 from drafthead.evaluation.report import write_report
 from tests.evaluation.rows import tiny_recipe, write_results
 
@@ -25,7 +26,8 @@ def page(tmp_path_factory):
     """The report of two draft lengths on two workloads, which has every kind of figure."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("browser"))
     write_results(recipe, head_speed={1: 1.3, 8: 0.8}, lengths=(1, 3), workloads=("chat", "code"))
-    report = write_report(recipe)
+    results = read_results(recipe)
+    report = write_report(results, analyse(results), recipe.results_dir)
     page = report.with_name("page.html")
     page.write_text(report.read_text().replace("</body>", f"{_PROBE}</body>"))
     return page
