@@ -69,7 +69,7 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     if not level.reached:
         arms = ", ".join(f"{value:.1f} ({NAMES[arm]})" for arm, value in level.achieved.items())
         return LevelVerdict(c, UNKNOWN, f"not reached: asked {c} in flight, achieved {arms}")
-    if throughput.interval.low > level.acceptance_length - 1:
+    if _beyond_acceptance(level):
         noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
         return LevelVerdict(c, UNKNOWN, f"{noise}, so the machine was not the same for both: {said}")
     service = service_level(level, slo or SLOConfig())
@@ -90,6 +90,11 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     if throughput.resolved:
         return LevelVerdict(c, DEPLOY, f"faster: {said}")
     return LevelVerdict(c, UNKNOWN, f"unresolved at {level.pairs} prompts: {said}")
+
+
+def _beyond_acceptance(level: Level) -> bool:
+    """Whether the gain is more than one token's time per accepted draft: no head can do that."""
+    return level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1
 
 
 def judge_price(priced: Priced, concurrency: int, K: int, slo: SLOConfig | None = None) -> LevelVerdict:
@@ -141,7 +146,8 @@ def _overall(
 ) -> tuple[str, int | None, str, Change]:
     good = [v.concurrency for v in found if v.decision == DEPLOY]
     bad = [v.concurrency for v in found if v.decision == DO_NOT]
-    reached = [measured[c] for c in shares if c in measured and measured[c].reached]
+    reached = [measured[c] for c in shares if c in measured]
+    reached = [level for level in reached if level.reached and not _beyond_acceptance(level)]
     change = _traffic_change(reached, shares)
     over_all = f"over the traffic {change_text(change)} output throughput"
     if not good:
