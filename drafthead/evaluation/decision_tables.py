@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from drafthead.evaluation.cost import cost_per_million
 from drafthead.evaluation.levels import Level
 from drafthead.evaluation.pricing import Price, Priced
 from drafthead.evaluation.published.errata import find_errata
 from drafthead.evaluation.published.figures import published
+from drafthead.evaluation.request_pricing import request_prices
+from drafthead.evaluation.serving import HEAD
 from drafthead.evaluation.tables import Cell, Table, Tone, change_cell
 
 # The measure of ours that a published one stands for: GuideLLM's ITL is our TPOT, and so on.
@@ -18,14 +21,43 @@ _OURS = {
 }
 
 
-def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> list[Table]:
-    """Prices, break-even lengths and the error on pairs left out, for every workload."""
+def cost_model_tables(
+    priced: dict[str, Priced], levels: Sequence[Level], price: float | None = None, gpus: int = 1
+) -> list[Table]:
+    """Prices of decoding and of whole requests, break-even lengths and the error on pairs left out, by workload.
+
+    Args:
+        priced: workload -> the head's cost model.
+        levels: measured, of any arm.
+        price: per GPU and hour; None leaves cost out.
+        gpus: that serve.
+    """
     tables = []
     for workload, prices in priced.items():
-        ran = [level for level in levels if level.workload == workload]
-        for table in (_price_table(prices, ran), _break_even_table(prices), _held_out_table(prices)):
+        ran = [level for level in levels if level.workload == workload and level.arm == HEAD]
+        requests = _request_table(prices, ran, price, gpus)
+        for table in (_price_table(prices, ran), requests, _break_even_table(prices), _held_out_table(prices)):
             tables.append(table if len(priced) == 1 else replace(table, title=f"{table.title}: {workload} prompts"))
     return tables
+
+
+def _request_table(priced: Priced, ran: Sequence[Level], price: float | None, gpus: int) -> Table:
+    rows: dict[int, list[Cell]] = {}
+    for p in request_prices(priced, ran):
+        cost = "" if price is None else f" · {cost_per_million(price, gpus, p.tokens_per_s):.3f}"
+        mark = "°" if p.extrapolated else ""
+        change = f" ({100 * p.change:+.1f} %)" if p.K else ""
+        rows.setdefault(p.concurrency, [Cell(str(p.concurrency))]).append(
+            Cell(f"{p.tokens_per_s:.1f}{change}{cost}{mark}")
+        )
+    unit = "output tok/s, change" + ("" if price is None else " · cost per 1M output tokens")
+    charged = "" if price is None else f" Cost at {price:g} per GPU and hour × {gpus} GPU(s)."
+    note = (
+        f"{unit}, means without intervals: decoding by the cost model, the wait for the first token as it was "
+        f"measured, interpolated between loads. ° outside what was run.{charged}"
+    )
+    columns = ["Concurrency", "Baseline", *(f"K = {K}" for K in priced.model.curve.known)]
+    return Table("Whole requests, by the cost model", columns, list(rows.values()), note)
 
 
 def _price_table(priced: Priced, ran: Sequence[Level]) -> Table:

@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from drafthead.config import Recipe
@@ -78,13 +79,15 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
         doubt = f" The cost model would draft {_in_words(schedule)}, but its error {known}."
     else:
         doubt = ""
-    if verdict.up_to and verdict.up_to < recipe.engine.max_num_seqs:
+    lost = any(v.decision == DO_NOT for v in verdict.levels if v.concurrency > (verdict.up_to or np.inf))
+    if verdict.up_to and lost and verdict.up_to < recipe.engine.max_num_seqs:
         measured = [[1, verdict.up_to, verdict.K], [verdict.up_to + 1, recipe.engine.max_num_seqs, 0]]
         config = deployed_config(recipe, verdict.arm, verdict.K, measured)
         return _advice(
             recipe, f"{said} up to {verdict.up_to} requests in the batch, without drafts above.{doubt}", config
         )
-    return _advice(recipe, f"{said}.{doubt}", fixed)
+    reach = f"; nothing is resolved above {verdict.up_to} requests" if verdict.up_to else ""
+    return _advice(recipe, f"{said}{reach}.{doubt}", fixed)
 
 
 def _advice(recipe: Recipe, said: str, config: dict[str, Any] | None) -> Advice:

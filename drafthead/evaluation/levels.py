@@ -56,6 +56,7 @@ class Level:
         paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
             baseline (suffix _base) and the arm (suffix _head).
         gpus: of each server; None where the rows leave it to the recipe.
+        tokens_per_request: output tokens, mean of both arms.
     """
 
     workload: str
@@ -72,6 +73,7 @@ class Level:
     acceptance_length: float
     paired: pd.DataFrame
     gpus: int | None = None
+    tokens_per_request: float = np.nan
 
     def change(self, measure: Measure) -> float:
         """The change of a measure as a fraction."""
@@ -157,6 +159,7 @@ def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFram
         acceptance_length=acceptance_length(arms[arm]["drafts"], arms[arm]["accepted"]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
         gpus=int(runs["tensor_parallel"].iloc[0]) if "tensor_parallel" in runs else None,
+        tokens_per_request=float(runs["output_tokens"].sum() / (runs["requests"] - runs["failed"]).sum()),
     )  # fmt: skip
 
 

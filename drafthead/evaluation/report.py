@@ -86,7 +86,7 @@ def print_report(recipe: Recipe, analysis: Analysis, tables: bool = True) -> Non
     if tables:
         print_acceptance(analysis.acceptance)
         print_serving(analysis.levels)
-    for table in cost_model_tables(analysis.priced, analysis.levels):
+    for table in _cost_model_tables(recipe, analysis):
         print_table(table)
     for verdict in analysis.verdicts:
         print(f"\n{verdict.workload} prompts, {verdict.arm} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}")
@@ -116,13 +116,18 @@ def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
     tables = [acceptance_table(summary), position_table(summary), lossless_table(summary)]
     served = serving_tables(levels, recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size)
     memory, beside = memory_table(analysis.rows.runs), published_table(levels)
-    decided = cost_model_tables(analysis.priced, levels)
+    decided = _cost_model_tables(recipe, analysis)
     sections = [
         Section("Acceptance", tables, acceptance_pictures(summary)),
         Section("Serving", [*served, *([memory] if memory else [])], serving_pictures(levels)),
         Section("Every load and draft length", [*matrix_tables(levels), *decided], decision_pictures(analysis)),
     ]
     return [*sections, Section("Beside published figures", [beside], [])] if beside else sections
+
+
+def _cost_model_tables(recipe: Recipe, analysis: Analysis) -> list[Table]:
+    price, gpus = recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size
+    return cost_model_tables(analysis.priced, analysis.levels, price, gpus)
 
 
 def render(report: Report, template: str) -> str:

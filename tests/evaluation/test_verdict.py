@@ -12,6 +12,7 @@ from drafthead.evaluation.analysis import Analysis, verdicts_of
 from drafthead.evaluation.deployment import advise
 from drafthead.evaluation.levels import Level, summarise_serving
 from drafthead.evaluation.pricing import price
+from drafthead.evaluation.request_pricing import request_prices
 from drafthead.evaluation.serving_rows import completed, read_serving
 from drafthead.evaluation.speed import speed_samples
 from drafthead.evaluation.training_cost import payback_text
@@ -155,6 +156,18 @@ def test_a_model_that_is_not_trusted_gives_a_measured_schedule(recipe, rows, lev
     config = json.loads(shlex.split(advice.flag)[1])
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 0]]
     assert "its error is" in advice.said
+
+
+def test_whole_requests_are_priced_as_they_were_measured(levels, priced):
+    found = {(p.concurrency, p.K): p for p in request_prices(priced, levels)}
+    for level in levels:
+        measured = level.changes["output_tokens_per_s"].interval.value
+        assert found[level.concurrency, level.K].change == pytest.approx(measured, abs=0.1)  # the model's own error
+        baseline, _ = level.values["output_tokens_per_s"]
+        assert found[level.concurrency, 0].tokens_per_s == pytest.approx(baseline, rel=0.05)
+    assert found[16, 2].tokens_per_s > 0  # never run
+    assert found[64, 3].extrapolated
+    assert (256, 3) not in found  # more than the engine's batch: requests would wait
 
 
 def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, levels):
