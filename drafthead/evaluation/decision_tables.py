@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from drafthead.evaluation.cost import cost_per_million
-from drafthead.evaluation.levels import Level
+from drafthead.evaluation.levels import Level, geometric_means
 from drafthead.evaluation.pricing import Price, Priced
 from drafthead.evaluation.published.errata import find_errata
 from drafthead.evaluation.published.figures import published
@@ -14,10 +14,10 @@ from drafthead.evaluation.tables import Cell, Table, Tone, change_cell
 
 # The measure of ours that a published one stands for: GuideLLM's ITL is our TPOT, and so on.
 _OURS = {
-    "output_tokens_per_s": "output throughput",
-    "ttft_p95_s": "TTFT, P95",
-    "itl_p95_ms": "TPOT, P95",
-    "e2e_p50_s": "latency, median",
+    "output_tokens_per_s": "output_tokens_per_s",
+    "ttft_p95_s": "ttft_p95",
+    "itl_p95_ms": "tpot_p95",
+    "e2e_p50_s": "e2e_p50",
 }
 
 
@@ -135,32 +135,36 @@ def model_text(priced: Priced) -> str:
 
 
 def published_table(levels: Sequence[Level]) -> Table | None:
-    """Published figures of the same workloads; None where there are none."""
+    """Published figures of the same workloads with this evaluation's beside them; None where there are none."""
     workloads = {level.workload for level in levels}
+    errata = [e for e in find_errata() if any(e.what.startswith(w) for w in workloads)]
     rows = []
     for c in published().comparisons:
         if c.workload not in workloads or c.statistic != "geomean":
             continue
+        own = {m.measure.key: m for m in geometric_means(_same(levels, c.workload, c.K))}
         for figure in c.figures:
-            tone: Tone = "better" if figure.change > 0 else "worse"
-            measure = f"{figure.measure} (here: {_OURS[figure.measure]})" if figure.measure in _OURS else figure.measure
-            rows.append(
-                [
-                    Cell(f"{c.post}: {c.workload}, {c.gpus} GPU(s), K = {c.K}"),
-                    Cell(measure),
-                    Cell(figure.baseline.text),
-                    Cell(figure.head.text),
-                    Cell(f"{100 * figure.change:+.1f}", tone),
-                ]
-            )
+            name = f"{c.workload}, {c.gpus} GPU(s), {figure.measure}"
+            unresolved = any(e.what.startswith(name) and e.why.startswith("unresolved") for e in errata)
+            tone: Tone = "unresolved" if unresolved else "better" if figure.change > 0 else "worse"
+            here = own.get(_OURS.get(figure.measure, ""))
+            text = f"{here.measure.label}: {100 * here.change:+.1f}" if here else "–"
+            texts = [f"{c.post}: {c.workload}, {c.gpus} GPU(s), K = {c.K}", figure.measure]
+            cells = [Cell(t) for t in (*texts, figure.baseline.text, figure.head.text)]
+            rows.append([*cells, Cell(f"{100 * figure.change:+.1f}", tone), Cell(text)])
     if not rows:
         return None
-    errata = "; ".join(f"{e.what}: {e.why}" for e in find_errata() if any(e.what.startswith(w) for w in workloads))
     note = (
-        "Geometric means over concurrency 1 to 200, by this report's sign convention; another machine and another "
-        f"vLLM. Wrong there: {errata}."
+        "Geometric means over concurrency (published: 1 to 200), by this report's sign convention; another machine and "
+        "another vLLM. Wrong or unresolved there: " + "; ".join(f"{e.what}: {e.why}" for e in errata) + "."
     )
-    return Table("Published figures", ["Post", "Measure", "Baseline", "Head", "Change (%)"], rows, note, text_columns=2)
+    columns = ["Post", "Measure", "Baseline", "Head", "Change (%)", "Here (%)"]
+    return Table("Published figures", columns, rows, note, text_columns=2)
+
+
+def _same(levels: Sequence[Level], workload: str, K: int) -> list[Level]:
+    """The head's levels on a workload at a draft length."""
+    return [level for level in levels if (level.workload, level.arm, level.K) == (workload, HEAD, K)]
 
 
 def matrix_tables(levels: Sequence[Level]) -> list[Table]:

@@ -5,8 +5,12 @@ import pytest
 
 from drafthead.core.statistics import geometric_mean
 from drafthead.evaluation.cost import cost_per_million, payback
+from drafthead.evaluation.decision_tables import published_table
+from drafthead.evaluation.levels import summarise_serving
 from drafthead.evaluation.published.errata import find_errata
 from drafthead.evaluation.published.figures import Figure, Printed, published
+from drafthead.evaluation.serving_rows import read_serving
+from tests.evaluation.rows import tiny_recipe, write_results
 
 
 def _comparison(workload, gpus=1, statistic="geomean"):
@@ -105,3 +109,18 @@ def test_payback():
     # 2 saved per million tokens, 10 million tokens a day: 20 a day.
     assert payback(100, 10e6, 5.0, 3.0).days == pytest.approx(5)
     assert payback(100, 10e6, 3.0, 3.5).days == np.inf
+
+
+def test_a_workload_of_the_same_name_stands_beside_the_published_one(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 1.5, 8: 1.2}, workloads=("mlperf", "mine"))
+    levels = summarise_serving(read_serving(recipe.results_dir / "serving"))
+    table = published_table(levels)
+    rows = {(row[0].text, row[1].text): row for row in table.rows}
+    assert len(rows) == 12  # one and two GPUs, six measures each
+    worse = rows["redhat: mlperf, 2 GPU(s), K = 3", "ttft_p95_s"]
+    assert (worse[4].text, worse[4].tone) == ("-8.4", "unresolved")  # not +9.3, and not told from noise
+    assert rows["redhat: mlperf, 1 GPU(s), K = 3", "output_tokens_per_s"][5].text.startswith("Output throughput: +3")
+    assert "never" not in table.note
+    assert "6.18 → 6.75 printed as +9.3 %" in table.note
+    assert published_table([level for level in levels if level.workload == "mine"]) is None
