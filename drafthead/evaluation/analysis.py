@@ -17,6 +17,7 @@ from drafthead.evaluation.serving_rows import ServingRows, completed, main_lengt
 from drafthead.evaluation.speed import speed_samples
 from drafthead.evaluation.summary import AcceptanceSummary, summarise_acceptance
 from drafthead.evaluation.verdict import DEPLOY, UP_TO, Verdict, decide
+from drafthead.evaluation.workload import BASELINE
 from drafthead.provenance import require
 
 
@@ -82,13 +83,15 @@ def analyse(results: Results) -> Analysis:
     """Draw every conclusion.
 
     Raises:
-        ValueError: acceptance was synthetic, or the recipe's traffic names a workload that was not measured.
+        ValueError: acceptance was synthetic, no load has two arms, or the traffic's workload was not measured.
     """
     recipe, identity = results.recipe, results.manifests[serving.KIND]["identity"]
     if identity.get("synthetic_acceptance_length") is not None:
         raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
     rows = completed(results.requests, results.runs, main_length(identity))
     levels = summarise_serving(rows)
+    if not levels:
+        raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
     priced = _priced(recipe, rows, levels)
     summary = summarise_acceptance(results.acceptance)
     return Analysis(results.manifests, summary, rows, levels, priced, verdicts_of(recipe, levels, priced))
@@ -140,6 +143,6 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
         steady = ServingRows(
             *(f[(f["workload"] == workload) & (f["load"] == "c" + f["concurrency"].astype(str))] for f in rows)
         )
-        if not steady.runs.empty:
+        if {BASELINE, HEAD} <= set(steady.runs["arm"]):
             found[workload] = price(speed_samples(steady, HEAD, max_batch), loads, max_batch)
     return found

@@ -10,6 +10,7 @@ from drafthead.evaluation.published.errata import find_errata
 from drafthead.evaluation.published.figures import published
 from drafthead.evaluation.request_pricing import request_prices
 from drafthead.evaluation.serving import HEAD
+from drafthead.evaluation.serving_tables import length_cell
 from drafthead.evaluation.tables import Cell, Table, Tone, change_cell
 
 # The measure of ours that a published one stands for: GuideLLM's ITL is our TPOT, and so on.
@@ -191,6 +192,6 @@ def _matrix(title: str, levels: Sequence[Level], cell: Callable[[Level], Cell]) 
 
 _MATRICES: dict[str, Callable[[Level], Cell]] = {
     "Output throughput against the baseline (%)": lambda at: change_cell(at.changes["output_tokens_per_s"], at.reached),
-    "Acceptance length": lambda at: Cell(f"{at.acceptance_length:.2f}"),
+    "Acceptance length": length_cell,
     "Median TTFT against the baseline (%)": lambda at: change_cell(at.changes["ttft_p50"], at.reached),
 }

@@ -52,7 +52,7 @@ class Level:
         failed: requests that failed, both together.
         values: measure -> (baseline, arm), in SI units.
         changes: measure -> relative change, positive = better.
-        acceptance_length: under this load, from the server's counters.
+        acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
         paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
             baseline (suffix _base) and the arm (suffix _head).
         gpus: of each server; None where the rows leave it to the recipe.
@@ -156,11 +156,17 @@ def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFram
         failed=int(runs["failed"].sum()),
         values=values,
         changes=changes,
-        acceptance_length=acceptance_length(arms[arm]["drafts"], arms[arm]["accepted"]),
+        acceptance_length=_acceptance_length(arms[arm]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
         gpus=int(runs["tensor_parallel"].iloc[0]) if "tensor_parallel" in runs else None,
         tokens_per_request=float(runs["output_tokens"].sum() / (runs["requests"] - runs["failed"]).sum()),
     )  # fmt: skip
+
+
+def _acceptance_length(runs: pd.DataFrame) -> float:
+    if "throughput_only" in runs and runs["throughput_only"].any():  # random tokens: accepted or not, it means nothing
+        return np.nan
+    return acceptance_length(runs["drafts"], runs["accepted"])
 
 
 def _throughput(runs: pd.DataFrame) -> float:

@@ -25,6 +25,7 @@ SERVING_COLUMNS = {  # results/NAME/serving/runs-*.parquet, one row per server a
     "tensor_parallel": "GPUs of the server; absent: the recipe's",
     "achieved": "requests really in flight",
     "reached": "whether that is near enough to what was asked",
+    "throughput_only": "whether the prompts are random, where acceptance means nothing; absent: no",
     "requests": "sent",
     "failed": "of those",
     "duration_s": "wall time",

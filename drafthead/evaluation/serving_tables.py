@@ -13,7 +13,7 @@ from drafthead.evaluation.workload import BASELINE, NAMES
 
 def series_name(arm: str, K: int) -> str:
     """An arm at a draft length, as every table and plot names it."""
-    return NAMES[arm] if arm == BASELINE else f"{NAMES[arm]}, K = {K}"
+    return f"{NAMES.get(arm, arm)}, K = {K}" if K else NAMES.get(arm, arm)
 
 
 def level_name(level: Level, levels: Sequence[Level]) -> str:
@@ -21,6 +21,11 @@ def level_name(level: Level, levels: Sequence[Level]) -> str:
     several = len({other.workload for other in levels}) > 1
     load = str(level.concurrency) if level.load == f"c{level.concurrency}" else level.load
     return f"{level.workload}, {load}" if several else load
+
+
+def length_cell(level: Level) -> Cell:
+    """Acceptance length under load; a dash where nothing was drafted or the text means nothing."""
+    return Cell("–" if np.isnan(level.acceptance_length) else f"{level.acceptance_length:.2f}")
 
 
 def series_of(levels: Sequence[Level]) -> dict[tuple[str, str, int], list[Level]]:
@@ -66,7 +71,7 @@ def _measures_table(arm: str, K: int, levels: Sequence[Level]) -> Table:
         "waited together. ITL is the gap between chunks, and a chunk of a speculative server carries several tokens: "
         "it gets worse by design; TPOT is per token."
     )
-    columns = ["Measure", "Concurrency", "Baseline", NAMES[arm], "Change (%)"]
+    columns = ["Measure", "Concurrency", "Baseline", NAMES.get(arm, arm), "Change (%)"]
     return Table(f"{series_name(arm, K)}: same prompts in both arms", columns, rows, note)
 
 
@@ -93,7 +98,15 @@ def _means_table(workload: str, arm: str, K: int, levels: Sequence[Level]) -> li
         "Over the levels that were reached. A mean says nothing of the worst level, so that stands beside it; the mean "
         "is coloured only when every level is resolved the same way."
     )
-    columns = ["Measure", "Baseline", NAMES[arm], "Change (%)", "Worst at", "Change there (%)", "Better / worse"]
+    columns = [
+        "Measure",
+        "Baseline",
+        NAMES.get(arm, arm),
+        "Change (%)",
+        "Worst at",
+        "Change there (%)",
+        "Better / worse",
+    ]
     title = f"Geometric means over concurrency: {series_name(arm, K)}, {workload} prompts"
     return [Table(title, columns, rows, note)]
 
@@ -107,7 +120,7 @@ def _load_table(levels: Sequence[Level]) -> Table:
             Cell("yes" if level.reached else "not reached", "" if level.reached else "unresolved"),
             Cell(str(level.pairs)),
             Cell(str(level.failed)),
-            Cell(f"{level.acceptance_length:.2f}"),
+            length_cell(level),
         ]
         for level in levels
     ]
