@@ -91,7 +91,10 @@ class CostModel:
         return float(interpolated([p.batch for p in self.baseline], [p.step_s for p in self.baseline], batch))
 
     def step_ratio(self, batch: float, K: int) -> float:
-        """r(b, K); at K = 0 the drafter's first pass still runs."""
+        """r(b, K), which is also the acceptance length at which drafting neither pays nor costs.
+
+        Above K + 1 no head can pay. At K = 0 the drafter's first pass still runs.
+        """
         return float(self.step_ratios([batch], [K])[0])
 
     def step_ratios(self, batch: ArrayLike, K: ArrayLike) -> Array:
@@ -102,10 +105,6 @@ class CostModel:
     def speedup(self, batch: float, K: int) -> float:
         """Tokens per second while decoding, relative to no speculation."""
         return self.curve.length(K) / self.step_ratio(batch, K)
-
-    def break_even_length(self, batch: float, K: int) -> float:
-        """The acceptance length at which drafting neither pays nor costs; above K + 1 it never pays."""
-        return self.step_ratio(batch, K)
 
     def best_draft(self, batch: float, among: Sequence[int] | None = None) -> int:
         """The draft length that decodes fastest in a schedule; 0 where none pays.

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from drafthead.evaluation.cost import cost_per_million
 from drafthead.evaluation.levels import Level, geometric_means
 from drafthead.evaluation.pricing import Price, Priced
@@ -100,9 +102,13 @@ def _break_even_table(priced: Priced) -> Table:
             cells.append(Cell(f"{price.ratio:.2f}{beyond}", _tone(price)))
         rows.append([Cell(str(c)), *cells])
     rows.append([Cell("this head has"), *(Cell(f"{model.curve.length(K):.2f}") for K in known)])
+    crossovers = [model.crossover(K, priced.max_batch) for K in known]
+    beyond = f"{priced.max_batch} or more"
+    rows.append([Cell("pays up to"), *(Cell(f"{c:.0f}" if c < np.inf else beyond) for c in crossovers)])
     note = (
         "r(c, K), the time of a step with K drafts over that of a plain step: the acceptance length at which drafting "
-        "neither pays nor costs. No head can reach more than K + 1. Green: this head has it; grey: unresolved."
+        "neither pays nor costs. No head can reach more than K + 1. Green: this head has it; grey: unresolved. "
+        "Pays up to: requests in the batch; 0 = never."
     )
     return Table("Break-even acceptance length", ["Concurrency", *(f"K = {K}" for K in known)], rows, note)
 

@@ -48,10 +48,6 @@ class Priced:
         """The price of a pair."""
         return next(p for p in self.prices if (p.concurrency, p.K) == (concurrency, K))
 
-    def best(self, concurrency: int) -> Price:
-        """The fastest draft length at a load, among those priced."""
-        return max((p for p in self.prices if p.concurrency == concurrency), key=lambda p: p.speedup.value)
-
 
 def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, seed: int = 0) -> Priced:
     """Fit the cost model and price every load at every draft length whose acceptance is known.

@@ -92,7 +92,7 @@ def test_runs_that_cannot_carry_a_model_are_named():
 def test_break_even_and_crossover():
     machine = Machine(dense)
     model = fit(machine.points())
-    assert model.break_even_length(1, 3) == pytest.approx(machine.step(1, 3) / machine.step(1, None), rel=0.04)
+    assert model.step_ratio(1, 3) == pytest.approx(machine.step(1, 3) / machine.step(1, None), rel=0.04)
     load = model.crossover(3, 256)
     assert machine.speedup(0.85 * load, 3) > 1 > machine.speedup(1.15 * load, 3)
     assert fit(Machine(sparse).points()).crossover(1, 256) == np.inf
