@@ -18,6 +18,7 @@ from yaml import YAMLError
 
 from drafthead.responses_config import ResponsesConfig
 from drafthead.section import Section
+from drafthead.traffic_config import SLOConfig, TrafficConfig
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"
@@ -227,6 +228,10 @@ class EvalConfig(Section):
     prompts_per_level: int = Field(default=64, gt=0)
     repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts
     price_per_gpu_hour: float | None = Field(default=None, gt=0)
+    # Plans only: vLLM accepts the head's drafts at this length, whatever they are (CUDA only).
+    synthetic_acceptance_length: float | None = Field(default=None, ge=1)
+    traffic: TrafficConfig = TrafficConfig()
+    slo: SLOConfig = SLOConfig()
     seed: int = 0
 
 

@@ -13,14 +13,16 @@ from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 
-PARTS = ("acceptance.py", "serving.py", "report.py")
+# The first two print their tables; the report does not print them again.
+PARTS = (("acceptance.py",), ("serving.py",), ("report.py", "--verdict-only"))
 
 
 def main() -> None:
     recipe_from_command_line(__doc__)  # a bad recipe is reported once, before anything starts
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    for part in PARTS:
-        with subprocess.Popen([sys.executable, str(Path(__file__).with_name(part)), *sys.argv[1:]]) as process:
+    for script, *options in PARTS:
+        command = [sys.executable, str(Path(__file__).with_name(script)), *sys.argv[1:], *options]
+        with subprocess.Popen(command) as process:
             try:
                 code = process.wait()
             finally:

@@ -1,16 +1,32 @@
-"""The report of a head: tables on the terminal, report.html, report.md and PNGs in results/NAME.
+"""The report of a head: tables on the terminal; report.html, report.md, PNGs and results.parquet in results/NAME.
 
-python eval/report.py [RECIPE] [section.key=value ...]
+    python eval/report.py [RECIPE] [section.key=value ...]
+    python eval/report.py --from results.parquet [section.key=value ...]
+
+results.parquet holds every row of the evaluation with its recipe: with --from the report is made again beside it, on
+any machine, with other prices, traffic or service levels if overrides say so.
 """
 
+from pathlib import Path
+
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.evaluation.analysis import analyse, read_results
+from drafthead.evaluation.one_file import read_one_file
 from drafthead.evaluation.report import print_report, write_report
+
+OPTIONS = (
+    ("--from", {"type": Path, "dest": "file", "metavar": "FILE", "help": "one Parquet file instead of a recipe"}),
+    ("--verdict-only", {"action": "store_true", "help": "leave out the tables that stand above already"}),
+)
 
 
 def main() -> None:
-    recipe, _ = recipe_from_command_line(__doc__)
-    write_report(recipe)
-    print_report(recipe)
+    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
+    results = read_one_file(args.file, args.overrides) if args.file else read_results(recipe)
+    analysis = analyse(results)
+    page = write_report(results, analysis, args.file.parent if args.file else recipe.results_dir)
+    print_report(results.recipe, analysis, tables=not args.verdict_only)
+    print(f"\nReport: {page}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ between server restarts, which no resampling of one run can show: repeat the run
 P prompts, K draft positions.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,19 +40,6 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A relative difference between two arms, as a fraction; positive is better.
-
-    Attributes:
-        interval: 0.05 says that the treated arm is 5 % better than the baseline.
-        resolved: the interval leaves zero out; otherwise nothing can be said about the sign.
-    """
-
-    interval: Interval
-    resolved: bool
-
-
-@dataclass(frozen=True)
 class PositionAcceptance:
     """Acceptance by draft position, each (K,) and in [0, 1].
 
@@ -71,12 +59,12 @@ def acceptance_length(drafts: ArrayLike, accepted: ArrayLike) -> float:
         drafts: (P,) verification steps that had a draft.
         accepted: (P,) draft tokens accepted.
     """
-    return 1.0 + float(_ratio(np.asarray(accepted, float), np.asarray(drafts, float)))
+    return 1.0 + float(ratio_of_sums(np.asarray(accepted, float), np.asarray(drafts, float)))
 
 
 def acceptance_rate(proposed: ArrayLike, accepted: ArrayLike) -> float:
     """Share of the proposed draft tokens that were accepted: Σ accepted / Σ proposed."""
-    return float(_ratio(np.asarray(accepted, float), np.asarray(proposed, float)))
+    return float(ratio_of_sums(np.asarray(accepted, float), np.asarray(proposed, float)))
 
 
 def acceptance_by_position(drafts: ArrayLike, accepted_at: ArrayLike) -> PositionAcceptance:
@@ -109,7 +97,7 @@ def ratio_interval(numerator: ArrayLike, denominator: ArrayLike, seed: int = 0) 
     top, bottom = np.asarray(numerator, float), np.asarray(denominator, float)
     if bottom.sum() == 0:
         return Interval(np.nan, np.nan, np.nan)
-    return _bootstrap((top, bottom), _ratio, seed, "BCa")
+    return bootstrap_interval((top, bottom), ratio_of_sums, seed, "BCa")
 
 
 def length_difference(
@@ -121,9 +109,9 @@ def length_difference(
         return Interval(np.nan, np.nan, np.nan)
 
     def difference(a: Array, d: Array, oa: Array, od: Array, axis: int = -1) -> Array:
-        return _ratio(a, d, axis) - _ratio(oa, od, axis)
+        return ratio_of_sums(a, d, axis) - ratio_of_sums(oa, od, axis)
 
-    return _bootstrap(arrays, difference, seed, "percentile")
+    return bootstrap_interval(arrays, difference, seed, "percentile")
 
 
 def proportion_interval(successes: int, total: int) -> Interval:
@@ -134,61 +122,9 @@ def proportion_interval(successes: int, total: int) -> Interval:
     return Interval(successes / total, bounds.low, bounds.high)
 
 
-def throughput_change(
-    tokens: ArrayLike,
-    latency_s: ArrayLike,
-    other_tokens: ArrayLike,
-    other_latency_s: ArrayLike,
-    seed: int = 0,
-) -> Change:
-    """Relative change of output tokens per second at equal requests in flight.
-
-    By Little's law a level with C requests in flight delivers C · Σ tokens / Σ latency tokens per second,
-    so the ratio of two arms at the same C is a ratio of sums over prompts; its logarithm is resampled by
-    prompt, in pairs.
-
-    Args:
-        tokens, latency_s: (P,) of the treated arm.
-        other_tokens, other_latency_s: (P,) of the baseline, the same prompts in the same order.
-        seed: of the resampling.
-    """
-    arrays = tuple(np.asarray(a, float) for a in (tokens, latency_s, other_tokens, other_latency_s))
-
-    def log_ratio(t: Array, s: Array, ot: Array, os: Array, axis: int = -1) -> Array:
-        return np.log(_ratio(t, s, axis)) - np.log(_ratio(ot, os, axis))
-
-    return _as_change(_bootstrap(arrays, log_ratio, seed, "percentile"), better=1)
-
-
-def statistic_change(
-    values: ArrayLike,
-    baseline: ArrayLike,
-    statistic: Callable[..., Any] = np.mean,
-    *,
-    lower_is_better: bool = True,
-    seed: int = 0,
-) -> Change:
-    """Relative change of a statistic (mean, median, a percentile) of per-request values, paired by prompt.
-
-    Args:
-        values: (P,) of the treated arm, positive.
-        baseline: (P,) of the baseline, the same prompts in the same order.
-        statistic: reduces an array along `axis`, such as `np.median` or `percentile(95)`.
-        lower_is_better: true of times; 8 ms instead of 10 ms then reads as +25 %, because the change is
-            baseline / treated - 1.
-        seed: of the resampling.
-    """
-    arrays = (np.asarray(values, float), np.asarray(baseline, float))
-
-    def log_ratio(v: Array, b: Array, axis: int = -1) -> Array:
-        return np.log(statistic(v, axis=axis)) - np.log(statistic(b, axis=axis))
-
-    return _as_change(_bootstrap(arrays, log_ratio, seed, "percentile"), better=-1 if lower_is_better else 1)
-
-
-def percentile(q: float) -> Callable[..., Any]:
-    """The q-th percentile as a statistic for `statistic_change`."""
-    return lambda values, axis=-1: np.percentile(values, q, axis=axis)
+def geometric_mean(values: ArrayLike) -> float:
+    """exp of the mean logarithm; the ratio of two geometric means is the geometric mean of the ratios."""
+    return float(stats.gmean(np.asarray(values, float)))
 
 
 def repeated_ngram_share(tokens: ArrayLike, n: int = 8) -> float:
@@ -200,32 +136,29 @@ def repeated_ngram_share(tokens: ArrayLike, n: int = 8) -> float:
     return 1.0 - len(np.unique(windows, axis=0)) / len(windows)
 
 
-def _ratio(top: Array, bottom: Array, axis: int = -1) -> Array:
+def ratio_of_sums(top: Array, bottom: Array, axis: int = -1) -> Array:
+    """Σ top / Σ bottom along an axis; NaN or infinite where the bottom sums to zero."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.sum(top, axis=axis) / np.sum(bottom, axis=axis)
 
 
-def _bootstrap(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Interval:
+def bootstrap_interval(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Interval:
+    """A statistic of paired (P,) arrays with its bootstrap interval over P; `method` as in scipy.stats.bootstrap."""
     value = float(statistic(*data, axis=-1))
     # Identical prompts leave nothing to resample, and BCa divides by their spread.
     if len(data[0]) < 2 or all(np.ptp(array) == 0 for array in data):
         return Interval(value, value, value) if len(data[0]) > 1 else Interval(value, np.nan, np.nan)
-    bounds = _resample(data, statistic, seed, method)
+    bounds = resampled_bounds(data, statistic, seed, method)
     if np.isnan(bounds.low) and method == "BCa":
-        bounds = _resample(data, statistic, seed, "percentile")
+        bounds = resampled_bounds(data, statistic, seed, "percentile")
     return Interval(value, float(bounds.low), float(bounds.high))
 
 
-def _resample(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Any:
-    with np.errstate(invalid="ignore", divide="ignore"):
+def resampled_bounds(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Any:
+    """The bounds alone, with attributes `low` and `high`."""
+    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # NaN bounds say it, and callers look at them
         return stats.bootstrap(
             data, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES,
             confidence_level=CONFIDENCE, method=method, rng=np.random.default_rng(seed),
         ).confidence_interval  # fmt: skip
-
-
-def _as_change(log_ratio: Interval, better: int) -> Change:
-    """`better` is 1 where a larger treated value is better, -1 where a smaller one is."""
-    oriented = log_ratio.scaled(better)
-    interval = Interval(*(float(np.expm1(x)) for x in (oriented.value, oriented.low, oriented.high)))
-    return Change(interval, resolved=bool(interval.low > 0 or interval.high < 0))

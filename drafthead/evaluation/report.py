@@ -1,12 +1,12 @@
 """The report: one HTML file that opens anywhere, the plots as PNGs, and the same in Markdown.
 
-Everything is computed from the Parquet rows on disk, so a report can be made again without measuring. Images
+Everything is computed from rows on disk, or from the one file that holds them all, so a report can be made again
+without measuring. Images
 are embedded and no script or style is loaded from elsewhere; what this gives up is interactive plots.
 """
 
 import base64
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,29 @@ import jinja2
 
 from drafthead.config import Recipe
 from drafthead.evaluation import acceptance, serving
-from drafthead.evaluation.figures import Picture, acceptance_pictures, serving_pictures
+from drafthead.evaluation.analysis import Analysis
+from drafthead.evaluation.decision_figures import decision_pictures
+from drafthead.evaluation.decision_tables import cost_model_tables, matrix_tables, model_text, published_table
+from drafthead.evaluation.deployment import Advice, advise
+from drafthead.evaluation.figures import acceptance_pictures
+from drafthead.evaluation.one_file import NAME, Results, write_one_file
+from drafthead.evaluation.plotting import Picture
 from drafthead.evaluation.request_metrics import FORMULAS
-from drafthead.evaluation.summary import THROUGHPUT, AcceptanceSummary, Level, summarise_acceptance, summarise_serving
+from drafthead.evaluation.serving_figures import serving_pictures
+from drafthead.evaluation.serving_tables import memory_table, print_serving, serving_tables
 from drafthead.evaluation.tables import (
-    Cell,
     Table,
     acceptance_table,
-    load_table,
     lossless_table,
     position_table,
     print_acceptance,
-    print_serving,
-    serving_table,
+    print_table,
 )
-from drafthead.evaluation.verdict import (
-    DEPLOY,
-    DO_NOT,
-    Verdict,
-    cost_per_million,
-    headline,
-    judge,
-    serve_command,
-    speculative_flag,
-)
-from drafthead.provenance import atomic_path, require
+from drafthead.evaluation.training_cost import payback_text
+from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
+from drafthead.provenance import atomic_path
 
-_TONES = {DEPLOY: "better", DO_NOT: "worse"}
+_TONES = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 
 
 @dataclass(frozen=True)
@@ -63,69 +59,75 @@ class Report:
     caveats: list[str]
     facts: list[tuple[str, str]]
     sections: list[Section]
-    flag: str
-    command: str
+    advice: Advice
 
 
-def write_report(recipe: Recipe) -> Path:
-    """Write report.html, report.md and the PNGs into the results folder; returns the HTML's path.
+def write_report(results: Results, analysis: Analysis, directory: Path) -> Path:
+    """Write report.html, report.md, the PNGs and results.parquet; returns the HTML's path.
 
-    Raises:
-        ArtefactError: acceptance or serving was not measured, or not to the end.
+    Args:
+        results: what was measured.
+        analysis: of it.
+        directory: where to.
     """
-    directory = recipe.results_dir
-    folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: directory / serving.KIND}
-    manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
-    summary = summarise_acceptance(acceptance.read_acceptance(folders[acceptance.KIND]))
-    runs = serving.read_runs(directory / serving.KIND)
-    levels = summarise_serving(serving.read_requests(directory / serving.KIND), runs)
-    report = build_report(recipe, summary, levels, manifests)
+    report = build_report(results.recipe, analysis)
     for picture in (p for section in report.sections for p in section.pictures):
         with atomic_path(directory / f"{picture.name}.png") as temporary:
             temporary.write_bytes(picture.light)
     for name in ("report.html", "report.md"):
         with atomic_path(directory / name) as temporary:
             temporary.write_text(render(report, f"{name}.jinja"), encoding="utf-8")
+    write_one_file(directory / NAME, results)
     return directory / "report.html"
 
 
-def print_report(recipe: Recipe) -> None:
-    """The same tables and the verdict on the terminal."""
-    directory = recipe.results_dir
-    print_acceptance(summarise_acceptance(acceptance.read_acceptance(acceptance.acceptance_dir(recipe))))
-    folder = directory / serving.KIND
-    levels = summarise_serving(serving.read_requests(folder), serving.read_runs(folder))
-    print_serving(levels)
-    for verdict in map(judge, levels):
-        print(f"concurrency {verdict.concurrency}: {verdict.decision} - {verdict.reason}")
-    print(f"\nServe it with:\n  {serve_command(recipe)}\n\nReport: {directory / 'report.html'}")
+def print_report(recipe: Recipe, analysis: Analysis, tables: bool = True) -> None:
+    """The verdict on the terminal, after the same tables unless they stand there already."""
+    if tables:
+        print_acceptance(analysis.acceptance)
+        print_serving(analysis.levels)
+    for table in _cost_model_tables(recipe, analysis):
+        print_table(table)
+    for verdict in analysis.verdicts:
+        print(f"\n{verdict.workload} prompts, {verdict.arm} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}")
+        for level in verdict.levels:
+            print(f"  concurrency {level.concurrency}: {level.decision} - {level.reason}")
+    advice = advise(recipe, analysis)
+    print(f"\n{advice.said}\n  {advice.command}")
+    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
+        print(f"\n{text}")
 
 
-def build_report(
-    recipe: Recipe, summary: AcceptanceSummary, levels: Sequence[Level], manifests: dict[str, dict[str, Any]]
-) -> Report:
+def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
-    verdicts = [judge(level) for level in levels]
-    served = [serving_table(levels), load_table(levels)]
-    if recipe.eval.price_per_gpu_hour is not None:
-        served.append(_cost_table(recipe, levels))
     return Report(
         name=recipe.name,
-        headline=headline(verdicts),
-        verdicts=verdicts,
-        caveats=_caveats(recipe, manifests),
-        facts=_facts(recipe, manifests),
-        sections=[
-            Section(
-                "Acceptance",
-                [acceptance_table(summary), position_table(summary), lossless_table(summary)],
-                acceptance_pictures(summary),
-            ),
-            Section("Serving", served, serving_pictures(levels)),
-        ],
-        flag=speculative_flag(recipe),
-        command=serve_command(recipe),
+        headline=" · ".join(dict.fromkeys(v.headline for v in analysis.verdicts if v.arm == analysis.main.arm)),
+        verdicts=analysis.verdicts,
+        caveats=_caveats(recipe, analysis),
+        facts=_facts(recipe, analysis),
+        sections=_sections(recipe, analysis),
+        advice=advise(recipe, analysis),
     )
+
+
+def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
+    summary, levels = analysis.acceptance, analysis.levels
+    tables = [acceptance_table(summary), position_table(summary), lossless_table(summary)]
+    served = serving_tables(levels, recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size)
+    memory, beside = memory_table(analysis.rows.runs), published_table(levels)
+    decided = _cost_model_tables(recipe, analysis)
+    sections = [
+        Section("Acceptance", tables, acceptance_pictures(summary)),
+        Section("Serving", [*served, *([memory] if memory else [])], serving_pictures(levels)),
+        Section("Every load and draft length", [*matrix_tables(levels), *decided], decision_pictures(analysis)),
+    ]
+    return [*sections, Section("Beside published figures", [beside], [])] if beside else sections
+
+
+def _cost_model_tables(recipe: Recipe, analysis: Analysis) -> list[Table]:
+    price, gpus = recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size
+    return cost_model_tables(analysis.priced, analysis.levels, price, gpus)
 
 
 def render(report: Report, template: str) -> str:
@@ -141,7 +143,8 @@ def render(report: Report, template: str) -> str:
     return environment.get_template(template).render(report=report, formulas=FORMULAS, tones=_TONES)
 
 
-def _facts(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
+    manifests: dict[str, dict[str, Any]] = analysis.manifests
     offline, served = manifests[acceptance.KIND], manifests[serving.KIND]
     identity, made_by = offline["identity"], served["made_by"]
     commands = ["python eval/" + shlex.join(m["made_by"]["command"]) for m in (offline, served)]
@@ -163,9 +166,9 @@ def _facts(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[tuple[s
     ]
 
 
-def _caveats(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[str]:
+def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
     caveats = []
-    if manifests[serving.KIND]["counts"]["device"] == "CPU":
+    if analysis.manifests[serving.KIND]["counts"]["device"] == "CPU":
         caveats.append(
             "Measured on a CPU. Drafting pays where a target step is limited by memory and costs far more than a "
             "draft step; with a small model on a CPU neither holds, so speed here says nothing about a GPU."
@@ -175,16 +178,11 @@ def _caveats(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> list[str]:
             "One server start per arm: the intervals cover prompts, not what differs between starts. "
             "Set eval.repeats=2 for an ABBA design."
         )
+    if recipe.eval.traffic.concurrency is None:
+        caveats.append(
+            "No traffic is given, so every measured load counts alike: set eval.traffic.concurrency.C=SHARE for each."
+        )
+    caveats += [f"Cost model, {workload} prompts. {model_text(priced)}" for workload, priced in analysis.priced.items()]
+    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
+        caveats.append(text)
     return caveats
-
-
-def _cost_table(recipe: Recipe, levels: Sequence[Level]) -> Table:
-    rows = []
-    for level in levels:
-        costs = [cost_per_million(recipe, v) for v in level.values[THROUGHPUT.key]]
-        rows.append([Cell(str(level.concurrency)), *(Cell(f"{cost:.3f}") for cost in costs)])
-    note = (
-        f"{recipe.eval.price_per_gpu_hour} per GPU and hour × {recipe.engine.tensor_parallel_size} GPUs, in the "
-        "currency of the price; all costs on output tokens."
-    )
-    return Table("Cost per 1M output tokens", ["Concurrency", "Baseline", "EAGLE-3"], rows, note)

@@ -20,6 +20,7 @@ from drafthead.config import Recipe
 from drafthead.evaluation.request_metrics import achieved_concurrency, request_metrics
 from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
 from drafthead.provenance import atomic_path, begin, finish
+from drafthead.serving.capacity import server_capacity
 from drafthead.serving.load import LoadRequest, LoadResult, preload, run_load, warm_up
 from drafthead.serving.server import Server, running_server
 
@@ -136,6 +137,7 @@ def _run_row(server: Server, concurrency: int, result: LoadResult) -> dict[str, 
         "prompt_tokens": sum(r.prompt_tokens for r in good),
         "output_tokens_per_s": output_tokens / result.duration_s,
         "server_start_s": server.start_s,
+        **server_capacity(server.log_path),
         "server_command": json.dumps(server.command),
         "load_command": json.dumps(result.command),
         "finished_at": time.time(),

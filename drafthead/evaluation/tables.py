@@ -1,7 +1,6 @@
 """The report's tables, built once as text with a tone, and shown on the terminal, in HTML and in Markdown."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +9,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from drafthead.core.statistics import Change, Interval
-from drafthead.evaluation.summary import ALL, MEASURES, AcceptanceSummary, Level, MethodAcceptance
-from drafthead.evaluation.workload import BASELINE, NAMES
+from drafthead.core.comparison import Change
+from drafthead.core.statistics import Interval
+from drafthead.evaluation.summary import ALL, AcceptanceSummary, MethodAcceptance
+from drafthead.evaluation.workload import NAMES
 
 Tone = Literal["", "better", "worse", "unresolved"]
 _RICH: dict[str, str] = {"": "", "better": "green", "worse": "red", "unresolved": "bright_black"}
@@ -61,7 +61,7 @@ def change_cell(change: Change, reached: bool = True) -> Cell:
     i = change.interval.scaled(100)
     if np.isnan(i.value):
         return Cell("–")
-    text = f"{i.value:+.1f} [{i.low:+.1f}, {i.high:+.1f}]"
+    text = f"{i.value:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" if np.isfinite(i.low) else f"{i.value:+.1f} no interval,"
     if not reached:
         return Cell(f"{text} load not reached", "unresolved")
     if not change.resolved:
@@ -114,55 +114,6 @@ def lossless_table(summary: AcceptanceSummary) -> Table:
     return Table("Answers identical to the baseline", ["Arm", "Identical (%)"], rows, note)
 
 
-def serving_table(levels: Sequence[Level]) -> Table:
-    """Every measure at every concurrency: baseline, head, and the change."""
-    rows = []
-    for level in levels:
-        for measure in MEASURES:
-            values = [f"{v * measure.scale:.{measure.digits}f}" for v in level.values[measure.key]]
-            name = f"{measure.label} ({measure.unit})"
-            rows.append(
-                [
-                    Cell(name),
-                    Cell(str(level.concurrency)),
-                    *map(Cell, values),
-                    change_cell(level.changes[measure.key], level.reached),
-                ]
-            )
-    note = (
-        "Positive = better everywhere. Change relative to the baseline, for times baseline / head − 1; brackets: "
-        "95 % paired bootstrap over prompts. Grey: the interval includes zero. ITL is the gap between chunks, and a "
-        "chunk of a speculative server carries several tokens: it gets worse by design; TPOT is per token."
-    )
-    columns = ["Measure", "Concurrency", "Baseline", "EAGLE-3", "Change (%)"]
-    return Table("Serving, same prompts in both arms", columns, rows, note)
-
-
-def load_table(levels: Sequence[Level]) -> Table:
-    """What load was really applied, and acceptance under it."""
-    rows = [
-        [
-            Cell(str(level.concurrency)),
-            *(Cell(f"{level.achieved[arm]:.1f}") for arm in (BASELINE, "eagle3")),
-            Cell("yes" if level.reached else "not reached", "" if level.reached else "unresolved"),
-            Cell(str(level.pairs)),
-            Cell(str(level.failed)),
-            Cell(f"{level.acceptance_length:.2f}"),
-        ]
-        for level in levels
-    ]
-    columns = [
-        "Concurrency asked",
-        "Achieved, baseline",
-        "Achieved, EAGLE-3",
-        "Reached",
-        "Paired prompts",
-        "Failed",
-        "Acceptance length",
-    ]
-    return Table("Load", columns, rows)
-
-
 def print_table(table: Table, console: Console | None = None) -> None:
     """Show a table on the terminal."""
     rich = RichTable(title=table.title, caption=table.note, title_justify="left", caption_justify="left")
@@ -177,10 +128,4 @@ def print_table(table: Table, console: Console | None = None) -> None:
 def print_acceptance(summary: AcceptanceSummary) -> None:
     """The tables of the offline measurement."""
     for table in (acceptance_table(summary), position_table(summary), lossless_table(summary)):
-        print_table(table)
-
-
-def print_serving(levels: Sequence[Level]) -> None:
-    """The tables of the measurement under load."""
-    for table in (serving_table(levels), load_table(levels)):
         print_table(table)

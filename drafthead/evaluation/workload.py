@@ -117,8 +117,13 @@ def speculative_config(recipe: Recipe, method: str) -> dict[str, Any] | None:
         return None
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": recipe.eval.num_draft_tokens}
     if method == "eagle3":
-        return {"method": method, "model": str(recipe.head_dir), **config}
+        return {"method": method, "model": str(recipe.head_dir), **config, **_synthetic(recipe)}
     return config | _NGRAM
+
+
+def _synthetic(recipe: Recipe) -> dict[str, Any]:
+    length = recipe.eval.synthetic_acceptance_length
+    return {} if length is None else {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
 
 
 def identity(recipe: Recipe, workload: Workload, arms: tuple[str, ...]) -> dict[str, Any]:
@@ -140,6 +145,8 @@ def identity(recipe: Recipe, workload: Workload, arms: tuple[str, ...]) -> dict[
         "max_tokens": recipe.eval.max_tokens,
         "reasoning_effort": recipe.eval.reasoning_effort,
     }
+    if recipe.eval.synthetic_acceptance_length is not None:
+        made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
     if "eagle3" in arms:
         manifest = require(recipe.head_dir, "head", _MAKE_HEAD)
         made_for = manifest["identity"]["target"]["fingerprint"]

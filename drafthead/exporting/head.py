@@ -21,7 +21,7 @@ from drafthead.config import Recipe
 from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.exporting.contract import MAPS, check_tensors, exported_tensors, head_config
 from drafthead.exporting.fp8_cost import measure_fp8_cost
-from drafthead.exporting.lineage import record_prompts
+from drafthead.exporting.lineage import record_prompts, training_cost
 from drafthead.exporting.reload import check_reload
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.serve_check import check_serving
@@ -109,6 +109,7 @@ def _write_checked(
     return {
         "parameters": sum(t.numel() for name, t in weights.items() if name not in MAPS),
         "top_draft_agreement": agreement,
+        "training": training_cost(source.run_dir),
         **(_judge(recipe, candidate, weights, shape, source) if serve_check else {"serve_check": None}),
     }
 

@@ -1,6 +1,7 @@
-"""Which prompts a head was made from, found by walking back from its run, and written down beside the head."""
+"""Which prompts and how much work a head was made from, found by walking back from its run, for the head's manifest."""
 
 from pathlib import Path
+from typing import Any
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import ids_of
@@ -33,6 +34,19 @@ def record_prompts(recipe: Recipe, directory: Path) -> None:
     for split in _SPLITS:
         _check_chain(recipe, split, prompts)
     write_trained_on(directory, prompts, ids_of(recipe.prompts_dir, _SPLITS) | (before or set()))
+
+
+def training_cost(run_dir: Path) -> dict[str, Any] | None:
+    """Wall time and ranks of the run that trained a head; None for one that was imported, or is still being trained.
+
+    Regenerating answers and harvesting states come on top: neither stage keeps its time.
+    """
+    if not (run_dir / MANIFEST).exists():
+        return None
+    counts = read_json(run_dir / MANIFEST)["counts"]
+    if "train_seconds" not in counts:
+        return None
+    return {"seconds": counts["train_seconds"], "ranks": counts["world_size"]}
 
 
 def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:

@@ -44,7 +44,9 @@ def train(recipe: Recipe) -> Path:
     log = MetricsLog(recipe.run_dir / "metrics.jsonl", run.state.step) if run.accelerator.is_main_process else None
     fit(run, log)
     if run.accelerator.is_main_process:
-        provenance.finish(recipe.run_dir, {**asdict(run.state), "total_steps": run.total_steps})
+        assert log is not None
+        counts = {**asdict(run.state), "total_steps": run.total_steps, "train_seconds": round(log.seconds(), 1)}
+        provenance.finish(recipe.run_dir, counts)
         print(
             f"best checkpoint: step {run.state.best_step}, predicted acceptance length "
             f"{run.state.best_acceptance_length:.3f} at K={recipe.eval.num_draft_tokens}"
@@ -59,6 +61,7 @@ def fit(run: Run, log: MetricsLog | None) -> None:
     config = run.config
     log_every = max(1, run.total_steps // _LOG_LINES)
     clock, tokens, start = time.perf_counter(), 0, run.state.step
+    before = clock
     run.feed.release(run.state.step)
     if run.inputs.start is not None and run.state.step == 0:
         _judge_start(run, log)
@@ -70,9 +73,11 @@ def fit(run: Run, log: MetricsLog | None) -> None:
             run.feed.wait(step)
             metrics, step_tokens = train_step(run, step)
             tokens += step_tokens
-            seconds = time.perf_counter() - clock
+            now = time.perf_counter()
+            seconds, step_seconds, before = now - clock, now - before, now
             metrics = replace(
                 metrics,
+                step_seconds=step_seconds,
                 tokens_per_second=tokens / seconds,
                 eta_seconds=seconds / (step + 1 - start) * (run.total_steps - step - 1),
                 acceptance_length=run.state.acceptance_length,

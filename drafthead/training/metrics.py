@@ -31,6 +31,7 @@ class StepMetrics:
         acceptance_length: at the K to be served, by replay of the validation split when it last ran; 0 before.
         acceptance_per_position: joint prefix acceptance of draft tokens 1..K, from the same replay.
         eta_seconds: until the last step, at this rate.
+        step_seconds: wall time since the step before, waiting, validation and checkpoint included; what the head cost.
     """
 
     step: int
@@ -44,6 +45,7 @@ class StepMetrics:
     acceptance_length: float = 0.0
     acceptance_per_position: tuple[float, ...] = ()
     eta_seconds: float = 0.0
+    step_seconds: float = 0.0
 
     def line(self) -> str:
         """Fixed order and width."""
@@ -68,6 +70,11 @@ class MetricsLog:
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resumed_step]
         with atomic_path(path) as temporary:
             temporary.write_text("".join(line + "\n" for line in kept))
+
+    def seconds(self) -> float:
+        """Wall time of all steps logged, over every start of the run."""
+        entries = map(json.loads, self._path.read_text().splitlines())
+        return sum(entry.get("step_seconds", 0.0) for entry in entries)
 
     def write(self, kind: str, values: dict) -> None:
         """Append one entry."""

@@ -1,4 +1,4 @@
-"""Known values by hand; coverage and the false-alarm rate by simulation."""
+"""Known values by hand; coverage by simulation."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,9 @@ from drafthead.core.statistics import (
     acceptance_length_interval,
     acceptance_rate,
     length_difference,
-    percentile,
     proportion_interval,
     ratio_interval,
     repeated_ngram_share,
-    statistic_change,
-    throughput_change,
 )
 
 
@@ -51,24 +48,6 @@ def test_wilson_interval_stays_inside_zero_and_one():
     assert share.high == 1
 
 
-@pytest.mark.parametrize(("faster", "sign"), [(0.8, 1), (1.25, -1)])
-def test_positive_is_better_for_times_and_for_throughput(faster, sign):
-    rng = np.random.default_rng(0)
-    baseline = rng.uniform(1, 2, 64)
-    tokens = rng.integers(50, 150, 64)
-    slower = statistic_change(baseline * faster, baseline, percentile(95))
-    rate = throughput_change(tokens, baseline * faster, tokens, baseline)
-    for change in (slower, rate):
-        assert change.resolved
-        assert change.interval.value == pytest.approx(1 / faster - 1)
-        assert np.sign(change.interval.low) == np.sign(change.interval.high) == sign
-
-
-def test_higher_is_better_when_said_so():
-    change = statistic_change([20.0, 22.0, 21.0], [10.0, 11.0, 10.5], lower_is_better=False)
-    assert change.interval.value == pytest.approx(1.0)
-
-
 def test_repeated_ngrams():
     assert repeated_ngram_share(range(100)) == 0
     assert repeated_ngram_share([1, 2, 3]) == 0
@@ -87,28 +66,3 @@ def test_intervals_cover_at_their_nominal_rate(monkeypatch):
     intervals = [acceptance_length_interval(*_simulated_prompts(rng, 60), seed=i) for i in range(400)]
     covered = np.mean([i.low <= 2.5 <= i.high for i in intervals])  # E[accepted] / E[drafts] = 3 · 0.5
     assert 0.915 <= covered <= 0.98
-
-
-def test_a_null_comparison_is_unresolved_95_percent_of_the_time(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
-    rng = np.random.default_rng(2)
-    resolved = []
-    for i in range(400):
-        tokens = rng.integers(40, 192, 48)
-        latency = tokens * 0.005
-        noisy = [latency * rng.lognormal(0, 0.1, 48) for _ in range(2)]
-        resolved.append(throughput_change(tokens, noisy[0], tokens, noisy[1], seed=i).resolved)
-    assert 0.02 <= np.mean(resolved) <= 0.09
-
-
-def test_a_true_gain_of_five_percent_is_resolved(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
-    rng = np.random.default_rng(3)
-    tokens = rng.integers(40, 192, 200)
-    latency = tokens * 0.005
-    resolved = []
-    for i in range(50):
-        head = latency / 1.05 * rng.lognormal(0, 0.15, 200)
-        baseline = latency * rng.lognormal(0, 0.15, 200)
-        resolved.append(throughput_change(tokens, head, tokens, baseline, seed=i).resolved)
-    assert np.mean(resolved) >= 0.8

@@ -11,19 +11,30 @@ from drafthead.provenance import begin, finish
 
 CATEGORIES = ("chat", "code", "long", "structured")
 K = 3
+POSITIONS = (0.7, 0.45, 0.25)  # joint prefix acceptance under load
+LENGTHS = {k: 1 + sum(POSITIONS[:k]) for k in range(1, K + 1)}
 
 
 def tiny_recipe(output_dir: Path, *overrides: str) -> Recipe:
     return load_recipe(overrides=[f"output_dir={output_dir}", *overrides])
 
 
-def write_results(recipe: Recipe, *, head_speed: dict[int, float], prompts: int = 48) -> None:
+def write_results(
+    recipe: Recipe,
+    *,
+    head_speed: dict[int, float],
+    prompts: int = 48,
+    lengths: tuple[int, ...] = (),
+    workloads: tuple[str, ...] = (),
+) -> None:
     """Acceptance and serving artefacts.
 
     Args:
         recipe: where to.
-        head_speed: concurrency -> speed of the head relative to the baseline; 1.0 is noise only.
+        head_speed: concurrency -> speed of the head at K = 3 relative to the baseline; 1.0 is noise only.
         prompts: held-out prompts.
+        lengths: draft lengths; none writes rows without the column `k`, as one length does.
+        workloads: names; none writes rows without that column.
     """
     rng = np.random.default_rng(0)
     directory = recipe.results_dir / "acceptance"
@@ -36,15 +47,25 @@ def write_results(recipe: Recipe, *, head_speed: dict[int, float], prompts: int 
     finish(directory, {"prompts": prompts, "too_long": 0, "arms": 3})
     directory = recipe.results_dir / "serving"
     begin(directory, "serving", _identity())
-    for index, arm in enumerate(("none", "eagle3")):
+    series = [("none", 0), *(("eagle3", k) for k in lengths or (K,))]
+    for index, (arm, k) in enumerate(series):
         requests, runs = [], []
-        for concurrency, speed in head_speed.items():
-            rows = [_request(rng, arm, concurrency, i, speed if arm == "eagle3" else 1.0) for i in range(prompts)]
-            requests += rows
-            runs.append(_run(arm, concurrency, rows))
+        for workload in workloads or ("",):
+            extra = ({"k": k} if lengths else {}) | ({"workload": workload} if workload else {})
+            for concurrency, speed in head_speed.items():
+                faster = _speed(speed, k) if k else 1.0
+                rows = [_request(rng, arm, concurrency, i, faster) | extra for i in range(prompts)]
+                requests += rows
+                runs.append(_run(arm, concurrency, rows, k) | extra)
         pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{arm}.parquet")
         pd.DataFrame(runs).to_parquet(directory / f"runs-{index:02d}-{arm}.parquet")
     finish(directory, {"servers": 2, "device": "CPU"})
+
+
+def _speed(longest: float, k: int) -> float:
+    """Speed at K = k on a machine whose steps get longer by as much for every draft token."""
+    ratio = 1 + (LENGTHS[K] / longest - 1) * k / K
+    return LENGTHS[k] / ratio
 
 
 def _identity() -> dict:
@@ -103,7 +124,7 @@ def _request(rng: np.random.Generator, arm: str, concurrency: int, index: int, s
     }
 
 
-def _run(arm: str, concurrency: int, rows: list[dict]) -> dict:
+def _run(arm: str, concurrency: int, rows: list[dict], k: int) -> dict:
     duration = sum(r["e2e_s"] for r in rows) / concurrency
     tokens = sum(r["output_tokens"] for r in rows)
     drafts = 1000 if arm == "eagle3" else 0
@@ -119,7 +140,8 @@ def _run(arm: str, concurrency: int, rows: list[dict]) -> dict:
         "duration_s": duration,
         "output_tokens": tokens,
         "drafts": drafts,
-        "proposed": K * drafts,
-        "accepted": int(1.4 * drafts),
-        "accepted_at": [int(0.7 * drafts), int(0.45 * drafts), int(0.25 * drafts)],
+        "proposed": k * drafts,
+        "accepted": round(sum(POSITIONS[:k]) * drafts),
+        "accepted_at": [round(share * drafts) for share in POSITIONS[: k or K]],
+        "kv_cache_tokens": 90_000 if arm == "eagle3" else 100_000,
     }

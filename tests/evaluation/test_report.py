@@ -2,13 +2,17 @@
 
 import re
 
+import pandas as pd
 import pytest
 
 from drafthead.evaluation import acceptance, serving
+from drafthead.evaluation.analysis import analyse, read_results
+from drafthead.evaluation.levels import THROUGHPUT
+from drafthead.evaluation.one_file import read_one_file
 from drafthead.evaluation.report import print_report, write_report
-from drafthead.evaluation.summary import THROUGHPUT, summarise_acceptance, summarise_serving
+from drafthead.evaluation.summary import summarise_acceptance
 from drafthead.evaluation.tables import change_cell
-from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, cost_per_million, judge
+from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.provenance import ArtefactError
 from tests.evaluation.rows import tiny_recipe, write_results
 
@@ -18,18 +22,21 @@ SPEEDS = {1: 1.3, 8: 1.0, 32: 0.7, 200: 1.3}  # faster, noise, slower, faster bu
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     recipe = tiny_recipe(tmp_path_factory.mktemp("report"), "eval.price_per_gpu_hour=3.6")
-    write_results(recipe, head_speed=SPEEDS)
-    write_report(recipe)
+    write_results(recipe, head_speed=SPEEDS, prompts=160)
     return recipe
 
 
 @pytest.fixture(scope="module")
-def levels(recipe):
-    folder = recipe.results_dir / "serving"
-    return {
-        level.concurrency: level
-        for level in summarise_serving(serving.read_requests(folder), serving.read_runs(folder))
-    }
+def analysis(recipe):
+    results = read_results(recipe)
+    found = analyse(results)
+    write_report(results, found, recipe.results_dir)
+    return found
+
+
+@pytest.fixture(scope="module")
+def levels(analysis):
+    return {level.concurrency: level for level in analysis.levels}
 
 
 def test_positive_is_better_and_a_regression_is_negative(levels):
@@ -62,9 +69,9 @@ def test_verdicts(levels):
 
 def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
     summary = summarise_acceptance(acceptance.read_acceptance(recipe.results_dir / "acceptance"))
-    assert (summary.prompts, summary.looping) == (48, 3)
+    assert (summary.prompts, summary.looping) == (160, 10)
     head, ngram = summary.of("eagle3"), summary.of("ngram")
-    assert head.prompts == 45
+    assert head.prompts == 150
     assert head.length.low < 1 + 0.7 + 0.49 + 0.343 < head.length.high
     assert head.length.value == pytest.approx(1 + 3 * head.rate)
     assert summary.head_minus_other["ngram"].low > 0
@@ -72,36 +79,63 @@ def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
     assert summary.identical["none-again"].value == 1
 
 
-def test_cost_takes_the_price_per_gpu(recipe):
-    assert cost_per_million(recipe, 1000.0) == pytest.approx(1.0)  # 3.6 per hour at 3.6 M tokens per hour
-
-
-def test_html_is_one_file_that_loads_nothing(recipe):
+def test_html_is_one_file_that_loads_nothing(recipe, analysis):
     html = (recipe.results_dir / "report.html").read_text()
-    assert html.count("data:image/png;base64,") == 10  # five plots, light and dark
+    assert html.count("data:image/png;base64,") == 14  # seven plots, light and dark
     assert not re.search(r"""(?:src|href|srcset)=["'](?!data:)""", html)
     assert "<script" not in html
     assert "--speculative-config" in html
+    assert "DEPLOY UP TO concurrency 1" in html
     assert "DO NOT DEPLOY" in html
     assert "not reached" in html
     assert re.search(r'<td class=" ?unresolved">', html)
 
 
-def test_markdown_and_pictures(recipe):
+def test_markdown_and_pictures(recipe, analysis):
     text = (recipe.results_dir / "report.md").read_text()
     for picture in re.findall(r"\]\((.+?\.png)\)", text):
         assert (recipe.results_dir / picture).read_bytes().startswith(b"\x89PNG")
     assert re.search(r"^\| Output throughput \(tok/s\) \| 32 \| .* \| -\d", text, re.MULTILINE)
     assert "--max-model-len 1024" in text
+    assert "3.6 per GPU and hour × 1 GPU(s)" in text
+    assert re.search(r"^\| EAGLE-3 head, K = 3 \| 90,000 \| -10.0 \|", text, re.MULTILINE)  # KV cache taken away
 
 
-def test_terminal(recipe, capsys):
-    print_report(recipe)
+def test_terminal_prints_tables_once(recipe, analysis, capsys):
+    print_report(recipe, analysis)
     printed = capsys.readouterr().out
-    assert "Acceptance length" in printed
+    assert printed.count("Acceptance length, T = 0") == 1
     assert "concurrency 32: DO NOT DEPLOY" in printed
+    print_report(recipe, analysis, tables=False)
+    assert "Acceptance length, T = 0" not in capsys.readouterr().out
+
+
+def test_a_geometric_mean_stands_beside_its_worst_level(recipe, analysis):
+    text = (recipe.results_dir / "report.md").read_text()
+    table = text[text.index("### Geometric means") :]
+    row = next(line for line in table.splitlines() if line.startswith("| Output throughput"))
+    # 1.3 · 1.0 · 0.7 over the three levels that were reached; concurrency 200 was not.
+    assert re.search(r"\| -[234]\.\d \| 32 \| -(29|30)\.\d", row)
+    assert row.endswith("| 1 / 1 of 3 |")
 
 
 def test_a_missing_measurement_names_the_command(tmp_path):
     with pytest.raises(ArtefactError, match=r"acceptance does not exist; run: python eval/acceptance.py RECIPE"):
-        write_report(tiny_recipe(tmp_path))
+        read_results(tiny_recipe(tmp_path))
+
+
+def test_one_file_says_the_same(recipe, analysis, tmp_path):
+    path = recipe.results_dir / "results.parquet"
+    again = read_one_file(path, ["eval.price_per_gpu_hour=7.2"])
+    assert again.recipe.eval.price_per_gpu_hour == 7.2
+    assert again.manifests == analysis.manifests
+    found = analyse(again)
+    assert [v.headline for v in found.verdicts] == [v.headline for v in analysis.verdicts]
+    assert str([x.changes for x in found.levels]) == str([x.changes for x in analysis.levels])  # NaN is not itself
+    for table, rows in (("requests", serving.read_requests), ("runs", serving.read_runs)):
+        pd.testing.assert_frame_equal(getattr(again, table), rows(recipe.results_dir / "serving"), check_like=True)
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match="holds no results of this project"):
+        read_one_file(tmp_path / "other.parquet")
+    with pytest.raises(FileNotFoundError, match=r"none.parquet does not exist; eval/report.py RECIPE writes"):
+        read_one_file(tmp_path / "none.parquet")

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from drafthead.evaluation.analysis import analyse, read_results
 from drafthead.evaluation.report import write_report
 from tests.evaluation.rows import tiny_recipe, write_results
 
@@ -20,19 +21,28 @@ _PROBE = """<script>addEventListener("load", () => {
 });</script>"""
 
 
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of two draft lengths on two workloads, which has every kind of figure."""
+    recipe = tiny_recipe(tmp_path_factory.mktemp("browser"))
+    write_results(recipe, head_speed={1: 1.3, 8: 0.8}, lengths=(1, 3), workloads=("chat", "code"))
+    results = read_results(recipe)
+    report = write_report(results, analyse(results), recipe.results_dir)
+    page = report.with_name("page.html")
+    page.write_text(report.read_text().replace("</body>", f"{_PROBE}</body>"))
+    return page
+
+
 @requires_chromium
 @pytest.mark.parametrize("width", [1200, 500])
-def test_every_figure_is_rendered_and_the_page_fits(tmp_path, width):
-    recipe = tiny_recipe(tmp_path)
-    write_results(recipe, head_speed={1: 1.3, 8: 0.8})
-    page = tmp_path / "page.html"
-    page.write_text(write_report(recipe).read_text().replace("</body>", f"{_PROBE}</body>"))
+def test_every_figure_is_rendered_and_the_page_fits(page, tmp_path, width):
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command += [f"--window-size={width},900", "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
     probe = re.search(r'<pre id="probe">(.*?)</pre>', dom).group(1)
     figures = re.findall(r"(\d+)x(\d+)@(\d+)", probe)
-    assert len(figures) == 5
+    # Two of acceptance, four of serving, acceptance by K, a heat map for each workload, a matrix for each K.
+    assert len(figures) == 11
     for natural_width, natural_height, shown_width in figures:
         assert int(natural_width) > 800
         assert int(natural_height) > 300

@@ -1,0 +1,100 @@
+"""The rows of a measurement under load as the report and the decision read them.
+
+Columns may be absent in a measurement that has one workload or one draft length; `read_serving` fills them in, so
+that everything after it can count on them.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from drafthead.evaluation import serving
+from drafthead.evaluation.workload import BASELINE
+from drafthead.provenance import IDENTITY, read_json
+
+WORKLOAD = "all"
+
+SERVING_COLUMNS = {  # results/NAME/serving/runs-*.parquet, one row per server and load
+    "arm": "name of the arm; `none` is the baseline",
+    "k": "draft tokens per round, 0 for the baseline; absent: the recipe's",
+    "block": "of the ABBA plan",
+    "workload": "which prompts; absent: all, every held-out one",
+    "load": "name of the load, such as c8 or r64-b0.2-c32; absent: c and the concurrency",
+    "concurrency": "places in flight that were asked for",
+    "tensor_parallel": "GPUs of the server; absent: the recipe's",
+    "achieved": "requests really in flight",
+    "reached": "whether that is near enough to what was asked",
+    "throughput_only": "whether the prompts are random, where acceptance means nothing; absent: no",
+    "requests": "sent",
+    "failed": "of those",
+    "duration_s": "wall time",
+    "output_tokens": "of the successful requests",
+    "prompt_tokens": "of the successful requests",
+    "drafts": "verification steps that had a draft, by the server's counters",
+    "proposed": "draft tokens proposed",
+    "accepted": "draft tokens accepted",
+    "accepted_at": "(k,) steps that accepted position i, and so all before it",
+    "kv_cache_tokens": "tokens that fit the server's KV cache; absent or 0: not known",
+    "weights_gib": "GPU memory of the weights, draft included; absent or NaN: not known",
+}
+REQUEST_COLUMNS = {  # results/NAME/serving/requests-*.parquet, one row per request, with arm to concurrency as above
+    "prompt_id": "content hash of the prompt; pairs the arms",
+    "error": "empty when it succeeded",
+    "start_s": "when it was sent, from the first request of the level",
+    "output_tokens": "as the server counted them",
+    "ttft_s, e2e_s, tpot_s, itl_s, tpot_all_s": "see evaluation/request_metrics.py",
+}
+LEVEL_KEYS = ["workload", "load", "concurrency"]
+
+
+class ServingRows(NamedTuple):
+    """Rows of requests and of runs, with every key column."""
+
+    requests: pd.DataFrame
+    runs: pd.DataFrame
+
+
+def read_serving(directory: Path) -> ServingRows:
+    """Every row of a serving artefact, completed.
+
+    Raises:
+        ArtefactError: the artefact's identity is damaged.
+    """
+    K = main_length(read_json(directory / IDENTITY))
+    return completed(serving.read_requests(directory), serving.read_runs(directory), K)
+
+
+def main_length(identity: dict[str, Any]) -> int:
+    """The draft length of rows that do not say theirs: the first that the measurement lists."""
+    given = identity["num_draft_tokens"]
+    return given[0] if isinstance(given, list) else given
+
+
+def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows:
+    """The rows with `k`, `workload` and `load` present.
+
+    Args:
+        requests, runs: as `evaluation.serving` reads them.
+        K: draft tokens of every arm but the baseline, where the rows do not say.
+    """
+    return ServingRows(_completed(requests, K), _completed(runs, K))
+
+
+def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
+    rows = rows.copy()
+    drafted = rows["arm"] != BASELINE
+    if "k" not in rows:
+        rows["k"] = K
+    rows["k"] = rows["k"].where(drafted, 0).astype(int)
+    if "workload" not in rows:
+        rows["workload"] = WORKLOAD
+    if "load" not in rows:
+        rows["load"] = "c" + rows["concurrency"].astype(str)
+    return rows
+
+
+def arms_of(runs: pd.DataFrame) -> list[tuple[str, int]]:
+    """(arm, K) of everything that drafts, in order of appearance."""
+    drafted = runs[runs["arm"] != BASELINE]
+    return [(str(arm), int(K)) for arm, K in dict.fromkeys(zip(drafted["arm"], drafted["k"], strict=True))]

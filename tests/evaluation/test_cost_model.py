@@ -1,0 +1,170 @@
+"""The cost model against machines whose every step time is known, and the schedule as vLLM reads it."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from drafthead.evaluation.cost_fit import fit
+from drafthead.evaluation.cost_model import Work
+from drafthead.evaluation.pricing import price
+from drafthead.evaluation.published.figures import published
+from drafthead.evaluation.schedule import KEY, best_schedule, draft_length, scheduled
+from drafthead.evaluation.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
+
+LENGTHS = {1: 1.60, 2: 2.00, 3: 2.25, 4: 2.40, 5: 2.50}
+LOADS = (1, 5, 25, 50, 100, 200)
+
+
+def dense(tokens: float) -> float:
+    """Milliseconds of a target that reads its weights in 10 ms and computes 17 tokens per ms."""
+    return max(10.0, 0.06 * tokens)
+
+
+def sparse(tokens: float) -> float:
+    """A mixture of experts: more tokens wake more experts, ever fewer of them new."""
+    return 10 + 0.5 * tokens**0.6
+
+
+class Machine:
+    """Step times of a target and its drafter, in ms."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def step(self, batch: float, K: int | None) -> float:
+        plain = self.target(batch) + 0.004 * batch
+        if K is None:
+            return plain
+        return self.target(batch * (K + 1)) + 0.004 * batch + 0.25 + K * (0.3 + 0.0006 * batch)
+
+    def speedup(self, batch: float, K: int) -> float:
+        return LENGTHS[K] * self.step(batch, None) / self.step(batch, K)
+
+    def points(self, lengths=tuple(LENGTHS), loads=LOADS, noise: float = 0.0) -> list[SpeedPoint]:
+        rng = np.random.default_rng(0)
+        plain = [SpeedPoint(b, None, self.step(b, None) * rng.lognormal(0, noise)) for b in loads]
+        drafted = [
+            SpeedPoint(b, K, self.step(b, K) / LENGTHS[K] * rng.lognormal(0, noise), LENGTHS[K])
+            for b, K in itertools.product(loads, lengths)
+        ]
+        return plain + drafted
+
+
+@pytest.mark.parametrize("target", [dense, sparse])
+def test_pairs_that_were_never_run_are_priced(target):
+    machine = Machine(target)
+    model = fit(machine.points(lengths=(1, 3, 5), noise=0.01), positions=np.diff([1.0, *LENGTHS.values()]))
+    unseen = [(b, K) for b in (1, 3, 10, 40, 75, 150) for K in (2, 4)]
+    errors = [model.speedup(b, K) / machine.speedup(b, K) - 1 for b, K in unseen]
+    assert np.sqrt(np.mean(np.square(errors))) < 0.06
+    assert max(map(abs, errors)) < 0.16  # at the ridge, where a smooth maximum rounds the corner
+    assert len(model.held_out) == 18
+    assert 0.005 < model.error < 0.06  # what it says of itself, on pairs it was not fitted to
+
+
+def test_held_out_error_is_that_of_a_fit_that_never_saw_the_pair():
+    points = Machine(sparse).points(lengths=(1, 3))
+    spoiled = [p if (p.batch, p.K) != (50, 3) else SpeedPoint(50, 3, 3 * p.tpot_s, p.length) for p in points]
+    error = {(h.batch, h.K): h.error for h in fit(spoiled).held_out}[50, 3]
+    assert error == pytest.approx(2, rel=0.05)  # three times as slow as every other pair says
+
+
+def test_one_draft_length_prices_shorter_ones_and_says_so():
+    positions = tuple(np.diff([1.0, *(LENGTHS[k] for k in (1, 2, 3))]))
+    model = fit(Machine(dense).points(lengths=(3,)), positions)
+    assert model.curve.known == (1, 2, 3)
+    assert model.curve.length(2) == pytest.approx(2.0)
+    assert model.terms == ("g", "v")
+    assert model.extrapolates(5, 2)
+    assert not model.extrapolates(5, 3)
+    assert model.extrapolates(400, 3)
+    with pytest.raises(ValueError, match="acceptance at K = 4 was not measured; it is known at K = 1, 2, 3"):
+        model.speedup(5, 4)
+
+
+def test_runs_that_cannot_carry_a_model_are_named():
+    points = Machine(dense).points()
+    with pytest.raises(ValueError, match="needs runs without and with drafts, found 0 and 30; run: python eval"):
+        fit([p for p in points if p.K is not None])
+
+
+def test_break_even_and_crossover():
+    machine = Machine(dense)
+    model = fit(machine.points())
+    assert model.step_ratio(1, 3) == pytest.approx(machine.step(1, 3) / machine.step(1, None), rel=0.04)
+    load = model.crossover(3, 256)
+    assert machine.speedup(0.85 * load, 3) > 1 > machine.speedup(1.15 * load, 3)
+    assert fit(Machine(sparse).points()).crossover(1, 256) == np.inf
+    useless = [SpeedPoint(p.batch, p.K, p.step_s, 1.0) for p in machine.points()]  # nothing is ever accepted
+    assert fit(useless).crossover(3, 256) == 0
+
+
+def test_published_step_ratios_follow_one_curve():
+    """Two ratios fix two coefficients; between them the model must rise."""
+    ratios = {entry["concurrency"]: float(entry["ratio"]) for entry in published().step_ratios}
+    plain = [SpeedPoint(b, None, 1.0) for b in ratios]
+    model = fit(plain + [SpeedPoint(b, 4, r / 2.4, 2.4) for b, r in ratios.items()])
+    assert [model.step_ratio(b, 4) for b in ratios] == pytest.approx(list(ratios.values()))
+    assert ratios[1] < model.step_ratio(64, 4) < ratios[256]
+
+
+def test_work_is_flat_before_the_ridge_and_linear_after():
+    work = Work(ridge=100)
+    assert work(10) / work(1) == pytest.approx(1, abs=1e-3)
+    assert work(2000) / work(1000) == pytest.approx(2, abs=1e-3)
+
+
+def test_acceptance_comes_from_runs_first_then_from_positions():
+    curve = AcceptanceCurve({2: 1.9}, (0.6, 0.35, 0.2))
+    assert [curve.length(K) for K in range(4)] == pytest.approx([1.0, 1.6, 1.9, 2.15])
+
+
+def test_schedule_drafts_less_as_batches_grow():
+    model = fit(Machine(dense).points())
+    schedule = best_schedule(model, 256)
+    lengths = [K for _, _, K in schedule]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] >= 4
+    assert lengths[-1] == 0
+    for batch in (1, 25, 100, 200):
+        assert draft_length(schedule, batch) == pytest.approx(model.best_draft(batch), abs=1)
+
+
+@pytest.mark.slow
+def test_schedule_is_what_vllm_reads():
+    """vLLM's own expansion of the entries gives the K that was meant, at every batch size."""
+    utils = pytest.importorskip("vllm.v1.spec_decode.dynamic.utils")
+    head = {"method": "eagle3", "model": "heads/x", "num_speculative_tokens": 3}
+    schedule = best_schedule(fit(Machine(dense).points()), 128)
+    config = scheduled(head, schedule)
+    assert config["num_speculative_tokens"] == max(K for _, _, K in schedule)
+    dense_lookup = utils.build_dynamic_sd_schedule_lookup(config[KEY], 200, config["num_speculative_tokens"])
+    assert dense_lookup[1:] == [draft_length(schedule, batch) for batch in range(1, 201)]
+
+
+def test_a_schedule_of_one_length_needs_no_schedule():
+    head = {"method": "eagle3", "model": "heads/x", "num_speculative_tokens": 3}
+    assert scheduled(head, [[1, 64, 2]]) == {**head, "num_speculative_tokens": 2}
+    assert scheduled(head, [[1, 64, 0]]) is None
+
+
+def test_intervals_of_prices_cover_pairs_that_were_never_run():
+    """Noise by prompt; a third of the pairs is priced without having been run."""
+    machine, rng, prompts = Machine(sparse), np.random.default_rng(1), 100
+    keys = [(b, K) for b in (1, 8, 32, 128) for K in (None, 1, 3)]
+    tokens = rng.integers(40, 192, prompts)
+    covered = []
+    for seed in range(8):
+        base = np.array([machine.step(b, K) / LENGTHS.get(K, 1.0) for b, K in keys])
+        samples = SpeedSamples(
+            batch=np.array([float(b) for b, _ in keys]),
+            K=np.array([-1.0 if K is None else K for _, K in keys]),
+            length=np.array([LENGTHS.get(K, 1.0) for _, K in keys]),
+            decode_s=base[:, None] * tokens * rng.lognormal(0, 0.15, (len(keys), prompts)),
+            tokens=np.tile(tokens, (len(keys), 1)).astype(float),
+            positions=tuple(np.diff([1.0, *(LENGTHS[k] for k in (1, 2, 3))])),
+        )
+        priced = price(samples, (4, 16, 64), 128, seed=seed)
+        covered += [p.speedup.low <= machine.speedup(p.concurrency, p.K) <= p.speedup.high for p in priced.prices]
+    assert np.mean(covered) >= 0.9

@@ -1,0 +1,227 @@
+"""The decision: per load, over traffic, under a service level, and what follows for the server."""
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from drafthead.config import load_recipe
+from drafthead.evaluation.analysis import Analysis, verdicts_of
+from drafthead.evaluation.deployment import advise
+from drafthead.evaluation.levels import Level, summarise_serving
+from drafthead.evaluation.pricing import price
+from drafthead.evaluation.request_pricing import request_prices
+from drafthead.evaluation.serving_rows import completed, read_serving
+from drafthead.evaluation.speed import speed_samples
+from drafthead.evaluation.training_cost import payback_text
+from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
+from drafthead.provenance import begin, finish
+from drafthead.traffic_config import SLOConfig, TrafficConfig
+from tests.evaluation.rows import tiny_recipe, write_results
+
+# Faster, faster, noise, slower.
+SPEEDS = {1: 1.5, 4: 1.3, 8: 1.0, 32: 0.8}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    recipe = tiny_recipe(tmp_path_factory.mktemp("verdict"), "eval.price_per_gpu_hour=3.6")
+    write_results(recipe, head_speed=SPEEDS, prompts=160, lengths=(1, 3))
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def rows(recipe):
+    return read_serving(recipe.results_dir / "serving")
+
+
+@pytest.fixture(scope="module")
+def levels(rows):
+    return summarise_serving(rows)
+
+
+@pytest.fixture(scope="module")
+def priced(rows):
+    return price(speed_samples(rows, "eagle3", 64), (1, 2, 4, 8, 16, 32, 64, 256), 64)
+
+
+def _decide(levels: list[Level], loads: tuple[int, ...], slo: SLOConfig | None = None, **shares: float):
+    chosen = [level for level in levels if level.K == 3 and level.concurrency in loads]
+    return decide(chosen, TrafficConfig().shares(loads), slo)
+
+
+@pytest.mark.parametrize(
+    ("loads", "decision", "up_to", "reason"),
+    [
+        ((1, 4), DEPLOY, None, "gains at concurrency 1, 4; over the traffic +3"),
+        ((1, 4, 8), UP_TO, 4, "unresolved at concurrency 8; up to 4 +3"),
+        ((1, 4, 8, 32), UP_TO, 4, "loses at concurrency 32, unresolved at concurrency 8"),
+        ((8,), UNKNOWN, None, "resolved nowhere"),
+        ((8, 32), DO_NOT, None, "gains nowhere and loses at concurrency 32"),
+    ],
+)
+def test_the_four_decisions(levels, loads, decision, up_to, reason):
+    verdict = _decide(levels, loads)
+    assert (verdict.decision, verdict.up_to) == (decision, up_to)
+    assert reason in verdict.reason
+    assert verdict.change.resolved == (decision != UNKNOWN)
+    assert re.search(r"[+-]\d+\.\d% \[[+-]\d", verdict.reason)
+
+
+def test_a_load_that_was_not_run_goes_to_the_cost_model(levels, priced):
+    own = [level for level in levels if level.K == 3]
+    shares = {1: 0.5, 2: 0.3, 16: 0.2}
+    without = {v.concurrency: v for v in decide(own, shares).levels}
+    assert without[2].decision == UNKNOWN
+    assert "add 2 to eval.concurrency" in without[2].reason
+    with_model = {v.concurrency: v for v in decide(own, shares, priced=priced).levels}
+    assert with_model[2].decision == DEPLOY
+    assert "not run; the cost model says +4" in with_model[2].reason
+    limited = {v.concurrency: v for v in decide(own, shares, SLOConfig(ttft_ms=100), priced).levels}
+    assert limited[2].decision == UNKNOWN
+    assert "nothing of the service level" in limited[2].reason
+    far = decide(own, {256: 1.0}, priced=priced).levels[0]
+    assert far.decision == UNKNOWN
+    assert "outside what was run" in far.reason
+
+
+def test_traffic_weighs_the_loads(levels):
+    own = [level for level in levels if level.K == 3]
+    mostly_idle = decide(own, {1: 0.9, 4: 0.1}).change.interval.value
+    mostly_busy = decide(own, {1: 0.1, 4: 0.9}).change.interval.value
+    # A weighted harmonic mean of 1.5 and 1.3: the time that the same tokens take.
+    assert mostly_idle == pytest.approx(1 / (0.9 / 1.5 + 0.1 / 1.3) - 1, abs=0.03)
+    assert mostly_busy == pytest.approx(1 / (0.1 / 1.5 + 0.9 / 1.3) - 1, abs=0.03)
+
+
+def test_a_missed_service_level_is_no_load_to_deploy_at(levels):
+    # TTFT is 20 ms without the head and 13 ms with it at concurrency 1; at 32 it is 25 ms with it.
+    kept = _decide(levels, (1,), SLOConfig(ttft_ms=50, tpot_ms=50, percentile=90))
+    assert kept.decision == DEPLOY
+    assert "TTFT P90" in kept.levels[0].reason
+    assert "(kept)" in kept.levels[0].reason
+    neither = _decide(levels, (1,), SLOConfig(ttft_ms=5))
+    assert neither.decision == DO_NOT
+    assert "misses the service level, as the baseline does" in neither.levels[0].reason
+    edge = _decide(levels, (1,), SLOConfig(ttft_ms=14.5))  # about the P95 of the head itself
+    assert edge.decision == UNKNOWN
+    assert "service level unresolved at 160 prompts" in edge.levels[0].reason
+
+
+def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 3.0})  # with an acceptance length of 2.4
+    (level,) = summarise_serving(read_serving(recipe.results_dir / "serving"))
+    verdict = judge(level)
+    assert verdict.decision == UNKNOWN
+    assert "gains more than its acceptance length of 2.40 allows" in verdict.reason
+
+
+def test_a_load_only_the_head_can_serve_is_a_gain(levels):
+    verdict = _decide(levels, (1,), SLOConfig(ttft_ms=17, percentile=90))
+    assert verdict.decision == DEPLOY
+    assert re.search(r"TTFT P90 2\d\.\d ms \(missed\) → 1\d\.\d ms \(kept\) of 17 ms", verdict.levels[0].reason)
+
+
+def _analysis(recipe, rows, levels, priced) -> Analysis:
+    found = verdicts_of(recipe, levels, {"all": priced})
+    return Analysis({}, None, rows, levels, {"all": priced}, found)
+
+
+def test_the_best_draft_length_is_advised_as_a_schedule(recipe, rows, levels, priced):
+    analysis = _analysis(recipe, rows, levels, priced)
+    assert analysis.main.decision in (DEPLOY, UP_TO)
+    advice = advise(recipe, analysis)
+    flag, value = shlex.split(advice.flag)
+    config = json.loads(value)
+    assert flag == "--speculative-config"
+    schedule = config["num_speculative_tokens_per_batch_size"]
+    assert config["num_speculative_tokens"] == max(K for _, _, K in schedule)
+    assert 1 <= config["num_speculative_tokens"] <= 3  # what was run, or between
+    assert (schedule[0][0], schedule[-1][1]) == (1, recipe.engine.max_num_seqs)
+    assert "model error" in advice.said
+    assert advice.flag in advice.command
+
+
+def test_a_model_that_is_not_trusted_gives_a_measured_schedule(recipe, rows, levels):
+    own = [level for level in levels if level.K == 3]
+    one_length = type(rows)(*(frame[frame["k"] != 1] for frame in rows))
+    rough = price(speed_samples(one_length, "eagle3", 64), (1, 4, 8, 32), 64)
+    assert rough.model.error > 0.1
+    analysis = _analysis(recipe, one_length, own, rough)
+    advice = advise(recipe, analysis)
+    assert (analysis.main.decision, analysis.main.up_to) == (UP_TO, 4)
+    config = json.loads(shlex.split(advice.flag)[1])
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 0]]
+    assert "its error is" in advice.said
+
+
+def test_whole_requests_are_priced_as_they_were_measured(levels, priced):
+    found = {(p.concurrency, p.K): p for p in request_prices(priced, levels)}
+    for level in levels:
+        measured = level.changes["output_tokens_per_s"].interval.value
+        assert found[level.concurrency, level.K].change == pytest.approx(measured, abs=0.1)  # the model's own error
+        baseline, _ = level.values["output_tokens_per_s"]
+        assert found[level.concurrency, 0].tokens_per_s == pytest.approx(baseline, rel=0.05)
+    assert found[16, 2].tokens_per_s > 0  # never run
+    assert found[64, 3].extrapolated
+    assert (256, 3) not in found  # more than the engine's batch: requests would wait
+
+
+def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, levels):
+    slow = [level for level in levels if level.concurrency in (8, 32) and level.K == 3]
+    advice = advise(recipe, Analysis({}, None, rows, slow, {}, verdicts_of(recipe, slow, {})))
+    assert advice.flag == ""
+    assert "--speculative-config" not in advice.command
+
+
+def test_rows_of_one_draft_length_need_no_column_for_it(rows):
+    plain = [frame[frame["k"] != 1].drop(columns=["k", "workload", "load"]) for frame in rows]
+    again = completed(*plain, K=3)
+    assert set(again.runs["k"]) == {0, 3}
+    assert set(again.requests["workload"]) == {"all"}
+    assert set(again.runs["load"]) == {f"c{c}" for c in SPEEDS}
+
+
+def test_traffic_that_cannot_be_is_refused(recipe, levels):
+    with pytest.raises(ValueError, match="4: 0.0 must both be positive"):
+        load_recipe(overrides=["eval.traffic.concurrency.4=0"])
+    elsewhere = load_recipe(overrides=[f"output_dir={recipe.output_dir}", "eval.traffic.workload=mlperf"])
+    with pytest.raises(ValueError, match="eval.traffic.workload mlperf was not measured; there are: all"):
+        verdicts_of(elsewhere, levels, {})
+
+
+def test_payback_time_follows_from_manifest_price_and_traffic(recipe, levels):
+    own = [level for level in levels if level.K == 3 and level.concurrency == 1]
+    assert payback_text(recipe, own, resolved=True) == ""  # nobody knows what an unknown head cost
+    begin(recipe.head_dir, "head", {})
+    finish(recipe.head_dir, {"training": {"seconds": 7200.0, "ranks": 8}})
+    assert "16.00 device hours" in payback_text(recipe, own, resolved=True)
+    busy = load_recipe(
+        overrides=[
+            f"output_dir={recipe.output_dir}",
+            "eval.price_per_gpu_hour=3.6",
+            "eval.traffic.output_tokens_per_day=1e9",
+        ]
+    )
+    baseline, head = own[0].values["output_tokens_per_s"]
+    saved = 1e9 / 3600 * 3.6 * (1 / baseline - 1 / head)
+    text = payback_text(busy, own, resolved=True)
+    assert f"paid back after {57.6 / saved:,.1f} days" in text
+    assert "unresolved" in payback_text(busy, own, resolved=False)
+    slow = [level for level in levels if level.K == 3 and level.concurrency == 32]
+    assert "serving gets dearer" in payback_text(busy, slow, resolved=True)
+
+
+def test_prices_cover_what_they_predict(recipe, rows, priced):
+    """At pairs that were run, the interval holds the speed that the rows were made with."""
+    from tests.evaluation.rows import _speed
+
+    inside = [
+        priced.at(c, K).speedup.low <= _speed(speed, K) <= priced.at(c, K).speedup.high
+        for c, speed in SPEEDS.items()
+        for K in (1, 3)
+    ]
+    assert np.mean(inside) >= 0.75

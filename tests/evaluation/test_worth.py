@@ -1,0 +1,103 @@
+"""Before any head exists: what it would need, what it would bring, and a head of no training that vLLM can serve."""
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from drafthead.evaluation.plan_report import assumed_lengths, plan_tables, rows_to_plan_from, untrained_recipe
+from drafthead.evaluation.worth import (
+    CAN,
+    CANNOT,
+    DEPENDS,
+    Money,
+    days_to_pay,
+    even_curve,
+    judge_training,
+    needed_length,
+    worth,
+)
+from drafthead.exporting.served import check_served
+from drafthead.exporting.untrained import write_untrained
+from drafthead.models.draft import draft_shape
+from drafthead.models.target import load_target_spec
+from drafthead.provenance import ArtefactError, read_json, verify_files
+from tests.evaluation.rows import tiny_recipe, write_results
+from tests.evaluation.test_cost_model import Machine, dense, fit
+
+SHARES = {1: 0.5, 50: 0.5}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fit(Machine(dense).points())
+
+
+def test_one_length_fixes_the_curve():
+    curve = even_curve(1 + 0.5 + 0.25, K=2, longest=4)
+    assert [curve.length(k) for k in range(1, 5)] == pytest.approx([1.5, 1.75, 1.875, 1.9375])
+    assert even_curve(1.0, 3, 3).length(3) == pytest.approx(1.0)
+    assert even_curve(4.0, 3, 3).length(2) == pytest.approx(3.0)
+    with pytest.raises(ValueError, match="4.5 at K = 3 cannot be: it lies between 1 and 4"):
+        even_curve(4.5, 3, 3)
+
+
+def test_a_head_of_the_needed_length_breaks_even(model):
+    for K in (1, 3):
+        needed = needed_length(model, K, SHARES, 256)
+        ratios = [model.step_ratio(c, K) for c in SHARES]
+        assert needed == pytest.approx(np.mean(ratios))
+    assert needed_length(model, 1, {1: 1.0}, 256, speedup=3.0) == np.inf  # not even if every draft were accepted
+    assert needed_length(model, 1, {1: 1.0}, 256) < model.step_ratio(1, 1) + 1e-6
+
+
+def test_more_acceptance_is_worth_more_and_drafting_is_never_forced(model):
+    weak, strong = (worth(model, length, 3, SHARES, 256) for length in (1.05, 2.7))
+    assert 0.95 < weak.speedup < 1.02  # the schedule falls back to few drafts or none
+    assert strong.speedup > 1.4
+    assert strong.loads[1][0] >= strong.loads[50][0]
+
+
+def test_the_verdict_on_training(model):
+    weak, middle, strong = (worth(model, length, 3, SHARES, 256) for length in (1.05, 1.6, 2.7))
+    assert judge_training(model, [strong], 1000)[0] == CAN
+    assert judge_training(model, [weak, strong], 1000)[0] == DEPENDS
+    money = Money(3.6, 1, 1e8, training=500, days=30)
+    assert days_to_pay(money, 2.0, 1000) == pytest.approx(10)  # 100 a day, half of it saved
+    assert days_to_pay(money, 0.9, 1000) == np.inf
+    verdict, reason = judge_training(model, [middle, strong], 1000, money)
+    assert verdict == CAN
+    assert "500.00 are earned after" in reason
+    dear = Money(3.6, 1, 1e6, training=5000, days=30)
+    assert judge_training(model, [strong], 1000, dear)[0] == CANNOT
+
+
+def test_a_plan_from_an_earlier_head(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    with pytest.raises(ArtefactError, match=r"no measurement to plan from .* run: python eval/plan.py"):
+        rows_to_plan_from(recipe)
+    write_results(recipe, head_speed={1: 1.5, 8: 1.2, 32: 0.8}, lengths=(1, 3))
+    rows = rows_to_plan_from(recipe)
+    plan = plan_tables(recipe, rows, [1.5, 3.5])
+    needed, brought = plan.tables
+    # The rows were made with r(c, 3) = 2.4 / speed.
+    assert [float(row[3].text) for row in needed.rows[:3]] == pytest.approx([1.6, 2.0, 3.0], rel=0.05)
+    assert [row[3].tone for row in needed.rows[:3]] == ["unresolved"] * 3
+    assert len(brought.rows) == 4
+    assert plan.verdict in (CAN, DEPENDS)
+    assert assumed_lengths(recipe, None) == [1.92, 2.68]  # public heads at K = 3
+    longer = tiny_recipe(tmp_path, "eval.num_draft_tokens=5", "train.num_ttt_steps=5")
+    with pytest.raises(ValueError, match=r"no public head is known at K = 5 .* give --acceptance-length"):
+        assumed_lengths(longer, None)
+
+
+def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
+    recipe = untrained_recipe(tiny_recipe(tmp_path), None)
+    directory = write_untrained(recipe)
+    assert directory.name == "tiny-untrained"
+    assert verify_files(directory) == []
+    assert write_untrained(recipe) == directory  # once
+    shape = draft_shape(recipe, load_target_spec(recipe.target_path))
+    check_served(read_json(directory / "config.json"), shape, recipe.target.tap_ids, recipe.engine.max_model_len)
+    assert load_file(directory / "model.safetensors")["d2t"].shape == (recipe.head.draft_vocab_size,)
+    with pytest.raises(ValueError, match=r"head.coverage needs the target's responses"):
+        write_untrained(tiny_recipe(tmp_path / "other", "head.coverage=0.9", "head.draft_vocab_size=0"))
