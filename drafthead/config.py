@@ -13,18 +13,17 @@ from typing import Annotated, Literal, Self
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from yaml import YAMLError
+
+from drafthead.eval_config import EvalConfig
+from drafthead.section import Section
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class TargetConfig(_Section):
+class TargetConfig(Section):
     """The frozen model that verifies, and where its hidden states are tapped."""
 
     path: str  # a directory (relative to the checkout or absolute) or a hub id
@@ -44,7 +43,7 @@ class TargetConfig(_Section):
         return self
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """vLLM settings shared by regeneration, harvesting and evaluation."""
 
     max_model_len: int = Field(gt=0)
@@ -55,7 +54,7 @@ class EngineConfig(_Section):
     kv_cache_space_gib: int = Field(default=1, gt=0)  # CPU only
 
 
-class PromptSource(_Section):
+class PromptSource(Section):
     """One source of a mix. Exactly one of `train`, `weight` and `categories` says how much of it is trained on."""
 
     name: str  # of drafthead/generation/sources/catalogue.py, or any name together with a path
@@ -82,7 +81,7 @@ class PromptSource(_Section):
         return self
 
 
-class PromptsConfig(_Section):
+class PromptsConfig(Section):
     """Which conversations the head learns from and is judged on. Exactly one of path, preset and sources is given."""
 
     path: str | None = None  # JSONL with the columns of drafthead.data.prompts.Prompt, and a split on every line
@@ -113,7 +112,7 @@ class PromptsConfig(_Section):
         return self
 
 
-class ResponsesConfig(_Section):
+class ResponsesConfig(Section):
     """How the target answers the training prompts. Validation prompts are answered at temperature 0."""
 
     temperature: float = Field(default=1.0, ge=0)
@@ -123,7 +122,7 @@ class ResponsesConfig(_Section):
     seed: int = 0
 
 
-class StatesConfig(_Section):
+class StatesConfig(Section):
     """How hidden states are harvested."""
 
     backend: Literal["vllm", "transformers"] = "vllm"
@@ -133,7 +132,7 @@ class StatesConfig(_Section):
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
 
 
-class HeadConfig(_Section):
+class HeadConfig(Section):
     """The draft model's shape. Hidden size, vocabulary and RoPE are the target's."""
 
     # How many target tokens the head can propose: a number, or as many as make up a share of the generated tokens.
@@ -172,7 +171,7 @@ class HeadConfig(_Section):
         return self if self.coverage is None else self.model_copy(update={"draft_vocab_size": draft_vocab_size})
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """One training run."""
 
     num_ttt_steps: int = Field(default=4, gt=0)
@@ -215,7 +214,7 @@ class TrainConfig(_Section):
         return self
 
 
-class ExportConfig(_Section):
+class ExportConfig(Section):
     """What is written for the serving engine."""
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -226,21 +225,7 @@ class ExportConfig(_Section):
     license: str | None = None  # for the model card; a Hugging Face licence id
 
 
-class EvalConfig(_Section):
-    """What the head is measured against, and how."""
-
-    num_draft_tokens: int = Field(default=3, gt=0)
-    methods: tuple[Literal["eagle3", "ngram"], ...] = ("eagle3", "ngram")
-    reasoning_effort: Literal["low", "medium", "high"] = "medium"
-    max_tokens: int = Field(gt=0)
-    concurrency: tuple[int, ...] = (1, 8)
-    prompts_per_level: int = Field(default=64, gt=0)
-    repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts
-    price_per_gpu_hour: float | None = Field(default=None, gt=0)
-    seed: int = 0
-
-
-class Recipe(_Section):
+class Recipe(Section):
     """One head, from prompts to verdict."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # a folder name: cannot leave output_dir
@@ -261,7 +246,7 @@ class Recipe(_Section):
             raise ValueError(
                 f"eval.num_draft_tokens {self.eval.num_draft_tokens} exceeds train.num_ttt_steps "
                 f"{self.train.num_ttt_steps}: acceptance beyond the trained depth cannot be predicted; "
-                "raise train.num_ttt_steps"
+                "raise train.num_ttt_steps, or name a smaller K first"
             )
         longest = max(self.responses.max_tokens, self.eval.max_tokens)
         if longest >= self.engine.max_model_len:
@@ -273,15 +258,7 @@ class Recipe(_Section):
     @property
     def target_path(self) -> str:
         """The target as a path from the checkout when it is one, else the hub id as written."""
-        local = REPO_ROOT / self.target.path
-        if local.exists():
-            return str(local)
-        if self.target.path.startswith((".", "/")) or self.target.path.count("/") > 1:
-            raise FileNotFoundError(
-                f"target.path {self.target.path} does not exist (looked at {local}): "
-                "give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
-            )
-        return self.target.path
+        return local_or_hub("target.path", self.target.path)
 
     def directory(self, *parts: str) -> Path:
         """A folder below output_dir; a relative output_dir counts from the checkout."""
@@ -309,6 +286,23 @@ class Recipe(_Section):
     @property
     def results_dir(self) -> Path:
         return self.directory("results", self.name)
+
+
+def local_or_hub(key: str, path: str) -> str:
+    """A model as a path from the checkout when it is one, else the hub id as written.
+
+    Raises:
+        FileNotFoundError: it looks like a path and does not exist; the message names `key`.
+    """
+    local = REPO_ROOT / path
+    if local.exists():
+        return str(local)
+    if path.startswith((".", "/")) or path.count("/") > 1:
+        raise FileNotFoundError(
+            f"{key} {path} does not exist (looked at {local}): "
+            "give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
+        )
+    return path
 
 
 def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:

@@ -10,7 +10,7 @@ import pytest
 from drafthead.config import REPO_ROOT
 
 PACKAGE = REPO_ROOT / "drafthead"
-FOUNDATIONS = {"config", "provenance", "progress", "cli"}
+FOUNDATIONS = {"config", "section", "eval_config", "provenance", "progress", "cli"}
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
     **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),

@@ -17,14 +17,14 @@ import pandas as pd
 import torch
 
 from drafthead.config import Recipe
+from drafthead.evaluation.identity import identity
 from drafthead.evaluation.request_metrics import achieved_concurrency, request_metrics
-from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
+from drafthead.evaluation.workload import BASELINE, HEAD, NAMES, Workload, load_workload, speculative_config
 from drafthead.provenance import atomic_path, begin, finish
 from drafthead.serving.load import LoadRequest, LoadResult, preload, run_load, warm_up
 from drafthead.serving.server import Server, running_server
 
 KIND = "serving"
-HEAD = "eagle3"
 REACHED = 0.9  # of the asked concurrency: below it the level is labelled, not compared
 _WARM_UP_PROMPTS, _WARM_UP_TOKENS = 8, 32
 _COUNTERS = {

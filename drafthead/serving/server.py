@@ -33,7 +33,7 @@ from drafthead.config import Recipe
 from drafthead.progress import progress_bar
 
 HOST = "127.0.0.1"
-SERVER_MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command needs a distribution of that name
+SERVER_MODULE = "drafthead.serving.api_server"  # vLLM's own, with its CPU build repaired
 _USUAL_START_S = 30
 _STOP_S = 10
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
