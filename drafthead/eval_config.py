@@ -76,6 +76,9 @@ class LoadConfig(Section):
             raise ValueError("a load needs concurrency, request_rate or both")
         if self.request_rate is None and (self.ramp or self.burstiness != 1.0):
             raise ValueError(f"burstiness {self.burstiness} and ramp {self.ramp} shape a request_rate: give one")
+        rates = (self.ramp_start, self.request_rate or 0)
+        if self.ramp and (any(rate != int(rate) for rate in rates) or rates[0] > rates[1]):
+            raise ValueError(f"a ramp goes up in whole requests per second, not from {rates[0]:g} to {rates[1]:g}")
         return self
 
     @property
@@ -116,6 +119,7 @@ class EvalConfig(Section):
     max_tokens: int = Field(gt=0)
     concurrency: Annotated[tuple[int, ...], BeforeValidator(_as_list)] = (1, 8)
     loads: tuple[LoadConfig, ...] = ()  # beyond those of `concurrency`
+    served: Listed[str] = ("eagle3",)  # arms that get a server, at every K of theirs
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
     prompts_per_level: int = Field(default=64, gt=0)
     # A level of more places than prompts is refused, unless it may be measured and named by what was reached.

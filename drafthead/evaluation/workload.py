@@ -15,11 +15,11 @@ from transformers import AutoTokenizer
 from drafthead.config import Recipe, local_or_hub
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.eval_config import ArmConfig
+from drafthead.eval_config import ArmConfig, Method
 from drafthead.provenance import require
 
 BASELINE, BASELINE_AGAIN = "none", "none-again"
-HEAD = "eagle3"  # the recipe's own head
+HEAD: Method = "eagle3"  # the recipe's own head
 
 
 class _Names(dict[str, str]):
@@ -39,7 +39,7 @@ NAMES = _Names(
     }
 )
 _MAKE_PROMPTS = "python data_gen/prompts.py RECIPE"
-_DEFAULTS = {"ngram": {"prompt_lookup_max": 4, "prompt_lookup_min": 2}, "suffix": {}}
+_DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": {"prompt_lookup_max": 4, "prompt_lookup_min": 2}, "suffix": {}}
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,13 @@ def _check_not_trained_on(recipe: Recipe, heldout: list[Prompt]) -> None:
 
 
 def arm_of(recipe: Recipe, name: str) -> ArmConfig:
-    """The arm of that name; `eagle3` is the recipe's own head whether or not the recipe lists it.
+    """The arm of that name; those that need no `head` (the recipe's own is eagle3) exist without being listed.
 
     Raises:
         ValueError: the recipe has no such arm.
     """
-    arms = {HEAD: ArmConfig(name=HEAD, method="eagle3")} | {arm.name: arm for arm in recipe.eval.methods}
+    arms: dict[str, ArmConfig] = {method: ArmConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
+    arms |= {arm.name: arm for arm in recipe.eval.methods}
     if name not in arms:
         raise ValueError(f"no arm {name} in eval.methods; there are {', '.join(arms)}")
     return arms[name]

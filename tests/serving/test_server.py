@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from drafthead.config import load_recipe
+from drafthead.eval_config import LoadConfig
 from drafthead.serving.load import LoadRequest, run_load, warm_up
 from drafthead.serving.server import ServerError, parse_metrics, running_server, server_command
 
@@ -51,7 +52,7 @@ def test_a_server_from_start_to_end(tmp_path):
         warm_up(server, PROMPTS[:2], max_tokens=8)
         server.reset_prefix_cache()
         before = server.metrics()
-        result = run_load(server, PROMPTS, tmp_path, concurrency=3, max_tokens=16, label="level")
+        result = run_load(server, PROMPTS, tmp_path, load=LoadConfig(concurrency=3), max_tokens=16, label="level")
         counted = server.metrics()["vllm:generation_tokens"] - before["vllm:generation_tokens"]
         group = os.getpgid(_listener(server.port))
 
