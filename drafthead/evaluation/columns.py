@@ -47,6 +47,7 @@ REQUEST_COLUMNS = _LEVEL | {  # results/NAME/serving*/requests-*.parquet, one ro
     "start_s": "when it was sent, from the first request of the level",
     "gaps_s": "between chunks; a chunk carries all tokens of a verification step",
     "text": "the output with its special tokens",
+    "ttfot_s": "first token of the answer proper − sent; NaN where it never came",
     "ttft_s": "first token − sent, any channel",
     "e2e_s": "last token − sent",
     "tpot_s": "(last − first) / (n − 1)",

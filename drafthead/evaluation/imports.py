@@ -73,7 +73,7 @@ def _vllm_bench(path: str | Path, raw: dict[str, Any]) -> ImportedLevel:
 
 def _row(times: RequestTimes, metrics: RequestMetrics) -> dict[str, Any]:
     counts = {"prompt_tokens": times.prompt_tokens, "output_tokens": times.output_tokens, "start_s": times.start_s}
-    return counts | asdict(metrics)
+    return counts | {"ttfot_s": np.nan} | asdict(metrics)
 
 
 def _guidellm(path: str | Path, benchmark: dict[str, Any]) -> ImportedLevel:

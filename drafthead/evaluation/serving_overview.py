@@ -13,7 +13,14 @@ from drafthead.evaluation.request_metrics import FORMULAS
 from drafthead.evaluation.tables import Cell, Table
 from drafthead.evaluation.workload import NAMES
 
-_TIMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "tpot_all_s": "TPOT, all", "e2e_s": "Latency"}
+_TIMES = {
+    "ttft_s": "TTFT",
+    "ttfot_s": "TTFOT",
+    "tpot_s": "TPOT",
+    "itl_s": "ITL",
+    "tpot_all_s": "TPOT, all",
+    "e2e_s": "Latency",
+}
 _LEVEL = ["workload", "load", "arm", "k", "tensor_parallel"]
 
 

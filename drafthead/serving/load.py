@@ -15,17 +15,19 @@ import asyncio
 import contextlib
 import importlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from drafthead.eval_config import LoadConfig
 from drafthead.progress import progress_bar
+from drafthead.serving.answer_clock import AnswerClock
 from drafthead.serving.server import HOST, Server, ServerError
 
-_CLIENT = "vllm.benchmarks.serve"
+_CLIENT, _BACKEND = "vllm.benchmarks.serve", "vllm"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class RequestTimes:
         gaps_s: between chunks; a chunk carries all tokens of one verification step.
         latency_s: from sending to the last token.
         text: the output with its special tokens.
+        ttfot_s: from sending to the first token of the answer proper; NaN where none came or nobody looked.
     """
 
     id: str
@@ -60,6 +63,7 @@ class RequestTimes:
     gaps_s: list[float]
     latency_s: float
     text: str
+    ttfot_s: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -133,9 +137,13 @@ def run_load(
         *("--save-result", "--save-detailed", "--result-dir", str(directory), "--result-filename", f"{label}.json"),
     ]
     with (directory / f"{label}.log").open("w") as log, progress_bar(len(requests), title, "request") as bar:
-        _run_client(flags, server.api_key, log, bar)
+        answered = _run_client(flags, server.api_key, log, bar)
     raw = json.loads((directory / f"{label}.json").read_text())
-    return LoadResult(raw["duration"], request_times([r.id for r in requests], raw), ["vllm", "bench", "serve", *flags])
+    times = [
+        replace(t, ttfot_s=answered.get(tuple(r.prompt_ids), math.nan))
+        for t, r in zip(request_times([r.id for r in requests], raw), requests, strict=True)
+    ]
+    return LoadResult(raw["duration"], times, ["vllm", "bench", "serve", *flags])
 
 
 # Special tokens stay in the text, so that Harmony's channels can be told apart in it.
@@ -161,33 +169,39 @@ def load_flags(load: LoadConfig) -> list[str]:
 
 def _where(server: Server, prompts: Path, count: int) -> list[str]:
     return [
-        *("--backend", "vllm", "--base-url", server.base_url, "--endpoint", "/v1/completions"),
+        *("--backend", _BACKEND, "--base-url", server.base_url, "--endpoint", "/v1/completions"),
         *("--model", server.model, "--skip-tokenizer-init"),  # prompts are token ids already
         *("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(count)),
         *("--no-oversample", "--disable-shuffle", "--skip-chat-template"),
     ]
 
 
-def _run_client(flags: list[str], api_key: str, log: Any, bar: Any) -> None:
+def _run_client(flags: list[str], api_key: str, log: Any, bar: Any) -> dict[tuple[int, ...], float]:
+    """Run the client; returns when each prompt's answer began, see `AnswerClock`."""
     client: Any = importlib.import_module(_CLIENT)
     parser_class = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
     parser: argparse.ArgumentParser = parser_class(prog="vllm bench serve")
     client.add_cli_args(parser)
     environment = {"OPENAI_API_KEY": api_key or "none", "NO_PROXY": HOST, "no_proxy": HOST}
-    with _environment(environment), contextlib.redirect_stdout(log), _bar_instead_of(client, bar):
+    clock = AnswerClock(client.ASYNC_REQUEST_FUNCS[_BACKEND])
+    with _environment(environment), contextlib.redirect_stdout(log), _equipped(client, bar, clock):
         try:
             asyncio.run(client.main_async(parser.parse_args(flags)))
         except Exception as error:
             raise ServerError(f"vLLM's benchmark client failed: {error}; its log: {log.name}") from error
+    return clock.seconds
 
 
 @contextlib.contextmanager
-def _bar_instead_of(client: Any, bar: Any) -> Iterator[None]:
-    original, client.tqdm = client.tqdm, lambda *_args, **_options: bar
+def _equipped(client: Any, bar: Any, clock: AnswerClock) -> Iterator[None]:
+    """Our bar and our clock instead of the client's."""
+    functions = client.ASYNC_REQUEST_FUNCS
+    drawn, sent = client.tqdm, functions[_BACKEND]
+    client.tqdm, functions[_BACKEND] = (lambda *_args, **_options: bar), clock
     try:
         yield
     finally:
-        client.tqdm = original
+        client.tqdm, functions[_BACKEND] = drawn, sent
 
 
 @contextlib.contextmanager

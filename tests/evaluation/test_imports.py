@@ -55,7 +55,7 @@ def test_what_guidellm_calls_itl_is_our_tpot(tmp_path):
         level.stated["time_per_output_token_ms"], rel=1e-3
     )
     cells = [cell.text for cell in imported_table([[level]]).rows[0]]
-    assert cells[4:9] == ["1000.0", "500.0", "1500.0", "571.4", "4000.0"]
+    assert cells[4:10] == ["1000.0", "2000.0", "500.0", "1500.0", "571.4", "4000.0"]
     assert "inter_token_latency_ms 500" in cells[-1]
 
 

@@ -1,5 +1,6 @@
 """A real vLLM server on the tiny target: who may ask, what it counts, and that nothing is left behind."""
 
+import math
 import os
 import socket
 from pathlib import Path
@@ -66,6 +67,7 @@ def test_a_server_from_start_to_end(tmp_path, monkeypatch):
     assert sum(r.output_tokens for r in result.requests) == counted
     for request, prompt in zip(result.requests, PROMPTS, strict=True):
         assert request.prompt_tokens == len(prompt.prompt_ids)
+        assert request.ttft_s <= request.ttfot_s or math.isnan(request.ttfot_s)
         assert request.latency_s == pytest.approx(request.ttft_s + sum(request.gaps_s))
     assert server.api_key not in (tmp_path / "server.log").read_text()
     with pytest.raises(ProcessLookupError):
