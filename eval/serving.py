@@ -14,7 +14,9 @@ from drafthead.evaluation.plan import recipe_plan
 from drafthead.evaluation.presets import load_preset, preset_names, preset_plan
 from drafthead.evaluation.serving import measure_serving, read_requests, read_runs
 from drafthead.evaluation.serving_overview import imported_table, overview_table, plan_table
-from drafthead.evaluation.tables import print_table
+from drafthead.evaluation.summary import summarise_serving
+from drafthead.evaluation.tables import print_serving, print_table
+from drafthead.evaluation.workload import BASELINE, HEAD
 
 FLAGS = (
     ("--preset", {"choices": preset_names(), "help": "repeat a published experiment"}),
@@ -37,7 +39,10 @@ def main() -> None:
         return
     name = "-".join(filter(None, ("serving", args.preset, "miniature" if args.miniature else "")))
     directory = measure_serving(recipe, plan, recipe.results_dir / name)
-    print_table(overview_table(read_requests(directory), read_runs(directory)))
+    requests, runs = read_requests(directory), read_runs(directory)
+    print_table(overview_table(requests, runs))
+    if {(run.arm, run.k) for run in plan.runs} == {(BASELINE, 0), (HEAD, recipe.eval.num_draft_tokens)} and not preset:
+        print_serving(summarise_serving(requests, runs))
 
 
 if __name__ == "__main__":

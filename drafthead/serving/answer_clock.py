@@ -27,11 +27,11 @@ class AnswerClock:
         self.seconds: dict[tuple[int, ...], float] = {}
         self._send = send
 
-    async def __call__(self, request: Any, session: Any, pbar: Any = None) -> Any:
-        """Send one request, as the client does."""
+    async def __call__(self, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        """Send one request, as the client does; the names are the client's."""
         watched = _WatchedSession(session)
-        output = await self._send(request, watched, pbar)
-        self.seconds[tuple(request.prompt)] = watched.answered_after(output.start_time, output.ttft)
+        output = await self._send(request_func_input, watched, pbar)
+        self.seconds[tuple(request_func_input.prompt)] = watched.answered_after(output.start_time, output.ttft)
         return output
 
 

@@ -21,6 +21,14 @@ def _prompts(kind: str, count: int) -> list[Prompt]:
     return [Prompt(prompt_id(m), "test", "chat", m) for m in texts]
 
 
+def write_prompt_artefact(recipe: Recipe) -> None:
+    """Six held-out prompts."""
+    begin(recipe.prompts_dir, "prompts", {})
+    for split, count in (("train", 2), ("validation", 2), ("heldout", 6)):
+        write_prompts(recipe.prompts_dir / f"{split}.parquet", _prompts(split, count))
+    finish(recipe.prompts_dir, {})
+
+
 def _measure(recipe: Recipe) -> None:
     """Run the recipe script in a process of its own.
 
@@ -37,11 +45,7 @@ _SETTINGS = ("eval.methods=[ngram]", "eval.max_tokens=24", "eval.num_draft_token
 @pytest.mark.slow
 def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
     recipe = tiny_recipe(tmp_path, *_SETTINGS)
-    begin(recipe.prompts_dir, "prompts", {})
-    for split, count in (("train", 2), ("validation", 2), ("heldout", 6)):
-        write_prompts(recipe.prompts_dir / f"{split}.parquet", _prompts(split, count))
-    finish(recipe.prompts_dir, {})
-
+    write_prompt_artefact(recipe)
     directory = recipe.results_dir / "acceptance"
     _measure(recipe)
     rows = read_acceptance(directory)

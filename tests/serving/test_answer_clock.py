@@ -39,7 +39,7 @@ def _ttfot(chunks: list[bytes], pause_before: int | None = None) -> tuple[float,
         return SimpleNamespace(start_time=start, ttft=first)
 
     clock = AnswerClock(send)
-    asyncio.run(clock(SimpleNamespace(prompt=[1, 2]), Session()))
+    asyncio.run(clock(request_func_input=SimpleNamespace(prompt=[1, 2]), session=Session()))
     ((_, seconds),) = clock.seconds.items()
     return seconds, 0.5
 
