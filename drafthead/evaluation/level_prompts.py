@@ -16,14 +16,21 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> dict[Level, 
     """Level -> what it sends, for every level of the plan.
 
     Raises:
-        ValueError: a workload has no prompts, or a level has fewer prompts than places and the plan does not allow it.
+        ValueError: a workload has no prompts, or too few for levels that share none, or a level has fewer prompts than
+            places and the plan does not allow it.
     """
     levels = list(dict.fromkeys(level for run in plan.runs for level in run.levels))
     pools = {spec: _pool(recipe, workload, spec) for spec in {level.workload for level in levels}}
     found = {}
     for level in levels:
         pool = pools[level.workload] or _random_prompts(recipe, level)
-        found[level] = pool[level.first : level.first + level.prompts] or pool[: level.prompts]
+        last = level.first + level.prompts
+        if level.first and last > len(pool):
+            raise ValueError(
+                f"levels that share no prompt need {last} of {level.workload.name}, the recipe has {len(pool)}: hold "
+                "out more of that source"
+            )
+        found[level] = pool[level.first : last]
         places = level.load.concurrency or 1
         if len(found[level]) < places and not plan.allow_unreached:
             raise ValueError(

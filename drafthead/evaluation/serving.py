@@ -112,6 +112,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
             requests += [key | _request_row(result, i) for i in range(len(prompts[level]))]
     # The file of runs is written last: it marks the server as measured.
     for kind, columns, rows in (("requests", REQUEST_COLUMNS, requests), ("runs", RUN_COLUMNS, runs)):
+        assert set(rows[0]) == set(columns), f"undescribed columns: {set(rows[0]) ^ set(columns)}"
         with atomic_path(directory / f"{kind}-{name}.parquet") as temporary:
             pd.DataFrame(rows, columns=list(columns)).to_parquet(temporary, index=False)
 

@@ -83,6 +83,18 @@ def test_redhat_as_published(tmp_path):
     assert [(level.first, level.prompts) for level in levels] == [(100 * i, 100) for i in range(6)]  # six disjoint sets
 
 
+def test_disjoint_levels_need_enough_prompts(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    prompts = [EvalPrompt(str(i), "chat", [i], "sharegpt") for i in range(550)]
+    preset = load_preset("redhat")
+    sharegpt = preset.model_copy(update={"workloads": preset.workloads[:1]})
+    with pytest.raises(ValueError, match="share no prompt need 600 of sharegpt, the recipe has 550"):
+        plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload(prompts, 0))
+    more = [*prompts, *(EvalPrompt(str(i), "chat", [i], "sharegpt") for i in range(550, 600))]
+    sent = plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload(more, 0))
+    assert len({request.id for requests in sent.values() for request in requests}) == 600
+
+
 def test_the_other_presets_as_published(tmp_path):
     recipe = tiny_recipe(tmp_path)
     plans = {name: preset_plan(recipe, load_preset(name)) for name in PRESETS}
