@@ -52,10 +52,11 @@ def test_every_other_preset_in_miniature(tiny_run, preset):
 @pytest.mark.presets
 def test_a_schedule_of_draft_lengths_beside_fixed_ones(tiny_run):
     """vLLM drafts three tokens for one request and one for several, as the schedule says."""
-    schedule = "{name: dynamic, method: eagle3, extra: {num_speculative_tokens_per_batch_size: [[1,1,3],[2,64,1]]}}"
+    schedule = "{num_speculative_tokens_per_batch_size: [[1,1,3],[2,64,1]]}"
+    dynamic = f"{{name: dynamic, method: eagle3, num_draft_tokens: 3, extra: {schedule}}}"
     settings = (
-        f"eval.methods=[eagle3,{schedule}]", "eval.num_draft_tokens=[3,1]", "eval.served=[eagle3,dynamic]",
-        "eval.concurrency=[1,4]", "eval.prompts_per_level=8", "eval.max_tokens=32", "name=tiny",
+        f"eval.methods=[eagle3,{dynamic}]", "eval.num_draft_tokens=[3,1]", "eval.served=[eagle3,dynamic]",
+        "eval.concurrency=[1,4]", "eval.prompts_per_level=8", "eval.max_tokens=32",
     )  # fmt: skip
     run_ok("eval/serving.py", overrides_for(Path(tiny_run.output_dir), *settings))
     runs = read_runs(tiny_run.results_dir / "serving")
