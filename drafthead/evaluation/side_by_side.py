@@ -1,6 +1,6 @@
-"""Tables that set arms, K, temperatures and efforts beside each other, and measured figures beside published ones."""
+"""Tables that set arms, K, temperatures and efforts beside each other."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,14 +133,3 @@ def _setting(s: ConditionSummary) -> tuple[str, ...]:
 
 def _percent(shares: Iterable[float]) -> str:
     return " ".join("–" if np.isnan(share) else f"{100 * share:.1f}" for share in shares)
-
-
-def published_table(title: str, measured: Mapping[str, float], published: Mapping[str, float]) -> Table:
-    """Measured figures beside published ones of the same name; names that only one side has are shown too."""
-    rows = []
-    for name in dict.fromkeys((*published, *measured)):
-        values = [mapping.get(name) for mapping in (measured, published)]
-        ratio = "–" if None in values or not values[1] else f"{values[0] / values[1]:.2f}"  # type: ignore[operator]
-        rows.append([Cell(name), *(Cell("–" if value is None else f"{value:.4g}") for value in values), Cell(ratio)])
-    note = "Published figures are of other hardware, another head or another engine: compare shapes, not values."
-    return Table(title, ["Figure", "Measured", "Published", "Ratio"], rows, note)

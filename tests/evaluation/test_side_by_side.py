@@ -6,7 +6,6 @@ import pytest
 
 from drafthead.evaluation.side_by_side import (
     conditions_table,
-    published_table,
     summarise_conditions,
     workloads_table,
 )
@@ -52,12 +51,3 @@ def test_tables_name_the_condition(summaries):
     assert row[:5] == ["head", "2", "0", "low", "2"]
     assert row[-4:-1] == ["80.0 20.0", "80.0 50.0", "20.0 60.0 20.0"]
     assert workloads_table(summaries).columns[-1] == "chat"
-
-
-def test_published_figures_stand_beside_measured_ones():
-    table = published_table("redhat", {"output tok/s": 50.0, "own": 1.0}, {"output tok/s": 100.0, "theirs": 2.0})
-    assert [[cell.text for cell in row] for row in table.rows] == [
-        ["output tok/s", "50", "100", "0.50"],
-        ["theirs", "–", "2", "–"],
-        ["own", "1", "–", "–"],
-    ]
