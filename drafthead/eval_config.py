@@ -131,6 +131,8 @@ class EvalConfig(Section):
     @model_validator(mode="after")
     def _check_lists(self) -> Self:
         names = [arm.name for arm in self.methods] + [endpoint.name for endpoint in self.endpoints]
+        if "none" in names:
+            raise ValueError("eval.endpoints: `none` is the baseline; give the endpoint another name")
         for key, values in (
             ("num_draft_tokens", self.draft_tokens),
             ("methods", names),

@@ -29,6 +29,8 @@ def test_every_shipped_recipe_loads(path):
         ("eval.methods=[{name: none-x, method: ngram}]", "name"),
         ("eval.methods=[{name: x, method: ngram, head: y}]", "drafts without a model; leave `head` out"),
         ("eval.methods=[{name: x, method: ngram, extra: {model: y}}]", "`extra` has model"),
+        ("eval.endpoints=[{name: none, url: 'http://a:1', model: m}]", "`none` is the baseline"),
+        ("eval.loads=[{request_rate: 2.5, ramp: linear}]", "whole requests per second, not from 1 to 2.5"),
         ("eval.loads=[{burstiness: 2}]", "needs concurrency, request_rate or both"),
         ("eval.loads=[{concurrency: 2, burstiness: 2}]", "shape a request_rate"),
         ("responses.max_tokens=1024", "max_tokens 1024 leaves no room"),
