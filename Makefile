@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 # The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
 STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
 
-.PHONY: quickstart test soak check install data train export evaluate clean
+.PHONY: quickstart test soak presets check install data train export evaluate clean
 
 quickstart: data train export evaluate  ## from nothing to a measured head
 
@@ -42,16 +42,19 @@ evaluate: install
 	$(RUN) eval/head.py $(RECIPE) $(OVERRIDES)
 
 test: install  ## everything, with real vLLM and real DeepSpeed
-	$(RUN) -m pytest tests -m "not soak" $(WORKERS)
+	$(RUN) -m pytest tests -m "not soak and not presets" $(WORKERS)
 
 soak: install  ## ten random kills of a training run
 	$(RUN) -m pytest tests -m soak -s
+
+presets: install  ## every published experiment in miniature, against real servers
+	$(RUN) -m pytest tests -m presets
 
 check: install  ## before every change: style, types, fast tests
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest tests -m "not slow and not soak" -q $(WORKERS)
+	$(RUN) -m pytest tests -m "not slow and not soak and not presets" -q $(WORKERS)
 
 clean:  ## delete everything that runs wrote; the shipped data stays
 	rm -rf data runs heads results

@@ -16,9 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, ValidationError, model_validator
 from yaml import YAMLError
 
+from drafthead.eval_config import EvalConfig
 from drafthead.responses_config import ResponsesConfig
 from drafthead.section import Section
-from drafthead.traffic_config import SLOConfig, TrafficConfig
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"
@@ -217,24 +217,6 @@ class ExportConfig(Section):
     license: str | None = None  # for the model card; a Hugging Face licence id
 
 
-class EvalConfig(Section):
-    """What the head is measured against, and how."""
-
-    num_draft_tokens: int = Field(default=3, gt=0)
-    methods: tuple[Literal["eagle3", "ngram"], ...] = ("eagle3", "ngram")
-    reasoning_effort: Literal["low", "medium", "high"] = "medium"
-    max_tokens: int = Field(gt=0)
-    concurrency: tuple[int, ...] = (1, 8)
-    prompts_per_level: int = Field(default=64, gt=0)
-    repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts
-    price_per_gpu_hour: float | None = Field(default=None, gt=0)
-    # Plans only: vLLM accepts the head's drafts at this length, whatever they are (CUDA only).
-    synthetic_acceptance_length: float | None = Field(default=None, ge=1)
-    traffic: TrafficConfig = TrafficConfig()
-    slo: SLOConfig = SLOConfig()
-    seed: int = 0
-
-
 class Recipe(Section):
     """One head, from prompts to verdict."""
 
@@ -256,7 +238,7 @@ class Recipe(Section):
             raise ValueError(
                 f"eval.num_draft_tokens {self.eval.num_draft_tokens} exceeds train.num_ttt_steps "
                 f"{self.train.num_ttt_steps}: acceptance beyond the trained depth cannot be predicted; "
-                "raise train.num_ttt_steps"
+                "raise train.num_ttt_steps, or name a smaller K first"
             )
         every = [source.name for source in self.prompts.sources or () if source.turns == "all"]
         if every and self.responses.turn_by_turn:
@@ -275,15 +257,7 @@ class Recipe(Section):
     @property
     def target_path(self) -> str:
         """The target as a path from the checkout when it is one, else the hub id as written."""
-        local = REPO_ROOT / self.target.path
-        if local.exists():
-            return str(local)
-        if self.target.path.startswith((".", "/")) or self.target.path.count("/") > 1:
-            raise FileNotFoundError(
-                f"target.path {self.target.path} does not exist (looked at {local}): "
-                "give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
-            )
-        return self.target.path
+        return local_or_hub("target.path", self.target.path)
 
     def directory(self, *parts: str) -> Path:
         """A folder below output_dir; a relative output_dir counts from the checkout."""
@@ -311,6 +285,23 @@ class Recipe(Section):
     @property
     def results_dir(self) -> Path:
         return self.directory("results", self.name)
+
+
+def local_or_hub(key: str, path: str) -> str:
+    """A model as a path from the checkout when it is one, else the hub id as written.
+
+    Raises:
+        FileNotFoundError: it looks like a path and does not exist; the message names `key`.
+    """
+    local = REPO_ROOT / path
+    if local.exists():
+        return str(local)
+    if path.startswith((".", "/")) or path.count("/") > 1:
+        raise FileNotFoundError(
+            f"{key} {path} does not exist (looked at {local}): "
+            "give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
+        )
+    return path
 
 
 def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:

@@ -1,18 +1,24 @@
-"""Acceptance length, rate and losslessness of a head on held-out prompts, beside n-gram drafting.
+"""Acceptance length, rate and losslessness of a head on held-out prompts, beside other methods of drafting.
 
 python eval/acceptance.py [RECIPE] [section.key=value ...]
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.acceptance import measure_acceptance, read_acceptance
+from drafthead.evaluation.acceptance import measure_acceptance, read_acceptance, read_conditions
+from drafthead.evaluation.conditions import conditions
+from drafthead.evaluation.side_by_side import conditions_table, summarise_conditions, workloads_table
 from drafthead.evaluation.summary import summarise_acceptance
-from drafthead.evaluation.tables import print_acceptance
+from drafthead.evaluation.tables import print_acceptance, print_table
 
 
 def main() -> None:
     recipe, _ = recipe_from_command_line(__doc__)
     directory = measure_acceptance(recipe)
     print_acceptance(summarise_acceptance(read_acceptance(directory)))
+    if not all(condition.main for condition in conditions(recipe)):
+        summaries = summarise_conditions(read_conditions(directory))
+        print_table(conditions_table(summaries))
+        print_table(workloads_table(summaries))
 
 
 if __name__ == "__main__":

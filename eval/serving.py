@@ -1,19 +1,49 @@
 """Throughput and latency of a head under load, against the same server without it.
 
-python eval/serving.py [RECIPE] [section.key=value ...]
+    python eval/serving.py [RECIPE] [section.key=value ...]
+    python eval/serving.py --preset redhat [--miniature] [RECIPE] [section.key=value ...]
+    python eval/serving.py --import FILE ...
+
+A preset repeats a published experiment; --plan shows what would run and stops. --import prints the result files of
+`vllm bench serve --save-detailed` and of GuideLLM by the same formulas.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.evaluation.imports import import_results
 from drafthead.evaluation.levels import summarise_serving
-from drafthead.evaluation.serving import measure_serving
+from drafthead.evaluation.plan import recipe_plan
+from drafthead.evaluation.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.serving import measure_serving, read_requests, read_runs
+from drafthead.evaluation.serving_overview import imported_table, overview_table, plan_table
 from drafthead.evaluation.serving_rows import read_serving
 from drafthead.evaluation.serving_tables import print_serving
+from drafthead.evaluation.tables import print_table
+
+FLAGS = (
+    ("--preset", {"choices": preset_names(), "help": "repeat a published experiment"}),
+    ("--miniature", {"action": "store_true", "help": "the preset at the size of the embedded target"}),
+    ("--plan", {"action": "store_true", "help": "show servers and loads, and stop"}),
+    ("--import", {"nargs": "+", "dest": "files", "metavar": "FILE", "help": "result files of other tools"}),
+)
 
 
 def main() -> None:
-    recipe, _ = recipe_from_command_line(__doc__)
-    directory = measure_serving(recipe)
-    print_serving(summarise_serving(read_serving(directory)))
+    recipe, args = recipe_from_command_line(__doc__, *FLAGS)
+    if args.files:
+        print_table(imported_table([import_results(path) for path in args.files]))
+        return
+    preset = load_preset(args.preset) if args.preset else None
+    plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe)
+    if preset or args.plan:
+        print_table(plan_table(plan, preset))
+    if args.plan:
+        return
+    name = "-".join(filter(None, ("serving", args.preset, "miniature" if args.miniature else "")))
+    directory = measure_serving(recipe, plan, recipe.results_dir / name)
+    requests, runs = read_requests(directory), read_runs(directory)
+    print_table(overview_table(requests, runs))
+    if not preset:
+        print_serving(summarise_serving(read_serving(directory)))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,17 @@ def test_every_shipped_recipe_loads(path):
         ("target.tap_ids=[4,2]", "ascending"),
         ("target.tap_ids=[2,2]", "ascending"),
         ("eval.num_draft_tokens=9", "eval.num_draft_tokens 9 exceeds train.num_ttt_steps 4"),
+        ("eval.num_draft_tokens=[3,3]", "eval.num_draft_tokens has 3 twice"),
+        ("eval.methods=[ngram,ngram]", "eval.methods has ngram twice"),
+        ("eval.methods=[medusa]", "method medusa needs `head`.*FasterDecoding/Medusa"),
+        ("eval.methods=[eagle]", "method eagle needs `head`.*SafeAILab/EAGLE"),
+        ("eval.methods=[{name: none-x, method: ngram}]", "name"),
+        ("eval.methods=[{name: x, method: ngram, head: y}]", "drafts without a model; leave `head` out"),
+        ("eval.methods=[{name: x, method: ngram, extra: {model: y}}]", "`extra` has model"),
+        ("eval.endpoints=[{name: none, url: 'http://a:1', model: m}]", "`none` is the baseline"),
+        ("eval.loads=[{request_rate: 2.5, ramp: linear}]", "whole requests per second, not from 1 to 2.5"),
+        ("eval.loads=[{burstiness: 2}]", "needs concurrency, request_rate or both"),
+        ("eval.loads=[{concurrency: 2, burstiness: 2}]", "shape a request_rate"),
         ("responses.max_tokens=1024", "max_tokens 1024 leaves no room"),
         ("head.num_key_value_heads=3", "not a multiple of head.num_key_value_heads 3"),
         ("name=../elsewhere", "name"),
@@ -67,3 +78,12 @@ def test_yaml_cannot_construct_objects(tmp_path):
 def test_a_missing_target_is_named():
     with pytest.raises(FileNotFoundError, match="target.path no/such/target does not exist"):
         load_recipe(overrides=["target.path=no/such/target"]).target_path  # noqa: B018
+
+
+def test_single_values_and_lists_mean_the_same():
+    one, many = (load_recipe(overrides=[f"eval.{key}"]).eval for key in ("num_draft_tokens=2", "num_draft_tokens=[2]"))
+    assert one == many
+    assert load_recipe(overrides=["eval.reasoning_effort=low"]).eval.reasoning_efforts == ("low",)
+    arms = load_recipe(overrides=["eval.methods=[ngram,{name: deep, method: ngram, num_draft_tokens: [4,1]}]"]).eval
+    assert [(arm.name, arms.draft_tokens_of(arm)) for arm in arms.methods] == [("ngram", (3,)), ("deep", (4, 1))]
+    assert arms.num_draft_tokens == 3

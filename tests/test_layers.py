@@ -10,7 +10,9 @@ import pytest
 from drafthead.config import REPO_ROOT
 
 PACKAGE = REPO_ROOT / "drafthead"
-FOUNDATIONS = {"config", "section", "responses_config", "traffic_config", "provenance", "progress", "cli"}
+FOUNDATIONS = {
+    "config", "section", "eval_config", "responses_config", "traffic_config", "provenance", "progress", "cli"
+}  # fmt: skip
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
     **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),

@@ -3,6 +3,7 @@
 Tools name the same thing differently, so each formula is stated once and printed in the report:
 
     ttft     first token - sent                     any channel; a reasoning model thinks first
+    ttfot    first token of the answer - sent       the final channel; equals ttft where nobody thinks
     e2e      last token - sent
     tpot     (last - first) / (n - 1)               vLLM's TPOT, GuideLLM's ITL
     itl      gap between chunks, averaged           vLLM's ITL: one gap is one verification step
@@ -18,10 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drafthead.eval_config import LoadConfig
 from drafthead.serving.load import RequestTimes
+
+REACHED = 0.9  # of what was asked: below it the level is labelled, not compared
 
 FORMULAS = {
     "ttft_s": "first token − sent, any channel",
+    "ttfot_s": "first token of the answer proper (Harmony's final channel) − sent",
     "e2e_s": "last token − sent",
     "tpot_s": "(last − first) / (n − 1); vLLM's TPOT, GuideLLM's ITL",
     "itl_s": "mean gap between chunks; vLLM's ITL, one gap is one verification step",
@@ -50,6 +55,39 @@ def request_metrics(times: RequestTimes) -> RequestMetrics:
         itl_s=float(np.mean(times.gaps_s)) if times.gaps_s else math.nan,
         tpot_all_s=times.latency_s / n if n else math.nan,
     )
+
+
+def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], achieved: float) -> bool:
+    """Whether a level was the load it is named after.
+
+    Places are reached when they were nine tenths full on average. A rate is reached when sending all requests took
+    no more than a tenth longer than it should; with a cap as well, the level is reached when the cap was full instead.
+
+    Args:
+        load: as asked.
+        requests: the successful ones.
+        achieved: `achieved_concurrency` of them.
+    """
+    full = load.concurrency is not None and achieved >= REACHED * load.concurrency
+    if load.request_rate is None or full or len(requests) < 2:
+        return full
+    sent = [r.start_s for r in requests]
+    return (max(sent) - min(sent)) * REACHED <= sending_time(load, len(requests))
+
+
+def sending_time(load: LoadConfig, count: int) -> float:
+    """Seconds in which `count` requests should be sent: Σ 1 / rate, the rate of a ramp growing from request to request.
+
+    Of n requests, a linear ramp sends request i at start + (end − start)·i/(n − 1) per second, an exponential one at
+    start·(end/start)^(i/(n − 1)).
+    """
+    end = load.request_rate or math.inf
+    if load.ramp is None:
+        return count / end
+    done = np.arange(count) / max(count - 1, 1)
+    if load.ramp == "linear":
+        return float(np.sum(1 / (load.ramp_start + (end - load.ramp_start) * done)))
+    return float(np.sum(1 / (load.ramp_start * (end / load.ramp_start) ** done)))
 
 
 def achieved_concurrency(requests: Sequence[RequestTimes]) -> float:

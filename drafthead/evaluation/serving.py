@@ -1,14 +1,17 @@
 """Speed under load: the same prompts through a server without and with speculation, level by level.
 
-One block starts the baseline's server and then the head's, the next block in the opposite order (ABBA), so
+One block starts the baseline's server and then the others', the next block in the opposite order (ABBA), so
 that a machine that gets slower over time does not favour an arm. Within a server the prefix cache is reset
-before every level and a few real prompts warm it up. Every level sends the same prompts in both arms. With a
+before every level and a few real prompts warm it up. Every level sends the same prompts in all arms. With a
 single block the intervals hold for prompts only: what differs from one server start to the next stays unseen.
+What is measured is a plan (drafthead/evaluation/plan.py), from the recipe or from a preset.
 """
 
 import json
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,16 +20,20 @@ import pandas as pd
 import torch
 
 from drafthead.config import Recipe
-from drafthead.evaluation.request_metrics import achieved_concurrency, request_metrics
-from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
+from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
+from drafthead.evaluation.identity import identity
+from drafthead.evaluation.level_prompts import plan_prompts
+from drafthead.evaluation.plan import Level, Plan, ServerRun, recipe_plan
+from drafthead.evaluation.request_metrics import achieved_concurrency, load_reached, request_metrics
+from drafthead.evaluation.workload import BASELINE, NAMES, load_workload, speculative_config
+from drafthead.evaluation.workload import HEAD as HEAD
 from drafthead.provenance import atomic_path, begin, finish
 from drafthead.serving.capacity import server_capacity
+from drafthead.serving.endpoint import endpoint_server
 from drafthead.serving.load import LoadRequest, LoadResult, preload, run_load, warm_up
 from drafthead.serving.server import Server, running_server
 
 KIND = "serving"
-HEAD = "eagle3"
-REACHED = 0.9  # of the asked concurrency: below it the level is labelled, not compared
 _WARM_UP_PROMPTS, _WARM_UP_TOKENS = 8, 32
 _COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts",
@@ -34,56 +41,46 @@ _COUNTERS = {
     "accepted": "vllm:spec_decode_num_accepted_tokens",
 }
 
+Prompts = dict[Level, list[LoadRequest]]
 
-def measure_serving(recipe: Recipe) -> Path:
-    """Measure every server of the ABBA plan that is not on disk yet; returns the artefact's directory.
+
+def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | None = None) -> Path:
+    """Measure every server of the plan that is not on disk yet; returns the artefact's directory.
+
+    Args:
+        recipe: target, heads and prompts.
+        plan: None: the recipe's own.
+        directory: None: results/NAME/serving.
 
     Raises:
         ArtefactError: prompts or head are missing, or the directory holds another measurement.
-        ServerError: a server did not start, or died.
+        ServerError: a server did not start, or died; an endpoint does not answer.
+        ValueError: a level cannot be reached with the prompts there are.
     """
-    directory = recipe.results_dir / "serving"
+    plan = plan or recipe_plan(recipe)
+    directory = directory or recipe.results_dir / "serving"
     workload = load_workload(recipe)
-    settings = recipe.eval.model_dump(include={"concurrency", "prompts_per_level", "repeats", "seed"})
-    if begin(directory, KIND, identity(recipe, workload, (BASELINE, HEAD)) | {"load": settings}):
+    arms = list(dict.fromkeys([BASELINE, *(run.arm for run in plan.runs if not run.endpoint)]))
+    prompts = plan_prompts(recipe, plan, workload)
+    if begin(directory, KIND, identity(recipe, workload, arms) | _plan_identity(recipe, plan, prompts)):
         return directory
-    levels = level_requests(recipe, workload)
-    plan = abba_plan(recipe.eval.repeats)
     threading.Thread(target=preload, daemon=True).start()  # while the first server starts
-    for index, (block, arm) in enumerate(plan):
-        if not (directory / f"runs-{index:02d}-{arm}.parquet").exists():
-            _run_server(recipe, directory, index, block, arm, levels)
-    counts = {"prompts_per_level": {str(c): len(r) for c, r in levels.items()}, "servers": len(plan)}
+    for index, run in enumerate(plan.runs):
+        if not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
+            _run_server(recipe, directory, index, run, prompts)
+    counts = {"servers": len(plan.runs), "skipped": list(plan.skipped)}
+    counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
     finish(directory, counts | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"})
     return directory
 
 
-def abba_plan(repeats: int) -> list[tuple[int, str]]:
-    """(block, arm) of every server in order: A B, then B A, then A B …"""
-    order = (BASELINE, HEAD)
-    return [(block, arm) for block in range(repeats) for arm in (order if block % 2 == 0 else order[::-1])]
-
-
-def level_requests(recipe: Recipe, workload: Workload) -> dict[int, list[LoadRequest]]:
-    """Concurrency -> the prompts of that level, an even draw over categories in a fixed order.
-
-    At least eval.prompts_per_level and four per place in flight, as far as there are held-out prompts.
-    """
-    frame = pd.DataFrame({"category": [p.category for p in workload.prompts]})
-    shuffled = frame.sample(frac=1, random_state=recipe.eval.seed)
-    turn = shuffled.groupby("category").cumcount()  # first of each category, then second of each …
-    order = turn.sort_values(kind="stable").index
-    prompts = [LoadRequest(workload.prompts[i].id, workload.prompts[i].prompt_ids) for i in order]
-    return {c: prompts[: max(recipe.eval.prompts_per_level, 4 * c)] for c in recipe.eval.concurrency}
-
-
 def read_requests(directory: Path) -> pd.DataFrame:
-    """One row per request: arm, block, concurrency, prompt_id, error, times in seconds, token counts, text."""
+    """One row per request; see REQUEST_COLUMNS."""
     return _read(directory, "requests-*.parquet")
 
 
 def read_runs(directory: Path) -> pd.DataFrame:
-    """One row per server and level: arm, block, concurrency, achieved, reached, duration_s, counters, command."""
+    """One row per server and level; see RUN_COLUMNS."""
     return _read(directory, "runs-*.parquet")
 
 
@@ -91,39 +88,90 @@ def _read(directory: Path, pattern: str) -> pd.DataFrame:
     return pd.concat([pd.read_parquet(path) for path in sorted(directory.glob(pattern))], ignore_index=True)
 
 
-def _run_server(
-    recipe: Recipe, directory: Path, index: int, block: int, arm: str, levels: dict[int, list[LoadRequest]]
-) -> None:
-    """One server through all levels. The file of runs is written last: it marks the server as measured."""
+def _plan_identity(recipe: Recipe, plan: Plan, prompts: Prompts) -> dict[str, Any]:
+    def described(levels: Sequence[Level]) -> list[list[Any]]:
+        return [[level.name, len(prompts[level]), level.max_tokens] for level in levels]
+
+    servers = [[run.name, run.block, list(run.flags), described(run.levels)] for run in plan.runs]
+    endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
+    return {"plan": servers, "seed": recipe.eval.seed, "endpoints": endpoints}
+
+
+def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, prompts: Prompts) -> None:
+    """One server through all levels."""
+    name = f"{index:02d}-{run.name}"
     runs: list[dict[str, Any]] = []
     requests: list[dict[str, Any]] = []
-    name = f"{index:02d}-{arm}"
-    logs = directory / "logs"
-    with running_server(recipe, logs / f"{name}.server.log", speculative=speculative_config(recipe, arm)) as server:
+    with _server(recipe, run, directory / "logs" / f"{name}.server.log") as server:
         # Prompts of the end of the list: the levels start at its beginning.
-        warm_up(server, max(levels.values(), key=len)[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
-        for concurrency, prompts in levels.items():
-            server.reset_prefix_cache()
-            before = server.metrics()
-            result = run_load(
-                server,
-                prompts,
-                logs,
-                concurrency=concurrency,
-                max_tokens=recipe.eval.max_tokens,
-                label=f"{name}-c{concurrency}",
-                title=f"{NAMES[arm]}, {concurrency} at once",
-            )
-            counters = _counted(before, server.metrics(), recipe.eval.num_draft_tokens)
-            key = {"arm": arm, "block": block, "concurrency": concurrency}
-            runs.append(key | _run_row(server, concurrency, result) | counters)
-            requests += [key | _request_row(result, i) for i in range(len(prompts))]
-    for kind, rows in (("requests", requests), ("runs", runs)):
+        longest = max((prompts[level] for level in run.levels), key=len)
+        warm_up(server, longest[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
+        for level in run.levels:
+            result, counters = _run_level(server, directory / "logs", name, run, level, prompts[level])
+            key = _key(run, level)
+            runs.append(key | _run_row(server, level, result) | counters)
+            requests += [key | _request_row(result, i) for i in range(len(prompts[level]))]
+    # The file of runs is written last: it marks the server as measured.
+    for kind, columns, rows in (("requests", REQUEST_COLUMNS, requests), ("runs", RUN_COLUMNS, runs)):
+        assert set(rows[0]) == set(columns), f"undescribed columns: {set(rows[0]) ^ set(columns)}"
         with atomic_path(directory / f"{kind}-{name}.parquet") as temporary:
-            pd.DataFrame(rows).to_parquet(temporary, index=False)
+            pd.DataFrame(rows, columns=list(columns)).to_parquet(temporary, index=False)
 
 
-def _run_row(server: Server, concurrency: int, result: LoadResult) -> dict[str, Any]:
+@contextmanager
+def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> Iterator[Server]:
+    if run.endpoint:
+        yield endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.arm))
+        return
+    engine = recipe.engine.model_copy(update={"tensor_parallel_size": run.tensor_parallel})
+    sized = recipe.model_copy(update={"engine": engine})
+    speculative = speculative_config(recipe, run.arm, run.k)
+    with running_server(sized, log_path, speculative=speculative, extra_args=run.flags) as server:
+        yield server
+
+
+def _run_level(
+    server: Server, logs: Path, name: str, run: ServerRun, level: Level, prompts: list[LoadRequest]
+) -> tuple[LoadResult, dict[str, Any]]:
+    server.reset_prefix_cache()
+    before = server.metrics()
+    result = run_load(
+        server,
+        prompts,
+        logs,
+        load=level.load,
+        max_tokens=level.max_tokens,
+        label=f"{name}-{level.name}",
+        temperature=level.temperature,
+        ignore_eos=level.workload.random is not None,
+        title=f"{NAMES[run.arm]}, {level.workload.name}, {level.load.name}",
+    )
+    return result, _counted(before, server.metrics(), run.k)
+
+
+def _key(run: ServerRun, level: Level) -> dict[str, Any]:
+    return {
+        "arm": run.arm,
+        "k": run.k,
+        "block": run.block,
+        "tensor_parallel": run.tensor_parallel,
+        "workload": _label(run, level),
+        "throughput_only": level.workload.throughput_only,
+        "temperature": level.temperature,
+        "load": level.load.name,
+        "concurrency": level.load.concurrency or 0,
+        "request_rate": float(level.load.request_rate or "inf"),
+        "burstiness": level.load.burstiness,
+    }
+
+
+def _label(run: ServerRun, level: Level) -> str:
+    """The workload with what else sets it apart: levels of one label and load are compared between arms."""
+    temperature = f" T={level.temperature:g}" if level.temperature else ""
+    return level.workload.name + temperature + (f" TP{run.tensor_parallel}" if run.tensor_parallel > 1 else "")
+
+
+def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]:
     good = [r for r in result.requests if not r.error]
     achieved = achieved_concurrency(good) if good else 0.0
     output_tokens = sum(r.output_tokens for r in good)
@@ -131,7 +179,7 @@ def _run_row(server: Server, concurrency: int, result: LoadResult) -> dict[str, 
         "requests": len(result.requests),
         "failed": len(result.requests) - len(good),
         "achieved": achieved,
-        "reached": achieved >= REACHED * concurrency,
+        "reached": load_reached(level.load, good, achieved),
         "duration_s": result.duration_s,
         "output_tokens": output_tokens,
         "prompt_tokens": sum(r.prompt_tokens for r in good),

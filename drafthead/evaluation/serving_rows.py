@@ -1,4 +1,4 @@
-"""The rows of a measurement under load as the report and the decision read them.
+"""The rows of a measurement under load as the report and the decision read them; columns: `evaluation.columns`.
 
 Columns may be absent in a measurement that has one workload or one draft length; `read_serving` fills them in, so
 that everything after it can count on them.
@@ -15,36 +15,6 @@ from drafthead.provenance import IDENTITY, read_json
 
 WORKLOAD = "all"
 
-SERVING_COLUMNS = {  # results/NAME/serving/runs-*.parquet, one row per server and load
-    "arm": "name of the arm; `none` is the baseline",
-    "k": "draft tokens per round, 0 for the baseline; absent: the recipe's",
-    "block": "of the ABBA plan",
-    "workload": "which prompts; absent: all, every held-out one",
-    "load": "name of the load, such as c8 or r64-b0.2-c32; absent: c and the concurrency",
-    "concurrency": "places in flight that were asked for",
-    "tensor_parallel": "GPUs of the server; absent: the recipe's",
-    "achieved": "requests really in flight",
-    "reached": "whether that is near enough to what was asked",
-    "throughput_only": "whether the prompts are random, where acceptance means nothing; absent: no",
-    "requests": "sent",
-    "failed": "of those",
-    "duration_s": "wall time",
-    "output_tokens": "of the successful requests",
-    "prompt_tokens": "of the successful requests",
-    "drafts": "verification steps that had a draft, by the server's counters",
-    "proposed": "draft tokens proposed",
-    "accepted": "draft tokens accepted",
-    "accepted_at": "(k,) steps that accepted position i, and so all before it",
-    "kv_cache_tokens": "tokens that fit the server's KV cache; absent or 0: not known",
-    "weights_gib": "GPU memory of the weights, draft included; absent or NaN: not known",
-}
-REQUEST_COLUMNS = {  # results/NAME/serving/requests-*.parquet, one row per request, with arm to concurrency as above
-    "prompt_id": "content hash of the prompt; pairs the arms",
-    "error": "empty when it succeeded",
-    "start_s": "when it was sent, from the first request of the level",
-    "output_tokens": "as the server counted them",
-    "ttft_s, e2e_s, tpot_s, itl_s, tpot_all_s": "see evaluation/request_metrics.py",
-}
 LEVEL_KEYS = ["workload", "load", "concurrency"]
 
 

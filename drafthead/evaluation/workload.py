@@ -1,4 +1,4 @@
-"""What is measured: held-out prompts as token ids, and the methods that answer them.
+"""What is measured: held-out prompts as token ids, and the arms that answer them.
 
 Every arm reads the same token ids, rendered once by the target's own chat template, offline and through a
 server alike. What this gives up is the server's own rendering of chats; see drafthead/serving/load.py.
@@ -12,23 +12,34 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from drafthead.config import Recipe
+from drafthead.config import Recipe, local_or_hub
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.data.trained_on import read_trained_on
-from drafthead.models.target_files import fingerprint_of
-from drafthead.provenance import ArtefactError, reference, require
+from drafthead.eval_config import ArmConfig, Method
+from drafthead.provenance import require
 
 BASELINE, BASELINE_AGAIN = "none", "none-again"
-NAMES = {
-    BASELINE: "no speculation",
-    BASELINE_AGAIN: "baseline again (noise floor)",
-    "eagle3": "EAGLE-3 head",
-    "ngram": "n-gram",
-}
+HEAD: Method = "eagle3"  # the recipe's own head
+
+
+class _Names(dict[str, str]):
+    """Arms that the recipe named itself are called what it calls them."""
+
+    def __missing__(self, arm: str) -> str:
+        return arm
+
+
+NAMES = _Names(
+    {
+        BASELINE: "no speculation",
+        BASELINE_AGAIN: "baseline again (noise floor)",
+        "eagle3": "EAGLE-3 head",
+        "ngram": "n-gram",
+        "suffix": "suffix decoding",
+    }
+)
 _MAKE_PROMPTS = "python data_gen/prompts.py RECIPE"
-_MAKE_HEAD = "python export/head.py RECIPE"
-_NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+_DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": {"prompt_lookup_max": 4, "prompt_lookup_min": 2}, "suffix": {}}
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class EvalPrompt:
     id: str
     category: str
     prompt_ids: list[int]
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,8 +73,12 @@ class Workload:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_workload(recipe: Recipe) -> Workload:
+def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
     """Read and render the held-out prompts, after checking that nothing was trained on them.
+
+    Args:
+        recipe: its prompts, target and eval sections are used.
+        effort: reasoning effort told to the chat template; None: the recipe's main one.
 
     Raises:
         ArtefactError: the prompts artefact is missing or half finished.
@@ -74,11 +90,12 @@ def load_workload(recipe: Recipe) -> Workload:
     tokenizer = AutoTokenizer.from_pretrained(
         recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
     )
-    rendered, unrenderable = _render(renderer(tokenizer), heldout, recipe.eval.reasoning_effort)
+    rendered, unrenderable = _render(renderer(tokenizer), heldout, effort or recipe.eval.reasoning_effort)
     for reason, count in unrenderable.items():
         print(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
-    room = recipe.engine.max_model_len - recipe.eval.max_tokens - recipe.eval.num_draft_tokens - 1
+    longest = max(k for arm in recipe.eval.methods for k in recipe.eval.draft_tokens_of(arm))
+    room = recipe.engine.max_model_len - recipe.eval.max_tokens - longest - 1
     fitting = [p for p in rendered if len(p.prompt_ids) <= room]
     if not fitting:
         shortest = min((len(p.prompt_ids) for p in rendered), default=0)
@@ -95,7 +112,7 @@ def _render(
     rendered, left_out = [], Counter[str]()
     for prompt in prompts:
         try:
-            rendered.append(EvalPrompt(prompt.id, prompt.category, render(prompt, effort)))
+            rendered.append(EvalPrompt(prompt.id, prompt.category, render(prompt, effort), prompt.source))
         except UnrenderableError as error:
             left_out[error.reason] += 1
     return rendered, dict(left_out)
@@ -111,65 +128,44 @@ def _check_not_trained_on(recipe: Recipe, heldout: list[Prompt]) -> None:
             )
 
 
-def speculative_config(recipe: Recipe, method: str) -> dict[str, Any] | None:
-    """vLLM's speculative_config of a method, at the recipe's eval.num_draft_tokens."""
-    if method == BASELINE:
+def arm_of(recipe: Recipe, name: str) -> ArmConfig:
+    """The arm of that name; those that need no `head` (the recipe's own is eagle3) exist without being listed.
+
+    Raises:
+        ValueError: the recipe has no such arm.
+    """
+    arms: dict[str, ArmConfig] = {method: ArmConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
+    arms |= {arm.name: arm for arm in recipe.eval.methods}
+    if name not in arms:
+        raise ValueError(f"no arm {name} in eval.methods; there are {', '.join(arms)}")
+    return arms[name]
+
+
+def head_of(recipe: Recipe, arm: ArmConfig) -> str | None:
+    """The draft's directory or hub id; None for methods that draft without a model."""
+    if arm.head:
+        return local_or_hub(f"head of arm {arm.name}", arm.head)
+    return str(recipe.head_dir) if arm.method == "eagle3" else None
+
+
+def speculative_config(recipe: Recipe, arm: str, k: int | None = None) -> dict[str, Any] | None:
+    """vLLM's speculative_config of an arm by name, at K draft tokens; None for the baseline.
+
+    Args:
+        recipe: its eval section has the arms.
+        arm: name of an arm.
+        k: draft tokens; None: the arm's main K.
+    """
+    if arm == BASELINE:
         return None
-    config: dict[str, Any] = {"method": method, "num_speculative_tokens": recipe.eval.num_draft_tokens}
-    if method == "eagle3":
-        return {"method": method, "model": str(recipe.head_dir), **config, **_synthetic(recipe)}
-    return config | _NGRAM
+    config = arm_of(recipe, arm)
+    head = head_of(recipe, config)
+    drafting = {"model": head} if head else _DEFAULTS[config.method]
+    tokens = {"num_speculative_tokens": k or recipe.eval.draft_tokens_of(config)[0]}
+    assumed = _synthetic(recipe) if arm == HEAD else {}
+    return {"method": config.method, **drafting, **tokens, **assumed, **config.extra}
 
 
 def _synthetic(recipe: Recipe) -> dict[str, Any]:
     length = recipe.eval.synthetic_acceptance_length
     return {} if length is None else {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
-
-
-def identity(recipe: Recipe, workload: Workload, arms: tuple[str, ...]) -> dict[str, Any]:
-    """What a measurement is made from: head, prompts, target and the settings that change its meaning.
-
-    Raises:
-        ArtefactError: the head is missing, half finished, or was made for another target.
-        ValueError: the head was trained on prompts of the workload.
-    """
-    target = fingerprint_of(recipe.target_path, recipe.target.revision)
-    made_from: dict[str, Any] = {
-        "target": recipe.target.path,
-        "target_fingerprint": target,
-        "dtype": recipe.target.dtype,
-        "prompts": workload.digest,
-        "engine": recipe.engine.model_dump(),
-        "arms": list(arms),
-        "num_draft_tokens": recipe.eval.num_draft_tokens,
-        "max_tokens": recipe.eval.max_tokens,
-        "reasoning_effort": recipe.eval.reasoning_effort,
-    }
-    if recipe.eval.synthetic_acceptance_length is not None:
-        made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
-    if "eagle3" in arms:
-        manifest = require(recipe.head_dir, "head", _MAKE_HEAD)
-        made_for = manifest["identity"]["target"]["fingerprint"]
-        if made_for != target:
-            raise ArtefactError(
-                f"{recipe.head_dir} was made for target {made_for[:12]}, but target.path {recipe.target.path} is "
-                f"{target[:12]}; train and export a head for it"
-            )
-        _check_not_in_head(recipe, workload, manifest)
-        made_from["head"] = reference(manifest)
-    return made_from
-
-
-def _check_not_in_head(recipe: Recipe, workload: Workload, manifest: dict[str, Any]) -> None:
-    """The recipe's own splits are apart already; a head of another recipe or an earlier mix may know these prompts."""
-    trained_on = read_trained_on(recipe.head_dir, manifest)
-    if trained_on is None:
-        print(f"{recipe.head_dir} does not say which prompts it was trained on; only the recipe's splits were checked")
-        return
-    seen = trained_on & {prompt.id for prompt in workload.prompts}
-    if seen:
-        raise ValueError(
-            f"{recipe.head_dir} was trained on {len(seen)} of the {len(workload.prompts)} held-out prompts (such as "
-            f"{min(seen)}): acceptance on them means nothing; evaluate it on prompts it has not seen, or train a head "
-            "on the recipe's own training prompts"
-        )

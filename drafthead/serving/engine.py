@@ -22,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from drafthead.config import Recipe
+from drafthead.serving.cpu_build import repair_cpu_build
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -151,6 +152,8 @@ def offline_engine(
     for key, value in (("speculative_config", speculative), ("kv_transfer_config", kv_transfer)):
         if value is not None:
             arguments[key] = value
+    if on_cpu():
+        repair_cpu_build()
     with _process_state(in_process=on_cpu()):
         llm = vllm.LLM(**{**arguments, **more})
         try:

@@ -15,16 +15,19 @@ import asyncio
 import contextlib
 import importlib
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from drafthead.eval_config import LoadConfig
 from drafthead.progress import progress_bar
+from drafthead.serving.answer_clock import AnswerClock
 from drafthead.serving.server import HOST, Server, ServerError
 
-_CLIENT = "vllm.benchmarks.serve"
+_CLIENT, _BACKEND = "vllm.benchmarks.serve", "vllm"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class RequestTimes:
         gaps_s: between chunks; a chunk carries all tokens of one verification step.
         latency_s: from sending to the last token.
         text: the output with its special tokens.
+        ttfot_s: from sending to the first token of the answer proper; NaN where none came or nobody looked.
     """
 
     id: str
@@ -59,6 +63,7 @@ class RequestTimes:
     gaps_s: list[float]
     latency_s: float
     text: str
+    ttfot_s: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -94,20 +99,24 @@ def run_load(
     requests: Sequence[LoadRequest],
     directory: Path,
     *,
-    concurrency: int,
+    load: LoadConfig,
     max_tokens: int,
     label: str,
+    temperature: float = 0.0,
+    ignore_eos: bool = False,
     title: str = "load",
 ) -> LoadResult:
-    """Send every request once, at most `concurrency` at a time, greedily decoded.
+    """Send every request once.
 
     Args:
         server: where to.
         requests: in the order of sending; results come back in the same order.
         directory: for the prompt file, the client's result and its log.
-        concurrency: requests in flight.
+        load: how many at a time, or at what rate.
         max_tokens: longest output.
         label: names the files.
+        temperature: 0 decodes greedily.
+        ignore_eos: every output has max_tokens tokens.
         title: of the progress bar.
 
     Raises:
@@ -117,53 +126,82 @@ def run_load(
     prompts = directory / f"{label}.prompts.jsonl"
     with prompts.open("w") as file:
         file.writelines(json.dumps({"prompt": r.prompt_ids}) + "\n" for r in requests)
-    flags = _flags(server, prompts, len(requests), concurrency, max_tokens, directory, f"{label}.json")
+    body = {"max_tokens": max_tokens, **_PROMPT_OPTIONS} | ({"ignore_eos": True} if ignore_eos else {})
+    flags = [
+        *_where(server, prompts, len(requests)),
+        *load_flags(load),
+        *("--temperature", f"{temperature:g}"),
+        # Without a tokenizer the client asks for one token unless told otherwise here.
+        *("--extra-body", json.dumps(body)),
+        *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),  # warm_up does it with other prompts
+        *("--save-result", "--save-detailed", "--result-dir", str(directory), "--result-filename", f"{label}.json"),
+    ]
     with (directory / f"{label}.log").open("w") as log, progress_bar(len(requests), title, "request") as bar:
-        _run_client(flags, server.api_key, log, bar)
+        answered = _run_client(flags, server.api_key, log, bar)
     raw = json.loads((directory / f"{label}.json").read_text())
-    return LoadResult(raw["duration"], _rows(requests, raw), ["vllm", "bench", "serve", *flags])
+    times = [
+        replace(t, ttfot_s=answered.get(tuple(r.prompt_ids), math.nan))
+        for t, r in zip(request_times([r.id for r in requests], raw), requests, strict=True)
+    ]
+    return LoadResult(raw["duration"], times, ["vllm", "bench", "serve", *flags])
 
 
 # Special tokens stay in the text, so that Harmony's channels can be told apart in it.
 _PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
 
 
-def _flags(
-    server: Server, prompts: Path, count: int, concurrency: int, max_tokens: int, directory: Path, name: str
-) -> list[str]:
+def load_flags(load: LoadConfig) -> list[str]:
+    """The client's flags for a load."""
+    flags = ["--max-concurrency", str(load.concurrency)] if load.concurrency else []
+    if load.ramp:
+        # The client takes whole rates for a ramp, and no other rate beside it.
+        rates = [
+            "--ramp-up-start-rps",
+            str(round(load.ramp_start)),
+            "--ramp-up-end-rps",
+            str(round(load.request_rate or 0)),
+        ]
+        return [*flags, "--ramp-up-strategy", load.ramp, *rates, "--burstiness", f"{load.burstiness:g}"]
+    if load.request_rate is None:
+        return [*flags, "--request-rate", "inf"]
+    return [*flags, "--request-rate", f"{load.request_rate:g}", "--burstiness", f"{load.burstiness:g}"]
+
+
+def _where(server: Server, prompts: Path, count: int) -> list[str]:
     return [
-        *("--backend", "vllm", "--endpoint", "/v1/completions", "--host", HOST, "--port", str(server.port)),
+        *("--backend", _BACKEND, "--base-url", server.base_url, "--endpoint", "/v1/completions"),
         *("--model", server.model, "--skip-tokenizer-init"),  # prompts are token ids already
         *("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(count)),
         *("--no-oversample", "--disable-shuffle", "--skip-chat-template"),
-        *("--max-concurrency", str(concurrency), "--request-rate", "inf", "--temperature", "0"),
-        # Without a tokenizer the client asks for one token unless told otherwise here.
-        *("--extra-body", json.dumps({"max_tokens": max_tokens, **_PROMPT_OPTIONS})),
-        *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),  # warm_up does it with other prompts
-        *("--save-result", "--save-detailed", "--result-dir", str(directory), "--result-filename", name),
     ]
 
 
-def _run_client(flags: list[str], api_key: str, log: Any, bar: Any) -> None:
+def _run_client(flags: list[str], api_key: str, log: Any, bar: Any) -> dict[tuple[int, ...], float]:
+    """Run the client; returns when each prompt's answer began, see `AnswerClock`."""
     client: Any = importlib.import_module(_CLIENT)
     parser_class = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
     parser: argparse.ArgumentParser = parser_class(prog="vllm bench serve")
     client.add_cli_args(parser)
-    environment = {"OPENAI_API_KEY": api_key, "NO_PROXY": HOST, "no_proxy": HOST}
-    with _environment(environment), contextlib.redirect_stdout(log), _bar_instead_of(client, bar):
+    environment = {"OPENAI_API_KEY": api_key or "none", "NO_PROXY": HOST, "no_proxy": HOST}
+    clock = AnswerClock(client.ASYNC_REQUEST_FUNCS[_BACKEND])
+    with _environment(environment), contextlib.redirect_stdout(log), _equipped(client, bar, clock):
         try:
             asyncio.run(client.main_async(parser.parse_args(flags)))
         except Exception as error:
             raise ServerError(f"vLLM's benchmark client failed: {error}; its log: {log.name}") from error
+    return clock.seconds
 
 
 @contextlib.contextmanager
-def _bar_instead_of(client: Any, bar: Any) -> Iterator[None]:
-    original, client.tqdm = client.tqdm, lambda *_args, **_options: bar
+def _equipped(client: Any, bar: Any, clock: AnswerClock) -> Iterator[None]:
+    """Our bar and our clock instead of the client's."""
+    functions = client.ASYNC_REQUEST_FUNCS
+    drawn, sent = client.tqdm, functions[_BACKEND]
+    client.tqdm, functions[_BACKEND] = (lambda *_args, **_options: bar), clock
     try:
         yield
     finally:
-        client.tqdm = original
+        client.tqdm, functions[_BACKEND] = drawn, sent
 
 
 @contextlib.contextmanager
@@ -180,21 +218,26 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _rows(requests: Sequence[LoadRequest], raw: dict[str, Any]) -> list[RequestTimes]:
-    if len(raw["start_times"]) != len(requests):
-        raise ServerError(f"{len(requests)} requests were sent but {len(raw['start_times'])} came back")
+def request_times(ids: Sequence[str], raw: dict[str, Any]) -> list[RequestTimes]:
+    """The requests of a result that the client wrote with --save-detailed, in the order of sending.
+
+    Raises:
+        ServerError: it holds another number of requests than `ids`.
+    """
+    if len(raw["start_times"]) != len(ids):
+        raise ServerError(f"{len(ids)} requests were sent but {len(raw['start_times'])} came back")
     first = min(raw["start_times"])
     return [
         RequestTimes(
-            id=request.id,
+            id=name,
             error=raw["errors"][i],
             prompt_tokens=raw["input_lens"][i],
             output_tokens=raw["output_lens"][i],
             start_s=raw["start_times"][i] - first,
             ttft_s=raw["ttfts"][i],
             gaps_s=raw["itls"][i],
-            latency_s=raw["latencies"][i],
+            latency_s=raw["latencies"][i] if "latencies" in raw else raw["ttfts"][i] + sum(raw["itls"][i]),
             text=raw["generated_texts"][i],
         )
-        for i, request in enumerate(requests)
+        for i, name in enumerate(ids)
     ]

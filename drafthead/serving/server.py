@@ -33,7 +33,7 @@ from drafthead.config import Recipe
 from drafthead.progress import progress_bar
 
 HOST = "127.0.0.1"
-SERVER_MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command needs a distribution of that name
+SERVER_MODULE = "drafthead.serving.api_server"  # vLLM's own, with its CPU build repaired
 _USUAL_START_S = 30
 _STOP_S = 10
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -51,47 +51,55 @@ class Server:
         base_url: such as http://127.0.0.1:41237, without a path.
         model: the name requests must use.
         api_key: what /v1 routes ask for; not part of the representation, so that it reaches no log.
-        log_path: everything the server wrote.
+        log_path: everything the server wrote; None for one of somebody else's.
         command: what was started.
         start_s: seconds from the start of the process to its first healthy answer.
+        managed: whether it was started here; another's may lack the cache reset and the counters.
     """
 
     base_url: str
     model: str
     api_key: str = field(repr=False)
-    log_path: Path
+    log_path: Path | None
     command: tuple[str, ...]
     start_s: float
+    managed: bool = True
 
     @property
     def port(self) -> int:
-        """The port on the loopback address."""
+        """The port it listens on."""
         return int(self.base_url.rsplit(":", 1)[1])
 
     def client(self, timeout_s: float = 600.0) -> httpx.Client:
         """An HTTP client that carries the key and ignores proxy settings."""
-        headers = {"Authorization": f"Bearer {self.api_key}"}
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx.Client(base_url=self.base_url, headers=headers, timeout=timeout_s, trust_env=False)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes.
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False when a server of somebody else's has no such route.
 
         Raises:
             ServerError: the server refuses, as it does while requests run.
         """
         with self.client(30) as client:
             answer = client.post("/reset_prefix_cache")
+        if not self.managed and answer.is_error:
+            return False
         if answer.status_code != httpx.codes.OK:
             raise ServerError(f"reset_prefix_cache answered {answer.status_code}: {answer.text[:200]}")
+        return True
 
     def metrics(self) -> dict[str, float]:
         """The server's counters and gauges by name; labelled samples are summed.
 
-        Counts by draft position keep their position: `vllm:spec_decode_num_accepted_tokens_per_pos[0]`.
+        Counts by draft position keep their position: `vllm:spec_decode_num_accepted_tokens_per_pos[0]`. Empty when a
+        server of somebody else's has no such page.
         """
         with self.client(30) as client:
-            text = client.get("/metrics").raise_for_status().text
-        return parse_metrics(text)
+            answer = client.get("/metrics")
+        if not self.managed and answer.is_error:
+            return {}
+        return parse_metrics(answer.raise_for_status().text)
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -86,7 +86,11 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
     looping = index % 16 == 0
     return {
         "arm": arm,
+        "k": 0 if quality is None else K,
+        "temperature": 0.0,
+        "effort": "medium",
         "prompt_id": f"p{index:03d}",
+        "source": "made-up",
         "category": CATEGORIES[index % len(CATEGORIES)],
         "prompt_tokens": 100,
         "output_ids": [1, 2, 3],
@@ -96,6 +100,8 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
         "proposed": K * drafts,
         "accepted": int(accepted_at.sum()),
         "accepted_at": accepted_at.tolist(),
+        "reached_at": [drafts, *accepted_at[:-1].tolist()],
+        "histogram": (-np.diff([drafts, *accepted_at, 0])).tolist(),
         "finish_reason": "length" if looping else "stop",
         "repeated": 0.8 if looping else 0.0,
     }

@@ -8,7 +8,9 @@ import pytest
 
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.prompts import Prompt, prompt_id, write_prompts
-from drafthead.evaluation.acceptance import read_acceptance
+from drafthead.evaluation.acceptance import read_acceptance, read_conditions
+from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
+from drafthead.evaluation.side_by_side import summarise_conditions
 from drafthead.evaluation.summary import summarise_acceptance
 from drafthead.provenance import begin, finish, verify_files
 from tests.evaluation.rows import tiny_recipe
@@ -19,24 +21,31 @@ def _prompts(kind: str, count: int) -> list[Prompt]:
     return [Prompt(prompt_id(m), "test", "chat", m) for m in texts]
 
 
+def write_prompt_artefact(recipe: Recipe) -> None:
+    """Six held-out prompts."""
+    begin(recipe.prompts_dir, "prompts", {})
+    for split, count in (("train", 2), ("validation", 2), ("heldout", 6)):
+        write_prompts(recipe.prompts_dir / f"{split}.parquet", _prompts(split, count))
+    finish(recipe.prompts_dir, {})
+
+
 def _measure(recipe: Recipe) -> None:
     """Run the recipe script in a process of its own.
 
     The n-gram engine imports numba, and vLLM 0.32 cannot start a further engine in a process that holds
     llvmlite (its kernel dispatcher trips over one of llvmlite's objects).
     """
-    overrides = [f"output_dir={recipe.output_dir}", "eval.methods=[ngram]", "eval.max_tokens=24"]
+    overrides = [f"output_dir={recipe.output_dir}", *_SETTINGS]
     subprocess.run([sys.executable, str(REPO_ROOT / "eval" / "acceptance.py"), *overrides], check=True, timeout=240)
+
+
+_SETTINGS = ("eval.methods=[ngram]", "eval.max_tokens=24", "eval.num_draft_tokens=[3,1]", "eval.temperatures=[0,0.7]")
 
 
 @pytest.mark.slow
 def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
-    recipe = tiny_recipe(tmp_path, "eval.methods=[ngram]", "eval.max_tokens=24")
-    begin(recipe.prompts_dir, "prompts", {})
-    for split, count in (("train", 2), ("validation", 2), ("heldout", 6)):
-        write_prompts(recipe.prompts_dir / f"{split}.parquet", _prompts(split, count))
-    finish(recipe.prompts_dir, {})
-
+    recipe = tiny_recipe(tmp_path, *_SETTINGS)
+    write_prompt_artefact(recipe)
     directory = recipe.results_dir / "acceptance"
     _measure(recipe)
     rows = read_acceptance(directory)
@@ -50,9 +59,21 @@ def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
     assert summarise_acceptance(rows).identical["ngram"].value >= 0.5  # bf16: rounding may differ, most must agree
     assert np.isfinite(ngram["repeated"]).all()
 
+    every = read_conditions(directory)
+    assert every.groupby(["arm", "k", "temperature"]).size().to_dict() == {
+        ("none", 0, 0.0): 6, ("none", 0, 0.7): 6, ("none-again", 0, 0.0): 6,
+        **{("ngram", k, t): 6 for k in (1, 3) for t in (0.0, 0.7)},
+    }  # fmt: skip
+    assert list(every.columns) == list(ACCEPTANCE_COLUMNS)
+    assert all(sum(h) == n and len(h) == k + 1 for h, n, k in zip(every.histogram, every.drafts, every.k, strict=True))
+    assert all(sum(r) == n for r, n in zip(every.reached_at, every.proposed, strict=True) if len(r) == 1)
+    assert len(summarise_conditions(every)) == 5 * 2  # four of n-gram and the second baseline; all and chat
+
     written = (directory / "arm-none.parquet").stat().st_mtime_ns
     (directory / "manifest.json").unlink()  # as if killed before the last arm was written
-    (directory / "arm-ngram.parquet").unlink()
+    lost = directory / "also-ngram-k1-t0.7-medium.parquet"
+    lost.unlink()
     _measure(recipe)
+    assert lost.exists()
     assert (directory / "arm-none.parquet").stat().st_mtime_ns == written
     assert verify_files(directory) == []

@@ -5,9 +5,9 @@ import pytest
 from drafthead.data.prompts import Prompt, prompt_id, write_prompts
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.data.trained_on import write_trained_on
+from drafthead.evaluation.identity import identity
 from drafthead.evaluation.request_metrics import achieved_concurrency, request_metrics
-from drafthead.evaluation.serving import abba_plan, level_requests
-from drafthead.evaluation.workload import EvalPrompt, Workload, identity, load_workload, speculative_config
+from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, speculative_config
 from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import ArtefactError, begin, finish
 from drafthead.serving.load import RequestTimes
@@ -114,17 +114,3 @@ def test_achieved_concurrency():
     assert achieved_concurrency(steady) == pytest.approx(2.0)
     at_once = [_times(0.0, 0.5, [0.5], 2) for _ in range(5)]  # 200 asked, five prompts: never more than five
     assert achieved_concurrency(at_once) == 5
-
-
-def test_abba():
-    assert [arm for _, arm in abba_plan(2)] == ["none", "eagle3", "eagle3", "none"]
-    assert abba_plan(1) == [(0, "none"), (0, "eagle3")]
-
-
-def test_levels_share_prompts_and_mix_categories(tmp_path):
-    recipe = tiny_recipe(tmp_path, "eval.prompts_per_level=8", "eval.concurrency=[1,4]")
-    prompts = [EvalPrompt(f"{c}{i}", c, [i]) for c in ("chat", "code") for i in range(20)]
-    levels = level_requests(recipe, Workload(prompts, 0))
-    assert [len(requests) for requests in levels.values()] == [8, 16]
-    assert levels[4][:8] == levels[1]
-    assert sum(r.id.startswith("chat") for r in levels[1]) == 4

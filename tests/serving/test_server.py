@@ -1,5 +1,6 @@
 """A real vLLM server on the tiny target: who may ask, what it counts, and that nothing is left behind."""
 
+import math
 import os
 import socket
 from pathlib import Path
@@ -8,8 +9,12 @@ import httpx
 import pytest
 
 from drafthead.config import load_recipe
+from drafthead.eval_config import EndpointConfig, LoadConfig
+from drafthead.evaluation.imports import import_results
+from drafthead.evaluation.request_metrics import load_reached
+from drafthead.serving.endpoint import endpoint_server
 from drafthead.serving.load import LoadRequest, run_load, warm_up
-from drafthead.serving.server import ServerError, parse_metrics, running_server, server_command
+from drafthead.serving.server import Server, ServerError, parse_metrics, running_server, server_command
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 PROMPTS = [LoadRequest(f"p{i}", [5, 6, 7, 20 + i, 30, 31, 30, 31]) for i in range(6)]
@@ -40,7 +45,7 @@ def test_the_command_binds_to_loopback_and_holds_no_key():
 
 
 @pytest.mark.slow
-def test_a_server_from_start_to_end(tmp_path):
+def test_a_server_from_start_to_end(tmp_path, monkeypatch):
     with running_server(load_recipe(), tmp_path / "server.log", speculative=NGRAM) as server:
         assert server.api_key not in repr(server)
         assert server.api_key not in " ".join(server.command)
@@ -51,8 +56,10 @@ def test_a_server_from_start_to_end(tmp_path):
         warm_up(server, PROMPTS[:2], max_tokens=8)
         server.reset_prefix_cache()
         before = server.metrics()
-        result = run_load(server, PROMPTS, tmp_path, concurrency=3, max_tokens=16, label="level")
+        result = run_load(server, PROMPTS, tmp_path, load=LoadConfig(concurrency=3), max_tokens=16, label="level")
         counted = server.metrics()["vllm:generation_tokens"] - before["vllm:generation_tokens"]
+        _check_a_rate(server, tmp_path)
+        _check_as_endpoint(server, monkeypatch)
         group = os.getpgid(_listener(server.port))
 
     assert [r.id for r in result.requests] == [p.id for p in PROMPTS]
@@ -60,10 +67,44 @@ def test_a_server_from_start_to_end(tmp_path):
     assert sum(r.output_tokens for r in result.requests) == counted
     for request, prompt in zip(result.requests, PROMPTS, strict=True):
         assert request.prompt_tokens == len(prompt.prompt_ids)
+        assert request.ttft_s <= request.ttfot_s or math.isnan(request.ttfot_s)
         assert request.latency_s == pytest.approx(request.ttft_s + sum(request.gaps_s))
     assert server.api_key not in (tmp_path / "server.log").read_text()
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
+
+
+def _check_a_rate(server: Server, directory: Path) -> None:
+    """Requests at a rate are sent when they are due, and the file that was written can be imported."""
+    load = LoadConfig(request_rate=20, burstiness=0.5)
+    result = run_load(
+        server, PROMPTS, directory, load=load, max_tokens=4, label="rate", temperature=0.7, ignore_eos=True
+    )
+    assert {r.output_tokens for r in result.requests} == {4}
+    assert load_reached(load, result.requests, 0.0)
+    (imported,) = import_results(directory / "rate.json")
+    assert imported.requests["output_tokens"].sum() == 4 * len(PROMPTS)
+    assert imported.requests["ttft_s"].tolist() == [r.ttft_s for r in result.requests]
+
+
+def _check_as_endpoint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same server as if somebody else had started it."""
+    given = {"name": "theirs", "url": server.base_url + "/", "model": server.model, "api_key_env": "THEIR_KEY"}
+    with pytest.raises(ServerError, match="THEIR_KEY is not set"):
+        endpoint_server(EndpointConfig(**given))
+    monkeypatch.setenv("THEIR_KEY", server.api_key)
+    theirs = endpoint_server(EndpointConfig(**given))
+    warm_up(theirs, PROMPTS[:1], max_tokens=2)
+    assert theirs.metrics()["vllm:generation_tokens"] > 0
+    with pytest.raises(ServerError, match=f"serves {server.model}, not other"):
+        endpoint_server(EndpointConfig(**given | {"model": "other"}))
+    with pytest.raises(ServerError, match="answered 401"):
+        endpoint_server(EndpointConfig(**{k: v for k, v in given.items() if k != "api_key_env"}))
+
+
+def test_an_endpoint_that_does_not_answer_is_named():
+    with pytest.raises(ServerError, match=r"endpoint gone: http://127.0.0.1:9 does not answer"):
+        endpoint_server(EndpointConfig(name="gone", url="http://127.0.0.1:9", model="m"))
 
 
 @pytest.mark.slow

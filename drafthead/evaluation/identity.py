@@ -1,0 +1,95 @@
+"""What a measurement is made from, and the refusal of heads that do not belong to it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drafthead.config import Recipe
+from drafthead.data.trained_on import read_trained_on
+from drafthead.eval_config import HEADS, ArmConfig
+from drafthead.evaluation.workload import BASELINE, HEAD, Workload, arm_of, head_of
+from drafthead.models.target_files import fingerprint_of
+from drafthead.provenance import MANIFEST, ArtefactError, reference, require
+
+_MAKE_HEAD = "python export/head.py RECIPE"
+
+
+def identity(recipe: Recipe, workload: Workload, arms: Sequence[str]) -> dict[str, Any]:
+    """Heads, prompts, target and the settings that change a measurement's meaning.
+
+    Args:
+        recipe: what is measured.
+        workload: the prompts, rendered with the main reasoning effort.
+        arms: names, the baseline's included.
+
+    Raises:
+        ArtefactError: a head is missing, half finished, or was made for another target.
+        ValueError: a head was trained on prompts of the workload.
+    """
+    target = fingerprint_of(recipe.target_path, recipe.target.revision)
+    made_from: dict[str, Any] = {
+        "target": recipe.target.path,
+        "target_fingerprint": target,
+        "dtype": recipe.target.dtype,
+        "prompts": workload.digest,
+        "engine": recipe.engine.model_dump(),
+        "num_draft_tokens": recipe.eval.num_draft_tokens,
+        "max_tokens": recipe.eval.max_tokens,
+        "reasoning_effort": recipe.eval.reasoning_effort,
+    }
+    if recipe.eval.synthetic_acceptance_length is not None:
+        made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
+    described = [_describe(recipe, workload, target, arm_of(recipe, name)) for name in arms if name != BASELINE]
+    if head := next((arm["head"] for arm in described if arm["name"] == HEAD), None):
+        made_from["head"] = head
+    return made_from | {"arms": described}
+
+
+def _describe(recipe: Recipe, workload: Workload, target: str, arm: ArmConfig) -> dict[str, Any]:
+    return {
+        "name": arm.name,
+        "method": arm.method,
+        "head": _head_reference(recipe, workload, target, arm),
+        "num_draft_tokens": list(recipe.eval.draft_tokens_of(arm)),
+        "extra": arm.extra,
+    }
+
+
+def _head_reference(recipe: Recipe, workload: Workload, target: str, arm: ArmConfig) -> str | None:
+    """Of a head made here its manifest's reference; of another a fingerprint of its files."""
+    head = head_of(recipe, arm)
+    if head is None:
+        return None
+    if arm.head and not (Path(head) / MANIFEST).exists():
+        _check_method(arm, head)
+        return fingerprint_of(head)
+    manifest = require(Path(head), "head", _MAKE_HEAD)
+    made_for = manifest["identity"]["target"]["fingerprint"]
+    if made_for != target:
+        raise ArtefactError(
+            f"{head} was made for target {made_for[:12]}, but target.path {recipe.target.path} is "
+            f"{target[:12]}; train and export a head for it"
+        )
+    _check_not_in_head(Path(head), workload, manifest)
+    return reference(manifest)
+
+
+def _check_method(arm: ArmConfig, head: str) -> None:
+    if Path(head).is_dir() and not (Path(head) / "config.json").is_file():
+        raise FileNotFoundError(f"arm {arm.name}: {head} has no config.json; {HEADS[arm.method]}")
+    print(f"{head} (arm {arm.name}) was not made here: whether it has seen the held-out prompts cannot be checked")
+
+
+def _check_not_in_head(head: Path, workload: Workload, manifest: dict[str, Any]) -> None:
+    """The recipe's own splits are apart already; a head of another recipe or an earlier mix may know these prompts."""
+    trained_on = read_trained_on(head, manifest)
+    if trained_on is None:
+        print(f"{head} does not say which prompts it was trained on; only the recipe's splits were checked")
+        return
+    seen = trained_on & {prompt.id for prompt in workload.prompts}
+    if seen:
+        raise ValueError(
+            f"{head} was trained on {len(seen)} of the {len(workload.prompts)} held-out prompts (such as "
+            f"{min(seen)}): acceptance on them means nothing; evaluate it on prompts it has not seen, or train a head "
+            "on the recipe's own training prompts"
+        )

@@ -1,0 +1,110 @@
+"""Result files of other tools, read into the same raw times and computed by the same formulas.
+
+`vllm bench serve --save-result --save-detailed` keeps every gap between chunks. GuideLLM (0.5 and later) keeps the
+times of the first and last token and the number of chunks: enough for every mean of one request, not for the spread
+of its gaps. Both also state figures of their own, which are kept beside ours so that the two can be reconciled.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from drafthead.evaluation.request_metrics import RequestMetrics, request_metrics
+from drafthead.serving.load import RequestTimes, request_times
+
+
+@dataclass(frozen=True)
+class ImportedLevel:
+    """One load of a result file.
+
+    Attributes:
+        tool: vllm bench or guidellm.
+        name: of the level.
+        requests: one row per successful request: prompt_tokens, output_tokens, start_s and the metrics of
+            `RequestMetrics`; ttfot_s too where the tool knows it.
+        duration_s: from the first sending to the last token.
+        stated: figures as the tool itself printed them, by its own names.
+    """
+
+    tool: str
+    name: str
+    requests: pd.DataFrame
+    duration_s: float
+    stated: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens of the successful requests over the wall time."""
+        return float(self.requests["output_tokens"].sum() / self.duration_s)
+
+
+def import_results(path: str | Path) -> list[ImportedLevel]:
+    """Read a result file, whichever of the two it is.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        ValueError: it is neither, or has no single requests.
+    """
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}; GuideLLM writes JSON with --output-path FILE.json") from error
+    if isinstance(raw, dict) and "benchmarks" in raw:
+        return [_guidellm(path, benchmark) for benchmark in raw["benchmarks"]]
+    if isinstance(raw, dict) and "total_output_tokens" in raw:
+        return [_vllm_bench(path, raw)]
+    raise ValueError(f"{path} is neither of `vllm bench serve --save-result` nor of GuideLLM")
+
+
+def _vllm_bench(path: str | Path, raw: dict[str, Any]) -> ImportedLevel:
+    if "start_times" not in raw:
+        raise ValueError(f"{path} has no single requests: run `vllm bench serve` with --save-detailed")
+    times = request_times([str(i) for i in range(len(raw["start_times"]))], raw)
+    names = ("median_ttft_ms", "median_tpot_ms", "median_itl_ms")
+    stated: dict[str, float] = {name: raw[name] for name in names if name in raw}
+    load = f"r{raw['request_rate']}" if raw.get("request_rate") not in (None, "inf") else f"c{raw['max_concurrency']}"
+    rows = [_row(t, request_metrics(t)) for t in times if not t.error]
+    return ImportedLevel("vllm bench", load, pd.DataFrame(rows), float(raw["duration"]), stated)
+
+
+def _row(times: RequestTimes, metrics: RequestMetrics) -> dict[str, Any]:
+    counts = {"prompt_tokens": times.prompt_tokens, "output_tokens": times.output_tokens, "start_s": times.start_s}
+    return counts | {"ttfot_s": np.nan} | asdict(metrics)
+
+
+def _guidellm(path: str | Path, benchmark: dict[str, Any]) -> ImportedLevel:
+    requests = benchmark["requests"]["successful"]
+    if not requests:
+        raise ValueError(f"{path}: a benchmark has no successful request")
+    if "timings" not in requests[0].get("info", {}):
+        raise ValueError(f"{path} was written by a GuideLLM before 0.5, whose requests have other fields: run it again")
+    begun = min(request["info"]["timings"]["request_start"] for request in requests)
+    ended = max(request["info"]["timings"]["last_token_iteration"] for request in requests)
+    rows = pd.DataFrame([_guidellm_row(request, begun) for request in requests])
+    names = ("time_to_first_token_ms", "time_per_output_token_ms", "inter_token_latency_ms")
+    stated = {name: float(np.median([request[name] for request in requests])) for name in names if name in requests[0]}
+    strategy = benchmark.get("config", {}).get("strategy", {})
+    name = "-".join(str(strategy[key]) for key in ("type_", "streams", "rate") if strategy.get(key))
+    return ImportedLevel("guidellm", name or "benchmark", rows, ended - begun, stated)
+
+
+def _guidellm_row(request: dict[str, Any], begun: float) -> dict[str, Any]:
+    timings, n = request["info"]["timings"], request["output_tokens"]
+    sent, first, last = (timings[key] for key in ("request_start", "first_token_iteration", "last_token_iteration"))
+    answer = timings.get("first_output_token_iteration")
+    chunks = timings["token_iterations"]
+    return {
+        "prompt_tokens": request["prompt_tokens"],
+        "output_tokens": n,
+        "start_s": sent - begun,
+        "ttft_s": first - sent,
+        "ttfot_s": np.nan if answer is None else answer - sent,
+        "e2e_s": last - sent,
+        "tpot_s": (last - first) / (n - 1) if n > 1 else np.nan,
+        "itl_s": (last - first) / (chunks - 1) if chunks > 1 else np.nan,
+        "tpot_all_s": (last - sent) / n,
+    }

@@ -1,0 +1,175 @@
+"""Plans of recipes and presets, checked without a server: who is started, what is sent, what is left out and why."""
+
+import pytest
+
+from drafthead.eval_config import LoadConfig
+from drafthead.evaluation.level_prompts import plan_prompts
+from drafthead.evaluation.plan import WorkloadSpec, recipe_plan
+from drafthead.evaluation.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.request_metrics import load_reached, sending_time
+from drafthead.evaluation.workload import EvalPrompt, Workload
+from drafthead.serving.load import RequestTimes, load_flags
+from tests.evaluation.rows import tiny_recipe
+
+PRESETS = ["engines", "redhat", "redhat-k", "rtx-heads", "rtx-matrix", "ruiz", "techniques"]
+
+
+def _servers(plan):
+    return [(run.arm, run.k, run.tensor_parallel) for run in plan.runs]
+
+
+def _workload(count: int = 20) -> Workload:
+    return Workload([EvalPrompt(f"{c}{i}", c, [i], "tiny") for c in ("chat", "code") for i in range(count)], 0)
+
+
+def test_a_recipe_starts_baseline_and_head_in_abba_order(tmp_path):
+    assert _servers(recipe_plan(tiny_recipe(tmp_path))) == [("none", 0, 1), ("eagle3", 3, 1)]
+    twice = recipe_plan(tiny_recipe(tmp_path, "eval.repeats=2"))
+    assert [(run.block, run.arm) for run in twice.runs] == [(0, "none"), (0, "eagle3"), (1, "eagle3"), (1, "none")]
+
+
+def test_a_schedule_is_served_beside_every_fixed_k(tmp_path):
+    dynamic = "{name: dynamic, method: eagle3, num_draft_tokens: 3, extra: {num_speculative_tokens_per_batch_size: []}}"
+    recipe = tiny_recipe(
+        tmp_path, f"eval.methods=[eagle3,{dynamic}]", "eval.num_draft_tokens=[3,1]", "eval.served=[eagle3,dynamic]"
+    )
+    assert _servers(recipe_plan(recipe)) == [("none", 0, 1), ("eagle3", 3, 1), ("eagle3", 1, 1), ("dynamic", 3, 1)]
+
+
+def test_levels_share_prompts_and_mix_categories(tmp_path):
+    recipe = tiny_recipe(tmp_path, "eval.prompts_per_level=8", "eval.concurrency=[1,4]")
+    prompts = list(plan_prompts(recipe, recipe_plan(recipe), _workload()).values())
+    assert [len(requests) for requests in prompts] == [8, 16]
+    assert prompts[1][:8] == prompts[0]
+    assert sum(r.id.startswith("chat") for r in prompts[0]) == 4
+
+
+def test_a_level_that_cannot_be_reached_is_refused_before_anything_starts(tmp_path):
+    settings = ("eval.concurrency=[200]", "eval.prompts_per_level=8")
+    recipe = tiny_recipe(tmp_path, *settings)
+    with pytest.raises(ValueError, match="200 at once cannot be reached with 40 prompts of all"):
+        plan_prompts(recipe, recipe_plan(recipe), _workload())
+    allowed = tiny_recipe(tmp_path, *settings, "eval.allow_unreached=true")
+    assert [len(r) for r in plan_prompts(allowed, recipe_plan(allowed), _workload()).values()] == [40]
+
+
+def test_a_workload_without_prompts_names_what_there_is(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    plan = preset_plan(recipe, load_preset("redhat"))
+    with pytest.raises(ValueError, match=r"workload \S+ needs held-out prompts of source .*tiny/chat, tiny/code"):
+        plan_prompts(recipe, plan, _workload())
+
+
+def test_every_preset_is_there_and_fits_the_embedded_recipe_in_miniature(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    prompts = [EvalPrompt(f"{c}{i}", c, [i], "tiny") for c in ("chat", "code", "long", "structured") for i in range(40)]
+    assert preset_names() == PRESETS
+    for name in PRESETS:
+        plan = preset_plan(recipe, load_preset(name), miniature=True)
+        assert plan.runs[0].arm == "none"
+        assert {run.tensor_parallel for run in plan.runs} == {1}
+        sent = plan_prompts(recipe, plan, Workload(prompts, 0))
+        assert all(0 < len(requests) <= 4 for requests in sent.values())
+        assert len({(level.name, level.first) for run in plan.runs for level in run.levels}) == len(sent)
+
+
+def test_redhat_as_published(tmp_path):
+    plan = preset_plan(tiny_recipe(tmp_path), load_preset("redhat"))
+    assert _servers(plan) == [("none", 0, 1), ("eagle3", 3, 1), ("none", 0, 2), ("eagle3", 3, 2)]
+    assert plan.allow_unreached  # its highest levels have 100 prompts, and are named by what was reached
+    assert {"--kv-cache-dtype", "--no-enable-prefix-caching", "--stream-interval"} <= set(plan.runs[0].flags)
+    levels = plan.runs[0].levels[:6]
+    assert [level.load.concurrency for level in levels] == [1, 5, 25, 50, 100, 200]
+    assert [(level.first, level.prompts) for level in levels] == [(100 * i, 100) for i in range(6)]  # six disjoint sets
+
+
+def test_disjoint_levels_need_enough_prompts(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    prompts = [EvalPrompt(str(i), "chat", [i], "sharegpt") for i in range(550)]
+    preset = load_preset("redhat")
+    sharegpt = preset.model_copy(update={"workloads": preset.workloads[:1]})
+    with pytest.raises(ValueError, match="share no prompt need 600 of sharegpt, the recipe has 550"):
+        plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload(prompts, 0))
+    more = [*prompts, *(EvalPrompt(str(i), "chat", [i], "sharegpt") for i in range(550, 600))]
+    sent = plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload(more, 0))
+    assert len({request.id for requests in sent.values() for request in requests}) == 600
+
+
+def test_the_other_presets_as_published(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    plans = {name: preset_plan(recipe, load_preset(name)) for name in PRESETS}
+    assert [run.k for run in plans["redhat-k"].runs] == [0, 2, 3, 4]
+    assert [run.k for run in plans["rtx-heads"].runs] == [0, 1, 3]
+    matrix = plans["rtx-matrix"].runs[0].levels
+    assert len(matrix) == 7 * 5
+    assert {level.load.name for level in matrix} == {"c1", "c32", "r64-b0.2-c32", "r8-c32", "r2-b4-c32"}
+    assert {level.workload.name for level in matrix if level.workload.throughput_only} == {
+        "random_s", "random_m", "random_l", "random_x", "burstgpt",
+    }  # fmt: skip
+    ruiz = plans["ruiz"]
+    assert [run.k for run in ruiz.runs] == list(range(9))
+    assert all(level.load.request_rate == level.load.concurrency for level in ruiz.runs[0].levels)
+    assert {level.load.concurrency: level.prompts for level in ruiz.runs[0].levels}[256] == 2560
+    assert {level.temperature for level in plans["techniques"].runs[0].levels} == {0, 0.5, 1, 1.5}
+
+
+def test_methods_without_a_head_are_left_out_with_a_way_to_get_one(tmp_path):
+    preset = load_preset("techniques")
+    left_out = " ".join(preset_plan(tiny_recipe(tmp_path), preset).skipped)
+    for method, where in (
+        ("medusa", "FasterDecoding/Medusa"),
+        ("eagle", "SafeAILab/EAGLE"),
+        ("draft_model", "smaller"),
+    ):
+        assert f"{method}: no arm of the recipe has a head for it" in left_out
+        assert where in left_out
+    with_heads = tiny_recipe(tmp_path, "eval.methods=[eagle3,{name: mine, method: medusa, head: somewhere}]")
+    plan = preset_plan(with_heads, preset)
+    assert ("mine", 5, 1) in _servers(plan)
+    assert "medusa" not in " ".join(plan.skipped)
+
+
+def test_engines_take_endpoints(tmp_path):
+    endpoint = "eval.endpoints=[{name: sglang, url: 'http://10.0.0.1:30000', model: m}]"
+    plan = preset_plan(tiny_recipe(tmp_path, endpoint), load_preset("engines"))
+    assert [(run.arm, run.endpoint) for run in plan.runs] == [("none", False), ("eagle3", False), ("sglang", True)]
+
+
+def test_random_prompts_are_the_same_every_time_and_hold_no_control_token(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    plan = preset_plan(recipe, load_preset("rtx-heads"), miniature=True)
+    first, second = (plan_prompts(recipe, plan, _workload()) for _ in range(2))
+    assert first == second
+    level = plan.runs[0].levels[0]
+    assert level.workload == WorkloadSpec(name="random", random=(16, 16))
+    assert (level.max_tokens, {len(r.prompt_ids) for r in first[level]}) == (16, {16})
+    from transformers import AutoTokenizer
+
+    special = set(AutoTokenizer.from_pretrained(recipe.target_path).all_special_ids)
+    assert not special & {token for request in first[level] for token in request.prompt_ids}
+
+
+def test_flags_of_a_load():
+    assert load_flags(LoadConfig(concurrency=8)) == ["--max-concurrency", "8", "--request-rate", "inf"]
+    burst = load_flags(LoadConfig(request_rate=64, burstiness=0.2, concurrency=32))
+    assert burst == ["--max-concurrency", "32", "--request-rate", "64", "--burstiness", "0.2"]
+    ramp = load_flags(LoadConfig(request_rate=8, ramp="linear", ramp_start=2))
+    assert ramp[:6] == ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "2", "--ramp-up-end-rps", "8"]
+
+
+def _sent(*starts: float) -> list[RequestTimes]:
+    return [RequestTimes("p", "", 10, 2, start, 0.5, [0.5], 1.0, "") for start in starts]
+
+
+def test_what_counts_as_reached():
+    closed = LoadConfig(concurrency=8)
+    assert load_reached(closed, _sent(0, 1), 7.2)
+    assert not load_reached(closed, _sent(0, 1), 7.1)
+    rate = LoadConfig(request_rate=2)  # four requests in two seconds
+    assert load_reached(rate, _sent(0, 0.5, 1, 2.2), 1.0)
+    assert not load_reached(rate, _sent(0, 0.5, 1, 2.3), 1.0)
+    capped = LoadConfig(request_rate=2, concurrency=4)  # the cap holds requests back: full is what was asked for
+    assert load_reached(capped, _sent(0, 1, 2, 9), 3.9)
+    ramp = LoadConfig(request_rate=4, ramp="exponential", ramp_start=1)
+    assert sending_time(ramp, 3) == pytest.approx(1 + 1 / 2 + 1 / 4)
+    assert sending_time(ramp.model_copy(update={"ramp": "linear"}), 3) == pytest.approx(1 + 1 / 2.5 + 1 / 4)

@@ -1,0 +1,53 @@
+"""Conditions beside each other, from rows that can be counted by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from drafthead.evaluation.side_by_side import (
+    conditions_table,
+    summarise_conditions,
+    workloads_table,
+)
+
+
+def _row(arm: str, k: int, prompt: str, steps: list[tuple[int, int]], sha: str = "same", repeated: float = 0.0) -> dict:
+    """One prompt whose steps are (proposed, accepted)."""
+    kept, drafted = np.array([a for _, a in steps], int), np.array([p for p, _ in steps], int)
+    return {
+        "arm": arm, "k": k, "temperature": 0.0, "effort": "low", "prompt_id": prompt, "category": "chat",
+        "drafts": len(steps), "proposed": drafted.sum(), "accepted": kept.sum(), "output_sha256": sha,
+        "accepted_at": [(kept > i).sum() for i in range(k)],
+        "reached_at": [((kept >= i) & (drafted > i)).sum() for i in range(k)],
+        "histogram": [(kept == j).sum() for j in range(k + 1)], "repeated": repeated,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def summaries():
+    baseline = [_row("none", 0, p, [], repeated=r) for p, r in (("a", 0), ("b", 0), ("loops", 0.5))]
+    drafted = [
+        # Two steps propose one token only: what they did not propose is not counted against them.
+        _row("head", 2, "a", [(2, 2), (2, 0), (1, 1)]),
+        _row("head", 2, "b", [(2, 1), (1, 1)], sha="other"),
+        _row("head", 2, "loops", [(2, 2)] * 9),
+    ]
+    return summarise_conditions(pd.DataFrame([*baseline, *drafted]))
+
+
+def test_counts_are_pooled_and_looping_prompts_left_out(summaries):
+    everything = summaries[0]
+    assert (everything.category, everything.prompts) == ("all", 2)
+    assert everything.length.value == pytest.approx(1 + 5 / 5)
+    assert everything.rate == pytest.approx(5 / 8)
+    assert everything.unconditional == pytest.approx([4 / 5, 1 / 5])
+    assert everything.conditional == pytest.approx([4 / 5, 1 / 2])  # two drafts had a second token to lose
+    assert everything.histogram == pytest.approx([1 / 5, 3 / 5, 1 / 5])
+    assert everything.identical.value == pytest.approx(2 / 3)  # the looping prompt counts here
+
+
+def test_tables_name_the_condition(summaries):
+    row = [cell.text for cell in conditions_table(summaries).rows[0]]
+    assert row[:5] == ["head", "2", "0", "low", "2"]
+    assert row[-4:-1] == ["80.0 20.0", "80.0 50.0", "20.0 60.0 20.0"]
+    assert workloads_table(summaries).columns[-1] == "chat"

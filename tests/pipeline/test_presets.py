@@ -1,0 +1,66 @@
+"""Published experiments in miniature, through real servers: `redhat` always, the others in `make presets`."""
+
+from pathlib import Path
+
+import pytest
+
+from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
+from drafthead.evaluation.presets import preset_names
+from drafthead.evaluation.serving import read_requests, read_runs
+from drafthead.provenance import require, verify_files
+from tests.pipeline.conftest import overrides_for, run_ok
+
+
+def _run(recipe, preset: str, *more: str):
+    overrides = overrides_for(Path(recipe.output_dir), *more)
+    printed = run_ok("eval/serving.py", ("--preset", preset, "--miniature", *overrides))
+    directory = recipe.results_dir / f"serving-{preset}-miniature"
+    require(directory, "serving", "the preset")
+    assert verify_files(directory) == []
+    requests, runs = read_requests(directory), read_runs(directory)
+    assert list(requests.columns) == list(REQUEST_COLUMNS)
+    assert list(runs.columns) == list(RUN_COLUMNS)
+    assert not runs["failed"].any()
+    # Arms answer the same prompts at every level.
+    sent = requests.groupby(["workload", "load", "arm", "k"])["prompt_id"].agg(frozenset)
+    assert (sent.groupby(["workload", "load"]).nunique() == 1).all()
+    drafted = runs[runs["k"] > 0]
+    assert (drafted["accepted"] == drafted["accepted_at"].map(sum)).all()
+    return printed, runs
+
+
+@pytest.mark.slow
+def test_redhat_in_miniature(tiny_run):
+    printed, runs = _run(tiny_run, "redhat")
+    assert set(zip(runs["arm"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}
+    assert set(runs["workload"]) == {"sharegpt", "mlperf", "swe-bench"}
+    assert set(runs["load"]) == {"c1", "c2"}
+    assert runs["server_command"].str.contains("--stream-interval").all()
+    assert (runs.loc[runs["arm"] == "eagle3", "drafts"] > 0).all()
+    assert "Left out: tensor parallelism 2" in " ".join(printed.split())
+
+
+@pytest.mark.presets
+@pytest.mark.parametrize("preset", [name for name in preset_names() if name != "redhat"])
+def test_every_other_preset_in_miniature(tiny_run, preset):
+    printed, runs = _run(tiny_run, preset)
+    assert (runs.loc[runs["arm"] == "eagle3", "drafts"] > 0).all()
+    if preset == "techniques":
+        assert "medusa: no arm of the recipe has a head" in " ".join(printed.split())
+
+
+@pytest.mark.presets
+def test_a_schedule_of_draft_lengths_beside_fixed_ones(tiny_run):
+    """vLLM drafts three tokens for one request and one for several, as the schedule says."""
+    schedule = "{num_speculative_tokens_per_batch_size: [[1,1,3],[2,64,1]]}"
+    dynamic = f"{{name: dynamic, method: eagle3, num_draft_tokens: 3, extra: {schedule}}}"
+    settings = (
+        f"eval.methods=[eagle3,{dynamic}]", "eval.num_draft_tokens=[3,1]", "eval.served=[eagle3,dynamic]",
+        "eval.concurrency=[1,4]", "eval.prompts_per_level=8", "eval.max_tokens=32",
+    )  # fmt: skip
+    run_ok("eval/serving.py", overrides_for(Path(tiny_run.output_dir), *settings))
+    runs = read_runs(tiny_run.results_dir / "serving")
+    proposed = {(r.arm, r.k, r.concurrency): r.proposed / r.drafts for r in runs[runs["k"] > 0].itertuples()}
+    assert proposed[("eagle3", 3, 4)] == pytest.approx(3, abs=0.2)
+    assert proposed[("dynamic", 3, 1)] == pytest.approx(3, abs=0.2)
+    assert proposed[("dynamic", 3, 4)] < 1.5
