@@ -2,7 +2,8 @@
 
     python -m drafthead.serving.api_server --model MODEL ...
 
-Everything else is vLLM's own: the flags, the routes, the code.
+Everything else is vLLM's own: the flags, the routes, the code. The repair stands at the top level because vLLM starts
+its engine in a process of its own, which imports this module again as its parent's main module.
 """
 
 import runpy
@@ -11,7 +12,9 @@ from vllm.platforms import current_platform
 
 from drafthead.serving.cpu_build import repair_cpu_build
 
+if current_platform.is_cpu():
+    repair_cpu_build()
+
 if __name__ == "__main__":
-    if current_platform.is_cpu():
-        repair_cpu_build()
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    # Not alter_sys: the main module has to stay this one.
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
