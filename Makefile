@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 # The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
 STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
 
-.PHONY: quickstart test soak presets check install data train export evaluate clean
+.PHONY: quickstart test soak gpu-check presets check install data train export evaluate clean
 
 quickstart: data train export evaluate  ## from nothing to a measured head
 
@@ -49,6 +49,9 @@ soak: install  ## ten random kills of a training run
 
 presets: install  ## every published experiment in miniature, against real servers
 	$(RUN) -m pytest tests -m presets
+
+gpu-check: install  ## on a GPU: everything that the documentation calls untested, with a table of what came out
+	$(RUN) benchmarks/gpu_check.py
 
 check: install  ## before every change: style, types, fast tests
 	$(RUN) -m ruff check .

@@ -39,7 +39,9 @@ def cost_model_tables(
     for workload, prices in priced.items():
         ran = [level for level in levels if level.workload == workload and level.arm == HEAD]
         requests = _request_table(prices, ran, price, gpus)
-        for table in (_price_table(prices, ran), requests, _break_even_table(prices), _held_out_table(prices)):
+        found = [_price_table(prices, ran), requests, _break_even_table(prices)]
+        found += [_held_out_table(prices)] if prices.model.held_out else []
+        for table in found:
             tables.append(table if len(priced) == 1 else replace(table, title=f"{table.title}: {workload} prompts"))
     return tables
 

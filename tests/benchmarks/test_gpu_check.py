@@ -1,0 +1,42 @@
+"""The command for GPU machines, as far as it goes without one."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from drafthead.config import REPO_ROOT, load_recipe
+
+
+def gpu_check(*options: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "benchmarks/gpu_check.py", *options],
+        cwd=REPO_ROOT, capture_output=True, text=True, env={"PATH": "", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def commands() -> list[list[str]]:
+    listed = gpu_check("--list")
+    assert listed.returncode == 0, listed.stderr
+    return [shlex.split(line) for line in listed.stdout.splitlines() if line.startswith("    ")]
+
+
+def test_every_command_names_a_script_and_a_recipe_that_load(commands):
+    assert len(commands) >= 10
+    for words in commands:
+        scripts = [word for word in words if word.endswith(".py")]
+        assert all((REPO_ROOT / script).is_file() for script in scripts)
+        recipes = [word for word in words if word.endswith(".yaml")]
+        if recipes:
+            load_recipe(
+                REPO_ROOT / recipes[0], [word for word in words if "=" in word and not word.startswith("VLLM_")]
+            )
+
+
+def test_without_a_gpu_it_says_so_and_an_unknown_check_is_named():
+    refused = gpu_check()
+    assert refused.returncode == 1
+    assert "needs a CUDA GPU" in refused.stderr
+    assert "no check speed; there are kernels, step" in gpu_check("--only", "speed").stderr
