@@ -1,5 +1,7 @@
 """Settings of the whole suite."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import settings
@@ -12,16 +14,25 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+# Tests of the chain of stages share one run of it, which takes minutes.
+_CHAIN = {path.name for path in Path(__file__).parent.glob("pipeline/test_*.py") if "tiny_run" in path.read_text()}
+
+
 def pytest_collection_modifyitems(items):
-    # The longest first: with two workers it runs beside all the rest.
-    items.sort(key=lambda item: not _of_the_chain(item))
+    items.sort(key=lambda item: item.path.name not in _CHAIN)  # the longest first: it runs beside all the rest
     for item in items:
-        # A worker takes all tests of a group, so that nothing that they share is made twice.
-        item.add_marker(pytest.mark.xdist_group("chain" if _of_the_chain(item) else str(item.path)))
         if item.get_closest_marker("requires_gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def _of_the_chain(item) -> bool:
-    return "tiny_run" in item.fixturenames
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A worker takes all tests of a file, and those of the chain together, so that nothing shared is made twice."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "chain" if Path(file).name in _CHAIN else file
+
+    return ByFile(config, log)
