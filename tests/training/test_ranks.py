@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+import shutil
 import socket
 import subprocess
 import sys
@@ -79,8 +80,10 @@ def test_every_stage_and_rank_count_is_exported_without_a_pickle(runs, unpickled
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 2), (2, 1), (3, 2)])
-def test_a_run_resumes_on_another_number_of_ranks(runs, stage, ranks):
-    recipe, other = runs(stage, ranks), 3 - ranks
+def test_a_run_resumes_on_another_number_of_ranks(runs, run_factory, stage, ranks):
+    finished, other = runs(stage, ranks), 3 - ranks
+    recipe = run_factory(f"resumed{stage}x{ranks}")
+    shutil.copytree(finished.run_dir, recipe.run_dir)  # other tests look at the finished one
     undisturbed = losses(recipe.run_dir)
     forget_after(recipe.run_dir, 4)
     printed = run(recipe, *TWO_PER_STEP, f"train.zero_stage={stage}", ranks=other)
