@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-import shutil
 import socket
 import subprocess
 import sys
