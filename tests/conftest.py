@@ -19,7 +19,9 @@ _CHAIN = {path.name for path in Path(__file__).parent.glob("pipeline/test_*.py")
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in _CHAIN)  # the longest first: it runs beside all the rest
+    # The chain first, since it takes longest, then files that start engines: workers even out on short tests.
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path.name not in _CHAIN, item.path not in long))
     for item in items:
         if item.get_closest_marker("requires_gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
