@@ -24,7 +24,7 @@ OPTIONS = (
     ("--dry-run", {"action": "store_true", "help": "print what a harvest would cost and run nothing"}),
     (
         "--tokens-per-second",
-        {"type": float, "metavar": "RATE", "help": "measured rate of your engine, all GPUs together, for --dry-run"},
+        {"type": float, "metavar": "RATE", "help": "measured rate of one engine, for --dry-run"},
     ),
     ("--cluster", {"action": "store_true", "help": "spread the shards over a Ray cluster (RAY_ADDRESS, or local)"}),
     ("--workers", {"type": int, "metavar": "N", "help": "engines on the cluster; default: all it has room for"}),

@@ -126,7 +126,7 @@ def print_estimate(recipe: Recipe, tokens_per_second: float | None) -> None:
 
     Args:
         recipe: to be harvested.
-        tokens_per_second: measured by the user, for all GPUs together.
+        tokens_per_second: measured by the user, of one engine: several take less time and cost the same.
 
     Raises:
         ValueError: the rate is not positive.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drafthead.evaluation.cost import cost_per_million
-from drafthead.evaluation.published.figures import Acceptance, Comparison, Published, published
+from drafthead.evaluation.published.figures import Acceptance, Comparison, Figure, Published, published
 
 # Half width of the 95 % interval of a P95 over 100 requests, at its narrowest.
 _P95_NOISE_OF_100 = 0.12
@@ -48,14 +48,21 @@ def _name(comparison: Comparison, measure: str) -> str:
     return f"{comparison.workload}, {comparison.gpus} GPU(s), {measure}"
 
 
+def _as_printed(comparison: Comparison, figure: Figure) -> str:
+    assert figure.printed
+    return (
+        f"{_name(comparison, figure.measure)}: {figure.baseline.text} → {figure.head.text} printed as "
+        f"{figure.printed.text} %"
+    )
+
+
 def _wrong_sign(comparison: Comparison, _: Published) -> Iterator[Erratum]:
     for figure in comparison.figures:
         # A printed gain where the figures are worse; posts print a reduction of a time either way.
         if figure.printed and figure.lower_is_better and figure.printed.value > 0 and figure.change < 0:
             yield Erratum(
                 comparison.post,
-                f"{_name(comparison, figure.measure)}: {figure.baseline.text} → {figure.head.text} printed as "
-                f"{figure.printed.text} %",
+                _as_printed(comparison, figure),
                 f"it is a regression; positive = better makes it {figure.change:+.1%}",
             )
 
@@ -66,8 +73,7 @@ def _wrong_percent(comparison: Comparison, _: Published) -> Iterator[Erratum]:
             low, high = figure.arithmetic_percent
             yield Erratum(
                 comparison.post,
-                f"{_name(comparison, figure.measure)}: {figure.baseline.text} → {figure.head.text} printed as "
-                f"{figure.printed.text} %",
+                _as_printed(comparison, figure),
                 f"the printed figures give {low:+.2f} to {high:+.2f} %",
             )
 
