@@ -6,6 +6,7 @@ error before any work starts. Values can be overridden on the command line with 
 it is declared and documented here.
 """
 
+import datetime
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,6 +94,8 @@ class PromptsConfig(Section):
     max_heldout: int | None = Field(default=None, gt=0)
     validation: int = Field(default=48, gt=0)  # drawn from the training split; picks the checkpoint
     seed: int = 0
+    # For chat templates that write the current date, such as gpt-oss's; None: the day the prompts were made.
+    date: datetime.date | None = None
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:

@@ -46,16 +46,17 @@ class Kept:
 class KeptAnswers:
     """Splits rendered conversations into prompt and response."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop_ids: set[int]):
+    def __init__(self, render: Renderer, tokenizer: "PreTrainedTokenizerBase", stop_ids: set[int]):
         """
         Args:
+            render: of that tokenizer.
             tokenizer: with a chat template.
             stop_ids: tokens on which the target's generation ends.
 
         Raises:
             ValueError: the template gives no stable boundaries on ordinary text.
         """
-        self._render, self._read, self._stops = Renderer(tokenizer), answer_reader(tokenizer), stop_ids
+        self._render, self._read, self._stops = render, answer_reader(tokenizer), stop_ids
         for answer in _PROBES:
             for turns in (1, 2):
                 try:

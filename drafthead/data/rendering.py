@@ -4,13 +4,20 @@ Text must not turn into control tokens: most chat templates paste messages into 
 `<|end|>` in it as the end of a message, whoever wrote it. A prompt with such text is left out, with a reason that
 callers count. The alternative, encoding the text of each message by itself, would give such a prompt token ids that
 the server it is meant for does not produce.
+
+Some templates write today's date into every prompt (`strftime_now`; gpt-oss's does). Here that clock stands still, on
+the day the prompts were made: otherwise answers, checks and the arms of an evaluation would read other prompts after
+midnight.
 """
 
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
 
+from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
+from drafthead.provenance import MANIFEST, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,8 +38,13 @@ class UnrenderableError(ValueError):
 class Renderer:
     """Calls of one tokenizer's chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase"):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", day: date):
+        """
+        Args:
+            tokenizer: with a chat template.
+            day: what a template that asks for the time is told.
+        """
+        self._tokenizer, self._day = tokenizer, day
         self._control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._size = len(tokenizer)
 
@@ -70,6 +82,7 @@ class Renderer:
                 tools=list(prompt.tools) if prompt.tools else None,
                 add_generation_prompt=add_generation_prompt,
                 reasoning_effort=effort,
+                strftime_now=self._day.strftime,
                 return_dict=True,
             )
         except TemplateError as error:
@@ -77,9 +90,25 @@ class Renderer:
         return list(encoding["input_ids"])
 
 
-def renderer(tokenizer: "PreTrainedTokenizerBase") -> Renderer:
+def renderer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Renderer:
     """A function (prompt, reasoning effort) -> token ids, generation prompt included."""
-    return Renderer(tokenizer)
+    return Renderer(tokenizer, template_day(recipe))
+
+
+def template_day(recipe: Recipe) -> date:
+    """The day that chat templates are told: the recipe's, or the one on which its prompts were made (UTC).
+
+    Raises:
+        FileNotFoundError: the recipe names no day and has no prompts yet.
+    """
+    if recipe.prompts.date:
+        return recipe.prompts.date
+    return date.fromisoformat(read_json(recipe.prompts_dir / MANIFEST)["made_by"]["created"][:10])
+
+
+def reads_clock(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether the chat template's text depends on the day."""
+    return "strftime_now" in str(tokenizer.chat_template)
 
 
 def _texts(value: Any) -> list[str]:

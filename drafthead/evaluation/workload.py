@@ -90,7 +90,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
     tokenizer = AutoTokenizer.from_pretrained(
         recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
     )
-    rendered, unrenderable = _render(renderer(tokenizer), heldout, effort or recipe.eval.reasoning_effort)
+    rendered, unrenderable = _render(renderer(recipe, tokenizer), heldout, effort or recipe.eval.reasoning_effort)
     for reason, count in unrenderable.items():
         print(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.

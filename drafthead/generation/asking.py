@@ -39,7 +39,7 @@ def prepare(
     """Tokenise the questions at hand; those that cannot be answered come back with a reason."""
     requests: list[Request] = []
     left_out: list[LeftOut] = []
-    render = renderer(tokenizer)
+    render = renderer(recipe, tokenizer)
     for dialogue in dialogues:
         sampling = draw_sampling(recipe.responses, dialogue.prompt.id, dialogue.turn, greedy=split == "validation")
         try:

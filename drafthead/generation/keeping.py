@@ -13,7 +13,7 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.data.kept import Kept, KeptAnswers
 from drafthead.data.prompts import Prompt
-from drafthead.data.rendering import UnrenderableError
+from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.responses import LeftOut, Response
 from drafthead.generation.asking import NO_ROOM, room_after
 from drafthead.generation.draw import draw_sampling
@@ -32,7 +32,8 @@ class Keeper:
     def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase"):
         """Raises ValueError when the chat template gives no stable boundaries."""
         self._recipe, self._tokenizer = recipe, tokenizer
-        self._kept = KeptAnswers(tokenizer, stop_tokens(tokenizer, recipe.target_path, recipe.target.revision))
+        stops = stop_tokens(tokenizer, recipe.target_path, recipe.target.revision)
+        self._kept = KeptAnswers(renderer(recipe, tokenizer), tokenizer, stops)
 
     def keep(self, prompts: Sequence[Prompt], bar: tqdm) -> tuple[list[Response], list[LeftOut]]:
         """The answers of training prompts, and what is missing among them."""

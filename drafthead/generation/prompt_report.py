@@ -115,7 +115,7 @@ def measure(recipe: Recipe, splits: Mapping[str, Sequence[Prompt]]) -> list[Meas
     tokenizer = AutoTokenizer.from_pretrained(
         recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
     )
-    render, measured = renderer(tokenizer), []
+    render, measured = renderer(recipe, tokenizer), []
     for split, prompts in splits.items():
         result = Measured(split, [], [], np.zeros(len(tokenizer), dtype=np.int64), Counter())
         for prompt in prompts[:SAMPLE]:

@@ -35,8 +35,12 @@ def _from_file(recipe: Recipe) -> dict[str, Any]:
             f"prompts.path {recipe.prompts.path} does not exist (looked at {path}): give a JSONL file whose lines have "
             '"messages" and "split"'
         )
-    settings = recipe.prompts.model_dump(exclude={"path", "preset", "sources"})
-    identity = {"source": path.name, "source_sha256": sha256_file(path), "settings": settings, **_answers(recipe)}
+    identity = {
+        "source": path.name,
+        "source_sha256": sha256_file(path),
+        "settings": _settings(recipe),
+        **_answers(recipe),
+    }
     if begin(recipe.prompts_dir, KIND, identity):
         return read_json(recipe.prompts_dir / MANIFEST)
     source = read_source(path)
@@ -47,7 +51,7 @@ def _from_mix(recipe: Recipe) -> dict[str, Any]:
     sources = locate_sources(recipe.prompts)
     identity = {
         "sources": [{**s.config.model_dump(exclude={"path"}), "made_from": s.identity} for s in sources],
-        "settings": recipe.prompts.model_dump(exclude={"path", "preset", "sources"}),
+        "settings": _settings(recipe),
         **_answers(recipe),
     }
     if (recipe.prompts_dir / MANIFEST).exists() and begin(recipe.prompts_dir, KIND, identity):
@@ -67,6 +71,11 @@ def _write(recipe: Recipe, splits: dict[str, list[Prompt]], report: dict[str, An
             prompts = [replace(prompt, answer=None) for prompt in prompts]
         write_prompts(recipe.prompts_dir / f"{split}.parquet", prompts)
     return finish(recipe.prompts_dir, {**{split: len(prompts) for split, prompts in splits.items()}, **report})
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """What decides which prompts there are: not where they lie, nor what a template is told when it renders them."""
+    return recipe.prompts.model_dump(exclude={"path", "preset", "sources", "date"})
 
 
 def _answers(recipe: Recipe) -> dict[str, str]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
+from drafthead.data.rendering import reads_clock, template_day
 from drafthead.data.responses import (
     KIND,
     LeftOut,
@@ -79,10 +80,11 @@ def regenerate(recipe: Recipe) -> None:
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE")
     _check_answers(recipe, prompts)
     tokenizer = load_tokenizer(recipe)
+    day = {"template_day": str(template_day(recipe))} if reads_clock(tokenizer) else {}
     unfinished = [
         split
         for split in SPLITS
-        if not begin(recipe.responses_dir(split), KIND, _identity(recipe, spec, prompts, split))
+        if not begin(recipe.responses_dir(split), KIND, _identity(recipe, spec, prompts, split) | day)
     ]
     missing = [part for split in unfinished for part in list_parts(recipe, split) if not part.path.exists()]
     if to_keep := [part for part in missing if not is_answered(recipe, part.split)]:

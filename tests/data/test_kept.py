@@ -1,6 +1,7 @@
 """Answers of the data as tokens: the boundary is where the prompt ends, and templates without one are refused."""
 
 import copy
+from datetime import date
 
 import pytest
 from openai_harmony import Conversation, HarmonyEncodingName, Message, RenderConversationConfig, Role, load_harmony_encoding
@@ -9,7 +10,7 @@ from transformers import AutoTokenizer
 from drafthead.config import load_recipe
 from drafthead.data.kept import ALTERED, IS_CALL, NO_ANSWER, NO_STOP, UNSTABLE, KeptAnswers
 from drafthead.data.prompts import Prompt, parse_prompt, prompt_id
-from drafthead.data.rendering import UnrenderableError
+from drafthead.data.rendering import Renderer, UnrenderableError
 
 CHATML = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
@@ -23,6 +24,10 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(load_recipe().target_path)
 
 
+def kept_answers(tokenizer, stops) -> KeptAnswers:
+    return KeptAnswers(Renderer(tokenizer, date(2026, 7, 31)), tokenizer, stops)
+
+
 def with_template(tokenizer, template):
     changed = copy.deepcopy(tokenizer)
     changed.chat_template = template
@@ -34,7 +39,7 @@ def prompt(*messages, **answer) -> Prompt:
 
 
 def test_the_response_is_what_the_target_would_have_generated(tokenizer):
-    keep = KeptAnswers(tokenizer, {2, 8})
+    keep = kept_answers(tokenizer, {2, 8})
     kept = keep(prompt(USER, ASSISTANT, USER, content="Good day.", reasoning_content="Again?"), "low")
     assert tokenizer.decode(kept.prompt_ids).endswith("Hello, you.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant")
     assert "Reasoning: low" in tokenizer.decode(kept.prompt_ids)
@@ -44,7 +49,7 @@ def test_the_response_is_what_the_target_would_have_generated(tokenizer):
 
 def test_harmony_is_what_openai_harmony_writes(tokenizer):
     """The embedded template's answer, and the other implementation of the format, agree text for text."""
-    kept = KeptAnswers(tokenizer, {2, 8})(prompt(USER, content="Good day.", thinking="Hm."), "medium")
+    kept = kept_answers(tokenizer, {2, 8})(prompt(USER, content="Good day.", thinking="Hm."), "medium")
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     said = [
         Message.from_role_and_content(Role.ASSISTANT, text).with_channel(channel)
@@ -57,7 +62,7 @@ def test_harmony_is_what_openai_harmony_writes(tokenizer):
 
 def test_what_follows_the_stop_token_is_not_generated(tokenizer):
     chatml = with_template(tokenizer, CHATML)
-    kept = KeptAnswers(chatml, {6})(prompt(USER, content="Good day."), "low")
+    kept = kept_answers(chatml, {6})(prompt(USER, content="Good day."), "low")
     assert chatml.decode(kept.prompt_ids) == "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
     assert chatml.decode(kept.response_ids) == "Good day.<|end|>"  # the template adds a line break
 
@@ -66,7 +71,7 @@ def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
     """As Qwen 3 does: an empty thought before the last answer, none before earlier ones."""
     thought = "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
     qwen = with_template(tokenizer, CHATML.replace("{{ m.content }}", thought))
-    kept = KeptAnswers(qwen, {6})(prompt(USER, ASSISTANT, USER, content="Good day."), "low")
+    kept = kept_answers(qwen, {6})(prompt(USER, ASSISTANT, USER, content="Good day."), "low")
     assert "think" not in qwen.decode(kept.prompt_ids)
     assert qwen.decode(kept.response_ids) == "<think>\n\n</think>\n\nGood day.<|end|>"
     assert kept.said.content.strip() == "Good day."
@@ -83,11 +88,11 @@ def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
 )
 def test_a_template_without_stable_boundaries_is_refused(tokenizer, template, stops, reason):
     with pytest.raises(ValueError, match=rf"needs a chat template.*tried with the answer .*{reason}"):
-        KeptAnswers(with_template(tokenizer, template), stops)
+        kept_answers(with_template(tokenizer, template), stops)
 
 
 def test_an_answer_that_cannot_be_kept_has_a_reason(tokenizer):
-    chatml = KeptAnswers(with_template(tokenizer, CHATML), {6})
+    chatml = kept_answers(with_template(tokenizer, CHATML), {6})
     bare = Prompt(prompt_id([USER]), "local", "chat", (USER,))
     call = Prompt(bare.id, "local", "chat", (USER,), answer={**ASSISTANT, "tool_calls": [{}]})
     ids = Prompt("x", "mlperf", "long", (), prompt_ids=(5, 6))
@@ -98,7 +103,7 @@ def test_an_answer_that_cannot_be_kept_has_a_reason(tokenizer):
 
 
 def test_an_answer_that_reads_as_something_else_is_left_out(tokenizer):
-    chatml = KeptAnswers(with_template(tokenizer, CHATML), {6})
+    chatml = kept_answers(with_template(tokenizer, CHATML), {6})
     with pytest.raises(UnrenderableError) as caught:
         chatml(prompt(USER, content="A thought ends at </think> there."), "low")
     assert caught.value.reason == ALTERED

@@ -1,16 +1,21 @@
 """Rendering: text never becomes a control token, ids that are given stay as they are."""
 
+from datetime import UTC, date, datetime
+
 import pytest
 from transformers import AutoTokenizer
 
 from drafthead.config import load_recipe
 from drafthead.data import rendering
 from drafthead.data.prompts import Prompt, prompt_id
+from drafthead.generation.prompts import make_prompts
+
+DAY = date(2026, 7, 31)
 
 
 @pytest.fixture(scope="module")
 def render():
-    return rendering.renderer(AutoTokenizer.from_pretrained(load_recipe().target_path))
+    return rendering.Renderer(AutoTokenizer.from_pretrained(load_recipe().target_path), DAY)
 
 
 def ask(*contents: str, role: str = "user", **more) -> Prompt:
@@ -49,3 +54,20 @@ def test_given_ids_are_read_as_they_are(render):
 def test_a_conversation_that_the_template_refuses_has_a_reason(render):
     with pytest.raises(rendering.UnrenderableError, match=r"refuses the conversation: role must be"):
         render(ask("{}", role="tool"), "low")
+
+
+def test_a_template_that_asks_for_the_time_is_told_the_day_of_the_prompts(render, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(load_recipe().target_path)
+    assert not rendering.reads_clock(tokenizer)
+    tokenizer.chat_template = "Current date: {{ strftime_now('%Y-%m-%d') }}. {{ messages[0].content }}"
+    assert rendering.reads_clock(tokenizer)
+    options = (f"output_dir={tmp_path}", "prompts.max_train=2", "prompts.validation=1")
+    recipe = load_recipe(overrides=options)
+    with pytest.raises(FileNotFoundError):
+        rendering.template_day(recipe)
+    make_prompts(recipe)
+    assert rendering.template_day(recipe) == datetime.now(UTC).date()
+    pinned = load_recipe(overrides=[*options, "prompts.date=2025-08-05"])
+    make_prompts(pinned)  # another day makes no other prompts
+    written = tokenizer.decode(rendering.renderer(pinned, tokenizer)(ask("Hello"), "low"))
+    assert written == "Current date: 2025-08-05. Hello"
