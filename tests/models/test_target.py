@@ -1,11 +1,13 @@
 """The frozen pieces of a target: found by name, checked, and equal to what the whole model computes."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from drafthead.config import load_recipe
@@ -89,6 +91,33 @@ def test_pieces_from_shards_and_tied_embeddings(target: Path):
     edit_config(target, tie_word_embeddings=True)
     tied = load_pieces(str(target))
     assert tied.lm_head is tied.embed_tokens
+
+
+def test_pieces_of_an_mxfp4_checkpoint_are_read_without_its_experts(target: Path):
+    """As gpt-oss is published: experts as uint8 blocks and scales; here their shard has no more than its header."""
+    whole = load_file(target / "model.safetensors")
+    expected = load_pieces(str(target))
+    edit_config(target, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    packed = {
+        f"{name}_{part}": torch.zeros(2, 8, 16 if part == "blocks" else 1, dtype=torch.uint8)
+        for name in whole
+        if ".experts." in name and "bias" not in name
+        for part in ("blocks", "scales")
+    }
+    assert packed
+    plain = {name: tensor for name, tensor in whole.items() if ".experts." not in name}
+    save_file(plain, target / "plain.safetensors")
+    experts = target / "experts.safetensors"
+    save_file(packed, experts)
+    os.truncate(experts, experts.stat().st_size - sum(tensor.nbytes for tensor in packed.values()))
+    with pytest.raises(SafetensorError):
+        safe_open(experts, framework="pt")
+    weight_map = dict.fromkeys(plain, "plain.safetensors") | dict.fromkeys(packed, "experts.safetensors")
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (target / "model.safetensors").unlink()
+    found = load_pieces(str(target))
+    for piece in ("embed_tokens", "final_norm", "lm_head"):
+        torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
 
 
 def test_shape_that_contradicts_the_config(target: Path):
