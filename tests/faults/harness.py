@@ -150,9 +150,7 @@ def started(stage: Stage, root: Path, *overrides: str) -> Iterator[psutil.Popen]
         yield process
     finally:
         if process.poll() is None:
-            for child in [*process.children(recursive=True), process]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
+            _end(_family(process))
             process.wait()
 
 
@@ -175,8 +173,8 @@ def kill_once(
         seconds = time.monotonic() - watch.started
         victim = _strike(process, family, target, chooser)
         watch.look()
-        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
-        assert not alive, f"{stage.name}: {victim} was killed and these went on: {[_named(p) for p in alive]}"
+        went_on = _still_alive(family)
+        assert not went_on, f"{stage.name}: {victim} was killed and these went on: {went_on}"
         if victim.startswith("one child") and process.returncode == 0:
             return None  # it did without
     return Hit(phase, victim, seconds, len(watch.new))
@@ -205,6 +203,21 @@ def _family(process: psutil.Popen) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return [process, *process.children(recursive=True)]
     return [process]
+
+
+def _still_alive(family: list[psutil.Process]) -> list[str]:
+    """What has not ended by itself, which is ended then. One that nobody has reaped has ended."""
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+    alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    names = [_named(process) for process in alive]
+    _end(alive)
+    return names
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _strike(process: psutil.Popen, family: list[psutil.Process], target: Target, chooser: random.Random) -> str:
