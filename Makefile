@@ -44,7 +44,7 @@ evaluate: install
 test: install  ## everything, with real vLLM and real DeepSpeed
 	$(RUN) -m pytest tests -m "not soak and not presets" $(WORKERS)
 
-soak: install  ## ten random kills of a training run
+soak: install  ## thirty random kills, some of every stage; prints the table of docs/faults.md
 	$(RUN) -m pytest tests -m soak -s
 
 presets: install  ## every published experiment in miniature, against real servers

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
+import drafthead.processes  # noqa: F401  engines that a recipe spawns import the recipe's module, and with it this one
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
 
 

@@ -11,6 +11,7 @@ another identity refuses and names the values that differ. Hashing reads every b
 ends; the alternative, trusting size and time stamps, would miss a flipped bit.
 """
 
+import glob
 import hashlib
 import importlib.metadata
 import json
@@ -48,9 +49,16 @@ def digest(value: Any) -> str:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, synced and renamed to it when the block ends without an error."""
+def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
+    """A temporary name beside `path`, synced and renamed to it when the block ends without an error.
+
+    Args:
+        path: the name that the file gets.
+        several_writers: otherwise nobody else writes this name, and what a killed writer left aside is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not several_writers:
+        remove_leftovers(path)
     # Random: writers on several machines have the same process ids.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -63,6 +71,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(path: Path) -> None:
+    """Delete what writers of `path` that were killed left beside it."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Flush a file or directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -72,9 +86,9 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    with atomic_path(path) as temporary:
+def write_json(path: Path, value: Any, several_writers: bool = False) -> None:
+    """Write a JSON file whole or not at all; `several_writers` as for `atomic_path`."""
+    with atomic_path(path, several_writers) as temporary:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -103,7 +117,7 @@ def begin(directory: Path, kind: str, identity: dict[str, Any]) -> bool:
     # One listing: another process may claim the directory and fill it between two looks.
     names = [p.name for p in directory.iterdir() if not p.name.startswith(".")] if directory.exists() else []
     if not names:
-        write_json(path, wanted)
+        write_json(path, wanted, several_writers=True)
         return False
     if IDENTITY not in names:
         raise ArtefactError(
@@ -132,12 +146,12 @@ def finish(
     """
     known = checksums or {}
     files = {
-        str(path.relative_to(directory)): {
-            "bytes": path.stat().st_size,
-            "sha256": known.get(str(path.relative_to(directory))) or sha256_file(path),
+        name: {
+            "bytes": (directory / name).stat().st_size,
+            "sha256": known.get(name) or sha256_file(directory / name),
         }
-        for path in sorted(directory.rglob("*") if lasting else ())
-        if path.is_file() and not path.name.startswith(".") and path.name not in (IDENTITY, MANIFEST)
+        for name in (_visible_files(directory) if lasting else ())
+        if Path(name).name not in (IDENTITY, MANIFEST)
     }
     manifest = {
         "identity": read_json(directory / IDENTITY),
@@ -145,8 +159,14 @@ def finish(
         "files": files,
         "made_by": made_by(),
     }
-    write_json(directory / MANIFEST, manifest)
+    write_json(directory / MANIFEST, manifest, several_writers=True)
     return manifest
+
+
+def _visible_files(directory: Path) -> list[str]:
+    """Names of the files of an artefact; what is hidden, or below a hidden folder, is not finished or a note."""
+    names = (path.relative_to(directory) for path in sorted(directory.rglob("*")) if path.is_file())
+    return [str(name) for name in names if not any(part.startswith(".") for part in name.parts)]
 
 
 def require(directory: Path, kind: str, made_with: str) -> dict[str, Any]:

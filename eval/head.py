@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.processes import ends_with_parent
 
 # The first two print their tables; the report does not print them again.
 PARTS = (("acceptance.py",), ("serving.py",), ("report.py", "--verdict-only"))
@@ -22,7 +23,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     for script, *options in PARTS:
         command = [sys.executable, str(Path(__file__).with_name(script)), *sys.argv[1:], *options]
-        with subprocess.Popen(command) as process:
+        with subprocess.Popen(command, preexec_fn=ends_with_parent()) as process:
             try:
                 code = process.wait()
             finally:

@@ -95,3 +95,20 @@ def test_damaged_json_says_what_to_do(tmp_path):
     (tmp_path / "identity.json").write_text("{")
     with pytest.raises(ArtefactError, match="damaged"):
         provenance.begin(tmp_path, "states", {})
+
+
+def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path):
+    beside = [tmp_path / name for name in (".shard-1.0a1b2c3d.tmp", ".shard-10.0a1b2c3d.tmp", ".shard-1.sha256")]
+    for path in beside:
+        path.write_text("half")
+    with provenance.atomic_path(tmp_path / "shard-1") as temporary:
+        temporary.write_text("whole")
+    assert sorted(tmp_path.iterdir()) == sorted([*beside[1:], tmp_path / "shard-1"])
+
+
+def test_what_lies_below_a_hidden_folder_is_no_part_of_an_artefact(tmp_path):
+    provenance.begin(tmp_path, "run", {})
+    for name in ("step_1", ".step_2.tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "weights").write_text("rows")
+    assert [*provenance.finish(tmp_path, {})["files"]] == ["checkpoints/step_1/weights"]

@@ -10,6 +10,7 @@ accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes fr
 import os
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.processes import end_with_launcher
 
 OPTIONS = (
     ("--dry-run", {"action": "store_true", "help": "print what a run needs and train nothing"}),
@@ -18,6 +19,7 @@ OPTIONS = (
 
 
 def main() -> None:
+    end_with_launcher()
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
     if args.dry_run:
         from drafthead.training.footprint import print_plan

@@ -35,7 +35,7 @@ from torch import Tensor
 from drafthead.data import checksums
 from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.space import DiskFullError, check_space, out_of_space, ran_out
-from drafthead.provenance import ArtefactError, atomic_path
+from drafthead.provenance import ArtefactError, atomic_path, remove_leftovers
 
 LAYOUT = 2  # of the tensors above; 1 had last_hidden, argmax and lse for every token
 Format = Literal["bf16", "fp8"]
@@ -113,8 +113,7 @@ def write_shard(
     }
     needed = sum(tensor.nbytes for tensor in tensors.values()) + _HEADER
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".*{path.stem}.*.tmp"):  # of a writer that was killed: a shard has one at a time
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(path)  # before the room is counted
     check_space(path, needed)
     try:
         with atomic_path(path) as temporary:

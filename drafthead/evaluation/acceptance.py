@@ -32,6 +32,7 @@ from drafthead.evaluation.workload import (
     load_workload,
     speculative_config,
 )
+from drafthead.processes import end_with_pool
 from drafthead.progress import progress_bar
 from drafthead.provenance import atomic_path, begin, finish
 from drafthead.serving.engine import generate, import_vllm, offline_engine
@@ -120,7 +121,7 @@ def _run_engine(recipe: Recipe, directory: Path, group: list[Condition], workloa
     if bar is not None:
         _answer_all(recipe, directory, group, workloads, bar)
         return
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+    with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
         process.submit(_answer_all, recipe, directory, group, workloads, None).result()
 
 

@@ -121,6 +121,7 @@ def answer_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Se
     with answering(recipe, tokenizer) as answerer, progress_bar(total, "regenerating", "answer") as bar:
         interviewer = Interviewer(recipe, tokenizer, answerer)
         for part in parts:
+            answerer.forget()
             responses, left_out = interviewer.interview(part.split, part.prompts, bar)
             write_part(part.path, responses, left_out, answerer.made_by)
             tokens += sum(len(response.response_ids) for response in responses)

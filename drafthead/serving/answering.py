@@ -57,11 +57,21 @@ class Answerer(Protocol):
     def answer(self, asks: Sequence[Ask], bar: tqdm | None = None) -> list[Answer]:
         """Answers in the order of the prompts; `bar` advances by one per answer."""
 
+    def forget(self) -> None:
+        """Drop what is cached of earlier prompts, so that the next answers do not depend on them, if that can be done.
+
+        A prefix from the cache and one computed in a batch round differently in bf16: a resumed stage would say
+        something else than an undisturbed one.
+        """
+
 
 class _Engine:
     def __init__(self, llm: "LLM"):
         self._llm = llm
         self.made_by = {"engine": "vLLM in this process"}
+
+    def forget(self) -> None:
+        self._llm.reset_prefix_cache()
 
     def answer(self, asks: Sequence[Ask], bar: tqdm | None = None) -> list[Answer]:
         from vllm import SamplingParams

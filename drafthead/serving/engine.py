@@ -22,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from drafthead.config import Recipe
+from drafthead.processes import children_end_with_us
 from drafthead.serving.cpu_build import repair_cpu_build
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ def offline_engine(
     if on_cpu():
         repair_cpu_build()
     with _process_state(in_process=on_cpu()):
-        llm = vllm.LLM(**{**arguments, **more})
+        with children_end_with_us():
+            llm = vllm.LLM(**{**arguments, **more})
         try:
             yield llm
         finally:

@@ -74,6 +74,9 @@ class _Remote:
 
         return self._run(all_of_them)
 
+    def forget(self) -> None:
+        """Another's server keeps its cache: others may be using it."""
+
     def check(self, tokenizer: "PreTrainedTokenizerBase", max_model_len: int) -> None:
         """Find the model's name, and see that it answers in this tokenizer's ids."""
 

@@ -9,7 +9,6 @@ another terminal, leaves ports, caches and clean-up to the user; `eval/serving.p
 deployment.
 """
 
-import ctypes
 import json
 import os
 import secrets
@@ -30,13 +29,13 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from drafthead.config import Recipe
+from drafthead.processes import ends_with_parent
 from drafthead.progress import progress_bar
 
 HOST = "127.0.0.1"
 SERVER_MODULE = "drafthead.serving.api_server"  # vLLM's own, with its CPU build repaired
 _USUAL_START_S = 30
 _STOP_S = 10
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ServerError(ValueError):
@@ -151,7 +150,7 @@ def running_server(
             stderr=subprocess.STDOUT,
             env=os.environ | server_environment(recipe) | {"VLLM_API_KEY": key},
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=ends_with_parent(),
         )
         try:
             base_url = f"http://{HOST}:{port}"
@@ -282,10 +281,6 @@ def _signal_group(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager

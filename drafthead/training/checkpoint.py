@@ -173,4 +173,12 @@ def retain(run_dir: Path, keep: int, best_step: int) -> None:
     paths = sorted((run_dir / "checkpoints").glob("step_*"))
     for path in paths[:-keep]:
         if path != checkpoint_dir(run_dir, best_step):
-            shutil.rmtree(path)
+            # Out of sight first: killed while it is deleted, it would look like a damaged checkpoint.
+            going = path.rename(path.with_name(f".{path.name}.old"))
+            shutil.rmtree(going)
+
+
+def remove_leftovers(run_dir: Path) -> None:
+    """Delete what a killed run was writing, converting or deleting."""
+    for path in (run_dir / "checkpoints").glob(".step_*"):
+        shutil.rmtree(path)

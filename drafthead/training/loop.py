@@ -95,9 +95,9 @@ def fit(run: Run, log: MetricsLog | None) -> None:
             if (step + 1) % config.checkpoint_every == 0 or step + 1 == run.total_steps:
                 weights = consolidated(run, averaged=config.ema_decay is not None)
                 result = validate_now(run, weights)
+                if log is not None:  # before the checkpoint: a run resumed from there does not validate it again
+                    bar.write(_report_validation(run, log, step + 1, result))
                 save_now(run, step + 1, weights, result)
-                if log is not None:
-                    bar.write(_report_validation(run, log, result))
                 clock, tokens, start = time.perf_counter(), 0, step + 1
 
 
@@ -148,12 +148,12 @@ def _judge_start(run: Run, log: MetricsLog | None) -> None:
         run.state, acceptance_length=result.acceptance.length, acceptance_per_position=result.acceptance.rates
     )
     if log is not None:
-        print(_report_validation(run, log, result), flush=True)
+        print(_report_validation(run, log, run.state.step, result), flush=True)
 
 
-def _report_validation(run: Run, log: MetricsLog, result: Validation) -> str:
+def _report_validation(run: Run, log: MetricsLog, step: int, result: Validation) -> str:
     """Write it down; returns a line to read."""
-    acceptance, step = result.acceptance, run.state.step
+    acceptance = result.acceptance
     rates = " ".join(f"{rate:.3f}" for rate in acceptance.rates)
     values = {
         "first_step_loss": result.loss,

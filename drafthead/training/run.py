@@ -157,7 +157,10 @@ def _restore(recipe: Recipe, accelerator: Any, engine: Any) -> checkpoint.TrainS
 
     ranks, config = accelerator.num_processes, recipe.train
     # Verifying reads every byte: once, and all ranks go by the same answer.
-    found = checkpoint.newest(recipe.run_dir) if accelerator.is_main_process else None
+    found = None
+    if accelerator.is_main_process:
+        checkpoint.remove_leftovers(recipe.run_dir)
+        found = checkpoint.newest(recipe.run_dir)
     (found,) = broadcast_object_list([found])
     if found is None:
         return checkpoint.TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)

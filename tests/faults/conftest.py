@@ -1,0 +1,40 @@
+"""A chain of stages to be killed one after the other, all in one folder, and the table of what happened."""
+
+import os
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.campaign import Campaign
+
+
+@pytest.fixture(scope="session")
+def fault_seed() -> int:
+    """Of every random choice; DRAFTHEAD_FAULT_SEED repeats them, though no machine repeats its times."""
+    seed = int(os.environ.get("DRAFTHEAD_FAULT_SEED") or time.time_ns() % 2**32)
+    print(f"DRAFTHEAD_FAULT_SEED={seed}")  # shown when a test fails
+    return seed
+
+
+@pytest.fixture
+def chooser(request: pytest.FixtureRequest, fault_seed: int) -> random.Random:
+    """Choices of one test: the same for the same seed, whatever else runs."""
+    return random.Random(f"{fault_seed} {request.node.name}")
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Campaign:
+    """One kill per stage, two ranks in training. One arm beside the baseline: n-gram spoils this process."""
+    campaign = Campaign(tmp_path_factory.mktemp("faults"), fault_seed, "eval.methods=[eagle3]")
+    del campaign.chain["train, 1 rank"]
+    return campaign
+
+
+@pytest.fixture(scope="module")
+def soak_campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Iterator[Campaign]:
+    """Many kills per stage, with all arms and in processes of their own; ends with the table."""
+    campaign = Campaign(tmp_path_factory.mktemp("soak"), fault_seed)
+    yield campaign
+    print(f"\n\n{campaign.table()}")

@@ -1,0 +1,131 @@
+"""The stages as a user starts them: their command lines, what they write, and how far they got."""
+
+import json
+import sys
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from tests.faults.payload import GROWING, LEFT_OUT, content, leftovers, visible_files
+
+NAME = "tiny"  # of the recipe
+# Several units of work for every stage, each of them small.
+SMALL = (
+    "prompts.max_train=24", "prompts.max_heldout=8", "prompts.validation=4", "responses.prompts_per_part=8",
+    "responses.max_tokens=48", "states.sequences_per_shard=8", "head.draft_vocab_size=256",
+    "head.intermediate_size=64", "head.num_attention_heads=2", "head.num_key_value_heads=1", "head.head_dim=32",
+    "train.num_ttt_steps=3", "train.tokens_per_batch=512", "train.batches_per_step=2", "train.epochs=12",
+    "train.checkpoint_every=8", "train.zero_stage=2", "eval.max_tokens=32", "eval.prompts_per_level=8",
+    "eval.concurrency=[1]",  # more at a time share batches by chance, and bf16 shows it in the text
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        name: for the table.
+        script: below the checkout.
+        writes: folders below output_dir.
+        deep: whether everything below the folders is the stage's; otherwise the files directly in them.
+        lost: the most that a kill costs, in words.
+        ranks: processes of accelerate's launcher; 0: the script is started by itself.
+    """
+
+    name: str
+    script: str
+    writes: tuple[str, ...]
+    lost: str
+    deep: bool = True
+    ranks: int = 0
+
+    def command(self, root: Path, *overrides: str) -> list[str]:
+        """What a user types, with this interpreter."""
+        launcher: list[str] = []
+        if self.ranks:
+            several = ("--multi_gpu",) if self.ranks > 1 else ()
+            launcher = [
+                "-m", "accelerate.commands.launch", *several, "--num_processes", str(self.ranks), "--num_machines", "1",
+                "--mixed_precision", "no", "--dynamo_backend", "no",
+            ]  # fmt: skip
+        return [sys.executable, *launcher, self.script, f"output_dir={root}", *SMALL, *overrides]
+
+    def names(self, root: Path) -> set[str]:
+        """Everything that lies in the stage's folders, hidden or not."""
+        folders = [root / folder for folder in self.writes]
+        return {
+            str(p.relative_to(root))
+            for f in folders
+            if f.exists()
+            for p in (f.rglob("*") if self.deep else f.glob("*"))
+        }
+
+    def payload(self, root: Path, finished: bool = True) -> dict[str, str]:
+        """Digest of every file that has its name; of a stage that has not `finished`, without those that grow."""
+        files = [path for folder in self.writes for path in visible_files(root / folder, self.deep)]
+        if not finished:
+            files = [path for path in files if path.name not in GROWING]
+        names = {str(path.relative_to(root)): path for path in files}
+        return {name: content(path) for name, path in names.items() if not any(fnmatch(name, p) for p in LEFT_OUT)}
+
+    def leftovers(self, root: Path) -> list[Path]:
+        """What should have been cleaned up."""
+        return [path for folder in self.writes for path in leftovers(root / folder)]
+
+    def clear(self, root: Path) -> None:
+        """As if the stage had never run."""
+        for name in sorted(self.names(root), reverse=True):
+            path = root / name
+            if path.is_dir():
+                if self.deep:
+                    path.rmdir()
+            else:
+                path.unlink()
+        for folder in self.writes if self.deep else ():
+            if (root / folder).exists():
+                (root / folder).rmdir()
+
+
+TRAIN = ("train/eagle3.py", (f"runs/{NAME}",), "the steps since the newest checkpoint")
+RESULTS = f"results/{NAME}"
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts", f"{RESULTS}/prompts"), "all of it: seconds"),
+        Stage("regenerate", "data_gen/regenerate.py", (f"data/{NAME}/responses",), "the part being answered"),
+        Stage("harvest", "data_gen/harvest.py", (f"data/{NAME}/states",), "the shards in the engine and being written"),
+        Stage("train, 1 rank", *TRAIN, ranks=1),
+        Stage("train, 2 ranks", *TRAIN, ranks=2),
+        Stage("export", "export/head.py", (f"heads/{NAME}",), "all of it: the checks have to pass in one go"),
+        Stage("acceptance", "eval/acceptance.py", (f"{RESULTS}/acceptance",), "the arm being measured"),
+        Stage("serving", "eval/serving.py", (f"{RESULTS}/serving",), "the server being measured"),
+        Stage("report", "eval/report.py", (RESULTS,), "all of it: seconds", deep=False),
+    )
+}
+
+
+def progress(stage: Stage, root: Path, whole: dict[str, str]) -> str:
+    """How far a stage is, for the table.
+
+    Args:
+        stage: of which.
+        root: output_dir.
+        whole: the undisturbed run's payload.
+    """
+    if not stage.ranks:
+        return f"{len(stage.payload(root, finished=False))} of {len(whole)} files"
+    run = root / stage.writes[0]
+    return f"step {steps_done(run)}, checkpoint {newest_checkpoint(run)}"
+
+
+def steps_done(run: Path) -> int:
+    """The last step that a run has written down; a kill may cut its line short."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+
+def newest_checkpoint(run: Path) -> int:
+    """Its step; 0 when there is none."""
+    return max((int(path.name.removeprefix("step_")) for path in run.glob("checkpoints/step_*")), default=0)

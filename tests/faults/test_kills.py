@@ -1,0 +1,61 @@
+"""SIGKILL at random moments: every stage, resumed, ends with the payload of the undisturbed run.
+
+`make test` kills every stage once, `make soak` at least twenty times in all and prints the table of docs/faults.md.
+"""
+
+import dataclasses
+
+import pytest
+
+from drafthead.evaluation.serving import read_requests
+from tests.faults.harness import Undisturbed, finish, kill_once
+from tests.faults.stages import STAGES
+
+pytestmark = pytest.mark.slow
+
+# When and who, in the order of the kills.
+ONE_PROCESS = (("work", "group"), ("writing", "main"), ("start-up", "main"), ("writing", "group"), ("work", "main"))
+SEVERAL = (("work", "child"), ("work", "main"), ("writing", "child"), ("start-up", "main"), ("writing", "group"))
+KILLS = {
+    "prompts": 2, "regenerate": 3, "harvest": 4, "train, 1 rank": 4, "train, 2 ranks": 6, "export": 3, "acceptance": 3,
+    "serving": 3, "report": 2,
+}  # fmt: skip
+# What a measurement under load looks like; two servers more would cost a minute.
+ROUGHLY = Undisturbed({}, seconds=40.0, first_name=5.0, names=10, temporary=4)
+
+
+@pytest.mark.parametrize("name", ["prompts", "regenerate", "harvest", "train, 2 ranks", "export", "acceptance"])
+def test_a_stage_survives_a_kill(campaign, name, chooser):
+    campaign.run(name, here=True)
+    campaign.kill(name, [chooser.choice(SEVERAL if "train" in name else ONE_PROCESS)], chooser, hits=1)
+
+
+def test_serving_survives_a_kill(campaign, chooser):
+    """Without an undisturbed twin: a server that was measured stays as it is, and every prompt has its answer."""
+    campaign.run("acceptance", here=True)
+    stage, root = STAGES["serving"], campaign.root
+    moment = chooser.choice([("work", "main"), ("work", "child"), ("start-up", "main"), ("writing", "group")])
+    assert kill_once(stage, root, ROUGHLY, *moment, chooser, *campaign.overrides)
+    measured = stage.payload(root)
+    finish(stage, root, *campaign.overrides)
+    assert measured.items() <= stage.payload(root).items()
+    assert not stage.leftovers(root)
+    rows = read_requests(root / stage.writes[0])
+    assert set(rows["arm"]) == {"none", "eagle3"}
+    assert rows["prompt_id"].nunique() * 2 == len(rows) == 16
+    assert not rows["error"].any()
+    campaign.undisturbed["serving"] = dataclasses.replace(ROUGHLY, payload=stage.payload(root))
+
+
+def test_the_report_survives_a_kill(campaign, chooser):
+    campaign.run("report", here=True)
+    campaign.kill("report", [chooser.choice(ONE_PROCESS)], chooser, hits=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_survives_many_kills(soak_campaign, name, chooser):
+    soak_campaign.run(name)
+    several = "train" in name or name == "serving"
+    soak_campaign.kill(name, SEVERAL if several else ONE_PROCESS, chooser, hits=KILLS[name])

@@ -1,0 +1,84 @@
+"""What a process started ends with it, however it ended."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+PATIENCE = 20.0  # seconds
+
+# Each starts a child that would sleep for an hour, and prints its process id.
+STARTERS = {
+    "a subprocess": """
+        import subprocess
+        from drafthead.processes import ends_with_parent
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], preexec_fn=ends_with_parent())
+        print(child.pid, flush=True)
+        """,
+    "a worker of a pool": """
+        from concurrent.futures import ProcessPoolExecutor
+        from drafthead.processes import end_with_pool
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_pool)
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 3600)
+        """,
+    "a rank of a launcher": """
+        import subprocess
+        rank = "from drafthead.processes import *; end_with_launcher(); print(os.getpid(), flush=True);"
+        subprocess.Popen([sys.executable, "-c", rank + "import time; time.sleep(3600)"])
+        """,
+    "a forked engine": """
+        with drafthead.processes.children_end_with_us():
+            multiprocessing.get_context("fork").Process(target=sleep).start()
+        """,
+    "a spawned engine": """
+        with drafthead.processes.children_end_with_us():
+            multiprocessing.get_context("spawn").Process(target=sleep).start()
+        """,
+}
+# The child of multiprocessing imports the main module again, as that of a recipe.
+SCRIPT = """
+import multiprocessing, os, sys, time
+import drafthead.processes
+
+def sleep():
+    print(os.getpid(), flush=True)
+    time.sleep(3600)
+
+if __name__ == "__main__":
+"""
+LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no"}  # set by accelerate's launcher
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked for it")
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_nothing_outlives_a_process_that_was_killed(name, tmp_path):
+    parent, child = start(name, tmp_path, LAUNCHED)
+    parent.kill()
+    parent.wait()
+    child.wait(timeout=PATIENCE)
+
+
+def test_a_script_started_by_hand_outlives_its_terminal(tmp_path):
+    parent, child = start("a rank of a launcher", tmp_path, {})
+    parent.kill()
+    parent.wait()
+    with pytest.raises(psutil.TimeoutExpired):
+        child.wait(timeout=1)
+    child.kill()
+
+
+def start(name: str, folder: Path, variables: dict[str, str]) -> tuple[subprocess.Popen, psutil.Process]:
+    """A starter and the child that it reported."""
+    script = folder / "starter.py"
+    script.write_text(SCRIPT + textwrap.indent(textwrap.dedent(STARTERS[name]) + "time.sleep(3600)\n", "    "))
+    launcher = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+    environment = {key: value for key, value in os.environ.items() if key not in launcher} | variables
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    return parent, psutil.Process(int(parent.stdout.readline()))

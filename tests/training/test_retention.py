@@ -1,0 +1,29 @@
+"""Old checkpoints go out of sight before they go: a kill on the way leaves nothing that looks like one."""
+
+import shutil
+
+import pytest
+
+from drafthead.training import checkpoint
+
+
+def names(run_dir):
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def test_a_deletion_that_is_killed_leaves_no_damaged_checkpoint(tmp_path, monkeypatch):
+    for step in (4, 8, 12, 16):
+        folder = checkpoint.checkpoint_dir(tmp_path, step)
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.retain(tmp_path, keep=2, best_step=8)
+    assert names(tmp_path) == [".step_00000004.old", "step_00000008", "step_00000012", "step_00000016"]
+    checkpoint.remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["step_00000008", "step_00000012", "step_00000016"]
+
+
+def _killed(*_arguments, **_options):
+    raise KeyboardInterrupt
