@@ -32,7 +32,7 @@ data: install
 	$(RUN) data_gen/harvest.py $(RECIPE) $(OVERRIDES)
 
 train: install
-	$(VENV)/bin/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+	$(VENV)/bin/accelerate launch --quiet --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		train/eagle3.py $(RECIPE) $(OVERRIDES)
 
 export: install

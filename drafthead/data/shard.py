@@ -14,6 +14,8 @@ T tokens and R tail rows in the shard, S sequences.
     last_hidden    bf16     (R, H)   input of the final norm; left out when boundary L is itself a tap and not in fp8
     argmax         int32    (R,)     most likely next token over the full vocabulary
     lse            float32  (R,)     log-sum-exp of the target's logits at temperature 1
+    sums           int64    (S, C)   of each sequence's part of the C other tensors, compared at every read
+                                     (data.row_sums); the file's metadata has their names in order
 
 argmax and lse are what training needs of the full vocabulary; the logits themselves it recomputes for the rows of
 the draft vocabulary only. last_hidden is never fp8: on the embedded target an fp8 teacher's argmax differs from the
@@ -22,7 +24,7 @@ stores float32 where it says bf16.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,13 +36,16 @@ from torch import Tensor
 
 from drafthead.data import checksums
 from drafthead.data.fp8 import dequantise, quantise
-from drafthead.data.space import DiskFullError, check_space, out_of_space, ran_out
+from drafthead.data.row_sums import row_sum, sums_of
 from drafthead.provenance import ArtefactError, atomic_path, remove_leftovers
+from drafthead.space import check_space
 
-LAYOUT = 2  # of the tensors above; 1 had last_hidden, argmax and lse for every token
+LAYOUT = 3  # of the tensors above; 1 had last_hidden, argmax and lse for every token, 2 no sums
 Format = Literal["bf16", "fp8"]
 LAST = "last_hidden"
 TAIL = (LAST, "argmax", "lse")
+SUMS = "sums"
+_OFFSETS = ("offsets", "tail_offsets")
 _ABOUT = "drafthead"
 _HEADER = 1 << 16  # bytes to spare for names, ids and shapes
 
@@ -104,8 +109,11 @@ def write_shard(
         tensors |= _tap_tensors(f"aux.{tap}", [s.aux[tap] for s in sequences], number_format)
     if num_target_layers not in tap_ids or number_format == "fp8":
         tensors[LAST] = torch.cat([s.last_hidden for s in sequences]).contiguous()
+    summed = bounds(tensors)
+    tensors[SUMS] = sums_of(tensors, summed)
     about = {
         "layout": LAYOUT,
+        "summed": list(summed),
         "ids": [s.id for s in sequences],
         "tap_ids": tap_ids,
         "num_target_layers": num_target_layers,
@@ -115,15 +123,16 @@ def write_shard(
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)  # before the room is counted
     check_space(path, needed)
-    try:
-        with atomic_path(path) as temporary:
-            # One key: safetensors writes several in random order, and equal shards should be equal files.
-            save_file(tensors, temporary, metadata={_ABOUT: json.dumps(about)})
-            checksums.note(path, temporary)
-    except (OSError, SafetensorError) as error:
-        if not ran_out(error):
-            raise
-        raise DiskFullError(out_of_space(path, needed, str(error))) from error
+    with atomic_path(path) as temporary:
+        # One key: safetensors writes several in random order, and equal shards should be equal files.
+        save_file(tensors, temporary, metadata={_ABOUT: json.dumps(about)})
+        checksums.note(path, temporary)
+
+
+def bounds(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Where the sequences of a shard begin and end in each of its tensors, by the tensor's name."""
+    whole, tail = (tensors[name].tolist() for name in _OFFSETS)
+    return {name: tail if name in TAIL else whole for name in sorted(tensors) if name not in (*_OFFSETS, SUMS)}
 
 
 def _shared_tensors(sequences: Sequence[StateSequence]) -> dict[str, Tensor]:
@@ -177,7 +186,12 @@ class Shard:
             self.number_format: Format = about["format"]
             self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
             self._tail_offsets: list[int] = self._file.get_tensor("tail_offsets").tolist()
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            self._sums: dict[str, list[int]] = dict(
+                zip(about["summed"], self._file.get_tensor(SUMS).T.tolist(), strict=True)
+            )
+        except (SafetensorError, OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
             raise ArtefactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error
         self.names = set(self._file.keys())
         self._last_tap = f"aux.{about['num_target_layers']}"
@@ -199,12 +213,26 @@ class Shard:
         Args:
             index: of the sequence.
             name: of the tensor; those of the tail have R rows, the others T.
+
+        Raises:
+            ArtefactError: these bytes are not the ones that were written.
         """
-        bounds = self._tail_offsets if name in TAIL else self._offsets
-        span = slice(bounds[index], bounds[index + 1])
-        values = self._file.get_slice(name)[span]
-        scale = f"{name}.scale"
-        return dequantise(values, self._file.get_slice(scale)[span]) if scale in self.names else values
+        values, scale = self._checked(index, name), f"{name}.scale"
+        return dequantise(values, self._checked(index, scale)) if scale in self.names else values
+
+    def _checked(self, index: int, name: str) -> Tensor:
+        ends = self._tail_offsets if name in TAIL else self._offsets
+        try:
+            values = self._file.get_slice(name)[ends[index] : ends[index + 1]]
+            same = row_sum(values) == self._sums[name][index]
+        except (SafetensorError, IndexError, KeyError) as error:
+            raise ArtefactError(f"{self.path} is damaged ({error}); delete it and harvest again") from error
+        if not same:
+            raise ArtefactError(
+                f"{self.path}: {name} of sequence {self.ids[index]} is not what was written: its bytes were changed; "
+                "delete the shard and harvest again, which makes only what is missing"
+            )
+        return values
 
     def first_row(self, index: int) -> int:
         """Token index of a sequence's first tail row."""

@@ -50,7 +50,7 @@ class StateStore:
     """All sequences of a store in shard order, read on demand.
 
     Raises:
-        ArtefactError: the directory has no shard, or one is damaged.
+        ArtefactError: the directory has no shard, one is damaged, or they are not of one harvest.
     """
 
     def __init__(self, directory: Path):
@@ -58,6 +58,8 @@ class StateStore:
         if not paths:
             raise ArtefactError(f"{directory} has no shards; run: python data_gen/harvest.py RECIPE")
         self._shards = [Shard(path) for path in paths]
+        for shard in self._shards[1:]:
+            _check_alike(self._shards[0], shard)
         self._index = [(shard, i) for shard in self._shards for i in range(len(shard))]
         self.tap_ids = self._shards[0].tap_ids
         self.ids = [name for shard in self._shards for name in shard.ids]
@@ -78,3 +80,12 @@ class StateStore:
     def offset(self, epoch: int) -> int:
         """Every epoch reads the same shards."""
         return 0
+
+
+def _check_alike(first: Shard, other: Shard) -> None:
+    for name in ("tap_ids", "number_format"):
+        if getattr(first, name) != getattr(other, name):
+            raise ArtefactError(
+                f"{first.path} and {other.path.name} are of two harvests: {name} {getattr(first, name)} and "
+                f"{getattr(other, name)}; delete the one that does not belong there and harvest again"
+            )

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from drafthead.core.layout import first_loss_row
-from drafthead.data.shard import LAST, TAIL, Shard
-from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, verify_files
+from drafthead.data.shard import LAST, SUMS, TAIL, Shard
+from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, verify_files
 
 
 def verify_store(directory: Path) -> list[str]:
@@ -24,7 +24,7 @@ def verify_store(directory: Path) -> list[str]:
         state = "is half finished" if directory.exists() else "does not exist"
         return [f"{directory} {state}; run: python data_gen/harvest.py RECIPE"]
     try:
-        manifest = read_json(directory / MANIFEST)
+        manifest = read_manifest(directory)
         listed, identity = manifest["files"], manifest["identity"]
         different = [] if read_json(directory / IDENTITY) == identity else [f"{IDENTITY} differs from {MANIFEST}"]
         problems = different + [_file_problem(directory, name, listed[name]) for name in verify_files(directory)]
@@ -70,7 +70,7 @@ def _structure(shard: Shard, hidden_size: int | None) -> Iterator[str]:
     """Names, offsets, shapes."""
     taps = [f"aux.{tap}" for tap in shard.tap_ids]
     scales = [f"{tap}.scale" for tap in taps] if shard.number_format == "fp8" else []
-    wanted = {"input_ids", "loss_mask", "offsets", "tail_offsets", "argmax", "lse", *taps, *scales}
+    wanted = {"input_ids", "loss_mask", "offsets", "tail_offsets", "argmax", "lse", SUMS, *taps, *scales}
     if shard.names - {LAST} != wanted:
         yield f"it holds {sorted(shard.names)}, wanted {sorted(wanted)}"
         return
@@ -81,7 +81,7 @@ def _structure(shard: Shard, hidden_size: int | None) -> Iterator[str]:
             yield f"{name} do not lead from 0 to {end} in {len(shard)} ascending steps"
     hidden = hidden_size if hidden_size is not None else shard.shape(taps[0])[1]
     states = {*taps, *({LAST} & shard.names)}
-    for name in sorted(shard.names - {"offsets", "tail_offsets"}):
+    for name in sorted(shard.names - {"offsets", "tail_offsets", SUMS}):
         length = rows if name in TAIL else tokens
         shape = [length, hidden] if name in states else [length]
         if shard.shape(name) != shape:

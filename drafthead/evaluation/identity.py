@@ -8,6 +8,8 @@ from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on
 from drafthead.eval_config import HEADS, ArmConfig
 from drafthead.evaluation.workload import BASELINE, HEAD, Workload, arm_of, head_of
+from drafthead.models.draft_files import check_eagle3_files, check_tensor_files
+from drafthead.models.target import load_target_spec
 from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import MANIFEST, ArtefactError, reference, require
 
@@ -61,9 +63,9 @@ def _head_reference(recipe: Recipe, workload: Workload, target: str, arm: ArmCon
     if head is None:
         return None
     if arm.head and not (Path(head) / MANIFEST).exists():
-        _check_method(arm, head)
+        _check_foreign(recipe, arm, head)
         return fingerprint_of(head)
-    manifest = require(Path(head), "head", _MAKE_HEAD)
+    manifest = require(Path(head), "head", _MAKE_HEAD, every_byte=True)
     made_for = manifest["identity"]["target"]["fingerprint"]
     if made_for != target:
         raise ArtefactError(
@@ -74,9 +76,13 @@ def _head_reference(recipe: Recipe, workload: Workload, target: str, arm: ArmCon
     return reference(manifest)
 
 
-def _check_method(arm: ArmConfig, head: str) -> None:
-    if Path(head).is_dir() and not (Path(head) / "config.json").is_file():
-        raise FileNotFoundError(f"arm {arm.name}: {head} has no config.json; {HEADS[arm.method]}")
+def _check_foreign(recipe: Recipe, arm: ArmConfig, head: str) -> None:
+    if Path(head).is_dir():
+        if not (Path(head) / "config.json").is_file():
+            raise FileNotFoundError(f"arm {arm.name}: {head} has no config.json; {HEADS[arm.method]}")
+        check_tensor_files(Path(head))
+        if arm.method == HEAD:
+            check_eagle3_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
     print(f"{head} (arm {arm.name}) was not made here: whether it has seen the held-out prompts cannot be checked")
 
 

@@ -84,7 +84,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
         ArtefactError: the prompts artefact is missing or half finished.
         ValueError: a held-out prompt is also a training or validation prompt, or none fits the engine.
     """
-    require(recipe.prompts_dir, KIND, _MAKE_PROMPTS)
+    require(recipe.prompts_dir, KIND, _MAKE_PROMPTS, every_byte=True)
     heldout = read_prompts(recipe.prompts_dir, "heldout")
     _check_not_trained_on(recipe, heldout)
     tokenizer = AutoTokenizer.from_pretrained(

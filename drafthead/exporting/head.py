@@ -18,6 +18,7 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
+from drafthead.exporting.card import CARD
 from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.exporting.contract import MAPS, check_tensors, exported_tensors, head_config
 from drafthead.exporting.fp8_cost import measure_fp8_cost
@@ -70,7 +71,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         os.replace(path, directory / path.name)  # the one without which nothing loads comes last
     candidate.rmdir()
     provenance.sync(directory)
-    provenance.finish(directory, counts)
+    _finish(directory, counts)
     print(f"exported {source.path.name} to {directory}")
     return directory
 
@@ -138,14 +139,24 @@ def _judge(
 
 
 def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:
-    """A whole head that was exported without the serving check is checked now; its files stay as they are."""
+    """A whole head that was exported without the serving check is checked now; its files stay as they are.
+
+    Raises:
+        ArtefactError: they are not the ones that were exported.
+    """
     directory = recipe.head_dir
-    counts = provenance.read_json(directory / provenance.MANIFEST)["counts"]
+    counts = provenance.require(directory, KIND, "python export/head.py RECIPE", every_byte=True)["counts"]
     if not serve_check or counts.get("serve_check"):
         print(f"{directory} is complete; nothing to do")
         return
     shape = served_shape(source.shape(recipe, spec), recipe.export)
     counts |= _judge(recipe, directory, source.weights(), shape, source)
+    _finish(directory, counts)
+
+
+def _finish(directory: Path, counts: dict[str, Any]) -> None:
+    """The manifest; the card, which follows what is measured later, is no part of the artefact and is written anew."""
+    (directory / CARD).unlink(missing_ok=True)
     provenance.finish(directory, counts)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from drafthead.config import Recipe
 from drafthead.data.prompts import ids_of
 from drafthead.data.trained_on import known_before, write_trained_on
-from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, reference
+from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, reference
 
 _SPLITS = ("train", "validation")  # validation picks the checkpoint
 
@@ -30,7 +30,7 @@ def record_prompts(recipe: Recipe, directory: Path) -> None:
         why = "it was imported" if imported else f"{recipe.prompts_dir} is not here"
         print(f"{why}: the head will not say which prompts it was trained on")
         return
-    prompts = reference(read_json(recipe.prompts_dir / MANIFEST))
+    prompts = reference(read_manifest(recipe.prompts_dir))
     for split in _SPLITS:
         _check_chain(recipe, split, prompts)
     write_trained_on(directory, prompts, ids_of(recipe.prompts_dir, _SPLITS) | (before or set()))
@@ -43,7 +43,7 @@ def training_cost(run_dir: Path) -> dict[str, Any] | None:
     """
     if not (run_dir / MANIFEST).exists():
         return None
-    counts = read_json(run_dir / MANIFEST)["counts"]
+    counts = read_manifest(run_dir)["counts"]
     if "train_seconds" not in counts:
         return None
     return {"seconds": counts["train_seconds"], "ranks": counts["world_size"]}
@@ -61,7 +61,7 @@ def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
     for directory, keys in chain:
         if not (directory / MANIFEST).exists():
             return
-        manifest = read_json(directory / MANIFEST)
+        manifest = read_manifest(directory)
         found = manifest["identity"]
         for key in keys:
             found = (found or {}).get(key)

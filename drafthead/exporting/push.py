@@ -26,10 +26,7 @@ def push_head(directory: Path, repo: str, public: bool = False) -> str:
     """
     from huggingface_hub import HfApi
 
-    provenance.require(directory, "head", "python export/head.py RECIPE")
-    broken = provenance.verify_files(directory)
-    if broken:
-        raise provenance.ArtefactError(f"{directory} has changed since it was exported ({', '.join(broken)})")
+    provenance.require(directory, "head", "python export/head.py RECIPE", every_byte=True)
     config = provenance.read_json(directory / "config.json")
     if is_speculators(config) and Path(config["speculators_config"]["verifier"]["name_or_path"]).exists():
         raise ValueError(f"{directory} names its target by a local path; give target.path a hub id and export again")

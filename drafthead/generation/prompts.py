@@ -13,7 +13,7 @@ from drafthead.data.prompts import KIND, Prompt, write_prompts
 from drafthead.generation.draw import draw_evenly
 from drafthead.generation.mix import locate_sources, make_mix
 from drafthead.generation.prompt_file import Source, read_source
-from drafthead.provenance import MANIFEST, begin, finish, read_json, sha256_file
+from drafthead.provenance import MANIFEST, begin, finish, read_manifest, sha256_file
 
 
 def make_prompts(recipe: Recipe) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _from_file(recipe: Recipe) -> dict[str, Any]:
         **_answers(recipe),
     }
     if begin(recipe.prompts_dir, KIND, identity):
-        return read_json(recipe.prompts_dir / MANIFEST)
+        return read_manifest(recipe.prompts_dir)
     source = read_source(path)
     return _write(recipe, split_prompts(recipe, source), {"duplicates_dropped": source.duplicates})
 
@@ -55,7 +55,7 @@ def _from_mix(recipe: Recipe) -> dict[str, Any]:
         **_answers(recipe),
     }
     if (recipe.prompts_dir / MANIFEST).exists() and begin(recipe.prompts_dir, KIND, identity):
-        return read_json(recipe.prompts_dir / MANIFEST)
+        return read_manifest(recipe.prompts_dir)
     mix = make_mix(recipe.prompts, sources)  # before the directory is claimed: a mix that fails is corrected and rerun
     for split, prompts in (("train", mix.train), ("heldout", mix.heldout)):
         if not prompts:

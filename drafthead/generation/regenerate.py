@@ -77,7 +77,7 @@ def regenerate(recipe: Recipe) -> None:
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
     check_tap_ids(spec, recipe.target.tap_ids)
-    prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE")
+    prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
     _check_answers(recipe, prompts)
     tokenizer = load_tokenizer(recipe)
     day = {"template_day": str(template_day(recipe))} if reads_clock(tokenizer) else {}

@@ -27,7 +27,7 @@ def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
     Raises:
         ArtefactError: responses are missing or come from another target, or the directory holds something else.
     """
-    responses = require(recipe.responses_dir(split), RESPONSES, _MAKE_RESPONSES)
+    responses = require(recipe.responses_dir(split), RESPONSES, _MAKE_RESPONSES, every_byte=True)
     check_same_target(recipe, spec, responses, split)
     identity = _identity(recipe, spec, responses)
     if split == "train" and recipe.states.spool_shards is not None:

@@ -83,7 +83,7 @@ def best_checkpoint(run_dir: Path) -> Path:
     Raises:
         ArtefactError: there is no finished run.
     """
-    manifest = provenance.require(run_dir, "run", _TRAIN)
+    manifest = provenance.require(run_dir, "run", _TRAIN, thinned=True)
     return run_dir / "checkpoints" / f"step_{manifest['counts']['best_step']:08d}"
 
 
@@ -101,8 +101,20 @@ def read_checkpoint(path: Path) -> Checkpoint:
             "the head was trained; use it from runs/NAME/checkpoints"
         )
     whole = (run_dir / provenance.MANIFEST).exists()
-    reference = provenance.reference(provenance.require(run_dir, "run", _TRAIN)) if whole else None
-    return Checkpoint(path, state, provenance.read_json(run_dir / provenance.IDENTITY), reference)
+    reference = provenance.reference(provenance.require(run_dir, "run", _TRAIN, thinned=True)) if whole else None
+    return Checkpoint(path, state, _run_of(run_dir), reference)
+
+
+def _run_of(run_dir: Path) -> dict[str, Any]:
+    """What the run says of itself: at least what a head cannot be read without."""
+    run = provenance.read_json(run_dir / provenance.IDENTITY)
+    lacking = {"kind", "head", "tap_ids", "target"} - set(run if isinstance(run, dict) else ())
+    if lacking:
+        raise provenance.ArtefactError(
+            f"{run_dir / provenance.IDENTITY} is not the record of a run (it has no {', '.join(sorted(lacking))}); "
+            f"restore it, or delete {run_dir} and train again"
+        )
+    return run
 
 
 def _verified_state(path: Path) -> dict[str, Any]:

@@ -24,10 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafthead.provenance import MANIFEST, ArtefactError, read_json, sha256_file, sync, verify_files, write_json
+from drafthead.space import DiskFullError, check_space
 from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
 _STATE = "state.json"
+_COPIES = 5  # of the weights: consolidated, the engine's, its master and two moments
 _ENGINE = "deepspeed"
 _MODULE = "draft"  # of the engine's module, a TTTObjective, that holds the parameters
 
@@ -69,12 +71,21 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
         run_dir: the run.
         state: to be resumed from.
         weights: consolidated float32 tensors; only rank 0's are written.
+
+    Raises:
+        DiskFullError: it does not fit; the checkpoints before it are intact.
     """
     final = checkpoint_dir(run_dir, state.step)
     temporary = final.with_name(f".{final.name}.tmp")
     if accelerator.is_main_process:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
+        # Before the first byte: what DeepSpeed's writer says of a full disk names neither disk nor file.
+        try:
+            check_space(final, _COPIES * sum(tensor.nbytes for tensor in weights.values()))
+        except DiskFullError:
+            temporary.rmdir()
+            raise
     accelerator.wait_for_everyone()
     engine.save_checkpoint(str(temporary / _ENGINE), tag="state", save_latest=False)
     accelerator.wait_for_everyone()
@@ -98,14 +109,21 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
     for path in sorted((run_dir / "checkpoints").glob("step_*"), reverse=True):
         try:
             broken = verify_files(path)
+            state = None if broken else _read_state(path / _STATE)
         except (ArtefactError, FileNotFoundError) as error:
-            broken = [str(error)]
-        if not broken:
-            state = read_json(path / _STATE)
-            rates = tuple(state.pop("acceptance_per_position"))
-            return path, TrainState(**state, acceptance_per_position=rates)
+            broken, state = [str(error)], None
+        if state is not None:
+            return path, state
         print(f"checkpoint {path.name} is damaged ({', '.join(broken)}): trying an older one")
     return None
+
+
+def _read_state(path: Path) -> TrainState:
+    state = read_json(path)
+    try:
+        return TrainState(**{**state, "acceptance_per_position": tuple(state["acceptance_per_position"])})
+    except (TypeError, KeyError) as error:
+        raise ArtefactError(f"{path.name} is of another version of this project: {error}") from error
 
 
 def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged: bool) -> None:

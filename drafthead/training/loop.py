@@ -37,7 +37,7 @@ def train(recipe: Recipe) -> Path:
         FloatingPointError: the loss or a gradient is not finite.
     """
     inputs = open_inputs(recipe)
-    if provenance.begin(recipe.run_dir, KIND, inputs.identity):
+    if provenance.begin(recipe.run_dir, KIND, inputs.identity, thinned=True):
         print(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     run = prepare(recipe, inputs)

@@ -48,6 +48,11 @@ def open_states(recipe: Recipe, split: str) -> Opened:
     _check_kind(recipe, split, kind)
     if kind == state_store.KIND:
         manifest = provenance.require(directory, kind, _HARVEST)
+        if stray := {path.name for path in directory.glob("shard-*.safetensors")} - manifest["files"].keys():
+            raise provenance.ArtefactError(
+                f"{directory} holds {min(stray)}, which its {provenance.MANIFEST} does not list: it belongs to another "
+                "harvest; move it away"
+            )
         return Opened(StateStore(directory), manifest["identity"], provenance.reference(manifest))
     identity = provenance.read_json(directory / provenance.IDENTITY)
     made_from = provenance.require(recipe.responses_dir(split), RESPONSES, "python data_gen/regenerate.py RECIPE")

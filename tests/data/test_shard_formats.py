@@ -111,5 +111,5 @@ def test_a_shard_of_the_first_layout_is_refused(tmp_path):
     write_shard(path, [sequence("a", 4)], num_target_layers=9)
     old = {"ids": ["a"], "tap_ids": [1, 3], "num_target_layers": 9}
     save_file(load_file(path), path, metadata={"drafthead": json.dumps(old)})
-    with pytest.raises(ArtefactError, match=r"has layout 1, this version reads layout 2; delete .* and harvest again"):
+    with pytest.raises(ArtefactError, match=r"has layout 1, this version reads layout 3; delete .* and harvest again"):
         StateStore(tmp_path)

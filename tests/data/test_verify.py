@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from drafthead import provenance
 from drafthead.config import REPO_ROOT
 from drafthead.data import shard as shards
-from drafthead.data.space import DiskFullError
+from drafthead.data.row_sums import sums_of
+from drafthead.space import DiskFullError
 from drafthead.data.store import KIND, shard_path, write_shard
 from drafthead.data.verify import verify_shard, verify_store
 from tests.data.test_store import sequence
@@ -39,7 +40,10 @@ def rewrite(directory: Path, index: int, **changes: torch.Tensor) -> None:
     path = shard_path(directory, index)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-    save_file({**load_file(path), **changes}, path, metadata=metadata)
+    tensors = {**load_file(path), **changes}
+    if not {"offsets", "tail_offsets", "extra"} & changes.keys():
+        tensors["sums"] = sums_of(tensors, shards.bounds(tensors))
+    save_file(tensors, path, metadata=metadata)
     provenance.finish(directory, {})
 
 
@@ -53,10 +57,11 @@ def test_a_flipped_bit_a_lost_and_a_stray_shard_are_named(store):
     content[-3] ^= 1
     path.write_bytes(content)
     shard_path(store, 1).rename(shard_path(store, 2))
-    first, second, third = verify_store(store)
+    first, second, third, fourth = verify_store(store)
     assert first.startswith("shard-00000.safetensors has another SHA-256")
     assert second == "shard-00001.safetensors is missing"
     assert third == "shard-00002.safetensors is not in manifest.json"
+    assert re.search(r"shard-00000\S+: \S+ of sequence [ab] is not what was written", fourth)
 
 
 def test_a_truncated_shard_is_named_once_by_size_and_once_as_unreadable(store):
@@ -131,7 +136,7 @@ def test_a_store_without_a_manifest_is_not_called_whole(store):
 def test_a_shard_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
     write_shard(shard_path(tmp_path, 0), [sequence("a", 9)], num_target_layers=5)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3))
-    with pytest.raises(DiskFullError, match=r"shard-00001\S+: it needs [\d,]+ bytes and 3 are free; 1 shards"):
+    with pytest.raises(DiskFullError, match=r"shard-00001\S+: it needs [\d,]+ bytes and 3 are free; what was finished"):
         write_shard(shard_path(tmp_path, 1), [sequence("b", 9)], num_target_layers=5)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".shard-00000.sha256", "shard-00000.safetensors"]
 

@@ -73,8 +73,8 @@ def test_the_other_format_is_refused(stores, tmp_path: Path):
 def test_a_store_of_the_first_layout_is_refused(stores, tmp_path: Path):
     recipe = copy_of(stores["vllm", "fp8"], tmp_path / "old")
     identity = recipe.states_dir("train") / "identity.json"
-    identity.write_text(identity.read_text().replace('"layout": 2', '"layout": 1'))
-    with pytest.raises(ArtefactError, match=r"layout: found 1, wanted 2"):
+    identity.write_text(identity.read_text().replace('"layout": 3', '"layout": 1'))
+    with pytest.raises(ArtefactError, match=r"layout: found 1, wanted 3"):
         stage.harvest(recipe)
     shutil.rmtree(tmp_path / "old")
 

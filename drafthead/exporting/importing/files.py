@@ -7,8 +7,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from drafthead.models.draft_files import check_tensor_files, read_config
 from drafthead.models.target_files import local_files
-from drafthead.provenance import read_json
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _CONVERT = """{names}: pickles are not opened, because opening one runs whatever code it holds. If you trust its maker,
@@ -39,7 +39,7 @@ def read_public_head(path: str, revision: str | None = None) -> PublicHead:
 
     Raises:
         FileNotFoundError: there is no config.json, or no tensors at all.
-        ValueError: the tensors are pickled; the message has the command that converts them.
+        ValueError: a file is damaged, or the tensors are pickled; the message has the command that converts them.
     """
     directory = local_files(path, revision, ("config.json",))
     local_files(path, revision, ("model.safetensors",), optional=True)
@@ -50,5 +50,6 @@ def read_public_head(path: str, revision: str | None = None) -> PublicHead:
         raise ValueError(_CONVERT.format(names=names, source=pickles[0], directory=directory))
     if not shards:
         raise FileNotFoundError(f"{directory} has no *.safetensors: give the directory or hub id of a whole head")
+    check_tensor_files(directory)
     tensors = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
-    return PublicHead(directory, read_json(directory / "config.json"), tensors)
+    return PublicHead(directory, read_config(directory), tensors)

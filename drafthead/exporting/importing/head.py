@@ -54,7 +54,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_a
     check_tensors(tensors, _shape(found, spec))
     files = {p.name: provenance.sha256_file(p) for p in sorted(public.directory.glob("*.safetensors"))}
     identity = _identity(recipe, spec, found, {"path": source, "revision": revision, "files": files})
-    if provenance.begin(recipe.run_dir, KIND, identity):
+    if provenance.begin(recipe.run_dir, KIND, identity, thinned=True):
         print(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     checkpoint = recipe.run_dir / "checkpoints" / _CHECKPOINT
@@ -102,7 +102,7 @@ def _identity(recipe: Recipe, spec: TargetSpec, found: Description, source: dict
 def _keep_prompts(head: Path, run_dir: Path) -> None:
     """A head that was exported here says which prompts it was made from."""
     if (head / provenance.MANIFEST).is_file():
-        known = read_trained_on(head, provenance.read_json(head / provenance.MANIFEST))
+        known = read_trained_on(head, provenance.read_manifest(head))
         if known is not None:
             write_trained_on(run_dir, None, known)
 
