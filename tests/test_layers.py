@@ -11,7 +11,8 @@ from drafthead.config import REPO_ROOT
 
 PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {
-    "config", "section", "eval_config", "responses_config", "traffic_config", "provenance", "progress", "cli"
+    "config", "section", "eval_config", "responses_config", "traffic_config", "provenance", "progress", "cli",
+    "stage_plan",
 }  # fmt: skip
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
