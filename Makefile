@@ -10,7 +10,7 @@ RUN := $(VENV)/bin/python
 # The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
 STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
 
-.PHONY: quickstart test soak gpu-check presets check install data train export evaluate clean
+.PHONY: quickstart test soak gpu-check presets check install plan data train export evaluate clean
 
 quickstart: data train export evaluate  ## from nothing to a measured head
 
@@ -37,6 +37,9 @@ train: install
 
 export: install
 	$(RUN) export/head.py $(RECIPE) $(OVERRIDES)
+
+plan: install  ## what all stages of RECIPE will take: GPUs, memory, disk, hours, price
+	$(RUN) data_gen/dry_run.py $(RECIPE) $(OVERRIDES)
 
 evaluate: install
 	$(RUN) eval/head.py $(RECIPE) $(OVERRIDES)

@@ -1,7 +1,7 @@
 """Stage 3: run the target over its own text and store its hidden states.
 
     python data_gen/harvest.py [RECIPE] [section.key=value ...]
-    python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, bytes, hours and price; nothing is run
+    python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, memory, disk, hours, price; nothing is run
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
     python data_gen/harvest.py --cluster [RECIPE] ...    one engine per GPU (or tensor-parallel group) of a Ray cluster
     python data_gen/harvest.py --shards I/N [RECIPE] ... one of N independent processes, such as a Slurm array
@@ -18,18 +18,15 @@ from drafthead.generation.estimate import print_estimate
 from drafthead.generation.harvest import Runner, harvest, print_states
 from drafthead.generation.inspect_states import print_verification
 from drafthead.generation.shard_jobs import WHOLE, Share
+from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, GPUS, RATE, assumed_from
 
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),
-    ("--dry-run", {"action": "store_true", "help": "print what a harvest would cost and run nothing"}),
-    (
-        "--tokens-per-second",
-        {"type": float, "metavar": "RATE", "help": "measured rate of one engine, for --dry-run"},
-    ),
+    DRY_RUN, RATE, GPU, GPUS, *AMOUNTS,
     ("--cluster", {"action": "store_true", "help": "spread the shards over a Ray cluster (RAY_ADDRESS, or local)"}),
     ("--workers", {"type": int, "metavar": "N", "help": "engines on the cluster; default: all it has room for"}),
     ("--shards", {"metavar": "I/N", "help": "make every N-th shard from number I on, I from 0 to N - 1"}),
-)
+)  # fmt: skip
 
 
 def main() -> None:
@@ -37,7 +34,7 @@ def main() -> None:
     if args.verify:
         sys.exit(0 if print_verification(recipe) else 1)
     if args.dry_run:
-        print_estimate(recipe, args.tokens_per_second)
+        print_estimate(recipe, assumed_from(args))
         return
     share = Share.parse(args.shards) if args.shards else WHOLE
     if harvest(recipe, share, runner(args)):

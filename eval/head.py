@@ -1,6 +1,7 @@
 """Evaluate a head: acceptance, serving, report. Rerun, it measures only what is missing.
 
     python eval/head.py [RECIPE] [section.key=value ...]
+    python eval/head.py --dry-run [RECIPE] ...    engines, servers, loads, requests, hours, price; nothing is started
 
 Each part is a process of its own: an engine that ran inside a process leaves its threads and memory behind,
 and the servers measured next must not share a machine with them.
@@ -12,14 +13,21 @@ import sys
 from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.evaluation.forecast import eval_plan
 from drafthead.processes import ends_with_parent
+from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, RATE, assumed_from, print_stage
+
+OPTIONS = (DRY_RUN, RATE, GPU, *AMOUNTS)
 
 # The first two print their tables; the report does not print them again.
 PARTS = (("acceptance.py",), ("serving.py",), ("report.py", "--verdict-only"))
 
 
 def main() -> None:
-    recipe_from_command_line(__doc__)  # a bad recipe is reported once, before anything starts
+    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)  # a bad recipe is reported once, before anything starts
+    if args.dry_run:
+        print_stage(eval_plan(recipe, assumed_from(args)))
+        return
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     for script, *options in PARTS:
         command = [sys.executable, str(Path(__file__).with_name(script)), *sys.argv[1:], *options]

@@ -14,6 +14,7 @@ FOUNDATIONS = {
     "config", "section", "eval_config", "responses_config", "traffic_config", "provenance", "processes",
     "made_by", "space",
     "progress", "cli",
+    "stage_plan",
 }  # fmt: skip
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {

@@ -1,7 +1,7 @@
 """Train an EAGLE-3 draft head on harvested hidden states.
 
     accelerate launch train/eagle3.py [RECIPE] [section.key=value ...]
-    python train/eagle3.py --dry-run [--gpus N] [RECIPE] ...    memory per GPU and disk; nothing is trained
+    python train/eagle3.py --dry-run [--gpus N] [RECIPE] ...    memory per GPU, disk, hours, price; nothing is trained
 
 Without a recipe it trains the embedded default, configs/tiny.yaml. DeepSpeed is on by the recipe: no
 accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes from the newest checkpoint.
@@ -11,20 +11,16 @@ import os
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.processes import end_with_launcher
-
-OPTIONS = (
-    ("--dry-run", {"action": "store_true", "help": "print what a run needs and train nothing"}),
-    ("--gpus", {"type": int, "default": None, "metavar": "N", "help": "of the run, for --dry-run"}),
-)
+from drafthead.stage_plan import DRY_RUN, GPU, GPUS, RATE, assumed_from
 
 
 def main() -> None:
     end_with_launcher()
-    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
+    recipe, args = recipe_from_command_line(__doc__, DRY_RUN, GPUS, GPU, RATE)
     if args.dry_run:
-        from drafthead.training.footprint import print_plan
+        from drafthead.training.plan import print_plan
 
-        print_plan(recipe, args.gpus or recipe.train.batches_per_step)
+        print_plan(recipe, assumed_from(args))
         return
     if recipe.states.spool_shards is not None:
         # A harvester runs beside: on CPU, threads that spin for one another would starve it, and it them.

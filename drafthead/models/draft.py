@@ -11,7 +11,7 @@ steps, D draft vocabulary, V target vocabulary.
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -25,7 +25,7 @@ from drafthead.core.layout import Layout
 from drafthead.core.remake import remaking
 from drafthead.core.rope import rope_frequencies, rotation
 from drafthead.models.block import DraftLayer, Past, Projection, Reading, RMSNorm, Step
-from drafthead.models.target import TargetSpec
+from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,18 @@ def draft_shape(recipe: Recipe, spec: TargetSpec) -> DraftShape:
         rope_parameters=spec.rope_parameters,
         max_position_embeddings=spec.max_position_embeddings,
     )
+
+
+def planned_shape(recipe: Recipe) -> DraftShape:
+    """The head's shape before anything was trained; where the answers will choose its vocabulary, with the whole one.
+
+    Raises:
+        FileNotFoundError: the target's config.json is missing.
+        ValueError: a tap lies beyond the target.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    check_tap_ids(spec, recipe.target.tap_ids)
+    return replace(draft_shape(recipe, spec), head=recipe.head.sized(spec.vocab_size))
 
 
 class DraftModel(nn.Module):
@@ -188,3 +200,9 @@ def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.dev
     parameters = {name: weights[name].to(device, dtype) for name in model.state_dict()}
     model.load_state_dict(parameters, assign=True)
     return model.eval().requires_grad_(False)
+
+
+def num_parameters(shape: DraftShape) -> int:
+    """Trainable weights of a head; nothing is allocated."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in DraftModel(shape).parameters())

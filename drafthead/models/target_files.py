@@ -109,5 +109,6 @@ def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional:
         at = f" at revision {revision}" if revision else ""
         raise FileNotFoundError(
             f"{', '.join(names)} of {path}{at} are not in the cache and cannot be downloaded "
-            f"({type(error).__name__}): run `hf download {path}` where there is a network, or give a directory"
+            f"({type(error).__name__}): run `hf download {path} {' '.join(names)}` where there is a network (without "
+            "the names: the whole model), or give a directory"
         ) from error

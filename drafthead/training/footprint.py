@@ -11,12 +11,9 @@ feed-forward, Q query and G key/value heads, d head dimension, N taps, D draft a
 
 from dataclasses import dataclass, fields
 
-import torch
-
-from drafthead.config import Recipe, TrainConfig
+from drafthead.config import TrainConfig
 from drafthead.core.losses import CHUNK_ROWS
-from drafthead.models.draft import DraftModel, DraftShape, draft_shape
-from drafthead.models.target import check_tap_ids, load_target_spec
+from drafthead.models.draft import DraftShape, num_parameters
 
 _FLOAT32 = 4
 
@@ -77,12 +74,6 @@ def footprint(shape: DraftShape, config: TrainConfig, ranks: int, device: str = 
     )  # fmt: skip
 
 
-def num_parameters(shape: DraftShape) -> int:
-    """Trainable weights of a head."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in DraftModel(shape).parameters())
-
-
 def _kept_per_row(shape: DraftShape, config: TrainConfig) -> int:
     """Elements that the unroll keeps for one row over all TTT steps."""
     head, H = shape.head, shape.hidden_size
@@ -94,39 +85,3 @@ def _kept_per_row(shape: DraftShape, config: TrainConfig) -> int:
     reading = queries + 2 * keys + 2 * H  # what embeddings give to q, k and v, and what that was made from
     once = inside if config.gradient_checkpointing else 0
     return config.num_ttt_steps * (head.num_layers * per_layer + results) + reading + once
-
-
-def print_plan(recipe: Recipe, ranks: int) -> None:
-    """Print parameters, memory per GPU and disk of a run; nothing is trained.
-
-    Args:
-        recipe: to be trained.
-        ranks: GPUs of the run.
-
-    Raises:
-        ValueError: the recipe does not fit its target, or micro batches cannot be shared by the ranks.
-    """
-    if recipe.train.batches_per_step % ranks:
-        raise ValueError(
-            f"train.batches_per_step {recipe.train.batches_per_step} cannot be shared by {ranks} GPUs: "
-            "choose a divisor with --gpus"
-        )
-    if not recipe.head.draft_vocab_size:
-        raise ValueError(
-            "head.coverage chooses the draft vocabulary from the answers: add head.draft_vocab_size=32000 "
-            "head.coverage=null to plan with a size"
-        )
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
-    check_tap_ids(spec, recipe.target.tap_ids)
-    shape = draft_shape(recipe, spec)
-    needed, parameters = footprint(shape, recipe.train, ranks), num_parameters(shape)
-    print(f"head       {parameters / 1e6:,.1f} M parameters; {recipe.train.batches_per_step // ranks} micro batches of "
-          f"{recipe.train.tokens_per_batch:,} tokens on each of {ranks} GPUs are one step")  # fmt: skip
-    for field in fields(needed):
-        print(f"{field.name:<11}{getattr(needed, field.name) / 2**30:8.2f} GiB")
-    print(f"per GPU    {needed.total / 2**30:8.2f} GiB at ZeRO {recipe.train.zero_stage}; leave a tenth free")
-    kept = recipe.train.keep_checkpoints + 1  # and the best
-    moments = 3 + (recipe.train.ema_decay is not None)
-    size = parameters * _FLOAT32 * (1 + moments)
-    print(f"disk       {kept * size / 2**30:8.2f} GiB for {kept} checkpoints of {size / 2**30:.2f} GiB")
-    print("hours and price: no rate was measured on a GPU; run a few steps, read tokens/s and ETA off the log")

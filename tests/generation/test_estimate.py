@@ -9,11 +9,13 @@ from drafthead import provenance
 from drafthead.config import REPO_ROOT
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import Response, part_path, write_part
-from drafthead.generation.estimate import MEASURED, Text, estimate, print_estimate
+from drafthead.generation.estimate import estimate, harvest_plan, print_estimate
 from drafthead.generation.prompts import make_prompts
+from drafthead.generation.texts import Text
 from drafthead.models.target import load_target_spec
-from drafthead.provenance import ArtefactError
+from drafthead.serving.rates import MEASURED
 from drafthead.serving.shard_writer import ShardSlot
+from drafthead.stage_plan import Assumed
 from tests.generation.conftest import small_recipe
 from tests.serving.test_connector import writer_of
 
@@ -70,43 +72,73 @@ def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):
     assert train.disk_bytes < validation.disk_bytes
 
 
+def test_without_prompts_the_recipe_and_the_command_line_say_how_many(tmp_path):
+    recipe = small_recipe(tmp_path)
+    train, validation = estimate(recipe, Assumed(prompts=5, prompt_tokens=100, answer_tokens=20))
+    assert (train.sequences, train.tokens) == (5, 5 * 120)
+    assert validation.tokens == 4 * (120 + recipe.train.num_ttt_steps)
+    train, _ = estimate(recipe)
+    assert (train.sequences, train.exact) == (recipe.prompts.max_train, False)
+
+
 def test_before_the_responses_everything_is_an_upper_bound(tmp_path, capsys):
     recipe = small_recipe(tmp_path)
-    with pytest.raises(ArtefactError, match=r"run: python data_gen/prompts\.py"):
-        estimate(recipe)
     make_prompts(recipe)
     train, validation = estimate(recipe)
     assert not train.exact
     assert train.tokens > train.sequences * recipe.responses.max_tokens
     assert validation.sequences == 4
-    print_estimate(recipe, None)
+    shorter, _ = estimate(recipe, Assumed(answer_tokens=8))
+    assert shorter.tokens == train.tokens - train.sequences * (recipe.responses.max_tokens - 8)
+    print_estimate(recipe, Assumed())
     said = capsys.readouterr().out
     assert "at most" in said
     assert "every answer counted with responses.max_tokens 32" in said
     assert "price      not known: set eval.price_per_gpu_hour" in said
 
 
-def test_time_and_price_follow_a_measured_rate_only(tmp_path, capsys):
+def test_a_rate_is_given_measured_or_called_assumed(tmp_path, capsys):
     recipe = with_responses(tmp_path, "eval.price_per_gpu_hour=2")
-    print_estimate(recipe, tokens_per_second=0.01)
+    print_estimate(recipe, Assumed(tokens_per_second=0.01))
     said = capsys.readouterr().out
-    assert "1.2 hours (1:13:20) at 0 tokens/s (--tokens-per-second)" in said
-    assert "price      2.44 at 2.00 per GPU and hour, 1 GPUs" in said
+    assert "time       1.22 hours at 0 tokens/s (--tokens-per-second)" in said
+    assert "price      2.44 at 2.00 per GPU and hour" in said
+    assert harvest_plan(recipe, Assumed()).rate == str(MEASURED["data_gen/tiny/target"]["harvest"])
 
     target = recipe.target.model_copy(update={"path": str(REPO_ROOT / "data_gen/tiny/target")})
-    print_estimate(recipe.model_copy(update={"target": target}), None)
-    said = capsys.readouterr().out
-    assert "no rate was measured for" in said
-    assert "hours (" not in said
-    with pytest.raises(ValueError, match="must be positive"):
-        print_estimate(recipe, -1.0)
+    elsewhere = harvest_plan(recipe.model_copy(update={"target": target}), Assumed(gpu="h200"))
+    assert "ASSUMED, not measured" in elsewhere.rate
+    assert "H200" in elsewhere.rate
+
+
+def test_engines_share_the_clock_and_not_the_price(tmp_path):
+    recipe = with_responses(tmp_path, "eval.price_per_gpu_hour=2")
+    one, four = (harvest_plan(recipe, Assumed(gpus=n, tokens_per_second=1)) for n in (1, 4))
+    assert four.hours == pytest.approx(one.hours / 4)
+    assert four.price == pytest.approx(one.price)
+
+
+@pytest.mark.parametrize("options", [{"tokens_per_second": -1.0}, {"prompts": 0}, {"answer_tokens": -5}, {"gpus": 0}])
+def test_what_is_assumed_is_positive(options):
+    with pytest.raises(ValueError, match=r"--[a-z-]+ \S+ must be positive"):
+        Assumed(**options)
+
+
+def test_a_gpu_without_a_data_sheet_is_refused(tmp_path):
+    recipe = with_responses(tmp_path)
+    elsewhere = recipe.model_copy(
+        update={"target": recipe.target.model_copy(update={"path": str(REPO_ROOT / "data_gen/tiny/target")})}
+    )
+    with pytest.raises(ValueError, match="--gpu abacus is not known: a100, b200"):
+        harvest_plan(elsewhere, Assumed(gpu="abacus"))
 
 
 def test_measured_rates_name_their_run():
-    for path, rate in MEASURED.items():
+    for path, stages in MEASURED.items():
         assert load_target_spec(str(REPO_ROOT / path))
-        assert "python " in rate.source
-        assert "20" in rate.source
+        for rate in stages.values():
+            assert "python " in rate.source
+            assert "2026-" in rate.source
 
 
 @pytest.mark.parametrize(

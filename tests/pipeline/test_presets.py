@@ -1,13 +1,19 @@
 """Published experiments in miniature, through real servers: `redhat` always, the others in `make presets`."""
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.presets import preset_names
 from drafthead.evaluation.serving import read_requests, read_runs
+from drafthead.progress import wait_until
 from drafthead.provenance import require, verify_files
+from drafthead.serving.server import parse_metrics
 from tests.pipeline.conftest import overrides_for, run_ok
 
 
@@ -67,3 +73,36 @@ def test_a_schedule_of_draft_lengths_beside_fixed_ones(tiny_run):
     assert proposed[("eagle3", 3, 4)] == pytest.approx(3, abs=0.2)
     assert proposed[("dynamic", 3, 1)] == pytest.approx(3, abs=0.2)
     assert proposed[("dynamic", 3, 4)] < 1.5
+
+
+@pytest.mark.presets
+def test_a_plan_before_any_head(tiny_run):
+    """An untrained head is served beside the baseline, and the acceptance that a trained one needs is printed."""
+    settings = ("eval.concurrency=[1,4]", "eval.num_draft_tokens=[3,1]", "eval.max_tokens=32")
+    assumed = ("--measure", "--acceptance-length", "2.0", "3.0")
+    printed = run_ok("eval/plan.py", (*overrides_for(Path(tiny_run.output_dir), *settings), *assumed))
+    assert "Acceptance length that a head must reach" in printed
+    assert any(word in printed for word in ("TRAINING CAN PAY", "CANNOT PAY", "IT DEPENDS"))
+
+
+@pytest.mark.presets
+def test_the_speculators_layout_needs_no_target_named(tiny_run, tmp_path):
+    """`vllm serve HEAD`, and nothing else but a port and the size of this machine."""
+    run_ok("export/head.py", overrides_for(Path(tiny_run.output_dir), "export.format=speculators"))
+    head = tiny_run.head_dir.with_name("tiny-speculators")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(head), "--port", str(port), "--enforce-eager"]
+    log = tmp_path / "serve.log"
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or "startup complete" in log.read_text(), "vllm serve")
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+                asked = {"prompt": [5, 6, 7, 8], "max_tokens": 32, "temperature": 0, "ignore_eos": True}
+                answer = client.post("/v1/completions", json=asked | {"model": str(head)}).json()
+                drafts = parse_metrics(client.get("/metrics").text)["vllm:spec_decode_num_drafts"]
+        finally:
+            process.terminate()
+    assert answer["usage"]["completion_tokens"] == 32
+    assert 0 < drafts < 32

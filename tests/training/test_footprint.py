@@ -3,13 +3,16 @@
 import pytest
 import torch
 
+from benchmarks.stepbench.shapes import Shape, step_flops
 from drafthead.config import HeadConfig, load_recipe
 from drafthead.core.alignment import valid_positions
 from drafthead.core.layout import tail_layout
 from drafthead.data.packing import PackedBatch
 from drafthead.models.draft import DraftModel, DraftShape
-from drafthead.training.footprint import footprint, print_plan
+from drafthead.stage_plan import Assumed
+from drafthead.training.footprint import footprint
 from drafthead.training.objective import FrozenTarget, TTTObjective, score
+from drafthead.training.plan import TrainAmount, operations_per_epoch, print_plan, train_plan
 
 TOKENS, STEPS = 1024, 3
 
@@ -75,13 +78,28 @@ def test_every_stage_cuts_up_what_it_says(stage):
 
 
 def test_a_plan_is_printed_without_training(capsys, tmp_path):
-    print_plan(load_recipe(overrides=[f"output_dir={tmp_path}", "train.batches_per_step=4"]), ranks=2)
+    print_plan(load_recipe(overrides=[f"output_dir={tmp_path}", "train.batches_per_step=4"]), Assumed(gpus=2))
     printed = capsys.readouterr().out
     assert "2 micro batches of 4,096 tokens on each of 2 GPUs" in printed
-    assert "per GPU" in printed
+    assert "there are no answers yet to count" in printed
     assert not list(tmp_path.iterdir())
 
 
 def test_ranks_that_cannot_share_a_step_are_refused():
     with pytest.raises(ValueError, match=r"batches_per_step 4 cannot be shared by 3 GPUs"):
-        print_plan(load_recipe(overrides=["train.batches_per_step=4"]), ranks=3)
+        print_plan(load_recipe(overrides=["train.batches_per_step=4"]), Assumed(gpus=3))
+
+
+def test_a_vocabulary_still_to_be_chosen_is_counted_whole():
+    recipe = load_recipe(overrides=["head.draft_vocab_size=0", "head.coverage=0.98"])
+    plan = train_plan(recipe, Assumed(), None)
+    assert plan.disk_bytes > train_plan(load_recipe(), Assumed(), None).disk_bytes
+    assert "an upper bound" in plan.notes[-1]
+
+
+def test_operations_are_those_of_the_benchmark():
+    """A row of every token: the formula that benchmarks/ measures the peak with."""
+    measured = Shape("x", 256, 1024, 8, 4, 32, vocab=8192, draft_vocab=4096, tokens=TOKENS, batch=2, ttt_steps=STEPS)
+    by_hand = step_flops(measured)
+    own = operations_per_epoch(shape(), STEPS, TrainAmount(2, 2 * TOKENS, 2 * TOKENS))
+    assert own == pytest.approx(by_hand, rel=0.01)

@@ -1,0 +1,77 @@
+"""The README's two tables and its picture, from the results of a finished quickstart.
+
+    python benchmarks/readme_figures.py                    # of results/tiny; the picture goes to docs/images
+    python benchmarks/readme_figures.py output_dir=OUT     # of another run of the recipe
+
+Make it on a quiet machine after `make quickstart`, and put what it prints in the place of what is there.
+"""
+
+import shutil
+from collections.abc import Iterator
+
+from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import REPO_ROOT
+from drafthead.core.statistics import Interval
+from drafthead.evaluation.acceptance import acceptance_dir, read_acceptance
+from drafthead.evaluation.levels import MEASURE, THROUGHPUT, Level, summarise_serving
+from drafthead.evaluation.serving_rows import read_serving
+from drafthead.evaluation.summary import ALL, AcceptanceSummary, summarise_acceptance
+from drafthead.provenance import require
+
+PICTURE = "acceptance-length.png"
+IMAGES = REPO_ROOT / "docs" / "images"
+MEANINGS = {
+    "chat": "chat: explain a function", "code": "code: complete a function", "long": "long: summarise a source",
+    "structured": "structured: JSON of a signature",
+}  # fmt: skip
+
+
+def main() -> None:
+    recipe, _ = recipe_from_command_line(__doc__)
+    made = require(acceptance_dir(recipe), "acceptance", "make quickstart")["made_by"]
+    summary = summarise_acceptance(read_acceptance(acceptance_dir(recipe)))
+    levels = summarise_serving(read_serving(recipe.results_dir / "serving"))
+    for line in (*acceptance_lines(summary), "", *serving_lines(levels)):
+        print(line)
+    print(f"\n{summary.prompts} prompts, {summary.looping} of them loop; measured at commit {made['git_commit']}")
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    print(f"picture: {shutil.copy(recipe.results_dir / PICTURE, IMAGES)}")
+
+
+def acceptance_lines(summary: AcceptanceSummary) -> Iterator[str]:
+    """Markdown: acceptance length of head and n-gram by workload, all of them last."""
+    yield "| workload | acceptance length, EAGLE-3 head | acceptance length, n-gram |"
+    yield "|---|---|---|"
+    for category in (*sorted({m.category for m in summary.methods} - {ALL}), ALL):
+        cells = [_bracketed(summary.of(method, category).length) for method in ("eagle3", "ngram")]
+        cells.insert(0, MEANINGS.get(category, category))
+        yield "| " + " | ".join(f"**{cell}**" if category == ALL else cell for cell in cells) + " |"
+
+
+def serving_lines(levels: list[Level]) -> Iterator[str]:
+    """Markdown: throughput at every load, and the wait for the first token at the highest."""
+    yield "| serving, same prompts in both arms | baseline | with head | change |"
+    yield "|---|---|---|---|"
+    ordered = sorted(levels, key=lambda level: level.concurrency)
+    for level in ordered:
+        asked = "1 request at a time" if level.concurrency == 1 else f"{level.concurrency} at a time"
+        base, head = level.values[THROUGHPUT.key]
+        yield f"| output tok/s, {asked} | {base:.1f} | {head:.1f} | {_percent(level, THROUGHPUT.key)} |"
+    base, head = (1e3 * seconds for seconds in ordered[-1].values["ttft_p50"])
+    asked = f"{ordered[-1].concurrency} at a time"
+    change = _percent(ordered[-1], MEASURE["ttft_p50"].key)
+    yield f"| median time to first token, {asked} | {base:.1f} ms | {head:.1f} ms | {change} |"
+
+
+def _bracketed(interval: Interval) -> str:
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _percent(level: Level, key: str) -> str:
+    interval = level.changes[key].interval
+    value, low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (interval.value, interval.low, interval.high))
+    return f"{value} % [{low}, {high}]" if interval.low == interval.low else f"{value} %, no interval"
+
+
+if __name__ == "__main__":
+    run_recipe(main)

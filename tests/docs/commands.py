@@ -1,0 +1,146 @@
+"""Every command that the documentation names, and how each is accounted for.
+
+A block is shell when its first line begins with one of PROGRAMS. What no test can run is marked: a line by a comment
+`# needs ...` at its end, a block by one right above it, a command between backticks by one right after it, a page by
+one anywhere:
+
+    <!-- not run: needs a GPU -->
+    <!-- page not run: needs a GPU and the hub -->
+
+Everything else is run: by a test that RUN_BY names, or by tests/pipeline/test_docs.py.
+"""
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from drafthead.config import REPO_ROOT
+
+PAGES = [REPO_ROOT / "README.md", REPO_ROOT / "CONTRIBUTING.md", *sorted((REPO_ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("python", "make", "accelerate", "pip", "vllm", "hf", "ray", "sbatch", "trtllm-serve", "docker", "git")
+_CHAIN = "tests/pipeline/conftest.py::tiny_run"
+_DATA = "tests/generation/test_estimate.py::test_the_script_runs_neither_model_nor_harvest"
+_SCALE = "tests/generation/test_scale_out.py"
+_MINIATURE = "tests/pipeline/test_presets.py::test_redhat_in_miniature"
+# Script and flags -> the test that runs exactly them. `make check` and its like run the suite itself.
+RUN_BY = {
+    "data_gen/prompts.py": _CHAIN,
+    "data_gen/regenerate.py": _CHAIN,
+    "data_gen/harvest.py": _CHAIN,
+    "data_gen/harvest.py --dry-run": _DATA,
+    "data_gen/harvest.py --verify": _DATA,
+    "data_gen/harvest.py --cluster": f"{_SCALE}::test_a_ray_cluster_that_loses_a_worker_makes_the_same_store",
+    "data_gen/harvest.py --cluster --workers": f"{_SCALE}::test_a_ray_cluster_that_loses_a_worker_makes_the_same_store",
+    "docs/slurm/harvest.sbatch": f"{_SCALE}::test_the_tasks_of_the_slurm_example_make_the_same_store",
+    "train/eagle3.py": _CHAIN,
+    "export/head.py": _CHAIN,
+    "eval/acceptance.py": "tests/pipeline/test_chain.py::_lengths",
+    "eval/serving.py --miniature --preset": _MINIATURE,
+    "eval/serving.py": "tests/pipeline/test_presets.py::test_a_schedule_of_draft_lengths_beside_fixed_ones",
+    "eval/plan.py --measure": "tests/pipeline/test_presets.py::test_a_plan_before_any_head",
+    "vllm serve": "tests/pipeline/test_presets.py::test_the_speculators_layout_needs_no_target_named",
+}
+_BLOCK = re.compile(r"^```\w*\n(.*?)^```|((?:^ {4}[^\n]*\n(?:\n(?= {4}))?)+)", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"<!-- (page )?not run: needs (.+?) -->")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a page.
+
+    Attributes:
+        page, line: where it stands.
+        words: as the shell reads them, without synopsis brackets.
+        needs: what a machine that runs tests lacks; empty: nothing.
+    """
+
+    page: str
+    line: int
+    words: tuple[str, ...]
+    needs: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {shlex.join(self.words)}"
+
+    @property
+    def script(self) -> str:
+        """The recipe script, benchmark or job file that it runs; empty for other programs."""
+        return next((word for word in self.words if re.fullmatch(r"[a-z_]+/[\w/]+\.(py|sbatch)", word)), "")
+
+    @property
+    def arguments(self) -> list[str]:
+        """What the script gets."""
+        return list(self.words[self.words.index(self.script) + 1 :]) if self.script else []
+
+    @property
+    def key(self) -> str:
+        """The script with its flags, in one order; of other programs the first two words."""
+        if not self.script:
+            return " ".join(self.words[:2])
+        return " ".join([self.script, *sorted(word for word in self.arguments if word.startswith("--"))])
+
+
+@lru_cache(maxsize=1)
+def documented() -> list[Command]:
+    """All commands of all pages."""
+    return [command for page in PAGES for command in commands_of(page)]
+
+
+def commands_of(page: Path) -> list[Command]:
+    """Of one page: those in blocks, and those between backticks."""
+    text, name = page.read_text(encoding="utf-8"), str(page.relative_to(REPO_ROOT))
+    whole = next((m.group(2) for m in _MARK.finditer(text) if m.group(1)), "")
+    found = []
+    for line, block, above in _blocks(text):
+        mark = _MARK.search(above)
+        needs = mark.group(2) if mark else whole
+        found += [Command(name, line, words, own or needs) for words, own in _commands(block)]
+    for match in re.finditer(r"(?<!`)`((?:python|make|accelerate) [^`\n]+)`(?!`)", text):
+        line = text[: match.start()].count("\n") + 1
+        mark = _MARK.match(text[match.end() :].lstrip("). "))
+        found += [
+            Command(name, line, words, mark.group(2) if mark else whole) for words, _ in _commands(match.group(1))
+        ]
+    return found
+
+
+def _blocks(text: str) -> list[tuple[int, str, str]]:
+    """(line number, block, the line right above it) of fenced and indented code."""
+    found = []
+    for match in _BLOCK.finditer(text):
+        block = match.group(1) or re.sub("^    ", "", match.group(2), flags=re.MULTILINE)
+        before = text[: match.start()]
+        found.append((before.count("\n") + 1, block, (before.rstrip().splitlines() or [""])[-1]))
+    return found
+
+
+def _commands(block: str) -> list[tuple[tuple[str, ...], str]]:
+    """Words, and what a comment at the end of the line says the command needs."""
+    first = next((line for line in block.splitlines() if line.strip() and not line.startswith("#")), "")
+    if first.split(" ")[0] not in PROGRAMS:
+        return []
+    found = []
+    for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines():
+        line, _, comment = re.sub(r"(?:^|\s)#", "\0", line, count=1).partition("\0")
+        needs = comment.strip().removeprefix("needs ") if comment.strip().startswith("needs ") else ""
+        required = re.sub(r"(?<=\s)\[([^\[\]]|\[[^\[\]]*\])*\]", "", line)  # without what a synopsis calls optional
+        for part in required.split("&&"):
+            words = tuple(word for word in shlex.split(part) if word != "...")
+            if words:
+                found.append((words, needs))
+    return found
+
+
+def expanded(command: Command) -> list[Command]:
+    """What a `make` target runs, by make's own word; any other command is itself."""
+    if command.words[0] != "make":
+        return [command]
+    asked = ["make", "--dry-run", "--always-make", "--no-print-directory", *command.words[1:]]
+    result = subprocess.run(asked, cwd=REPO_ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{command}: {result.stderr}"
+    lines = re.sub(r"\s*\\\n\s*", " ", result.stdout).splitlines()
+    steps = [tuple(shlex.split(line)) for line in lines if not line.startswith("echo")]
+    return [Command(command.page, command.line, words, command.needs) for words in steps]

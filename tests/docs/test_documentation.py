@@ -1,0 +1,163 @@
+"""The documentation against the code: commands parse, keys and paths exist, examples are valid, links work."""
+
+import argparse
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, Recipe, load_recipe
+from tests.docs.commands import PAGES, RUN_BY, Command, documented, expanded
+
+ALL_PAGES = [*PAGES, REPO_ROOT / "benchmarks" / "README.md"]
+# A placeholder in a documented command -> something of its kind.
+PLACEHOLDERS = {
+    "RECIPE": "configs/tiny.yaml",
+    "N": "2",
+    "KEY=...": "eval.price_per_gpu_hour=1",
+    "LOW": "2",
+    "HIGH": "3",
+}
+
+
+class _ParsedError(Exception):
+    """Carries what was parsed out of a script."""
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(REPO_ROOT))
+
+
+def filled(words: list[str]) -> list[str]:
+    """Words of a command with its placeholders filled in."""
+    return [PLACEHOLDERS.get(word, word) for word in words]
+
+
+def parsed(command: Command, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    """What the script's own parser makes of the command; nothing after it runs."""
+    original = argparse.ArgumentParser.parse_args
+
+    def stop(self, *args, **kwargs):
+        raise _ParsedError(original(self, *args, **kwargs))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr("sys.argv", [command.script, *filled(command.arguments)])
+    main = importlib.import_module(command.script.removesuffix(".py").replace("/", ".")).main
+    with pytest.raises(_ParsedError) as caught:
+        main()
+    return caught.value.args[0]
+
+
+def test_there_are_commands_to_look_at():
+    assert len(documented()) > 50
+    assert {"README.md", "docs/export.md", "docs/states.md"} <= {command.page for command in documented()}
+
+
+SCRIPTS = [c for c in documented() if c.script.endswith(".py")]
+
+
+@pytest.mark.parametrize("command", SCRIPTS, ids=str)
+def test_a_documented_command_is_one_that_its_script_takes(command, monkeypatch):
+    """Also those that need a GPU: flags by the script's own parser, recipe and overrides by the recipe's own model."""
+    assert (REPO_ROOT / command.script).is_file()
+    if command.script.startswith("benchmarks/"):
+        return
+    args = parsed(command, monkeypatch)
+    recipe, overrides = args.recipe, args.overrides
+    if "=" in recipe:
+        recipe, overrides = str(DEFAULT_RECIPE), [recipe, *overrides]
+    load_recipe(REPO_ROOT / recipe, overrides)
+
+
+@pytest.mark.parametrize("command", [c for c in documented() if c.words[0] == "make"], ids=str)
+def test_a_documented_make_target_runs_documented_scripts(command):
+    """What it runs is the suite's own tools, or accounted for like any other command."""
+    for step in expanded(command):
+        if step.script and not step.script.startswith("benchmarks/"):
+            assert (REPO_ROOT / step.script).is_file(), step
+            assert step.key in RUN_BY or step.key in {c.key for c in documented()}, step
+
+
+@pytest.mark.parametrize("key", sorted(RUN_BY))
+def test_the_test_that_runs_a_command_exists_and_names_it(key):
+    place, function = RUN_BY[key].split("::")
+    source = (REPO_ROOT / place).read_text()
+    script, *flags = key.split()
+    assert f"def {function}(" in source
+    for word in (script, *flags):
+        assert f'"{word}"' in source, f"{place} does not run {word}"
+    assert key in {c.key for c in documented()}, "no page has it any more: take it off RUN_BY"
+
+
+def test_only_what_this_project_does_not_install_goes_unrun():
+    """A command of another program is marked with what it needs."""
+    for command in documented():
+        if not command.script and command.words[0] != "make" and command.key not in RUN_BY:
+            assert command.needs, f"{command}: mark it <!-- not run: needs ... --> or have a test run it"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=page_name)
+def test_every_key_that_is_named_exists(page):
+    models = {name: field.annotation for name, field in Recipe.model_fields.items()}
+    sections = {name: model for name, model in models.items() if hasattr(model, "model_fields")}
+    for match in re.finditer(r"`(\w+)\.([a-z_]+)(?:\.\w+)*(?:[=:` ])", page.read_text()):
+        section, key = match.groups()
+        if section in sections and key not in ("py", "yaml"):
+            fields = sections[section].model_fields
+            names = set(fields) | {field.alias for field in fields.values()}
+            assert key in names, f"{page_name(page)} names {section}.{key}, which drafthead/config.py does not have"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=page_name)
+def test_every_path_that_is_named_exists(page):
+    # As written from the checkout; what runs write (data, runs, heads, results) is no part of it.
+    roots = "drafthead|tests|benchmarks|configs|docs|data_gen|train|export|eval|requirements"
+    for match in re.finditer(rf"`(?:python )?((?:{roots})/[\w./*-]+)(?:::(\w+))?", page.read_text()):
+        path, test = match.groups()
+        found = list(REPO_ROOT.glob(path.rstrip("/.")))
+        assert found, f"{page_name(page)} names {path}, which does not exist"
+        if test:
+            assert f"def {test}(" in found[0].read_text(), f"{page_name(page)} names {test}, which {path} does not have"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=page_name)
+def test_every_link_leads_somewhere(page):
+    for text, target in re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page_name(page)}: [{text}]({target})"
+        if anchor:
+            assert anchor in _anchors(there), f"{page_name(page)}: {target} has no such heading"
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def _examples() -> list[tuple[str, dict]]:
+    found = []
+    for page in ALL_PAGES:
+        blocks = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        blocks += [
+            re.sub("^    ", "", block, flags=re.MULTILINE)
+            for block in re.findall(r"(?:^|\n\n)((?:    \w+:.*\n)(?:    .*\n|\n(?=    ))*)", page.read_text())
+        ]
+        for block in blocks:
+            for part in re.split(r"\n\n(?=\w+:)", block):  # alternatives stand apart by an empty line
+                found.append((page_name(page), yaml.safe_load(part)))
+    return found
+
+
+@pytest.mark.parametrize(("page", "example"), _examples(), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_yaml_example_is_part_of_a_valid_recipe(page, example):
+    base = yaml.safe_load(DEFAULT_RECIPE.read_text())
+    base["engine"]["max_model_len"] = 1 << 17
+    for section, settings in example.items():
+        assert section in Recipe.model_fields, f"{page}: {section}"
+        base[section] = settings if section == "prompts" else {**base[section], **settings}
+    Recipe.model_validate(base)

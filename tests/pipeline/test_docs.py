@@ -1,0 +1,75 @@
+"""Commands of the documentation, run as they stand there: those that no other test runs and no page marks.
+
+RECIPE is the tiny run with a results folder of its own and few requests; a new command needs a placeholder here, a test
+of its own in tests/docs/commands.py, or a mark on its page.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drafthead.config import REPO_ROOT
+from drafthead.provenance import MANIFEST
+from tests.docs.commands import RUN_BY, Command, documented
+from tests.evaluation.test_imports import GUIDELLM, VLLM
+from tests.pipeline.conftest import SMALL_RUN
+
+pytestmark = pytest.mark.slow
+# Few prompts and one load: every command runs, and nothing is read off the figures.
+FEW = ("eval.methods=[eagle3]", "eval.max_tokens=24", "eval.concurrency=[2]", "eval.prompts_per_level=8")
+# What a command needs before it, by key.
+AFTER = {"eval/report.py": "eval/head.py", "eval/report.py --from": "eval/head.py"}
+
+
+def to_run() -> dict[str, Command]:
+    """Key -> one command of each kind, what others need first."""
+    left = {c.key: c for c in documented() if c.script and not c.needs and c.key not in RUN_BY}
+    return dict(sorted(left.items(), key=lambda item: (item[0] in AFTER, item[0])))
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_run, tmp_path_factory) -> Path:
+    """The tiny run, linked, with room of its own for results and for runs that are imported."""
+    root, source = tmp_path_factory.mktemp("docs"), Path(tiny_run.output_dir)
+    (root / "runs").mkdir()
+    for part in ("data", "heads", "runs/tiny"):
+        (root / part).symlink_to(source / part)
+    (root / "result.json").write_text(json.dumps(VLLM))
+    (root / "benchmarks.json").write_text(json.dumps(GUIDELLM))
+    return root
+
+
+@pytest.mark.parametrize("key", to_run())
+def test_a_documented_command_runs(key, folder, tiny_run):
+    run(to_run()[key], folder, tiny_run)
+
+
+def run(command: Command, folder: Path, tiny_run) -> None:
+    results = folder / "results" / "tiny"
+    first = AFTER.get(command.key)
+    if first and not (results / "serving" / MANIFEST).exists():  # run alone, without the test before it
+        run(to_run()[first], folder, tiny_run)
+    places = {
+        "RECIPE": ("configs/tiny.yaml", f"output_dir={folder}", *SMALL_RUN, *FEW),
+        "N": ("1",),
+        "KEY=...": ("eval.price_per_gpu_hour=5",),
+        "PATH_OR_HUB_ID": (str(tiny_run.head_dir), "name=imported"),
+        "OWNER/HEAD": (str(tiny_run.head_dir),),
+        "results.parquet": (str(folder / "results.parquet"),),
+        "result.json": (str(folder / "result.json"),),
+        "benchmarks.json": (str(folder / "benchmarks.json"),),
+    }
+    if "results.parquet" in command.words:
+        shutil.copy(results / "results.parquet", folder)
+    arguments = [part for word in command.arguments for part in places.get(word, (word,))]
+    asked = [sys.executable, command.script, *arguments]
+    result = subprocess.run(
+        asked, cwd=REPO_ROOT, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "2"}
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-3000:]}"
+    assert result.stdout.strip(), command
