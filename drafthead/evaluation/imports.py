@@ -6,7 +6,8 @@ spread of its gaps. Both also state figures of their own, kept beside ours so th
 them differ on one file (vLLM 0.32.0, GuideLLM 0.8.1), beside what `request_metrics` says of names:
 
     vLLM's median ITL is over all gaps of all requests, ours over the mean gaps of requests
-    GuideLLM's first token is the first chunk with text: special tokens that the server hides, Harmony's channels, do not count
+    GuideLLM's first token is the first chunk with text: special tokens that the server hides, such as Harmony's
+    channels, do not count
     GuideLLM's medians are an observation, the lower one of the two in the middle; those of TPOT and ITL weigh requests
     by their tokens
 """
