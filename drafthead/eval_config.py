@@ -35,6 +35,11 @@ HEADS = {
     "medusa": "train heads with github.com/FasterDecoding/Medusa and convert them to the layout of vLLM's MedusaModel",
     "draft_model": "any smaller model with the target's vocabulary, such as one of the same family",
 }
+# The same for `extra: {parallel_drafting: true}`.
+PARALLEL = (
+    "P-EAGLE heads are trained to fill all positions in one pass, which this pipeline does not do; public ones: "
+    "amazon/gpt-oss-120b-p-eagle, amazon/gpt-oss-20b-p-eagle-long-context, amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE"
+)
 
 
 class ArmConfig(Section):

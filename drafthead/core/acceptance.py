@@ -68,10 +68,10 @@ def replay(matches: Tensor, loss_mask: Tensor) -> Acceptance:
     """
     num_steps = matches.shape[0]
     accepted_from = leading_matches(matches).tolist()
-    generated = loss_mask.bool().tolist()
+    answer = last_answer(loss_mask)
     counts = [0] * num_steps
     drafts = 0
-    root, last = _last_run(generated)
+    root, last = answer.start - 1, answer.stop - 1
     # A round starts after a token unless that token ends the response.
     while root >= 0 and root + 1 < last:
         accepted = accepted_from[root]
@@ -82,15 +82,20 @@ def replay(matches: Tensor, loss_mask: Tensor) -> Acceptance:
     return Acceptance(drafts, tuple(counts))
 
 
-def _last_run(generated: list[bool]) -> tuple[int, int]:
-    """(index before the last run of generated tokens, index of the run's last token)."""
-    last = len(generated) - 1
-    while last >= 0 and not generated[last]:
-        last -= 1
-    first = last
-    while first > 0 and generated[first - 1]:
-        first -= 1
-    return (first - 1, last) if last >= 0 else (-1, -1)
+def last_answer(loss_mask: Tensor) -> slice:
+    """Where the last run of generated tokens lies in a document; empty when nothing was generated.
+
+    Args:
+        loss_mask: (T,) nonzero where the target generated the token.
+    """
+    generated = loss_mask.bool().tolist()
+    stop = len(generated)
+    while stop > 0 and not generated[stop - 1]:
+        stop -= 1
+    start = stop
+    while start > 0 and generated[start - 1]:
+        start -= 1
+    return slice(start, stop)
 
 
 def empty_acceptance(num_steps: int) -> Acceptance:

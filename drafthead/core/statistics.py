@@ -127,15 +127,6 @@ def geometric_mean(values: ArrayLike) -> float:
     return float(stats.gmean(np.asarray(values, float)))
 
 
-def repeated_ngram_share(tokens: ArrayLike, n: int = 8) -> float:
-    """Share of a text's n-grams that occurred before in it: 0 for fresh text, near 1 for a loop."""
-    ids = np.asarray(tokens)
-    if len(ids) <= n:
-        return 0.0
-    windows = np.lib.stride_tricks.sliding_window_view(ids, n)
-    return 1.0 - len(np.unique(windows, axis=0)) / len(windows)
-
-
 def ratio_of_sums(top: Array, bottom: Array, axis: int = -1) -> Array:
     """Σ top / Σ bottom along an axis; NaN or infinite where the bottom sums to zero."""
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from drafthead.config import Recipe
-from drafthead.core.statistics import repeated_ngram_share
+from drafthead.core import looping
 from drafthead.eval_config import Effort
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.conditions import Condition, by_engine, conditions
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
 
 KIND = "acceptance"
-LOOPING_SHARE = 0.1  # of an answer's 8-grams: above it the answer repeats itself
 
 Workloads = Mapping[Effort, Workload]
 
@@ -180,5 +179,5 @@ def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
         "reached_at": [int(((kept >= k) & (drafted > k)).sum()) for k in range(K)],
         "histogram": [int((kept == j).sum()) for j in range(K + 1)],
         "finish_reason": answer.finish_reason,
-        "repeated": repeated_ngram_share(ids),
+        "repeated": looping.repeated_share(ids),
     }

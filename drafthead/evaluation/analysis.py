@@ -13,7 +13,7 @@ from drafthead.evaluation.one_file import Results
 from drafthead.evaluation.pricing import Priced, price
 from drafthead.evaluation.schedule import Schedule, best_schedule
 from drafthead.evaluation.serving import HEAD
-from drafthead.evaluation.serving_rows import ServingRows, completed, main_length
+from drafthead.evaluation.serving_rows import ServingRows, completed, main_length, steady
 from drafthead.evaluation.speed import speed_samples
 from drafthead.evaluation.summary import AcceptanceSummary, summarise_acceptance
 from drafthead.evaluation.verdict import DEPLOY, UP_TO, Verdict, decide
@@ -50,7 +50,8 @@ class Analysis:
     def main_levels(self) -> list[Level]:
         """The levels that the main verdict rests on."""
         v = self.main
-        found = [x for x in self.levels if (x.workload, x.arm, x.K, x.reached) == (v.workload, v.arm, v.K, True)]
+        found = [x for x in self.levels if (x.workload, x.arm, x.K) == (v.workload, v.arm, v.K)]
+        found = [level for level in found if level.reached and level.steady]
         return [level for level in found if v.up_to is None or level.concurrency <= v.up_to]
 
     @property
@@ -83,7 +84,8 @@ def analyse(results: Results) -> Analysis:
     """Draw every conclusion.
 
     Raises:
-        ValueError: acceptance was synthetic, no load has two arms, or the traffic's workload was not measured.
+        ValueError: acceptance was synthetic, no load has two arms, none is of fixed concurrency, or the traffic's
+            workload was not measured.
     """
     recipe, identity = results.recipe, results.manifests[serving.KIND]["identity"]
     if identity.get("synthetic_acceptance_length") is not None:
@@ -98,13 +100,20 @@ def analyse(results: Results) -> Analysis:
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
-    """One verdict for every workload and arm, the head's first.
+    """One verdict for every workload and arm, the head's first; loads with a request rate are not judged.
 
     Raises:
-        ValueError: the traffic's workload was not measured.
+        ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
     traffic, slo = recipe.eval.traffic, recipe.eval.slo
-    workloads = list(dict.fromkeys(level.workload for level in levels))
+    judged = [level for level in levels if level.steady]
+    workloads = list(dict.fromkeys(level.workload for level in judged))
+    if not judged:
+        rates = ", ".join(dict.fromkeys(level.load for level in levels))
+        raise ValueError(
+            f"nothing to judge: all loads have a request rate ({rates}), and the verdict is by requests in flight; "
+            "add some with eval.concurrency=[1,8]. python eval/serving.py prints what was measured"
+        )
     if traffic.workload is not None:
         if traffic.workload not in workloads:
             raise ValueError(
@@ -113,7 +122,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
         workloads = [traffic.workload]
     found = []
     for workload in workloads:
-        here = [level for level in levels if level.workload == workload]
+        here = [level for level in judged if level.workload == workload]
         shares = traffic.shares(tuple(sorted({level.concurrency for level in here})))
         for arm in sorted({level.arm for level in here}, key=lambda arm: (arm != HEAD, arm)):
             of_arm = [level for level in here if level.arm == arm]
@@ -136,13 +145,10 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
     found = {}
     max_batch = recipe.engine.max_num_seqs
     for workload in dict.fromkeys(level.workload for level in levels if level.arm == HEAD):
-        asked = {level.concurrency for level in levels if level.workload == workload}
+        asked = {level.concurrency for level in levels if level.workload == workload and level.steady}
         powers = {2**i for i in range(max_batch.bit_length())}
         loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)
-        # A load with a request rate has a batch that varies; only steady loads say what a step of b requests costs.
-        steady = ServingRows(
-            *(f[(f["workload"] == workload) & (f["load"] == "c" + f["concurrency"].astype(str))] for f in rows)
-        )
-        if {BASELINE, HEAD} <= set(steady.runs["arm"]):
-            found[workload] = price(speed_samples(steady, HEAD, max_batch), loads, max_batch)
+        here = steady(ServingRows(*(frame[frame["workload"] == workload] for frame in rows)))
+        if {BASELINE, HEAD} <= set(here.runs["arm"]):
+            found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
     return found

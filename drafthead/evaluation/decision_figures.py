@@ -30,7 +30,7 @@ def decision_pictures(analysis: Analysis) -> list[Picture]:
             )
         )
     for index, (workload, priced) in enumerate(analysis.priced.items()):
-        run = {(level.concurrency, level.K) for level in levels if level.workload == workload}
+        run = {(level.concurrency, level.K) for level in levels if level.workload == workload and level.steady}
         found.append(
             picture(
                 "load-by-draft-length" + (f"-{index}" if index else ""),

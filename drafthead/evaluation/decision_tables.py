@@ -37,7 +37,7 @@ def cost_model_tables(
     """
     tables = []
     for workload, prices in priced.items():
-        ran = [level for level in levels if level.workload == workload and level.arm == HEAD]
+        ran = [level for level in levels if level.workload == workload and level.arm == HEAD and level.steady]
         requests = _request_table(prices, ran, price, gpus)
         found = [_price_table(prices, ran), requests, _break_even_table(prices)]
         found += [_held_out_table(prices)] if prices.model.held_out else []

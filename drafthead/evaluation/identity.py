@@ -4,16 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on
-from drafthead.eval_config import HEADS, ArmConfig
+from drafthead.eval_config import HEADS, PARALLEL, ArmConfig
 from drafthead.evaluation.workload import BASELINE, HEAD, Workload, arm_of, head_of
 from drafthead.models.draft_files import check_eagle3_files, check_tensor_files
 from drafthead.models.target import load_target_spec
 from drafthead.models.target_files import fingerprint_of
-from drafthead.provenance import MANIFEST, ArtefactError, reference, require
+from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference, require
 
 _MAKE_HEAD = "python export/head.py RECIPE"
+# What a head for parallel drafting has beyond another (vLLM's llm_base_proposer.py and llama_eagle3.py).
+_MASK_TOKENS = {"mask_token_id", "pard_token", "ptd_token_id", "dflash_config", "dspark_noise_token_id"}
+_MASK_STATE = "mask_hidden"
 
 
 def identity(recipe: Recipe, workload: Workload, arms: Sequence[str]) -> dict[str, Any]:
@@ -62,6 +67,8 @@ def _head_reference(recipe: Recipe, workload: Workload, target: str, arm: ArmCon
     head = head_of(recipe, arm)
     if head is None:
         return None
+    if arm.extra.get("parallel_drafting") and Path(head).is_dir():
+        _check_parallel(arm, Path(head))
     if arm.head and not (Path(head) / MANIFEST).exists():
         _check_foreign(recipe, arm, head)
         return fingerprint_of(head)
@@ -84,6 +91,25 @@ def _check_foreign(recipe: Recipe, arm: ArmConfig, head: str) -> None:
         if arm.method == HEAD:
             check_eagle3_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
     print(f"{head} (arm {arm.name}) was not made here: whether it has seen the held-out prompts cannot be checked")
+
+
+def _check_parallel(arm: ArmConfig, head: Path) -> None:
+    """What vLLM would say after the target is loaded."""
+    config = read_json(head / "config.json") if (head / "config.json").is_file() else {}
+    missing = [] if _MASK_TOKENS & set(config) else ["config.json names no mask token, such as ptd_token_id,"]
+    # A draft_model (PARD) needs no more than the token.
+    if arm.method != "draft_model" and not any(_holds(path, _MASK_STATE) for path in head.glob("*.safetensors")):
+        missing.append(f"its weights hold no {_MASK_STATE}")
+    if missing:
+        raise ValueError(
+            f"arm {arm.name}: {head} cannot draft in parallel: {' and '.join(missing)}. {PARALLEL}; or leave "
+            "parallel_drafting out of `extra`"
+        )
+
+
+def _holds(path: Path, name: str) -> bool:
+    with safe_open(path, framework="pt") as file:
+        return any(name in key for key in file.keys())  # noqa: SIM118 - no mapping
 
 
 def _check_not_in_head(head: Path, workload: Workload, manifest: dict[str, Any]) -> None:

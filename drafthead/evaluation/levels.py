@@ -75,6 +75,14 @@ class Level:
     gpus: int | None = None
     tokens_per_request: float = np.nan
 
+    @property
+    def steady(self) -> bool:
+        """Whether places were filled as they became free: what is decided is decided on such loads.
+
+        At a request rate as many tokens come out as are asked for, whoever serves; only times tell arms apart.
+        """
+        return self.load == f"c{self.concurrency}"
+
     def change(self, measure: Measure) -> float:
         """The change of a measure as a fraction."""
         return self.changes[measure.key].interval.value
@@ -82,7 +90,7 @@ class Level:
 
 @dataclass(frozen=True)
 class GeometricMean:
-    """A measure over all reached levels of an arm, with the worst level beside it.
+    """A measure over all reached steady levels of an arm, with the worst level beside it.
 
     Attributes:
         values: geometric means of baseline and arm, in SI units.
@@ -114,8 +122,8 @@ def summarise_serving(rows: ServingRows) -> list[Level]:
 
 
 def geometric_means(levels: Sequence[Level]) -> list[GeometricMean]:
-    """Every measure over the levels that were reached; empty when there are fewer than two."""
-    reached = [level for level in levels if level.reached]
+    """Every measure over the steady levels that were reached; empty when there are fewer than two."""
+    reached = [level for level in levels if level.reached and level.steady]
     return [_geometric_mean(measure, reached) for measure in MEASURES] if len(reached) > 1 else []
 
 

@@ -11,7 +11,7 @@ from drafthead.evaluation.cost_fit import fit
 from drafthead.evaluation.cost_model import CostModel
 from drafthead.evaluation.published.figures import published
 from drafthead.evaluation.serving import HEAD
-from drafthead.evaluation.serving_rows import ServingRows, read_serving
+from drafthead.evaluation.serving_rows import ServingRows, read_serving, steady
 from drafthead.evaluation.speed import speed_samples
 from drafthead.evaluation.tables import Cell, Table, Tone, print_table
 from drafthead.evaluation.workload import BASELINE
@@ -59,7 +59,7 @@ def rows_to_plan_from(recipe: Recipe) -> ServingRows:
     for directory in directories:
         if (directory / MANIFEST).exists():
             print(f"step times from {directory}")
-            return read_serving(directory)
+            return steady(read_serving(directory))
     raise ArtefactError(
         f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
         "run: python eval/plan.py RECIPE --measure"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drafthead.core.statistics import Array
 from drafthead.eval_config import LoadConfig
 from drafthead.serving.load import RequestTimes
 
@@ -61,7 +62,8 @@ def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], achieved: f
     """Whether a level was the load it is named after.
 
     Places are reached when they were nine tenths full on average. A rate is reached when sending all requests took
-    no more than a tenth longer than it should; with a cap as well, the level is reached when the cap was full instead.
+    no more than a tenth longer than it should, and than chance alone explains; with a cap as well, the level is
+    reached when the cap was full instead.
 
     Args:
         load: as asked.
@@ -72,7 +74,8 @@ def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], achieved: f
     if load.request_rate is None or full or len(requests) < 2:
         return full
     sent = [r.start_s for r in requests]
-    return (max(sent) - min(sent)) * REACHED <= sending_time(load, len(requests))
+    drawn = sending_time(load, len(requests)) + 2 * sending_spread(load, len(requests))
+    return (max(sent) - min(sent)) * REACHED <= drawn
 
 
 def sending_time(load: LoadConfig, count: int) -> float:
@@ -81,13 +84,26 @@ def sending_time(load: LoadConfig, count: int) -> float:
     Of n requests, a linear ramp sends request i at start + (end − start)·i/(n − 1) per second, an exponential one at
     start·(end/start)^(i/(n − 1)).
     """
+    return float(np.sum(1 / _rates(load, count)))
+
+
+def sending_spread(load: LoadConfig, count: int) -> float:
+    """Standard deviation of that time, in seconds: √(Σ 1 / (rate² · burstiness)) over a ramp's gamma-distributed gaps.
+
+    None without a ramp: there the client scales its gaps until they add up.
+    """
+    return float(np.sqrt(np.sum(_rates(load, count) ** -2) / load.burstiness)) if load.ramp else 0.0
+
+
+def _rates(load: LoadConfig, count: int) -> Array:
+    """Requests per second at which each of `count` requests is sent, (count,)."""
     end = load.request_rate or math.inf
-    if load.ramp is None:
-        return count / end
     done = np.arange(count) / max(count - 1, 1)
     if load.ramp == "linear":
-        return float(np.sum(1 / (load.ramp_start + (end - load.ramp_start) * done)))
-    return float(np.sum(1 / (load.ramp_start * (end / load.ramp_start) ** done)))
+        return load.ramp_start + (end - load.ramp_start) * done
+    if load.ramp == "exponential":
+        return load.ramp_start * (end / load.ramp_start) ** done
+    return np.full(count, end)
 
 
 def achieved_concurrency(requests: Sequence[RequestTimes]) -> float:

@@ -70,7 +70,7 @@ class _Point:
 
 def _series(levels: Sequence[Level]) -> dict[tuple[str, int], list[_Point]]:
     """(arm, K) -> its points over concurrency on the first workload, the baseline first."""
-    steady = [level for level in levels if level.load == f"c{level.concurrency}"] or levels
+    steady = [level for level in levels if level.steady] or levels
     first = [level for level in steady if level.workload == steady[0].workload]
     found: dict[tuple[str, int], dict[int, _Point]] = {(BASELINE, 0): {}}
     for level in first:

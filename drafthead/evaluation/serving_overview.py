@@ -64,10 +64,10 @@ def imported_table(levels: Sequence[Sequence[ImportedLevel]]) -> Table:
     for level in (level for file in levels for level in file):
         texts = [level.tool, level.name, str(len(level.requests)), f"{level.output_tokens_per_s:.1f}"]
         texts += _medians(level.requests)
-        texts += ["; ".join(f"{name} {value:.4g}" for name, value in level.stated.items())]
+        texts += [", ".join(f"{name} {value:.1f}" for name, value in level.stated.items()) or "–"]
         rows.append([Cell(text) for text in texts])
     columns = ["Tool", "Level", "Requests", "Output tok/s", *(f"{label}, median (ms)" for label in _TIMES.values())]
-    return Table("Imported results", [*columns, "As the tool states it"], rows, _formulas(), text_columns=2)
+    return Table("Imported results", [*columns, "Its own medians (ms)"], rows, _formulas(), text_columns=2)
 
 
 def _medians(requests: pd.DataFrame) -> list[str]:

@@ -51,6 +51,11 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows
     return ServingRows(_completed(requests, K), _completed(runs, K))
 
 
+def steady(rows: ServingRows) -> ServingRows:
+    """The rows of loads whose places were filled as they became free: only they say what a step of b requests costs."""
+    return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in rows))
+
+
 def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
     rows = rows.copy()
     drafted = rows["arm"] != BASELINE

@@ -19,8 +19,12 @@ def series_name(arm: str, K: int) -> str:
 def level_name(level: Level, levels: Sequence[Level]) -> str:
     """The load, with its workload where there is more than one."""
     several = len({other.workload for other in levels}) > 1
-    load = str(level.concurrency) if level.load == f"c{level.concurrency}" else level.load
+    load = str(level.concurrency) if level.steady else level.load
     return f"{level.workload}, {load}" if several else load
+
+
+def _load_label(levels: Sequence[Level]) -> str:
+    return "Concurrency" if all(level.steady for level in levels) else "Load"
 
 
 def length_cell(level: Level) -> Cell:
@@ -71,7 +75,12 @@ def _measures_table(arm: str, K: int, levels: Sequence[Level]) -> Table:
         "waited together. ITL is the gap between chunks, and a chunk of a speculative server carries several tokens: "
         "it gets worse by design; TPOT is per token."
     )
-    columns = ["Measure", "Concurrency", "Baseline", NAMES.get(arm, arm), "Change (%)"]
+    if any(not level.steady for level in levels):
+        note += (
+            " At a request rate (r…) throughput is what was sent, whoever serves: times tell the arms apart, and the "
+            "verdict leaves such loads out."
+        )
+    columns = ["Measure", _load_label(levels), "Baseline", NAMES.get(arm, arm), "Change (%)"]
     return Table(f"{series_name(arm, K)}: same prompts in both arms", columns, rows, note)
 
 
@@ -95,8 +104,8 @@ def _means_table(workload: str, arm: str, K: int, levels: Sequence[Level]) -> li
             ]
         )
     note = (
-        "Over the levels that were reached. A mean says nothing of the worst level, so that stands beside it; the mean "
-        "is coloured only when every level is resolved the same way."
+        "Over the loads of fixed concurrency that were reached. A mean says nothing of the worst level, so "
+        "that stands beside it; the mean is coloured only when every level is resolved the same way."
     )
     columns = [
         "Measure",
@@ -124,7 +133,15 @@ def _load_table(levels: Sequence[Level]) -> Table:
         ]
         for level in levels
     ]
-    columns = ["Arm", "Concurrency asked", "Achieved, baseline", "Achieved, arm", "Reached", "Paired prompts", "Failed"]
+    columns = [
+        "Arm",
+        f"{_load_label(levels)} asked",
+        "Achieved, baseline",
+        "Achieved, arm",
+        "Reached",
+        "Paired prompts",
+        "Failed",
+    ]
     return Table("Load", [*columns, "Acceptance length"], rows)
 
 
@@ -141,7 +158,7 @@ def _cost_table(levels: Sequence[Level], price: float, gpus: int) -> Table:
         "change is that of throughput, which is the inverse of cost: positive = cheaper."
     )
     return Table(
-        "Cost per 1M output tokens", ["Arm", "Concurrency", "Baseline", "Arm's cost", "Change (%)"], rows, note
+        "Cost per 1M output tokens", ["Arm", _load_label(levels), "Baseline", "Arm's cost", "Change (%)"], rows, note
     )
 
 

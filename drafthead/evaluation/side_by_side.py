@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from drafthead.core import looping
 from drafthead.core.statistics import Interval, acceptance_length_interval, acceptance_rate, proportion_interval
-from drafthead.evaluation.acceptance import LOOPING_SHARE
 from drafthead.evaluation.tables import Cell, Table, interval_text, percent_text
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
 
@@ -52,7 +52,7 @@ def summarise_conditions(rows: pd.DataFrame) -> list[ConditionSummary]:
     found = []
     for setting in _split(rows, ["temperature", "effort"]):
         baseline = setting[setting["arm"] == BASELINE].set_index("prompt_id")
-        kept = baseline.index[baseline["repeated"] <= LOOPING_SHARE]
+        kept = baseline.index[baseline["repeated"] <= looping.LIMIT]
         for group in _split(setting[setting["arm"] != BASELINE], ["arm", "k"]):
             found.append(_summary(group, ALL, kept, baseline))
             found += [

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from drafthead.core import looping
 from drafthead.core.statistics import (
     Interval,
     PositionAcceptance,
@@ -14,7 +15,6 @@ from drafthead.core.statistics import (
     length_difference,
     proportion_interval,
 )
-from drafthead.evaluation.acceptance import LOOPING_SHARE
 from drafthead.evaluation.serving import HEAD
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN
 
@@ -74,7 +74,7 @@ def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
     """Aggregate the rows of `read_acceptance`."""
     arms = {str(arm): group.set_index("prompt_id") for arm, group in rows.groupby("arm", sort=False)}
     baseline = arms[BASELINE]
-    kept = baseline.index[baseline["repeated"] <= LOOPING_SHARE]
+    kept = baseline.index[baseline["repeated"] <= looping.LIMIT]
     methods = [arm for arm in arms if arm not in (BASELINE, BASELINE_AGAIN)]
     categories = [ALL, *sorted({*baseline["category"]} - {ALL})]
     return AcceptanceSummary(

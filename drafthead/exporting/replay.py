@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafthead.core.acceptance import Acceptance, match_text, replay
+from drafthead.core.acceptance import Acceptance, last_answer, match_text, replay
 from drafthead.data.packing import pack
 from drafthead.data.store import StateStore
 from drafthead.data.windows import whole
@@ -81,10 +81,5 @@ def predicted_rounds(
 
 
 def _last_turn(index: int, ids: Tensor, mask: Tensor) -> Answer:
-    said = mask.nonzero()[:, 0].tolist()
-    if not said:
-        return Answer(index, [], [])
-    stop = said[-1] + 1
-    before = (~mask[:stop]).nonzero()[:, 0].tolist()
-    start = before[-1] + 1 if before else 0
-    return Answer(index, ids[:start].tolist(), ids[start:stop].tolist())
+    turn = last_answer(mask)
+    return Answer(index, ids[: turn.start].tolist(), ids[turn].tolist())

@@ -1,20 +1,20 @@
 """What is wrong with an answer, as far as that can be told without reading it: cut off, refused, going in circles.
 
 Truncation is the engine's word. A refusal is an answer that begins like one (responses.refusal_openings): cheap, in
-the language of the list only, and blind to polite refusals that begin otherwise. A loop is a share of repeated
-8-grams, which honest tables and code can reach too; see the samples before you drop by it. What happens to such
+the language of the list only, and blind to polite refusals that begin otherwise. Loops are told by `core.looping`,
+whose limit honest tables and code can reach too; see the samples before you drop by it. What happens to such
 answers is the recipe's choice; they are counted in either case.
 """
 
 from collections.abc import Sequence
 
+from drafthead.core.looping import loops
 from drafthead.data.reading import Said
 from drafthead.responses_config import ResponsesConfig
 
 TRUNCATED, REFUSED, LOOPING = "truncated", "refused", "looping"
 FLAGS = (TRUNCATED, REFUSED, LOOPING)
 DROPPED = "dropped"  # the reason why such an answer is missing
-NGRAM = 8  # a repeated run of eight tokens is rarely honest text
 _QUOTES = str.maketrans("\u2018\u2019", "''")
 
 
@@ -23,7 +23,7 @@ def judge(settings: ResponsesConfig, said: Said, token_ids: Sequence[int], finis
     earned = {
         TRUNCATED: finish_reason == "length",
         REFUSED: is_refusal(said.content, settings.refusal_openings),
-        LOOPING: repeats_itself(token_ids),
+        LOOPING: loops(token_ids),
     }
     return [flag for flag in FLAGS if earned[flag]]
 
@@ -38,12 +38,6 @@ def is_refusal(text: str, openings: Sequence[str]) -> bool:
     """Whether a text begins with one of the openings, whatever its case, quotation marks and spaces."""
     begins = _plain(text[:200])
     return any(begins.startswith(_plain(opening)) for opening in openings)
-
-
-def repeats_itself(token_ids: Sequence[int], n: int = NGRAM, limit: float = 0.1) -> bool:
-    """Whether more than `limit` of the text's n-grams occurred before in it."""
-    grams = [tuple(token_ids[i : i + n]) for i in range(len(token_ids) - n + 1)]
-    return bool(grams) and 1 - len(set(grams)) / len(grams) > limit
 
 
 def _plain(text: str) -> str:

@@ -9,7 +9,6 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_epoch
-from drafthead.data.windows import whole
 from drafthead.models.draft import frozen_copy
 from drafthead.progress import progress_bar
 from drafthead.training import checkpoint
@@ -109,8 +108,7 @@ def validate_now(run: Run, weights: dict[str, Tensor]) -> Validation:
     store, config = run.inputs.validation, run.config
     draft = frozen_copy(run.shape, weights, run.accelerator.device, run.dtype)
     objective = TTTObjective(draft, config.num_ttt_steps, config.objective, config.zero_hidden_states)
-    windows = [whole(i, store.tokens(i)[1], config.num_ttt_steps) for i in range(len(store))]  # rounds cross windows
-    plan = plan_epoch(windows, config.tokens_per_batch, 0, 0)
+    plan = plan_epoch(run.judged, config.tokens_per_batch, 0, 0)
     batches = (run.load(pack(store, w)) for w in plan[run.accelerator.process_index :: run.accelerator.num_processes])
     return validate(
         objective, config.num_ttt_steps, run.target, batches, run.recipe.eval.num_draft_tokens,
@@ -125,7 +123,8 @@ def save_now(run: Run, step: int, weights: dict[str, Tensor], result: Validation
         length, rates, improved = best.acceptance_length, best.acceptance_per_position, False
     else:
         length, rates = result.acceptance.length, result.acceptance.rates
-        improved = best.best_step == 0 or length > best.best_acceptance_length
+        # Where every validation answer loops, lengths are NaN and the newest checkpoint counts as the best.
+        improved = best.best_step == 0 or not length <= best.best_acceptance_length
     run.state = checkpoint.TrainState(
         step=step,
         world_size=run.accelerator.num_processes,

@@ -33,6 +33,7 @@ from drafthead.training.setup import (
     survey,
 )
 from drafthead.training.start import keep_start, started_model
+from drafthead.training.validate import judged
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -47,6 +48,7 @@ class Run:
         shape: of the head.
         target, vocabulary: frozen tensors, d2t and t2d.
         stream: packed micro batches of all epochs.
+        judged: what acceptance is predicted on.
         feed: what the loop asks when states come and go.
         prefetch: reads the stream one micro batch ahead.
         state: where training stands.
@@ -61,6 +63,7 @@ class Run:
     target: FrozenTarget
     vocabulary: DraftVocabulary
     stream: list[list[Window]]
+    judged: list[Window]
     feed: Feed
     prefetch: Prefetch
     state: checkpoint.TrainState
@@ -109,7 +112,7 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
     run = Run(
         recipe, inputs, accelerator, engine, optimizer, shape,
         target=frozen_target(pieces, inputs.spec, vocabulary, accelerator.device, _DTYPES[config.precision]),
-        vocabulary=vocabulary, stream=stream, feed=feed,
+        vocabulary=vocabulary, stream=stream, judged=judged(inputs.validation, config.num_ttt_steps), feed=feed,
         prefetch=Prefetch(stream, partial(pack, inputs.train), pin=accelerator.device.type == "cuda"),
         state=_restore(recipe, accelerator, engine),
     )  # fmt: skip
@@ -128,6 +131,11 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
         )
         for category, counts in sorted(found.by_category.items()):
             print(f"  {category:<20} {coverage(counts, vocabulary):.2%} of {int(counts.sum()):,}")
+        if looping := len(inputs.validation) - len(run.judged):
+            print(
+                f"{looping} of {len(inputs.validation)} validation answers loop and are left out of acceptance, "
+                "as they are in evaluation"
+            )
     return run
 
 

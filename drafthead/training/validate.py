@@ -1,5 +1,10 @@
-"""Acceptance on the validation split, predicted by replaying drafting rounds over the target's own text."""
+"""Acceptance on the validation split, predicted by replaying drafting rounds over the target's own text.
 
+Answers that loop are left out, by the rule by which evaluation leaves them out: the checkpoint that is picked here
+is to be the one that evaluation would pick.
+"""
+
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,9 +12,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from drafthead.core.acceptance import Acceptance, empty_acceptance, match_text, replay
+from drafthead.core.acceptance import Acceptance, empty_acceptance, last_answer, match_text, replay
 from drafthead.core.alignment import valid_positions
+from drafthead.core.looping import loops
 from drafthead.data.packing import PackedBatch
+from drafthead.data.store import States
+from drafthead.data.windows import Window, whole
 from drafthead.training.objective import FrozenTarget, score
 
 
@@ -18,12 +26,23 @@ class Validation:
     """Result of a pass over the validation split.
 
     Attributes:
-        loss: mean loss of the first TTT step per position.
+        loss: mean loss of the first TTT step per position; NaN when nothing was replayed.
         acceptance: pooled counters of the replayed rounds.
     """
 
     loss: float
     acceptance: Acceptance
+
+
+def judged(store: States, num_steps: int) -> list[Window]:
+    """The validation documents that are replayed, whole, since rounds cross windows: all whose answer does not loop.
+
+    Args:
+        store: of the validation split; states are not read.
+        num_steps: TTT steps.
+    """
+    texts = (store.tokens(i) for i in range(len(store)))
+    return [whole(i, mask, num_steps) for i, (ids, mask) in enumerate(texts) if not loops(ids[last_answer(mask)])]
 
 
 def replayable(loss_mask: Tensor) -> Tensor:
@@ -38,7 +57,7 @@ def validate(
     objective: nn.Module, num_steps: int, target: FrozenTarget, batches: Iterable[PackedBatch], num_drafts: int,
     over_ranks: Callable[[Tensor], Tensor],
 ) -> Validation:  # fmt: skip
-    """Replay every validation document at `num_drafts` draft tokens.
+    """Replay validation documents at `num_drafts` draft tokens.
 
     Args:
         objective: a `TTTObjective` over the weights to judge.
@@ -64,4 +83,6 @@ def validate(
         torch.tensor([total, counted, acceptance.drafts, *acceptance.accepted_per_position], dtype=torch.float64)
     )
     total, counted, drafts, *accepted = sums.tolist()
-    return Validation(total / max(counted, 1), Acceptance(int(drafts), tuple(int(n) for n in accepted)))
+    return Validation(
+        total / counted if counted else math.nan, Acceptance(int(drafts), tuple(int(n) for n in accepted))
+    )

@@ -12,7 +12,6 @@ from drafthead.core.statistics import (
     length_difference,
     proportion_interval,
     ratio_interval,
-    repeated_ngram_share,
 )
 
 
@@ -46,12 +45,6 @@ def test_wilson_interval_stays_inside_zero_and_one():
     assert share.value == 1
     assert share.low == pytest.approx(0.9766, abs=1e-3)
     assert share.high == 1
-
-
-def test_repeated_ngrams():
-    assert repeated_ngram_share(range(100)) == 0
-    assert repeated_ngram_share([1, 2, 3]) == 0
-    assert repeated_ngram_share([7] * 100) == pytest.approx(92 / 93)
 
 
 def _simulated_prompts(rng: np.random.Generator, prompts: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,12 +1,16 @@
 """Result files of other tools: the same times give the same figures, whichever tool wrote them down."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from drafthead.evaluation.imports import import_results
 from drafthead.evaluation.serving_overview import imported_table
+
+FILES = Path(__file__).parent / "files"
+REAL = FILES / "guidellm-0.8.1.json"
 
 # Sent at 10 s; chunks at 11, 12 and 14 s carry 1, 3 and 3 tokens; the answer proper starts with the second.
 VLLM = {
@@ -17,9 +21,16 @@ VLLM = {
 GUIDELLM = {
     "benchmarks": [{
         "config": {"strategy": {"type_": "concurrent", "streams": 2}},
+        "metrics": {
+            name: {"successful": {"median": value}}
+            for name, value in (
+                ("time_to_first_token_ms", 1000.0),
+                ("time_per_output_token_ms", 571.4),
+                ("inter_token_latency_ms", 500.0),
+            )
+        },
         "requests": {"successful": [{
-            "request_id": "a", "prompt_tokens": 5, "output_tokens": 7, "time_to_first_token_ms": 1000.0,
-            "time_per_output_token_ms": 571.4, "inter_token_latency_ms": 500.0,
+            "request_id": "a", "prompt_tokens": 5, "output_tokens": 7,
             "info": {"timings": {
                 "request_start": 10.0, "first_token_iteration": 11.0, "first_output_token_iteration": 12.0,
                 "last_token_iteration": 14.0, "token_iterations": 3, "request_end": 14.1,
@@ -50,13 +61,75 @@ def test_both_tools_give_the_same_figures(tmp_path):
 
 def test_what_guidellm_calls_itl_is_our_tpot(tmp_path):
     level = _import(tmp_path, GUIDELLM)[0]
-    assert 1e3 * level.requests["tpot_s"].iloc[0] == pytest.approx(level.stated["inter_token_latency_ms"])
-    assert 1e3 * level.requests["tpot_all_s"].iloc[0] == pytest.approx(
-        level.stated["time_per_output_token_ms"], rel=1e-3
-    )
+    assert 1e3 * level.requests["tpot_s"].iloc[0] == pytest.approx(level.stated["ITL"])
+    assert 1e3 * level.requests["tpot_all_s"].iloc[0] == pytest.approx(level.stated["TPOT"], rel=1e-3)
     cells = [cell.text for cell in imported_table([[level]]).rows[0]]
     assert cells[4:10] == ["1000.0", "2000.0", "500.0", "1500.0", "571.4", "4000.0"]
-    assert "inter_token_latency_ms 500" in cells[-1]
+    assert cells[-1] == "TTFT 1000.0, TPOT 571.4, ITL 500.0"
+
+
+def test_a_file_that_guidellm_wrote():
+    """0.8.1 on vLLM with the embedded target, one and two at a time: `guidellm run --profile kind=concurrent ...`."""
+    raw = json.loads(REAL.read_text())
+    levels = import_results(REAL)
+    assert [level.name for level in levels] == ["concurrent-1", "concurrent-2"]
+    for level, theirs in zip(levels, raw["benchmarks"], strict=True):
+        requests, metrics = theirs["requests"]["successful"], theirs["metrics"]
+        assert len(level.requests) == 6
+        # Request by request: their names, our formulas.
+        for ours, name in (
+            ("ttft_s", "time_to_first_token_ms"), ("ttfot_s", "time_to_first_output_token_ms"),
+            ("tpot_s", "inter_token_latency_ms"), ("tpot_all_s", "time_per_output_token_ms"),
+        ):  # fmt: skip
+            assert (1e3 * level.requests[ours]).tolist() == pytest.approx([r[name] for r in requests])
+        # All together: what GuideLLM prints is the lower observation, a median of ours lies between the two.
+        assert level.stated["TTFT"] == pytest.approx(1e3 * level.requests["ttft_s"].sort_values().iloc[2])
+        assert level.output_tokens_per_s == pytest.approx(
+            metrics["output_tokens_per_second"]["successful"]["mean"], rel=1e-3
+        )
+        # Latency ends with the last text here, and with the end of the stream there.
+        behind = metrics["request_latency"]["successful"]["mean"] - level.requests["e2e_s"].mean()
+        assert 0 < behind < 0.01
+        # Special tokens have no text: fewer chunks than tokens without any speculation.
+        assert (level.requests["output_tokens"] == 24).all()
+        assert max(r["info"]["timings"]["token_iterations"] for r in requests) == 20
+
+
+def test_a_file_that_vllm_wrote():
+    """`vllm bench serve --save-detailed` 0.32.0 with a tokenizer, the same prompts two at a time."""
+    (level,) = import_results(FILES / "vllm-bench-0.32.0.json")
+    medians = 1e3 * level.requests[["ttft_s", "tpot_s"]].median()
+    assert (level.stated["TTFT"], level.stated["TPOT"]) == pytest.approx(tuple(medians))
+    gaps = np.concatenate(json.loads((FILES / "vllm-bench-0.32.0.json").read_text())["itls"])
+    assert level.stated["ITL"] == pytest.approx(1e3 * np.median(gaps))
+    assert level.output_tokens_per_s == pytest.approx(85.67, abs=0.01)
+
+
+def test_requests_without_text_have_no_times(tmp_path):
+    real = json.loads(REAL.read_text())
+    silent = real["benchmarks"][0]["requests"]["successful"][0]["info"]["timings"]
+    silent |= {key: None for key in silent if "token_iteration" in key} | {"token_iterations": 0}
+    level = _import(tmp_path, real)[0]
+    assert level.requests["ttft_s"].isna().tolist() == [True] + [False] * 5
+    for request in real["benchmarks"][0]["requests"]["successful"]:
+        request["info"]["timings"] |= silent
+    with pytest.raises(ValueError, match="without streaming"):
+        _import(tmp_path, real)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"request_rate": 8.0}, "r8-c2"),
+        ({"max_concurrency": None}, "all at once"),
+        (
+            {"ramp_up_strategy": "linear", "ramp_up_start_rps": 2, "ramp_up_end_rps": 8, "max_concurrency": None},
+            "r2to8linear",
+        ),
+    ],
+)
+def test_loads_have_the_names_of_the_recipe(tmp_path, said, name):
+    assert _import(tmp_path, VLLM | said)[0].name == name
 
 
 def test_an_answer_of_one_token_has_no_gap(tmp_path):

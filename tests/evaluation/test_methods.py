@@ -4,6 +4,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.acceptance import read_acceptance
@@ -51,3 +53,18 @@ def test_a_draft_that_is_none_is_named(tmp_path):
         recipe = tiny_recipe(tmp_path, f"eval.methods=[{{name: mine, method: medusa, head: {head}}}]")
         with pytest.raises(FileNotFoundError, match=message):
             identity(recipe, workload, ("none", "mine"))
+
+
+def test_a_head_that_cannot_draft_in_parallel_is_named(tmp_path):
+    workload = Workload([EvalPrompt("a", "chat", [1, 2])], 0)
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text("{}")
+    save_file({"fc.weight": torch.zeros(2, 2)}, head / "model.safetensors")
+    arm = f"{{name: parallel, method: eagle3, head: {head}, extra: {{parallel_drafting: true}}}}"
+    recipe = tiny_recipe(tmp_path, f"eval.methods=[{arm}]")
+    with pytest.raises(ValueError, match=r"no mask token.* and its weights hold no mask_hidden.*p-eagle"):
+        identity(recipe, workload, ("none", "parallel"))
+    (head / "config.json").write_text('{"ptd_token_id": 0}')
+    save_file({"mask_hidden": torch.zeros(1, 2)}, head / "model.safetensors")
+    assert identity(recipe, workload, ("none", "parallel"))["arms"][0]["name"] == "parallel"

@@ -6,7 +6,7 @@ from drafthead.eval_config import LoadConfig
 from drafthead.evaluation.level_prompts import plan_prompts
 from drafthead.evaluation.plan import WorkloadSpec, recipe_plan
 from drafthead.evaluation.presets import load_preset, preset_names, preset_plan
-from drafthead.evaluation.request_metrics import load_reached, sending_time
+from drafthead.evaluation.request_metrics import load_reached, sending_spread, sending_time
 from drafthead.evaluation.workload import EvalPrompt, Workload
 from drafthead.serving.load import RequestTimes, load_flags
 from tests.evaluation.rows import tiny_recipe
@@ -172,4 +172,10 @@ def test_what_counts_as_reached():
     assert load_reached(capped, _sent(0, 1, 2, 9), 3.9)
     ramp = LoadConfig(request_rate=4, ramp="exponential", ramp_start=1)
     assert sending_time(ramp, 3) == pytest.approx(1 + 1 / 2 + 1 / 4)
+    assert sending_spread(ramp, 3) == pytest.approx((1 + 1 / 4 + 1 / 16) ** 0.5)
+    assert sending_spread(ramp.model_copy(update={"burstiness": 4.0}), 3) == sending_spread(ramp, 3) / 2
+    assert sending_spread(rate, 3) == 0.0
+    # 1.75 s ± 1.15 s: as chance may draw it, and later than that
+    assert load_reached(ramp, _sent(0, 3, 4.4), 1.0)
+    assert not load_reached(ramp, _sent(0, 3, 4.6), 1.0)
     assert sending_time(ramp.model_copy(update={"ramp": "linear"}), 3) == pytest.approx(1 + 1 / 2.5 + 1 / 4)

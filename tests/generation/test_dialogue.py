@@ -5,7 +5,7 @@ import pytest
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.reading import Said
 from drafthead.generation.dialogue import open_dialogue
-from drafthead.generation.judging import REFUSED, TRUNCATED, dropped, is_refusal, judge, repeats_itself
+from drafthead.generation.judging import REFUSED, TRUNCATED, dropped, is_refusal, judge
 from drafthead.responses_config import ResponsesConfig
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
@@ -70,12 +70,6 @@ def test_other_openings_can_be_configured():
     settings = ResponsesConfig(max_tokens=1, refusal_openings=("Es tut mir leid",))
     assert judge(settings, Said("Es tut mir leid, nein."), [1], "stop") == [REFUSED]
     assert judge(settings, Said("I'm sorry, but I can't."), [1], "length") == [TRUNCATED]
-
-
-def test_repetition_in_sequences_you_can_see():
-    assert not repeats_itself(list(range(40)))
-    assert repeats_itself([1, 2, 3] * 10)
-    assert not repeats_itself([1, 1])
 
 
 def test_one_flag_that_a_recipe_drops_is_enough():

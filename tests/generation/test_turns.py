@@ -57,7 +57,7 @@ def answered(tmp_path_factory) -> Recipe:
 
 def test_each_turn_is_asked_on_top_of_the_targets_own_answers(answered: Recipe):
     tokenizer = stage.load_tokenizer(answered)
-    render, read = renderer(tokenizer), answer_reader(tokenizer)
+    render, read = renderer(answered, tokenizer), answer_reader(tokenizer)
     prompts = {p.id: p for p in read_prompts(answered.prompts_dir, "train")}
     responses = {r.id: r for r in read_responses(answered.responses_dir("train"))}
     later = [r for r in responses.values() if r.turn]

@@ -13,7 +13,9 @@ from drafthead.config import REPO_ROOT, Recipe, load_recipe
 SMALL_RUN = ("prompts.max_train=640", "prompts.max_heldout=80", "prompts.validation=24", "train.epochs=4")
 
 
-def run_script(script: str, overrides: tuple[str, ...], launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+def run_script(
+    script: str, overrides: tuple[str, ...], launcher: tuple[str, ...] = (), timeout_s: float = 600
+) -> subprocess.CompletedProcess:
     """Run a recipe script on the embedded recipe with overrides."""
     return subprocess.run(
         [sys.executable, *launcher, script, *overrides],
@@ -21,7 +23,7 @@ def run_script(script: str, overrides: tuple[str, ...], launcher: tuple[str, ...
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=timeout_s,
         env={**os.environ, "OMP_NUM_THREADS": "2"},
     )
 
@@ -30,8 +32,8 @@ ACCELERATE = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--num
               "--mixed_precision", "no", "--dynamo_backend", "no")  # fmt: skip
 
 
-def run_ok(script: str, overrides: tuple[str, ...], launcher: tuple[str, ...] = ()) -> str:
-    result = run_script(script, overrides, launcher)
+def run_ok(script: str, overrides: tuple[str, ...], launcher: tuple[str, ...] = (), timeout_s: float = 600) -> str:
+    result = run_script(script, overrides, launcher, timeout_s)
     assert result.returncode == 0, f"{script}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
     return result.stdout
 

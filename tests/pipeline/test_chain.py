@@ -7,8 +7,9 @@ from safetensors import safe_open
 
 from drafthead import provenance
 from drafthead.config import load_recipe
+from drafthead.core.looping import LIMIT
 from drafthead.core.statistics import acceptance_length_interval
-from drafthead.evaluation.acceptance import LOOPING_SHARE, measure_acceptance, read_acceptance
+from drafthead.evaluation.acceptance import measure_acceptance, read_acceptance
 from drafthead.evaluation.summary import summarise_acceptance
 from tests.pipeline.conftest import SMALL_RUN, overrides_for, run_ok
 
@@ -77,7 +78,7 @@ def _lengths(recipe, name: str) -> dict:
     run_ok("eval/acceptance.py", overrides_of(recipe))
     rows = read_acceptance(recipe.results_dir / name)
     baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
-    kept = set(baseline.index[baseline["repeated"] <= LOOPING_SHARE])
+    kept = set(baseline.index[baseline["repeated"] <= LIMIT])
     rows = rows[rows["prompt_id"].isin(kept)]
     return {
         arm: acceptance_length_interval(group["drafts"], group["accepted"])

@@ -16,10 +16,12 @@ from drafthead.provenance import require, verify_files
 from drafthead.serving.server import parse_metrics
 from tests.pipeline.conftest import overrides_for, run_ok
 
+_PATIENCE_S = 1800  # techniques starts five servers, which answer 48 levels each
+
 
 def _run(recipe, preset: str, *more: str):
     overrides = overrides_for(Path(recipe.output_dir), *more)
-    printed = run_ok("eval/serving.py", ("--preset", preset, "--miniature", *overrides))
+    printed = run_ok("eval/serving.py", ("--preset", preset, "--miniature", *overrides), timeout_s=_PATIENCE_S)
     directory = recipe.results_dir / f"serving-{preset}-miniature"
     require(directory, "serving", "the preset")
     assert verify_files(directory) == []
@@ -47,6 +49,7 @@ def test_redhat_in_miniature(tiny_run):
 
 
 @pytest.mark.presets
+@pytest.mark.timeout(_PATIENCE_S)
 @pytest.mark.parametrize("preset", [name for name in preset_names() if name != "redhat"])
 def test_every_other_preset_in_miniature(tiny_run, preset):
     printed, runs = _run(tiny_run, preset)
@@ -59,20 +62,25 @@ def test_every_other_preset_in_miniature(tiny_run, preset):
 
 
 @pytest.mark.presets
+@pytest.mark.timeout(_PATIENCE_S)
 def test_a_schedule_of_draft_lengths_beside_fixed_ones(tiny_run):
     """vLLM drafts three tokens for one request and one for several, as the schedule says."""
-    schedule = "{num_speculative_tokens_per_batch_size: [[1,1,3],[2,64,1]]}"
-    dynamic = f"{{name: dynamic, method: eagle3, num_draft_tokens: 3, extra: {schedule}}}"
     settings = (
-        f"eval.methods=[eagle3,{dynamic}]", "eval.num_draft_tokens=[3,1]", "eval.served=[eagle3,dynamic]",
-        "eval.concurrency=[1,4]", "eval.prompts_per_level=8", "eval.max_tokens=32",
+        "eval.num_draft_tokens=[3,1]", "eval.concurrency=[1,4]", "eval.prompts_per_level=8", "eval.max_tokens=32",
     )  # fmt: skip
-    run_ok("eval/serving.py", overrides_for(Path(tiny_run.output_dir), *settings))
-    runs = read_runs(tiny_run.results_dir / "serving")
-    proposed = {(r.arm, r.k, r.concurrency): r.proposed / r.drafts for r in runs[runs["k"] > 0].itertuples()}
-    assert proposed[("eagle3", 3, 4)] == pytest.approx(3, abs=0.2)
-    assert proposed[("dynamic", 3, 1)] == pytest.approx(3, abs=0.2)
-    assert proposed[("dynamic", 3, 4)] < 1.5
+    schedule = ("--schedule", "[[1,1,3],[2,64,1]]")
+    overrides = overrides_for(Path(tiny_run.output_dir), *settings)
+    printed = run_ok("eval/draft_lengths.py", (*schedule, *overrides), timeout_s=_PATIENCE_S)
+    assert "the best fixed draft length of this traffic" in printed
+    runs = read_runs(tiny_run.results_dir / "serving-schedule")
+    assert [(run.arm, run.k) for run in runs[runs["block"] == 0].itertuples()][::2] == [
+        ("none", 0), ("eagle3", 3), ("eagle3", 1), ("schedule", 3),
+    ]  # fmt: skip
+    drafted = runs[runs["k"] > 0].groupby(["arm", "k", "concurrency"])[["proposed", "drafts"]].sum()
+    proposed = drafted["proposed"] / drafted["drafts"]
+    assert proposed["eagle3", 3, 4] == pytest.approx(3, abs=0.2)
+    assert proposed["schedule", 3, 1] == pytest.approx(3, abs=0.2)
+    assert proposed["schedule", 3, 4] < 1.5
 
 
 @pytest.mark.presets

@@ -1,5 +1,6 @@
 """A real vLLM server on the tiny target: who may ask, what it counts, and that nothing is left behind."""
 
+import gc
 import math
 import os
 import socket
@@ -57,8 +58,10 @@ def test_a_server_from_start_to_end(tmp_path, monkeypatch):
         server.reset_prefix_cache()
         before = server.metrics()
         result = run_load(server, PROMPTS, tmp_path, load=LoadConfig(concurrency=3), max_tokens=16, label="level")
+        assert gc.get_freeze_count() == 0  # or this process would end with pages about leaks
         counted = server.metrics()["vllm:generation_tokens"] - before["vllm:generation_tokens"]
         _check_a_rate(server, tmp_path)
+        _check_a_ramp(server, tmp_path)
         _check_as_endpoint(server, monkeypatch)
         group = os.getpgid(_listener(server.port))
 
@@ -85,6 +88,18 @@ def _check_a_rate(server: Server, directory: Path) -> None:
     (imported,) = import_results(directory / "rate.json")
     assert imported.requests["output_tokens"].sum() == 4 * len(PROMPTS)
     assert imported.requests["ttft_s"].tolist() == [r.ttft_s for r in result.requests]
+
+
+def _check_a_ramp(server: Server, directory: Path) -> None:
+    """Requests come at a rate that grows; chance draws how long that takes, and the level counts as reached."""
+    load = LoadConfig(request_rate=16, ramp="linear", ramp_start=4)
+    result = run_load(server, PROMPTS, directory, load=load, max_tokens=4, label="ramp")
+    sent = [r.start_s for r in result.requests]
+    assert sent == sorted(sent)
+    assert sent[-1] > 0  # not all at once
+    assert not any(r.error for r in result.requests)
+    assert load_reached(load, result.requests, 0.0)
+    assert import_results(directory / "ramp.json")[0].name == load.name
 
 
 def _check_as_endpoint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

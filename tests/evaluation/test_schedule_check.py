@@ -1,0 +1,53 @@
+"""A schedule beside fixed draft lengths, on rows in which it drafts as the best length does at every load."""
+
+import pandas as pd
+import pytest
+
+from drafthead.evaluation.levels import THROUGHPUT, Level, summarise_serving
+from drafthead.evaluation.schedule_check import ARM, compare, measure_schedule, modelled_schedule
+from drafthead.evaluation.serving_rows import ServingRows, read_serving
+from tests.evaluation.rows import tiny_recipe, write_results
+
+
+@pytest.fixture(scope="module")
+def levels(tmp_path_factory) -> list[Level]:
+    """K = 3 is best at 1, K = 1 at 32; the schedule is a copy of either."""
+    recipe = tiny_recipe(tmp_path_factory.mktemp("schedule"))
+    write_results(recipe, head_speed={1: 1.5, 32: 0.6}, prompts=96, lengths=(1, 3))
+    return summarise_serving(ServingRows(*map(_with_schedule, read_serving(recipe.results_dir / "serving"))))
+
+
+def _with_schedule(rows: pd.DataFrame) -> pd.DataFrame:
+    copied = rows[((rows["concurrency"] == 1) & (rows["k"] == 3)) | ((rows["concurrency"] == 32) & (rows["k"] == 1))]
+    return pd.concat([rows, copied.assign(arm=ARM, k=3)], ignore_index=True)
+
+
+def test_it_gains_what_the_best_fixed_length_loses_elsewhere(levels):
+    check = compare(levels, {1: 0.5, 32: 0.5})
+    speed = {(x.arm, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
+    mix = {K: 1 / (0.5 / speed["eagle3", K, 1] + 0.5 / speed["eagle3", K, 32]) for K in (1, 3)}
+    both = 1 / (0.5 / speed["eagle3", 3, 1] + 0.5 / speed["eagle3", 1, 32])
+    assert check.best == 1 == max(mix, key=mix.__getitem__)
+    assert check.change.interval.value == pytest.approx(both / mix[1] - 1)
+    assert check.change.resolved
+    assert "against K = 1, the best fixed draft length of this traffic" in check.sentence()
+    assert [row[0].text for row in check.table.rows] == ["1", "32", "the traffic"]
+    assert [row[5].text for row in check.table.rows] == ["K = 3", "K = 1", "K = 1"]
+    # At one load it is what it copies.
+    assert [row[6].text.split()[0] for row in check.table.rows[:2]] == ["+0.0", "+0.0"]
+
+
+def test_traffic_of_one_load_leaves_nothing_to_gain(levels):
+    check = compare(levels, {32: 1.0})
+    assert (check.best, check.change.interval.value) == (1, 0)
+    assert not check.change.resolved
+
+
+def test_what_leaves_no_choice_is_refused(tmp_path):
+    recipe = tiny_recipe(tmp_path, "eval.num_draft_tokens=3")
+    with pytest.raises(ValueError, match=r"num_draft_tokens \[3\] and eval.concurrency \[1, 8\] need two values each"):
+        modelled_schedule(recipe)
+    with pytest.raises(ValueError, match="nothing to compare with a single draft length"):
+        measure_schedule(recipe, [[1, 64, 3]])
+    with pytest.raises(ValueError, match="none may be above 3"):
+        measure_schedule(recipe, [[1, 2, 4], [3, 64, 1]])

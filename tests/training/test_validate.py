@@ -1,0 +1,71 @@
+"""What the predicted acceptance counts: answers that evaluation counts too, and no others."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from drafthead.core import looping
+from drafthead.data.packing import pack
+from drafthead.data.store import StateSequence, StateStore, shard_path, write_shard
+from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
+from drafthead.evaluation.summary import summarise_acceptance
+from drafthead.training.objective import TTTObjective
+from drafthead.training.validate import Validation, judged, validate
+from tests.data.test_store import sequence
+from tests.models.test_draft import small_model
+from tests.training.test_objective import NUM_STEPS, frozen
+
+# The first two tokens of each are the prompt; the vocabulary has 20 tokens.
+FRESH = [*range(20)]
+LOOP = [7, 8, *[1, 2, 3] * 9]
+LOOPED_BEFORE = [*LOOP, 9, 9, *range(5, 19)]  # a chat: an earlier turn loops, the last one does not
+
+
+def _store(directory: Path, **texts: list[int]) -> StateStore:
+    write_shard(shard_path(directory, 0), [_document(*item) for item in texts.items()], num_target_layers=3)
+    return StateStore(directory)
+
+
+def _document(name: str, text: list[int]) -> StateSequence:
+    drawn = sequence(name, len(text), taps=(0, 1, 2), hidden=8)
+    mask = drawn.loss_mask.clone()
+    if text is LOOPED_BEFORE:
+        mask[len(LOOP) : len(LOOP) + 2] = 0  # the user speaks
+    return replace(drawn, input_ids=torch.tensor(text, dtype=torch.int32), loss_mask=mask)
+
+
+def _validation(store: StateStore) -> Validation:
+    model = small_model()
+    batches = [pack(store, [w]).to(torch.device("cpu"), torch.float64) for w in judged(store, NUM_STEPS)]
+    objective = TTTObjective(model, NUM_STEPS)
+    return validate(objective, NUM_STEPS, frozen(model), batches, NUM_STEPS, lambda sums: sums)
+
+
+def test_answers_that_loop_are_left_out(tmp_path):
+    store = _store(tmp_path, fresh=FRESH, loop=LOOP, chat=LOOPED_BEFORE)
+    assert [store.ids[w.document] for w in judged(store, NUM_STEPS)] == ["fresh", "chat"]
+    (tmp_path / "without").mkdir()
+    without = _store(tmp_path / "without", fresh=FRESH, chat=LOOPED_BEFORE)
+    assert _validation(store) == _validation(without)
+    assert _validation(store).acceptance.drafts > 10
+
+
+def test_evaluation_leaves_out_the_same(tmp_path):
+    texts = {"fresh": FRESH, "loop": LOOP}
+    store = _store(tmp_path, **texts)
+    empty = dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | {"category": "chat", "accepted_at": [0], "num_tokens": 2}
+    answers = {name: {"prompt_id": name, "repeated": looping.repeated_share(t[2:])} for name, t in texts.items()}
+    rows = [empty | answer | {"arm": arm} for arm in ("none", "eagle3") for answer in answers.values()]
+    summary = summarise_acceptance(pd.DataFrame(rows))
+    assert summary.of("eagle3").prompts == len(judged(store, NUM_STEPS)) == 1
+
+
+def test_where_every_answer_loops_nothing_is_predicted(tmp_path):
+    result = _validation(_store(tmp_path, loop=LOOP))
+    assert math.isnan(result.loss)
+    assert math.isnan(result.acceptance.length)
+    assert np.isnan(result.acceptance.rates).all()
