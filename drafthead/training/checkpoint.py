@@ -186,11 +186,15 @@ def _add_average(weights: Path, parameters: Path) -> None:
             torch.save({"param": tensor}, folder / f"{EMA_STATE}.pt")
 
 
-def retain(run_dir: Path, keep: int, best_step: int) -> None:
-    """Delete all but the `keep` newest checkpoints and the best one."""
-    paths = sorted((run_dir / "checkpoints").glob("step_*"))
+def retain(run_dir: Path, keep: int, state: TrainState) -> None:
+    """Delete all but the `keep` newest checkpoints and the best one, as of the newest that verified.
+
+    What is newer than `state` is damaged, counts for nothing and is written again.
+    """
+    verified = checkpoint_dir(run_dir, state.step)
+    paths = [path for path in sorted((run_dir / "checkpoints").glob("step_*")) if path <= verified]
     for path in paths[:-keep]:
-        if path != checkpoint_dir(run_dir, best_step):
+        if path != checkpoint_dir(run_dir, state.best_step):
             # Out of sight first: killed while it is deleted, it would look like a damaged checkpoint.
             going = path.rename(path.with_name(f".{path.name}.old"))
             shutil.rmtree(going)

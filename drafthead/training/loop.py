@@ -136,7 +136,7 @@ def save_now(run: Run, step: int, weights: dict[str, Tensor], result: Validation
     )
     checkpoint.save(run.accelerator, run.engine, run.recipe.run_dir, run.state, weights)
     if run.accelerator.is_main_process:
-        checkpoint.retain(run.recipe.run_dir, run.config.keep_checkpoints, run.state.best_step)
+        checkpoint.retain(run.recipe.run_dir, run.config.keep_checkpoints, run.state)
     run.feed.release(step)
 
 

@@ -169,6 +169,8 @@ def _restore(recipe: Recipe, accelerator: Any, engine: Any) -> checkpoint.TrainS
     if accelerator.is_main_process:
         checkpoint.remove_leftovers(recipe.run_dir)
         found = checkpoint.newest(recipe.run_dir)
+        if found is not None:  # killed before it came to that
+            checkpoint.retain(recipe.run_dir, config.keep_checkpoints, found[1])
     (found,) = broadcast_object_list([found])
     if found is None:
         return checkpoint.TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)

@@ -7,6 +7,10 @@ import pytest
 from drafthead.training import checkpoint
 
 
+def state(step, best_step):
+    return checkpoint.TrainState(step, 1, 1, 1.5, best_step, 1.5)
+
+
 def names(run_dir):
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
@@ -19,9 +23,17 @@ def test_a_deletion_that_is_killed_leaves_no_damaged_checkpoint(tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", _killed)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.retain(tmp_path, keep=2, best_step=8)
+            checkpoint.retain(tmp_path, 2, state(step=16, best_step=8))
     assert names(tmp_path) == [".step_00000004.old", "step_00000008", "step_00000012", "step_00000016"]
     checkpoint.remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["step_00000008", "step_00000012", "step_00000016"]
+
+
+def test_damaged_checkpoints_take_nobodys_place(tmp_path):
+    """Of steps 4 to 16 only 8 verified: 12 and 16 are newer, yet nothing to go on from."""
+    for step in (4, 8, 12, 16):
+        checkpoint.checkpoint_dir(tmp_path, step).mkdir(parents=True)
+    checkpoint.retain(tmp_path, 1, state(step=8, best_step=0))
     assert names(tmp_path) == ["step_00000008", "step_00000012", "step_00000016"]
 
 
