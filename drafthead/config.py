@@ -322,8 +322,10 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
     if malformed:
         raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
     try:
-        recipe = OmegaConf.create(path.read_text(encoding="utf-8"))
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        recipe = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # not readable; without a number it says that this is no mapping
+            raise
         raise ValueError(f"recipe {path} is not valid YAML in UTF-8: {error}") from error
     for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
         try:

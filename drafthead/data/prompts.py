@@ -65,16 +65,21 @@ def pretokenised_prompt(row: dict[str, Any], where: str) -> Prompt:
     """Check a row whose `prompt_ids` are token ids already.
 
     Raises:
-        ValueError: they are not a list of at least one whole number, none of them negative.
+        ValueError: they are not a list of at least one whole number from 0 to 2^31 - 1.
     """
     ids = row["prompt_ids"]
-    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
+    if not are_token_ids(ids):
         shown = f"{ids!r:.60}"
         raise ValueError(f"{where}: `prompt_ids` must be a non-empty list of token ids (0 or more), found {shown}")
     kept = tuple(ids)
     return Prompt(
         prompt_id((), kept), str(row.get("source", "local")), str(row.get("category", "all")), (), prompt_ids=kept
     )
+
+
+def are_token_ids(ids: Any) -> bool:
+    """Whether a value is a list of at least one number that a token's id can be: 32 bits, not negative."""
+    return isinstance(ids, list) and bool(ids) and all(type(i) is int and 0 <= i < 2**31 for i in ids)
 
 
 def parse_prompt(row: dict[str, Any], where: str) -> Prompt:

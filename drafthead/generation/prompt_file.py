@@ -11,6 +11,7 @@ from typing import Any
 
 from drafthead.data.prompts import Prompt, parse_prompt
 from drafthead.generation.draw import normalised
+from drafthead.generation.sources.files import parse_object
 
 _SOURCE_SPLITS = ("train", "heldout")
 
@@ -63,14 +64,15 @@ def read_source(path: Path) -> Source:
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{where}: not a JSON object in UTF-8 ({error}): {line[:60]!r}; correct or remove the line"
-        ) from error
-    if not isinstance(row, dict):
-        raise ValueError(f'{where}: found {row!r}, wanted an object with "messages" and "split"')
+    row = parse_object(line, where)
+    if b"\\u" in line:  # the only way to half of a surrogate pair
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{where}: text that is not valid Unicode (a lone surrogate: {error.object[error.start]!a}); "
+                "correct or remove the line"
+            ) from error
     messages = row.get("messages")
     if isinstance(messages, list):
         for message in messages:

@@ -41,10 +41,12 @@ def _from_file(recipe: Recipe) -> dict[str, Any]:
         "settings": _settings(recipe),
         **_answers(recipe),
     }
-    if begin(recipe.prompts_dir, KIND, identity):
+    if (recipe.prompts_dir / MANIFEST).exists() and begin(recipe.prompts_dir, KIND, identity):
         return read_manifest(recipe.prompts_dir)
-    source = read_source(path)
-    return _write(recipe, split_prompts(recipe, source), {"duplicates_dropped": source.duplicates})
+    source = read_source(path)  # before the directory is claimed: a file with a bad line is corrected and read again
+    splits = split_prompts(recipe, source)
+    begin(recipe.prompts_dir, KIND, identity)
+    return _write(recipe, splits, {"duplicates_dropped": source.duplicates})
 
 
 def _from_mix(recipe: Recipe) -> dict[str, Any]:

@@ -85,12 +85,11 @@ def warm_up(server: Server, requests: Sequence[LoadRequest], max_tokens: int) ->
     """Send a few real prompts at once, so that lazy initialisation is not measured.
 
     Raises:
-        ServerError: the server refuses one.
+        ServerError: the server refuses one, or is gone.
     """
     prompts = [r.prompt_ids for r in requests]
     body = {"model": server.model, "prompt": prompts, "max_tokens": max_tokens, "temperature": 0}
-    with server.client() as client:
-        answer = client.post("/v1/completions", json=body | _PROMPT_OPTIONS)
+    answer = server.ask("POST", "/v1/completions", 600, json=body | _PROMPT_OPTIONS)
     if answer.is_error:
         raise ServerError(f"warm-up request answered {answer.status_code}: {answer.text[:300]}")
 

@@ -74,14 +74,29 @@ class Server:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx.Client(base_url=self.base_url, headers=headers, timeout=timeout_s, trust_env=False)
 
+    def ask(self, method: str, path: str, timeout_s: float = 30, **options: Any) -> httpx.Response:
+        """One request; what was answered is the caller's to judge.
+
+        Raises:
+            ServerError: nobody answers any more; the message ends with the last lines of the server's log.
+        """
+        try:
+            with self.client(timeout_s) as client:
+                return client.request(method, path, **options)
+        except httpx.TransportError as error:
+            said = f" Last lines of {self.log_path}:\n{log_tail(self.log_path)}" if self.log_path else ""
+            raise ServerError(
+                f"{self.base_url} ({self.model}) stopped answering ({type(error).__name__}: {error}); what was "
+                f"measured before is kept, the same command continues.{said}"
+            ) from error
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False when a server of somebody else's has no such route.
 
         Raises:
-            ServerError: the server refuses, as it does while requests run.
+            ServerError: the server refuses, as it does while requests run, or is gone.
         """
-        with self.client(30) as client:
-            answer = client.post("/reset_prefix_cache")
+        answer = self.ask("POST", "/reset_prefix_cache")
         if not self.managed and answer.is_error:
             return False
         if answer.status_code != httpx.codes.OK:
@@ -93,9 +108,11 @@ class Server:
 
         Counts by draft position keep their position: `vllm:spec_decode_num_accepted_tokens_per_pos[0]`. Empty when a
         server of somebody else's has no such page.
+
+        Raises:
+            ServerError: the server is gone.
         """
-        with self.client(30) as client:
-            answer = client.get("/metrics")
+        answer = self.ask("GET", "/metrics")
         if not self.managed and answer.is_error:
             return {}
         return parse_metrics(answer.raise_for_status().text)

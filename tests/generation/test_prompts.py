@@ -28,8 +28,8 @@ def write(path: Path, *lines: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ('{"messages": ', r"p\.jsonl:2: not a JSON object in UTF-8"),
-        (b'{"messages": "\xff"}', r"p\.jsonl:2: not a JSON object in UTF-8"),
+        ('{"messages": ', r"p\.jsonl:2: not JSON in UTF-8"),
+        (b'{"messages": "\xff"}', r"p\.jsonl:2: not JSON in UTF-8"),
         ("[1]", r"p\.jsonl:2: found \[1\], wanted an object"),
         ('{"split": "train", "messages": ["hi"]}', r"p\.jsonl:2: message 'hi' is not an object"),
         ('{"split": "train", "messages": []}', r"p\.jsonl:2: `messages` must be a non-empty list, found \[\]"),

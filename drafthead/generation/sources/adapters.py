@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from drafthead.data.prompts import are_token_ids
 from drafthead.generation.sources.conversation import Conversation, RowError, ask, parse_json, parse_messages
 from drafthead.provenance import digest
 
@@ -141,10 +142,10 @@ def token_ids(value: Any) -> tuple[int, ...]:
     """Token ids from a list or an array.
 
     Raises:
-        RowError: there are none, or one is not a whole number of 0 or more.
+        RowError: there are none, or one is not a whole number from 0 to 2^31 - 1.
     """
     ids = value.tolist() if hasattr(value, "tolist") else parse_json(value, "token ids")
-    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
+    if not are_token_ids(ids):
         raise RowError("no list of token ids")
     return tuple(ids)
 

@@ -149,6 +149,16 @@ def _text(content: Any) -> str:
     raise RowError("a message that is not text")
 
 
+def check_unicode(conversation: Conversation) -> None:
+    """See that what stands beside the messages can be written, too.
+
+    Raises:
+        RowError: it holds half of a surrogate pair.
+    """
+    for text in (conversation.document, conversation.category, conversation.text):
+        _valid(str(text))
+
+
 def _valid(text: str) -> str:
     try:
         text.encode()

@@ -56,7 +56,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield f"{path}:{number}", _object(line, f"{path}:{number}")
+                yield f"{path}:{number}", parse_object(line, f"{path}:{number}")
 
 
 def _json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,7 +72,16 @@ def _json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{path}:row {number}", row
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
+def parse_object(line: bytes, where: str) -> dict[str, Any]:
+    """A line of JSON.
+
+    Args:
+        line: its bytes.
+        where: file and line, for the error message.
+
+    Raises:
+        ValueError: it is not a JSON object in UTF-8.
+    """
     row = _parsed(line, where)
     if not isinstance(row, dict):
         raise ValueError(f"{where}: found {row!r:.60}, wanted an object")

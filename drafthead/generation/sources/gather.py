@@ -14,7 +14,7 @@ from drafthead.data.contamination import Text
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.generation.sources.adapters import SchemaError
 from drafthead.generation.sources.catalogue import Entry
-from drafthead.generation.sources.conversation import Conversation, RowError, answer_to, cut
+from drafthead.generation.sources.conversation import Conversation, RowError, answer_to, check_unicode, cut
 from drafthead.generation.sources.files import read
 from drafthead.generation.sources.locate import Located
 from drafthead.progress import progress
@@ -108,6 +108,7 @@ def _conversations(located: Located, path: Path, pool: Pool) -> Iterator[Convers
         pool.rows += 1
         try:
             conversation = located.entry.adapter(row)
+            check_unicode(conversation)
         except (RowError, SchemaError) as error:
             pool.refused[str(error)] += 1
             pool.examples.setdefault(str(error), where)

@@ -1,0 +1,292 @@
+"""Files that were cut short, changed or mixed up: found by whoever reads them, with a way on."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.data.packing import pack
+from drafthead.data.store import Shard, shard_path, write_shard
+from drafthead.data.windows import whole
+from drafthead.evaluation.identity import identity
+from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
+from drafthead.exporting.head import export_head
+from drafthead.exporting.importing.files import read_public_head
+from drafthead.provenance import ArtefactError
+from drafthead.training import checkpoint
+from drafthead.training.setup import open_inputs
+from tests.exporting.runs import recipe_at, write_run
+from tests.training.conftest import small_recipe, synthetic_sequences, synthetic_store
+
+WORKLOAD = Workload([EvalPrompt("p", "chat", [5, 6, 7])], 0)
+
+
+def flip(path: Path, place: float = 0.5) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def read_all(recipe: Recipe) -> None:
+    """As training reads."""
+    store = open_inputs(recipe).train
+    for i in range(len(store)):
+        pack(store, [whole(i, store.tokens(i)[1], 1)])
+
+
+@pytest.fixture(scope="module")
+def harvested(tmp_path_factory) -> Path:
+    """States of both splits; the training split has two shards."""
+    output = tmp_path_factory.mktemp("harvested")
+    recipe = small_recipe(output)
+    synthetic_store(recipe, "train", 12, seed=0)
+    directory = recipe.states_dir("train")
+    (directory / provenance.MANIFEST).unlink()
+    write_shard(shard_path(directory, 1), synthetic_sequences(recipe, "more", 12, seed=2), 8)
+    provenance.finish(directory, {"sequences": 24})
+    synthetic_store(recipe, "validation", 4, seed=1)
+    return output
+
+
+@pytest.fixture
+def recipe(harvested, tmp_path) -> Recipe:
+    shutil.copytree(harvested, tmp_path, dirs_exist_ok=True)
+    return small_recipe(tmp_path)
+
+
+class TestShards:
+    def test_whole_ones_are_read(self, recipe):
+        assert len(open_inputs(recipe).train) == 24
+
+    @pytest.mark.parametrize("place", [0.2, 0.4, 0.6, 0.8, 0.999])
+    def test_training_does_not_read_a_flipped_bit(self, recipe, place):
+        flip(shard_path(recipe.states_dir("train"), 1), place)
+        with pytest.raises(ArtefactError, match=r"shard-00001\S+: \S+ of sequence more\d+ is not what was written.*"):
+            read_all(recipe)
+
+    @pytest.mark.parametrize("name", ["offsets", "tail_offsets", "sums"])
+    def test_nor_rows_at_a_wrong_place(self, recipe, name):
+        path = shard_path(recipe.states_dir("train"), 1)
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+        tensors = load_file(path)
+        tensors[name].view(-1)[3] += 1 << 40
+        save_file(tensors, path, metadata=metadata)
+        with pytest.raises(ArtefactError, match=r"shard-00001"):
+            read_all(recipe)
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda d: shard_path(d, 1).unlink(), r"has lost shard-00001.*run: python data_gen/harvest.py"),
+            (lambda d: cut(shard_path(d, 1)), r"has lost shard-00001\.safetensors since it was made \(missing, or of"),
+            (lambda d: shutil.copy(shard_path(d, 1), shard_path(d, 2)), r"holds shard-00002.*another harvest"),
+            (lambda d: cut(d / "manifest.json"), r"manifest.json is damaged"),
+            (lambda d: (d / "manifest.json").write_text("[]"), r"manifest.json is not a manifest"),
+            (lambda d: (d / "manifest.json").write_text("{}"), r"manifest.json is not a manifest \(files: Field req"),
+        ],
+    )
+    def test_a_store_that_is_not_what_was_harvested_is_refused(self, recipe, damage, message):
+        damage(recipe.states_dir("train"))
+        with pytest.raises(ArtefactError, match=message):
+            open_inputs(recipe)
+        assert not recipe.run_dir.exists()
+
+    def test_a_shard_of_other_taps_is_named(self, recipe):
+        path = shard_path(recipe.states_dir("train"), 1)
+        shard = Shard(path)
+        other = [
+            dataclasses.replace(s, aux={1: s.aux[2], 4: s.aux[4], 8: s.aux[8]})
+            for s in map(shard.__getitem__, range(12))
+        ]
+        path.unlink()
+        write_shard(path, other, 8)
+        with pytest.raises(ArtefactError, match=r"two harvests: tap_ids \[2, 4, 8\] and \[1, 4, 8\]"):
+            open_inputs(recipe)
+
+
+class TestManifests:
+    def test_a_stage_makes_again_what_its_artefact_has_lost(self, tmp_path, capsys):
+        def make() -> bool:
+            if provenance.begin(tmp_path / "a", "states", {"taps": [2]}):
+                return False
+            for name in ("one", "two"):
+                (tmp_path / "a" / name).exists() or (tmp_path / "a" / name).write_text(name)
+            provenance.finish(tmp_path / "a", {})
+            return True
+
+        assert [make(), make()] == [True, False]
+        (tmp_path / "a" / "one").unlink()
+        (tmp_path / "a" / "two").write_text("tw")
+        with pytest.raises(ArtefactError, match="has lost one, two since it was made"):
+            provenance.require(tmp_path / "a", "states", "make it")
+        assert [make(), make()] == [True, False]
+        assert "has lost one, two since it was made" in capsys.readouterr().out
+        assert provenance.verify_files(tmp_path / "a") == []
+
+    def test_changed_bytes_are_refused_where_all_are_read(self, tmp_path):
+        provenance.begin(tmp_path, "prompts", {})
+        (tmp_path / "file").write_text("abc")
+        provenance.finish(tmp_path, {})
+        flip(tmp_path / "file")
+        provenance.require(tmp_path, "prompts", "make it")
+        with pytest.raises(ArtefactError, match="file has another SHA-256.*delete what changed and run: make it"):
+            provenance.require(tmp_path, "prompts", "make it", every_byte=True)
+
+    @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b"])
+    def test_no_manifest_names_a_file_elsewhere(self, tmp_path, name):
+        provenance.begin(tmp_path, "states", {})
+        manifest = provenance.finish(tmp_path, {})
+        manifest["files"] = {name: {"bytes": 1, "sha256": "x"}}
+        provenance.write_json(tmp_path / "manifest.json", manifest)
+        for reading in (provenance.verify_files, lambda d: provenance.begin(d, "states", {})):
+            with pytest.raises(ArtefactError, match=r"is not a manifest \(files\..*a file outside the artefact"):
+                reading(tmp_path)
+
+
+def steps_at(run_dir: Path, *steps: int) -> list[Path]:
+    """Checkpoints as training writes them, with few bytes in them."""
+    paths = []
+    for step in steps:
+        path = checkpoint.checkpoint_dir(run_dir, step)
+        (path / "deepspeed").mkdir(parents=True)
+        (path / "deepspeed" / "optimizer.pt").write_bytes(bytes(200))
+        (path / "model.safetensors").write_bytes(bytes(200))
+        state = checkpoint.TrainState(step, 1, 1, 1.0, step, 1.0, (0.5,))
+        provenance.write_json(path / "state.json", dataclasses.asdict(state))
+        relist(path)
+        paths.append(path)
+    return paths
+
+
+def relist(path: Path) -> None:
+    files = {
+        str(p.relative_to(path)): {"bytes": p.stat().st_size, "sha256": provenance.sha256_file(p)}
+        for p in path.rglob("*")
+        if p.is_file() and p.name != provenance.MANIFEST
+    }
+    provenance.write_json(path / provenance.MANIFEST, {"files": files})
+
+
+def other_version(path: Path) -> None:
+    (path / "state.json").write_text('{"stage": 3}')
+    relist(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: cut(path / "model.safetensors"),
+        lambda path: flip(path / "deepspeed" / "optimizer.pt"),
+        lambda path: (path / "deepspeed" / "optimizer.pt").unlink(),
+        lambda path: cut(path / "manifest.json"),
+        lambda path: (path / "manifest.json").write_text("[]"),
+        lambda path: (path / "manifest.json").unlink(),
+        other_version,
+    ],
+)
+def test_training_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path, capsys, damage: Callable[[Path], object]):
+    older, newer = steps_at(tmp_path, 3, 6)
+    assert checkpoint.newest(tmp_path)[0] == newer
+    damage(newer)
+    found = checkpoint.newest(tmp_path)
+    assert found[0] == older
+    assert found[1].step == 3
+    assert "checkpoint step_00000006 is damaged" in capsys.readouterr().out
+    damage(older)
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_a_run_whose_record_is_another_file_is_not_exported(tmp_path):
+    recipe = recipe_at(tmp_path)
+    write_run(recipe)
+    (recipe.run_dir / "identity.json").write_text('{"kind": "run"}')
+    with pytest.raises(ArtefactError, match="is not the record of a run .it has no head, tap_ids, target"):
+        export_head(recipe, serve_check=False)
+
+
+class TestHeads:
+    @pytest.fixture(scope="class")
+    def exported(self, tmp_path_factory) -> Recipe:
+        recipe = recipe_at(tmp_path_factory.mktemp("head"))
+        write_run(recipe)
+        export_head(recipe, serve_check=False)
+        return recipe
+
+    @pytest.fixture
+    def head(self, exported, tmp_path) -> Recipe:
+        shutil.copytree(exported.output_dir, tmp_path, dirs_exist_ok=True)
+        return recipe_at(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("name", "damage", "message"),
+        [
+            ("model.safetensors", cut, "has lost model.safetensors since it was made"),
+            ("model.safetensors", flip, "model.safetensors has another SHA-256"),
+            ("config.json", Path.unlink, "has lost config.json"),
+        ],
+    )
+    def test_a_damaged_one_is_not_measured_and_can_be_exported_again(self, head, name, damage, message):
+        identity(head, WORKLOAD, (BASELINE, HEAD))
+        damage(head.head_dir / name)
+        with pytest.raises(ArtefactError, match=message):
+            identity(head, WORKLOAD, (BASELINE, HEAD))
+        if damage is flip:
+            with pytest.raises(ArtefactError, match="delete what changed and run: python export/head.py"):
+                export_head(head, serve_check=False)
+            (head.head_dir / name).unlink()
+        export_head(head, serve_check=False)
+        identity(head, WORKLOAD, (BASELINE, HEAD))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"hidden_size": 128, "target_hidden_size": 128}, "head for another target: hidden size 128, but .* 192"),
+            ({"vocab_size": 999}, "another target: vocab_size 999, but .* has 3072"),
+            ("[1]", "wanted an object"),
+            ('{"a', "config.json is not JSON"),
+        ],
+    )
+    def test_somebody_elses_config_is_read_before_an_engine_starts(self, head, tmp_path, change, message):
+        theirs = self.theirs(head, tmp_path)
+        config = json.loads((theirs / "config.json").read_text())
+        text = change if isinstance(change, str) else json.dumps(config | change)
+        (theirs / "config.json").write_text(text)
+        self.refused(tmp_path, theirs, message)
+
+    def test_so_are_their_tensors(self, head, tmp_path):
+        theirs = self.theirs(head, tmp_path)
+        tensors = load_file(theirs / "model.safetensors")
+        tensors["d2t"][0] += 10**6
+        save_file(tensors, theirs / "model.safetensors")
+        self.refused(tmp_path, theirs, r"d2t of \S+ leads to the target's tokens .* but there are 3072")
+        cut(theirs / "model.safetensors")
+        self.refused(tmp_path, theirs, "is damaged or cut short")
+        with pytest.raises(ValueError, match="is damaged or cut short"):
+            read_public_head(str(theirs))
+
+    @staticmethod
+    def theirs(head: Recipe, folder: Path) -> Path:
+        directory = folder / "theirs"
+        directory.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(head.head_dir / name, directory)
+        return directory
+
+    @staticmethod
+    def refused(output: Path, theirs: Path, message: str) -> None:
+        recipe = recipe_at(output, f"eval.methods=[{{name: theirs, method: eagle3, head: {theirs}}}]")
+        with pytest.raises(ValueError, match=message):
+            identity(recipe, WORKLOAD, (BASELINE, "theirs"))
