@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 DRY_RUN = ("--dry-run", {"action": "store_true", "help": "print what this will take and run nothing"})
-_PROMPTS, _PROMPT_TOKENS = 100_000, 1_000
+PROMPTS, _PROMPT_TOKENS = 100_000, 1_000  # where nothing says otherwise
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,10 @@ class Assumed:
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"--{name.replace('_', '-')} {value:g} must be positive")
 
-    @property
-    def default_prompts(self) -> int:
-        """Where neither an option nor the recipe says how many."""
-        return self.prompts or _PROMPTS
-
 
 AMOUNTS = (
     ("--prompts", {"type": int, "metavar": "N", "help": "training conversations, while none are drawn (default: the "
-                   f"recipe's, else {_PROMPTS:,}, the size of a public mix)"}),
+                   f"recipe's, else {PROMPTS:,}, the size of a public mix)"}),
     ("--prompt-tokens", {"type": int, "metavar": "N", "default": _PROMPT_TOKENS,
                          "help": f"of a prompt, while none are drawn (default: {_PROMPT_TOKENS:,}, between a chat's "
                          "hundreds and a long workload's thousands)"}),

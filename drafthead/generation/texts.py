@@ -16,7 +16,7 @@ from drafthead.generation.keeping import Keeper
 from drafthead.generation.regenerate import is_answered, load_tokenizer
 from drafthead.progress import progress_bar
 from drafthead.provenance import MANIFEST
-from drafthead.stage_plan import Assumed
+from drafthead.stage_plan import PROMPTS, Assumed
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def amount_notes(recipe: Recipe, texts: Texts, assumed: Assumed) -> tuple[str, .
 def conversations(recipe: Recipe, assumed: Assumed) -> int:
     """Training conversations, as the recipe or the command line has them."""
     declared = recipe.prompts.max_train or sum(source.train or 0 for source in recipe.prompts.sources or ())
-    return assumed.prompts or declared or assumed.default_prompts
+    return assumed.prompts or declared or PROMPTS
 
 
 def _assumed_text(recipe: Recipe, split: str, assumed: Assumed) -> Text:

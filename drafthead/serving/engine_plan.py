@@ -52,11 +52,10 @@ class EnginePlan:
         """What vLLM leaves for the cache on one GPU; negative when the weights do not fit."""
         return int(self.gpu.memory * self.recipe.engine.gpu_memory_utilization) - self.weight_bytes
 
-    def under_way(self, tokens: float, wanted: int | None = None) -> int:
-        """How many sequences of that length run at once: as many as are wanted, or as fit; at least 1."""
-        wanted = wanted or self.recipe.engine.max_num_seqs
+    def under_way(self, tokens: float) -> int:
+        """How many sequences of that length run at once: engine.max_num_seqs, or as many as fit; at least 1."""
         one = max(self.size.cache_bytes(tokens) // self.gpus, 1)
-        return max(1, min(wanted, self.cache_room // one))
+        return max(1, min(self.recipe.engine.max_num_seqs, self.cache_room // one))
 
     def memory_bytes(self, tokens: float, sequences: int) -> int:
         """On one GPU, with that many sequences of that length under way."""

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, Recipe, load_recipe
+from drafthead.generation.sources.catalogue import CATALOGUE
 from tests.docs.commands import PAGES, RUN_BY, Command, documented, expanded
 
 ALL_PAGES = [*PAGES, REPO_ROOT / "benchmarks" / "README.md"]
@@ -120,6 +121,11 @@ def test_every_path_that_is_named_exists(page):
         assert found, f"{page_name(page)} names {path}, which does not exist"
         if test:
             assert f"def {test}(" in found[0].read_text(), f"{page_name(page)} names {test}, which {path} does not have"
+
+
+def test_every_source_is_in_the_table():
+    listed = set(re.findall(r"^\| `([\w-]+)` \|", (REPO_ROOT / "docs" / "prompts.md").read_text(), flags=re.MULTILINE))
+    assert listed == set(CATALOGUE)
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=page_name)
