@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
 
+# Of scripts that end with tables.
+NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print no table"})
+
 
 def run_recipe(main: Callable[[], None]) -> None:
     """Run a script's main function.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 
-# The first two print their tables; the report does not print them again.
-PARTS = (("acceptance.py",), ("serving.py",), ("report.py", "--verdict-only"))
+# One screen for all three: the tables of each stand in the report.
+PARTS = (("acceptance.py", "--no-tables"), ("serving.py", "--no-tables"), ("report.py", "--brief"))
 
 
 def main() -> None:
