@@ -14,6 +14,9 @@ _FOR_USERS = (
     PermissionError,
 )  # fmt: skip
 
+# Of scripts that end with tables.
+NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print no table"})
+
 
 def run_recipe(main: Callable[[], None]) -> None:
     """Run a script's main function.

@@ -3,7 +3,7 @@
 python eval/acceptance.py [RECIPE] [section.key=value ...]
 """
 
-from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.acceptance import measure_acceptance, read_acceptance, read_conditions
 from drafthead.evaluation.conditions import conditions
 from drafthead.evaluation.side_by_side import conditions_table, summarise_conditions, workloads_table
@@ -12,8 +12,10 @@ from drafthead.evaluation.tables import print_acceptance, print_table
 
 
 def main() -> None:
-    recipe, _ = recipe_from_command_line(__doc__)
+    recipe, args = recipe_from_command_line(__doc__, NO_TABLES)
     directory = measure_acceptance(recipe)
+    if args.no_tables:
+        return
     print_acceptance(summarise_acceptance(read_acceptance(directory)))
     if not all(condition.main for condition in conditions(recipe)):
         summaries = summarise_conditions(read_conditions(directory))

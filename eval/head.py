@@ -19,8 +19,8 @@ from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, RATE, assumed_from, prin
 
 OPTIONS = (DRY_RUN, RATE, GPU, *AMOUNTS)
 
-# The first two print their tables; the report does not print them again.
-PARTS = (("acceptance.py",), ("serving.py",), ("report.py", "--verdict-only"))
+# One screen for all three: the tables of each stand in the report.
+PARTS = (("acceptance.py", "--no-tables"), ("serving.py", "--no-tables"), ("report.py", "--brief"))
 
 
 def main() -> None:

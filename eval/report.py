@@ -11,12 +11,13 @@ from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.evaluation.analysis import analyse, read_results
+from drafthead.evaluation.brief import print_brief
 from drafthead.evaluation.one_file import read_one_file
 from drafthead.evaluation.report import print_report, write_report
 
 OPTIONS = (
     ("--from", {"type": Path, "dest": "file", "metavar": "FILE", "help": "one Parquet file instead of a recipe"}),
-    ("--verdict-only", {"action": "store_true", "help": "leave out the tables that stand above already"}),
+    ("--brief", {"action": "store_true", "help": "one table and the verdict on the terminal; all of it in the report"}),
 )
 
 
@@ -25,8 +26,8 @@ def main() -> None:
     results = read_one_file(args.file, args.overrides) if args.file else read_results(recipe)
     analysis = analyse(results)
     page = write_report(results, analysis, args.file.parent if args.file else recipe.results_dir)
-    print_report(results.recipe, analysis, tables=not args.verdict_only)
-    print(f"\nReport: {page}")
+    (print_brief if args.brief else print_report)(results.recipe, analysis)
+    print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
 
 
 if __name__ == "__main__":

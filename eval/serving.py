@@ -8,7 +8,7 @@ A preset repeats a published experiment; --plan shows what would run and stops. 
 `vllm bench serve --save-detailed` and of GuideLLM by the same formulas.
 """
 
-from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.imports import import_results
 from drafthead.evaluation.levels import summarise_serving
 from drafthead.evaluation.plan import recipe_plan
@@ -24,6 +24,7 @@ FLAGS = (
     ("--miniature", {"action": "store_true", "help": "the preset at the size of the embedded target"}),
     ("--plan", {"action": "store_true", "help": "show servers and loads, and stop"}),
     ("--import", {"nargs": "+", "dest": "files", "metavar": "FILE", "help": "result files of other tools"}),
+    NO_TABLES,
 )
 
 
@@ -40,6 +41,8 @@ def main() -> None:
         return
     name = "-".join(filter(None, ("serving", args.preset, "miniature" if args.miniature else "")))
     directory = measure_serving(recipe, plan, recipe.results_dir / name)
+    if args.no_tables:
+        return
     requests, runs = read_requests(directory), read_runs(directory)
     print_table(overview_table(requests, runs))
     if not preset:

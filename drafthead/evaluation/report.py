@@ -16,6 +16,7 @@ import jinja2
 from drafthead.config import Recipe
 from drafthead.evaluation import acceptance, serving
 from drafthead.evaluation.analysis import Analysis
+from drafthead.evaluation.brief import said
 from drafthead.evaluation.decision_figures import decision_pictures
 from drafthead.evaluation.decision_tables import cost_model_tables, matrix_tables, model_text, published_table
 from drafthead.evaluation.deployment import Advice, advise
@@ -81,15 +82,14 @@ def write_report(results: Results, analysis: Analysis, directory: Path) -> Path:
     return directory / "report.html"
 
 
-def print_report(recipe: Recipe, analysis: Analysis, tables: bool = True) -> None:
-    """The verdict on the terminal, after the same tables unless they stand there already."""
-    if tables:
-        print_acceptance(analysis.acceptance)
-        print_serving(analysis.levels)
+def print_report(recipe: Recipe, analysis: Analysis) -> None:
+    """The same tables on the terminal, and the verdict after them."""
+    print_acceptance(analysis.acceptance)
+    print_serving(analysis.levels)
     for table in _cost_model_tables(recipe, analysis):
         print_table(table)
     for verdict in analysis.verdicts:
-        print(f"\n{verdict.workload} prompts, {verdict.arm} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}")
+        print(f"\n{said(verdict)}")
         for level in verdict.levels:
             print(f"  concurrency {level.concurrency}: {level.decision} - {level.reason}")
     advice = advise(recipe, analysis)

@@ -7,6 +7,7 @@ import pytest
 
 from drafthead.evaluation import acceptance, serving
 from drafthead.evaluation.analysis import analyse, read_results
+from drafthead.evaluation.brief import brief_table, print_brief
 from drafthead.evaluation.levels import THROUGHPUT
 from drafthead.evaluation.one_file import read_one_file
 from drafthead.evaluation.report import print_report, write_report
@@ -106,8 +107,20 @@ def test_terminal_prints_tables_once(recipe, analysis, capsys):
     printed = capsys.readouterr().out
     assert printed.count("Acceptance length, T = 0") == 1
     assert "concurrency 32: DO NOT DEPLOY" in printed
-    print_report(recipe, analysis, tables=False)
-    assert "Acceptance length, T = 0" not in capsys.readouterr().out
+
+
+def test_the_brief_fits_one_screen(recipe, analysis, capsys):
+    print_brief(recipe, analysis)
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) < 40
+    assert printed.count("┏") == 1  # one table
+    assert "Acceptance length at T = 0: EAGLE-3 head 2." in printed
+    assert f"eagle3 at K = 3: {analysis.main.headline}" in printed
+    assert "--speculative-config" in printed
+    table = brief_table(analysis.verdicts, analysis.levels)
+    assert [(row[0].text, row[-1].text) for row in table.rows] == [
+        ("1", DEPLOY), ("8", UNKNOWN), ("32", DO_NOT), ("200", UNKNOWN),
+    ]  # fmt: skip
 
 
 def test_a_geometric_mean_stands_beside_its_worst_level(recipe, analysis):
