@@ -3,10 +3,12 @@
     python data_gen/regenerate.py [RECIPE] [section.key=value ...]
 
 An engine of this process answers, or a vLLM server by its URL (responses.server_url, its key in DRAFTHEAD_API_KEY).
+With states.one_pass the hidden states are captured while the target answers, and stage 3 is done here too.
 Interrupted, the same command continues with the parts that are missing.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import SPLITS, regenerate
 from drafthead.generation.response_report import print_responses
 
@@ -15,6 +17,8 @@ def main() -> None:
     recipe, _ = recipe_from_command_line(__doc__)
     regenerate(recipe)
     print_responses(recipe, SPLITS)
+    if recipe.states.one_pass and harvest(recipe):
+        print_states(recipe)
 
 
 if __name__ == "__main__":

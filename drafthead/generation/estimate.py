@@ -24,7 +24,7 @@ from drafthead.generation.asking import Request, continuation, prepare
 from drafthead.generation.dialogue import open_dialogue
 from drafthead.generation.keeping import Keeper
 from drafthead.generation.regenerate import is_answered, load_tokenizer
-from drafthead.models.target import TargetSpec, check_tap_ids, compute_dtype, load_target_spec
+from drafthead.models.target import TargetSpec, captured_ids, check_tap_ids, compute_dtype, load_target_spec
 from drafthead.progress import progress_bar
 from drafthead.provenance import MANIFEST, require
 
@@ -75,6 +75,7 @@ class Estimate:
         sequences, tokens: to be stored, of one epoch.
         passes: how often they are harvested; a spool harvests every epoch anew.
         disk_bytes: on disk at once.
+        kept_bytes: of host memory, about, in which an engine keeps states until a part is answered.
     """
 
     split: str
@@ -83,6 +84,7 @@ class Estimate:
     tokens: int
     passes: int
     disk_bytes: int
+    kept_bytes: int = 0
 
 
 def estimate(recipe: Recipe) -> list[Estimate]:
@@ -106,7 +108,17 @@ def _estimate_split(recipe: Recipe, spec: TargetSpec, split: str) -> Estimate:
     online = split == "train" and recipe.states.spool_shards is not None
     at_once = sorted(shards, reverse=True)[: recipe.states.spool_shards] if online else shards
     passes = recipe.train.epochs if online else 1
-    return Estimate(split, exact, len(texts), sum(text.tokens for text in texts), passes, sum(at_once))
+    tokens = sum(text.tokens for text in texts)
+    kept = _kept_bytes(recipe, spec, split, tokens) if recipe.states.one_pass and not exact else 0
+    return Estimate(split, exact, len(texts), tokens, passes, sum(at_once), kept)
+
+
+def _kept_bytes(recipe: Recipe, spec: TargetSpec, split: str, tokens: int) -> int:
+    """Captured rows of a part of mean length: every boundary of every token, until its answers have been judged."""
+    boundaries = len(captured_ids(spec, recipe.target.tap_ids))
+    width = compute_dtype(spec, recipe.target.dtype).itemsize
+    share = min(1.0, recipe.responses.prompts_per_part / len(read_prompts(recipe.prompts_dir, split)))
+    return round(tokens * share * boundaries * spec.hidden_size * width)
 
 
 def stored_bytes(recipe: Recipe, spec: TargetSpec, texts: Sequence[Text]) -> int:
@@ -148,6 +160,13 @@ def print_estimate(recipe: Recipe, tokens_per_second: float | None) -> None:
     print(f"disk       {_size(wanted)} wanted, {_size(free)} free in {recipe.directory()}{short}")
     if not all(one.exact for one in found):
         print(f"no responses yet: every answer counted with responses.max_tokens {recipe.responses.max_tokens}")
+    if kept := max(one.kept_bytes for one in found):
+        print(
+            "one pass   states are captured while the target answers and take no hours of their own\n"
+            f"memory     about {_size(kept)} of the host for each engine, until a part is answered; lower "
+            f"responses.prompts_per_part {recipe.responses.prompts_per_part} for less"
+        )
+        return
     print(_time_and_price(recipe, found, tokens_per_second))
 
 

@@ -2,9 +2,9 @@
 
 A sequence is prompt, response and continuation; the loss mask is 1 on the response only. The work is cut into shards
 (generation.shard_jobs), which one engine makes in this process, many on a Ray cluster (generation.harvest_cluster),
-or independent processes that take a share each. Generating and harvesting in one pass would save a prefill, but mixes
-states of the decode and prefill kernels. With states.spool_shards the training split becomes a spool that training
-empties meanwhile (generation.fill).
+or independent processes that take a share each. With states.one_pass the shards are there already, captured while the
+target answered (generation.one_pass), and only what is missing is made. With states.spool_shards the training split
+becomes a spool that training empties meanwhile (generation.fill).
 """
 
 import time
@@ -14,6 +14,7 @@ from drafthead.config import Recipe
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.store import KIND
 from drafthead.generation.harvesters import run_jobs
+from drafthead.generation.one_pass import move_in
 from drafthead.generation.shard_jobs import WHOLE, ShardJob, Share, list_jobs, to_do, unwritten
 from drafthead.generation.state_stores import claim, finish_split
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec
@@ -53,6 +54,9 @@ def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner | None = None) -> 
         harvest_online(recipe, spec, validation="validation" in unfinished)
         return True
     jobs = {split: list_jobs(recipe, split) for split in unfinished}
+    if recipe.states.one_pass:
+        for split in unfinished:
+            move_in(recipe, spec, split, jobs[split])
     missing = to_do([job for split in unfinished for job in jobs[split] if job in share])
     if missing:
         started = time.monotonic()

@@ -10,6 +10,7 @@ from drafthead.config import Recipe
 from drafthead.generation.shard_jobs import ShardJob, unwritten
 from drafthead.models.target import TargetSpec
 from drafthead.progress import progress_bar
+from drafthead.serving.capturing import check_written_states
 
 
 class Harvester(Protocol):
@@ -76,15 +77,10 @@ class _VllmHarvester:
             for slot in job.slots()
         ]
         generate(self._llm, job.texts(), params, bar)
-        self._check(wait=False)
+        check_written_states(self._llm, wait=False)
 
     def finish(self) -> None:
-        self._check(wait=True)
-
-    def _check(self, wait: bool) -> None:
-        for error in self._llm.collective_rpc("harvest_error", args=(wait,)):
-            if error:
-                raise ValueError(f"a shard could not be written: {error}")
+        check_written_states(self._llm, wait=True)
 
 
 @contextmanager

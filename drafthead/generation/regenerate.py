@@ -16,53 +16,32 @@ made. Pre-tokenised prompts are read as they are: the reasoning effort noted wit
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
-from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.responses import (
     KIND,
     LeftOut,
     Response,
-    part_path,
     read_left_out,
     read_makers,
     read_responses,
     write_part,
 )
 from drafthead.generation.asking import continuation
-from drafthead.generation.dialogue import open_dialogue
 from drafthead.generation.judging import FLAGS
 from drafthead.generation.keeping import Keeper
-from drafthead.generation.turns import Interviewer
+from drafthead.generation.one_pass import claim_waiting_room
+from drafthead.generation.parts import Part, list_parts, part_answerer
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, finish, reference, require
-from drafthead.serving.answering import Answerer, engine_answerer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPLITS = ("train", "validation")
-
-
-@dataclass(frozen=True)
-class Part:
-    """A unit of work.
-
-    Attributes:
-        split: "train" or "validation".
-        path: where the part is written.
-        prompts: the slice of the split that it answers.
-    """
-
-    split: str
-    path: Path
-    prompts: Sequence[Prompt]
 
 
 def regenerate(recipe: Recipe) -> None:
@@ -78,7 +57,6 @@ def regenerate(recipe: Recipe) -> None:
     check_tap_ids(spec, recipe.target.tap_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE")
     _check_answers(recipe, prompts)
-    tokenizer = load_tokenizer(recipe)
     unfinished = [
         split
         for split in SPLITS
@@ -86,21 +64,14 @@ def regenerate(recipe: Recipe) -> None:
     ]
     missing = [part for split in unfinished for part in list_parts(recipe, split) if not part.path.exists()]
     if to_keep := [part for part in missing if not is_answered(recipe, part.split)]:
-        keep_parts(recipe, tokenizer, to_keep)
+        keep_parts(recipe, load_tokenizer(recipe), to_keep)
     if to_answer := [part for part in missing if is_answered(recipe, part.split)]:
-        answer_parts(recipe, tokenizer, to_answer)
+        if recipe.states.one_pass:
+            for split in {part.split for part in to_answer}:
+                claim_waiting_room(recipe, spec, split)
+        answer_parts(recipe, spec, to_answer)
     for split in unfinished:
         finish_split(recipe, split)
-
-
-def list_parts(recipe: Recipe, split: str) -> list[Part]:
-    """The parts of a split, in order."""
-    prompts, size = read_prompts(recipe.prompts_dir, split), recipe.responses.prompts_per_part
-    directory = recipe.responses_dir(split)
-    return [
-        Part(split, part_path(directory, i), prompts[start : start + size])
-        for i, start in enumerate(range(0, len(prompts), size))
-    ]
 
 
 def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:
@@ -111,27 +82,18 @@ def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequ
             write_part(part.path, *keeper.keep(part.prompts, bar), made_by={"data": "answers kept"})
 
 
-def answer_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:
+def answer_parts(recipe: Recipe, spec: TargetSpec, parts: Sequence[Part]) -> None:
     """Answer the prompts of `parts` with one engine or server and write each part as it is done."""
-    started, tokens = time.monotonic(), 0
-    turn_by_turn = recipe.responses.turn_by_turn
-    total = sum(open_dialogue(prompt, turn_by_turn).turns_left for part in parts for prompt in part.prompts)
-    with answering(recipe, tokenizer) as answerer, progress_bar(total, "regenerating", "answer") as bar:
-        interviewer = Interviewer(recipe, tokenizer, answerer)
+    started, tokenizer = time.monotonic(), load_tokenizer(recipe)
+    with (
+        part_answerer(recipe, spec, tokenizer) as answerer,
+        progress_bar(sum(part.questions for part in parts), "regenerating", "answer") as bar,
+    ):
         for part in parts:
-            responses, left_out = interviewer.interview(part.split, part.prompts, bar)
-            write_part(part.path, responses, left_out, answerer.made_by)
-            tokens += sum(len(response.response_ids) for response in responses)
-    print(f"generated {tokens:,} tokens at {tokens / (time.monotonic() - started):,.0f} tokens/s, start included")
-
-
-def answering(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> AbstractContextManager[Answerer]:
-    """Who runs the target: the recipe's server, or an engine of our own."""
-    if recipe.responses.server_url is None:
-        return engine_answerer(recipe)
-    from drafthead.serving.remote import server_answerer
-
-    return server_answerer(recipe, tokenizer)
+            answerer.make(part, bar)
+        answerer.finish()
+    seconds = time.monotonic() - started
+    print(f"generated {answerer.num_tokens:,} tokens at {answerer.num_tokens / seconds:,.0f} tokens/s, start included")
 
 
 def is_answered(recipe: Recipe, split: str) -> bool:

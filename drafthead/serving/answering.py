@@ -28,6 +28,7 @@ class Ask:
         temperature: 0 is greedy.
         seed: of the sampling.
         ignore_stop: run on past stop tokens.
+        keep: where states are captured, the name under which those of prompt and answer are kept; "" keeps none.
     """
 
     prompt_ids: list[int]
@@ -35,6 +36,7 @@ class Ask:
     temperature: float
     seed: int
     ignore_stop: bool = False
+    keep: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,17 @@ class Answerer(Protocol):
         """Answers in the order of the prompts; `bar` advances by one per answer."""
 
 
-class _Engine:
+class EngineAnswerer:
+    """vLLM's engine in this process."""
+
+    keeps_states = False
+
     def __init__(self, llm: "LLM"):
         self._llm = llm
         self.made_by = {"engine": "vLLM in this process"}
 
     def answer(self, asks: Sequence[Ask], bar: tqdm | None = None) -> list[Answer]:
+        """Answers in the order of the prompts; `bar` advances by one per answer."""
         from vllm import SamplingParams
 
         from drafthead.serving.engine import generate
@@ -75,6 +82,7 @@ class _Engine:
                 max_tokens=ask.max_tokens,
                 ignore_eos=ask.ignore_stop,
                 detokenize=False,
+                extra_args={"kv_transfer_params": {"keep": ask.keep}} if self.keeps_states and ask.keep else None,
             )
             for ask in asks
         ]
@@ -88,4 +96,4 @@ def engine_answerer(recipe: Recipe) -> Iterator[Answerer]:
     from drafthead.serving.engine import offline_engine  # vLLM takes seconds to import
 
     with offline_engine(recipe, seeded=True, log_stats=False) as llm:
-        yield _Engine(llm)
+        yield EngineAnswerer(llm)

@@ -86,6 +86,20 @@ def test_before_the_responses_everything_is_an_upper_bound(tmp_path, capsys):
     assert "price      not known: set eval.price_per_gpu_hour" in said
 
 
+def test_one_pass_takes_memory_instead_of_hours(tmp_path, capsys):
+    recipe = small_recipe(tmp_path, "states.one_pass=true")
+    make_prompts(recipe)
+    train, _ = estimate(recipe)
+    assert train.kept_bytes == round(train.tokens * 8 / 12 * 4 * 192 * 2)  # 8 of 12 prompts; three taps and L
+    print_estimate(recipe, None)
+    said = capsys.readouterr().out
+    assert "responses.prompts_per_part 8 for less" in said
+    assert "hours (" not in said
+    answered = with_responses(tmp_path / "answered", "states.one_pass=true")  # what lacks states is harvested
+    print_estimate(answered, None)
+    assert "hours (" in capsys.readouterr().out
+
+
 def test_time_and_price_follow_a_measured_rate_only(tmp_path, capsys):
     recipe = with_responses(tmp_path, "eval.price_per_gpu_hour=2")
     print_estimate(recipe, tokens_per_second=0.01)
