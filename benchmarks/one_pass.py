@@ -28,7 +28,6 @@ from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
 from drafthead.generation.harvesters import backend
 from drafthead.generation.parts import list_parts, part_answerer
-from drafthead.generation.regenerate import load_tokenizer
 from drafthead.generation.shard_jobs import list_jobs
 from drafthead.models.target import TargetSpec, load_target_spec
 from drafthead.provenance import made_by
@@ -58,7 +57,7 @@ def answer(recipe: Recipe, spec: TargetSpec, prompts: int) -> Taken:
         if left > 0:
             parts.append(replace(part, prompts=part.prompts[:left]))
         left -= len(part.prompts)
-    with part_answerer(recipe, spec, load_tokenizer(recipe)) as answerer, tqdm(disable=True) as bar:
+    with part_answerer(recipe, spec) as answerer, tqdm(disable=True) as bar:
         answerer.make(replace(parts[0], path=recipe.directory("warm", "part"), prompts=parts[0].prompts[:8]), bar)
         answerer.finish()
         with taken.counting():
@@ -74,11 +73,11 @@ def harvest(recipe: Recipe, spec: TargetSpec) -> Taken:
     recipe.states_dir("train").mkdir(parents=True)
     jobs = list_jobs(recipe, "train")
     with backend(recipe, spec) as harvester, tqdm(disable=True) as bar:
-        harvester.harvest(replace(jobs[0], index=99999, responses=jobs[0].responses[:8]), bar)
+        harvester.make(replace(jobs[0], index=99999, responses=jobs[0].responses[:8]), bar)
         harvester.finish()
         with taken.counting():
             for job in jobs:
-                harvester.harvest(job, bar)
+                harvester.make(job, bar)
             harvester.finish()
     return taken
 

@@ -9,13 +9,12 @@
 Interrupted, the same command continues with the shards that are missing.
 """
 
-import argparse
 import sys
-from functools import partial
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.generation import running
 from drafthead.generation.estimate import print_estimate
-from drafthead.generation.harvest import Runner, harvest, print_states
+from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.inspect_states import print_verification
 from drafthead.generation.shard_jobs import WHOLE, Share
 
@@ -26,8 +25,7 @@ OPTIONS = (
         "--tokens-per-second",
         {"type": float, "metavar": "RATE", "help": "measured rate of one engine, for --dry-run"},
     ),
-    ("--cluster", {"action": "store_true", "help": "spread the shards over a Ray cluster (RAY_ADDRESS, or local)"}),
-    ("--workers", {"type": int, "metavar": "N", "help": "engines on the cluster; default: all it has room for"}),
+    *running.OPTIONS,
     ("--shards", {"metavar": "I/N", "help": "make every N-th shard from number I on, I from 0 to N - 1"}),
 )
 
@@ -40,19 +38,8 @@ def main() -> None:
         print_estimate(recipe, args.tokens_per_second)
         return
     share = Share.parse(args.shards) if args.shards else WHOLE
-    if harvest(recipe, share, runner(args)):
+    if harvest(recipe, share, running.runner(args)):
         print_states(recipe)
-
-
-def runner(args: argparse.Namespace) -> Runner | None:
-    """Who makes the shards: a Ray cluster, or None for an engine in this process."""
-    if not args.cluster:
-        if args.workers is not None:
-            raise ValueError(f"--workers {args.workers} is of --cluster; add it, or leave out --workers")
-        return None
-    from drafthead.generation.harvest_cluster import run_on_cluster  # Ray is an extra
-
-    return partial(run_on_cluster, workers=args.workers)
 
 
 if __name__ == "__main__":

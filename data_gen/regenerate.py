@@ -1,6 +1,7 @@
 """Stage 2: the target answers the training and validation prompts.
 
     python data_gen/regenerate.py [RECIPE] [section.key=value ...]
+    python data_gen/regenerate.py --cluster [RECIPE] ...  one engine per GPU (or tensor-parallel group) of a Ray cluster
 
 An engine of this process answers, or a vLLM server by its URL (responses.server_url, its key in DRAFTHEAD_API_KEY).
 With states.one_pass the hidden states are captured while the target answers, and stage 3 is done here too.
@@ -8,16 +9,18 @@ Interrupted, the same command continues with the parts that are missing.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.generation import running
 from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import SPLITS, regenerate
 from drafthead.generation.response_report import print_responses
 
 
 def main() -> None:
-    recipe, _ = recipe_from_command_line(__doc__)
-    regenerate(recipe)
+    recipe, args = recipe_from_command_line(__doc__, *running.OPTIONS)
+    run = running.runner(args)
+    regenerate(recipe, run)
     print_responses(recipe, SPLITS)
-    if recipe.states.one_pass and harvest(recipe):
+    if recipe.states.one_pass and harvest(recipe, run=run):
         print_states(recipe)
 
 

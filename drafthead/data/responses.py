@@ -126,7 +126,12 @@ def read_parts(directory: Path) -> dict[str, list[Response]]:
     Raises:
         ArtefactError: the directory has no part.
     """
-    return {part.stem: [Response(**row) for row in pq.read_table(part).to_pylist()] for part in _parts(directory)}
+    return {part.stem: read_part(part) for part in _parts(directory)}
+
+
+def read_part(path: Path) -> list[Response]:
+    """The responses of one part."""
+    return [Response(**row) for row in pq.read_table(path).to_pylist()]
 
 
 def read_left_out(directory: Path) -> list[LeftOut]:

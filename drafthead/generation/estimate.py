@@ -23,7 +23,8 @@ from drafthead.data.responses import read_responses
 from drafthead.generation.asking import Request, continuation, prepare
 from drafthead.generation.dialogue import open_dialogue
 from drafthead.generation.keeping import Keeper
-from drafthead.generation.regenerate import is_answered, load_tokenizer
+from drafthead.generation.parts import load_tokenizer
+from drafthead.generation.regenerate import is_answered
 from drafthead.models.target import TargetSpec, captured_ids, check_tap_ids, compute_dtype, load_target_spec
 from drafthead.progress import progress_bar
 from drafthead.provenance import MANIFEST, require

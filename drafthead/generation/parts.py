@@ -8,6 +8,7 @@ there.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,10 @@ from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.responses import part_path, write_part
 from drafthead.generation.dialogue import open_dialogue
 from drafthead.generation.one_pass import forget_part, shards_of_part
+from drafthead.generation.running import Task
 from drafthead.generation.turns import Interviewer
 from drafthead.models.target import TargetSpec
-from drafthead.serving.answering import Answerer, engine_answerer
+from drafthead.serving.answering import Answerer, EngineAnswerer, engine_answerer
 from drafthead.serving.capturing import CapturingEngine, capturing_engine
 
 if TYPE_CHECKING:
@@ -35,13 +37,13 @@ class Part:
         split: "train" or "validation".
         path: where the part is written.
         prompts: the slice of the split that it answers.
-        questions: answers to be given; 1 per prompt, or 1 per turn.
+        size: answers to be given: one per prompt, or one per turn.
     """
 
     split: str
     path: Path
     prompts: Sequence[Prompt]
-    questions: int
+    size: int
 
 
 def list_parts(recipe: Recipe, split: str) -> list[Part]:
@@ -56,24 +58,20 @@ def list_parts(recipe: Recipe, split: str) -> list[Part]:
 
 
 class PartAnswerer:
-    """Makes parts with one running engine or server.
-
-    Attributes:
-        num_tokens: generated so far, in the answers that are kept.
-    """
+    """Makes parts with one running engine or server."""
 
     def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", answerer: Answerer):
         self._recipe, self._answerer = recipe, answerer
         self._interviewer = Interviewer(recipe, tokenizer, answerer)
-        self.num_tokens = 0
 
     def make(self, part: Part, bar: tqdm) -> None:
         """Answer the prompts of a part and write it; states that were captured with it follow in the background."""
+        if isinstance(self._answerer, EngineAnswerer):
+            self._answerer.forget_prefixes()
         responses, left_out = self._interviewer.interview(part.split, part.prompts, bar)
         if isinstance(self._answerer, CapturingEngine):
             forget_part(self._recipe, part.split, part.path.stem)
         write_part(part.path, responses, left_out, self._answerer.made_by)
-        self.num_tokens += sum(len(response.response_ids) for response in responses)
         if isinstance(self._answerer, CapturingEngine):
             jobs = shards_of_part(self._recipe, part.split, part.path.stem, responses)
             slots = [slot for job in jobs for slot in job.slots()]
@@ -85,9 +83,15 @@ class PartAnswerer:
             self._answerer.finish()
 
 
+def answering_parts(recipe: Recipe, spec: TargetSpec) -> Task:
+    """The task of making parts."""
+    return Task(partial(part_answerer, recipe, spec), "regenerating", "answer", "part")
+
+
 @contextmanager
-def part_answerer(recipe: Recipe, spec: TargetSpec, tokenizer: "PreTrainedTokenizerBase") -> Iterator[PartAnswerer]:
+def part_answerer(recipe: Recipe, spec: TargetSpec) -> Iterator[PartAnswerer]:
     """A running engine, or the recipe's server, that makes parts."""
+    tokenizer = load_tokenizer(recipe)
     with answering(recipe, spec, tokenizer) as answerer:
         yield PartAnswerer(recipe, tokenizer, answerer)
 
@@ -103,3 +107,22 @@ def answering(
     from drafthead.serving.remote import server_answerer
 
     return server_answerer(recipe, tokenizer)
+
+
+def load_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerBase":
+    """The target's tokenizer.
+
+    Raises:
+        ValueError: it has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
+    )
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"the tokenizer of {recipe.target.path} has no chat template; a head must be trained on templated prompts, "
+            "use the instruction-tuned checkpoint"
+        )
+    return tokenizer

@@ -26,6 +26,7 @@ from drafthead.data.responses import (
     Response,
     read_left_out,
     read_makers,
+    read_part,
     read_responses,
     write_part,
 )
@@ -33,7 +34,8 @@ from drafthead.generation.asking import continuation
 from drafthead.generation.judging import FLAGS
 from drafthead.generation.keeping import Keeper
 from drafthead.generation.one_pass import claim_waiting_room
-from drafthead.generation.parts import Part, list_parts, part_answerer
+from drafthead.generation.parts import Part, answering_parts, list_parts, load_tokenizer
+from drafthead.generation.running import Runner, run_here
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, finish, reference, require
@@ -44,8 +46,12 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation")
 
 
-def regenerate(recipe: Recipe) -> None:
+def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     """Make the responses artefacts of both splits; finished parts are kept, and no engine starts when all are.
+
+    Args:
+        recipe: what to answer.
+        run: makes the parts.
 
     Raises:
         ArtefactError: there are no prompts, or a directory holds responses made from something else.
@@ -53,6 +59,11 @@ def regenerate(recipe: Recipe) -> None:
         ValueError: the target does not fit the recipe, no prompt of a split can be answered, the server cannot be
             used, or answers are to be kept and the chat template gives no stable boundaries.
     """
+    if recipe.responses.server_url and run is not run_here:
+        raise ValueError(
+            f"responses.server_url {recipe.responses.server_url} answers by itself, at engine.max_num_seqs "
+            f"{recipe.engine.max_num_seqs} requests at a time: leave out --cluster, or the URL for engines of our own"
+        )
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
     check_tap_ids(spec, recipe.target.tap_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE")
@@ -69,7 +80,10 @@ def regenerate(recipe: Recipe) -> None:
         if recipe.states.one_pass:
             for split in {part.split for part in to_answer}:
                 claim_waiting_room(recipe, spec, split)
-        answer_parts(recipe, spec, to_answer)
+        started = time.monotonic()
+        run(recipe, answering_parts(recipe, spec), to_answer)
+        tokens = sum(len(response.response_ids) for part in to_answer for response in read_part(part.path))
+        print(f"generated {tokens:,} tokens at {tokens / (time.monotonic() - started):,.0f} tokens/s, start included")
     for split in unfinished:
         finish_split(recipe, split)
 
@@ -82,42 +96,9 @@ def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequ
             write_part(part.path, *keeper.keep(part.prompts, bar), made_by={"data": "answers kept"})
 
 
-def answer_parts(recipe: Recipe, spec: TargetSpec, parts: Sequence[Part]) -> None:
-    """Answer the prompts of `parts` with one engine or server and write each part as it is done."""
-    started, tokenizer = time.monotonic(), load_tokenizer(recipe)
-    with (
-        part_answerer(recipe, spec, tokenizer) as answerer,
-        progress_bar(sum(part.questions for part in parts), "regenerating", "answer") as bar,
-    ):
-        for part in parts:
-            answerer.make(part, bar)
-        answerer.finish()
-    seconds = time.monotonic() - started
-    print(f"generated {answerer.num_tokens:,} tokens at {answerer.num_tokens / seconds:,.0f} tokens/s, start included")
-
-
 def is_answered(recipe: Recipe, split: str) -> bool:
     """Whether the target answers a split: validation always, as acceptance is replayed over the target's own text."""
     return recipe.responses.regenerate or split == "validation"
-
-
-def load_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerBase":
-    """The target's tokenizer.
-
-    Raises:
-        ValueError: it has no chat template.
-    """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
-    )
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"the tokenizer of {recipe.target.path} has no chat template; a head must be trained on templated prompts, "
-            "use the instruction-tuned checkpoint"
-        )
-    return tokenizer
 
 
 def _check_answers(recipe: Recipe, prompts: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ Resuming, retrying and spreading over processes and nodes are therefore the same
 there. That gives up prefix caching between shards and a full batch at each shard's end.
 """
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from drafthead.config import Recipe
 from drafthead.data import checksums
 from drafthead.data.responses import Response, read_parts
 from drafthead.data.store import open_checked, shard_path
+from drafthead.generation.running import unwritten
 from drafthead.progress import progress
 from drafthead.serving.shard_writer import ShardSlot
 
@@ -38,6 +38,10 @@ class ShardJob:
     @property
     def path(self) -> Path:
         return shard_path(self.directory, self.index)
+
+    @property
+    def size(self) -> int:
+        return len(self.responses)
 
     def slots(self) -> list[ShardSlot]:
         """Where each sequence goes."""
@@ -132,12 +136,3 @@ def _present(job: ShardJob) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def unwritten(jobs: Sequence[ShardJob]) -> list[ShardJob]:
-    """The jobs whose shards have no name yet.
-
-    By listing: a network file system may go on denying, for a minute, a name it was asked for too early.
-    """
-    names = {directory: set(os.listdir(directory)) for directory in {job.directory for job in jobs}}
-    return [job for job in jobs if job.path.name not in names[job.directory]]

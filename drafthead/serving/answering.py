@@ -69,6 +69,10 @@ class EngineAnswerer:
         self._llm = llm
         self.made_by = {"engine": "vLLM in this process"}
 
+    def forget_prefixes(self) -> None:
+        """Compute the beginnings of prompts anew: what was answered before has no part in what comes."""
+        self._llm.reset_prefix_cache()
+
     def answer(self, asks: Sequence[Ask], bar: tqdm | None = None) -> list[Answer]:
         """Answers in the order of the prompts; `bar` advances by one per answer."""
         from vllm import SamplingParams

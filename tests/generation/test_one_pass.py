@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,10 +21,11 @@ from drafthead.data.store import StateStore
 from drafthead.data.verify import verify_store
 from drafthead.generation import regenerate as stage
 from drafthead.generation.harvest import SPLITS, harvest
-from drafthead.generation.harvesters import Harvester, backend, harvest_jobs
+from drafthead.generation.harvesters import harvesting
 from drafthead.generation.one_pass import claim_waiting_room, waiting_room
 from drafthead.generation.parts import PartAnswerer, list_parts
 from drafthead.generation.prompts import make_prompts
+from drafthead.generation.running import Worker, make_all
 from drafthead.models.target import load_target_spec
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, read_json
@@ -60,10 +61,10 @@ def answer(recipe: Recipe, engine: CapturingEngine) -> None:
         begin(recipe.responses_dir(split), KIND, {"target": {"fingerprint": _spec(recipe).fingerprint}})
         claim_waiting_room(recipe, _spec(recipe), split)
         parts = list_parts(recipe, split)
-        with progress_bar(sum(part.questions for part in parts), "test") as bar:
+        with progress_bar(sum(part.size for part in parts), "test") as bar:
             for part in parts:
                 answerer.make(part, bar)
-            assert bar.n == sum(part.questions for part in parts)
+            assert bar.n == sum(part.size for part in parts)
     answerer.finish()
     for split in SPLITS:
         stage.finish_split(recipe, split)
@@ -77,11 +78,11 @@ def no_engine(*args: object) -> None:
 def harvester_of(recipe: Recipe) -> Iterator:
     """What makes shards, with one start for several harvests."""
     with ExitStack() as stack:
-        start = cache(lambda: stack.enter_context(backend(recipe, _spec(recipe))))
+        task = harvesting(recipe, _spec(recipe))
+        start: Callable[[], Worker] = cache(lambda: stack.enter_context(task.start()))
 
-        def run(recipe, spec, jobs) -> None:
-            harvester: Harvester = start()
-            harvest_jobs(harvester, jobs)
+        def run(recipe, task, jobs) -> None:
+            make_all(start(), task, jobs)
 
         yield run
 

@@ -148,7 +148,7 @@ def test_a_server_answers_as_the_engine_does(answered: Recipe, tmp_path: Path, m
         stage.regenerate(remote)
         other = remote.model_copy(update={"engine": remote.engine.model_copy(update={"max_model_len": 2048})})
         with pytest.raises(ValueError, match=r"serves tiny with max_model_len 1024, but engine.max_model_len is 2048"):
-            stage.answer_parts(other, load_target_spec(other.target_path), [])
+            stage.run_here(other, stage.answering_parts(other, load_target_spec(other.target_path)), [])
     for split in stage.SPLITS:
         expected, found = (read_responses(r.responses_dir(split)) for r in (answered, remote))
         assert [replace(r, seed=None) for r in found] == [replace(r, seed=None) for r in expected]
