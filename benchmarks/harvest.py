@@ -86,11 +86,11 @@ def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
 def time_harvest(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> Taken:
     """Time to read all texts and have their states on disk."""
     with backend(recipe, spec) as harvester, tqdm(disable=True) as bar:
-        harvester.harvest(replace(jobs[0], index=99999, responses=jobs[0].responses[:32]), bar)
+        harvester.make(replace(jobs[0], index=99999, responses=jobs[0].responses[:32]), bar)
         harvester.finish()
         started = now()
         for job in jobs:
-            harvester.harvest(job, bar)
+            harvester.make(job, bar)
         harvester.finish()
         return since(started)
 

@@ -9,22 +9,19 @@
 Interrupted, the same command continues with the shards that are missing.
 """
 
-import argparse
 import sys
-from functools import partial
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.generation import running
 from drafthead.generation.estimate import print_estimate
-from drafthead.generation.harvest import Runner, harvest, print_states
+from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.inspect_states import print_verification
 from drafthead.generation.shard_jobs import WHOLE, Share
 from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, GPUS, RATE, assumed_from
 
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),
-    DRY_RUN, RATE, GPU, GPUS, *AMOUNTS,
-    ("--cluster", {"action": "store_true", "help": "spread the shards over a Ray cluster (RAY_ADDRESS, or local)"}),
-    ("--workers", {"type": int, "metavar": "N", "help": "engines on the cluster; default: all it has room for"}),
+    DRY_RUN, RATE, GPU, GPUS, *AMOUNTS, *running.OPTIONS,
     ("--shards", {"metavar": "I/N", "help": "make every N-th shard from number I on, I from 0 to N - 1"}),
 )  # fmt: skip
 
@@ -37,19 +34,8 @@ def main() -> None:
         print_estimate(recipe, assumed_from(args))
         return
     share = Share.parse(args.shards) if args.shards else WHOLE
-    if harvest(recipe, share, runner(args)):
+    if harvest(recipe, share, running.runner(args)):
         print_states(recipe)
-
-
-def runner(args: argparse.Namespace) -> Runner | None:
-    """Who makes the shards: a Ray cluster, or None for an engine in this process."""
-    if not args.cluster:
-        if args.workers is not None:
-            raise ValueError(f"--workers {args.workers} is of --cluster; add it, or leave out --workers")
-        return None
-    from drafthead.generation.harvest_cluster import run_on_cluster  # Ray is an extra
-
-    return partial(run_on_cluster, workers=args.workers)
 
 
 if __name__ == "__main__":

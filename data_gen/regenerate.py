@@ -2,25 +2,34 @@
 
     python data_gen/regenerate.py [RECIPE] [section.key=value ...]
     python data_gen/regenerate.py --dry-run [RECIPE] ...    answers, tokens, memory, disk, hours, price; nothing is run
+    python data_gen/regenerate.py --cluster [RECIPE] ...  one engine per GPU (or tensor-parallel group) of a Ray cluster
 
 An engine of this process answers, or a vLLM server by its URL (responses.server_url, its key in DRAFTHEAD_API_KEY).
+With states.one_pass the hidden states are captured while the target answers, and stage 3 is done here too.
 Interrupted, the same command continues with the parts that are missing.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.generation import running
 from drafthead.generation.answer_plan import answer_plan
+from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import SPLITS, regenerate
 from drafthead.generation.response_report import print_responses
 from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, RATE, assumed_from, print_stage
 
+OPTIONS = (DRY_RUN, RATE, GPU, *AMOUNTS, *running.OPTIONS)
+
 
 def main() -> None:
-    recipe, args = recipe_from_command_line(__doc__, DRY_RUN, RATE, GPU, *AMOUNTS)
+    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
     if args.dry_run:
         print_stage(answer_plan(recipe, assumed_from(args)))
         return
-    regenerate(recipe)
+    run = running.runner(args)
+    regenerate(recipe, run)
     print_responses(recipe, SPLITS)
+    if recipe.states.one_pass and harvest(recipe, run=run):
+        print_states(recipe)
 
 
 if __name__ == "__main__":

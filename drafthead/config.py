@@ -124,6 +124,16 @@ class StatesConfig(Section):
     sequences_per_shard: int = Field(default=1024, gt=0)
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
+    one_pass: bool = False  # capture the states while the target answers, instead of reading its answers once more
+
+    @model_validator(mode="after")
+    def _check_one_pass(self) -> Self:
+        if self.one_pass and (self.backend != "vllm" or self.spool_shards is not None):
+            raise ValueError(
+                f"one_pass captures inside vLLM and into a whole store: states.backend {self.backend} and "
+                f"states.spool_shards {self.spool_shards} do not go with it; set one_pass to false"
+            )
+        return self
 
 
 class HeadConfig(Section):
@@ -249,6 +259,12 @@ class Recipe(Section):
                 f"prompts.sources: {every[0]} makes a prompt of every question (turns: all), and responses.history "
                 "regenerated answers every question of each: the first ones again and again. Set its turns to last, "
                 "or responses.history to given"
+            )
+        if self.states.one_pass and (self.responses.server_url or not self.responses.regenerate):
+            raise ValueError(
+                "states.one_pass captures states in an engine of our own while it answers: not on a server "
+                f"(responses.server_url {self.responses.server_url}), nor without answering (responses.regenerate "
+                f"{str(self.responses.regenerate).lower()}); set states.one_pass to false"
             )
         longest = max(self.responses.max_tokens, self.eval.max_tokens)
         if longest >= self.engine.max_model_len:

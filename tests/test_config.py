@@ -44,6 +44,20 @@ def test_a_mistake_is_named_with_its_value(override, message):
         load_recipe(overrides=[override])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("responses.server_url=http://a:1", "not on a server .responses.server_url http://a:1"),
+        ("responses.regenerate=false", "responses.regenerate false"),
+        ("states.backend=transformers", "states.backend transformers and"),
+        ("states.spool_shards=4", "states.spool_shards 4 do not go with it"),
+    ],
+)
+def test_one_pass_wants_an_engine_of_our_own_and_a_whole_store(override, message):
+    with pytest.raises(ValueError, match=message):
+        load_recipe(overrides=["states.one_pass=true", override])
+
+
 def test_an_override_replaces_what_is_there():
     efforts = load_recipe(overrides=["responses.reasoning_efforts={low: 1, high: 2}"]).responses
     assert efforts.efforts == {"low": 1, "high": 2}  # instead of a list

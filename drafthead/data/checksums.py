@@ -45,6 +45,13 @@ def check(path: Path) -> None:
         )
 
 
+def move_note(path: Path, new: Path) -> None:
+    """Note a shard's SHA-256 for the name that it is about to get."""
+    if (known := noted(path)) is not None:
+        with atomic_path(_beside(new)) as temporary:
+            temporary.write_text(f"{known}  {new.name}\n")
+
+
 def forget(path: Path) -> None:
     """Remove the note of a shard."""
     _beside(path).unlink(missing_ok=True)

@@ -117,7 +117,21 @@ def read_responses(directory: Path) -> list[Response]:
     Raises:
         ArtefactError: the directory has no part.
     """
-    return [Response(**row) for part in _parts(directory) for row in pq.read_table(part).to_pylist()]
+    return [response for part in read_parts(directory).values() for response in part]
+
+
+def read_parts(directory: Path) -> dict[str, list[Response]]:
+    """The responses of every part by its name without the suffix, in order.
+
+    Raises:
+        ArtefactError: the directory has no part.
+    """
+    return {part.stem: read_part(part) for part in _parts(directory)}
+
+
+def read_part(path: Path) -> list[Response]:
+    """The responses of one part."""
+    return [Response(**row) for row in pq.read_table(path).to_pylist()]
 
 
 def read_left_out(directory: Path) -> list[LeftOut]:

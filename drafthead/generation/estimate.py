@@ -33,6 +33,7 @@ class Estimate:
         sequences, tokens: to be stored, of one epoch.
         passes: how often they are harvested; a spool harvests every epoch anew.
         disk_bytes: on disk at once.
+        kept_bytes: of host memory, about, in which an engine keeps states until a part is answered.
     """
 
     split: str
@@ -41,6 +42,7 @@ class Estimate:
     tokens: int
     passes: int
     disk_bytes: int
+    kept_bytes: int = 0
 
 
 def estimate(recipe: Recipe, assumed: Assumed = NOTHING, found: Sequence[Texts] | None = None) -> list[Estimate]:
@@ -67,7 +69,16 @@ def _estimate_split(recipe: Recipe, spec: TargetSpec, found: Texts) -> Estimate:
     online = found.split == "train" and recipe.states.spool_shards is not None
     at_once = sorted(shards, reverse=True)[: recipe.states.spool_shards] if online else shards
     passes = recipe.train.epochs if online else 1
-    return Estimate(found.split, found.exact, len(texts), found.tokens, passes, sum(at_once))
+    kept = _kept_bytes(recipe, spec, found) if recipe.states.one_pass and not found.exact else 0
+    return Estimate(found.split, found.exact, len(texts), found.tokens, passes, sum(at_once), kept)
+
+
+def _kept_bytes(recipe: Recipe, spec: TargetSpec, found: Texts) -> int:
+    """Captured rows of a part of mean length: every boundary of every token, until its answers have been judged."""
+    boundaries = len(captured_ids(spec, recipe.target.tap_ids))
+    width = compute_dtype(spec, recipe.target.dtype).itemsize
+    share = min(1.0, recipe.responses.prompts_per_part / max(len(found.texts), 1))
+    return round(found.tokens * share * boundaries * spec.hidden_size * width)
 
 
 def stored_bytes(recipe: Recipe, spec: TargetSpec, texts: Sequence[Text]) -> int:
@@ -95,6 +106,8 @@ def harvest_plan(recipe: Recipe, assumed: Assumed, found: list[Texts] | None = N
     """
     spec, found = _spec(recipe), found or [texts_of(recipe, split, assumed) for split in SPLITS]
     splits, engine = estimate(recipe, assumed, found), EnginePlan(recipe, assumed)
+    if kept := max(one.kept_bytes for one in splits):
+        return _one_pass_plan(recipe, splits, kept)
     tokens = sum(one.tokens * one.passes for one in splits)
     rate = known_rate(recipe, "harvest", assumed.tokens_per_second) or engine.prefill()
     gpus = assumed.gpus or engine.gpus
@@ -117,6 +130,21 @@ def harvest_plan(recipe: Recipe, assumed: Assumed, found: list[Texts] | None = N
             f"memory: weights and one sequence of {longest:,} tokens, {captured / 1024:,.0f} KiB of captured states "
             "each; more is used where there is more",
             *_space_note(recipe, sum(one.disk_bytes for one in splits)),
+        ),
+    )
+
+
+def _one_pass_plan(recipe: Recipe, splits: Sequence[Estimate], kept: int) -> StagePlan:
+    """Regeneration has the GPUs and the hours; what is left is disk, and memory of the host."""
+    disk = sum(one.disk_bytes for one in splits)
+    return StagePlan(
+        stage="harvest",
+        work=f"{sum(one.sequences for one in splits):,} sequences, captured while the target answers",
+        disk_bytes=disk,
+        notes=(
+            f"states.one_pass: about {size_text(kept)} of the host's memory for each engine, until a part is answered; "
+            f"lower responses.prompts_per_part {recipe.responses.prompts_per_part} for less",
+            *_space_note(recipe, disk),
         ),
     )
 

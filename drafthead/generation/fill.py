@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.data.spool import Demand, Spool, open_spool
-from drafthead.generation.harvesters import Harvester, backend, harvest_jobs
+from drafthead.generation.harvesters import backend, harvesting
+from drafthead.generation.running import Worker, make_all
 from drafthead.generation.shard_jobs import ShardJob, list_jobs, to_do
 from drafthead.generation.state_stores import finish_split
 from drafthead.models.target import TargetSpec
@@ -43,11 +44,11 @@ def harvest_online(recipe: Recipe, spec: TargetSpec, validation: bool) -> None:
     jobs = list_jobs(recipe, "train")
     spool = open_spool(recipe, sum(len(job.responses) for job in jobs))
     with spool.filling(), ExitStack() as stack:
-        start: Callable[[], Harvester] = cache(lambda: stack.enter_context(backend(recipe, spec)))
+        start: Callable[[], Worker] = cache(lambda: stack.enter_context(backend(recipe, spec)))
         if validation:
             wanted = list_jobs(recipe, "validation")
             if missing := to_do(wanted):
-                harvest_jobs(start(), missing)
+                make_all(start(), harvesting(recipe, spec), missing)
             finish_split(recipe, wanted, "validation")
         to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is not what it says
         if not spool.demand().done:
@@ -59,7 +60,7 @@ def harvest_online(recipe: Recipe, spec: TargetSpec, validation: bool) -> None:
         finish(spool.directory, _counts(jobs, spool), lasting=False)
 
 
-def fill(harvester: Harvester, spool: Spool, jobs: Sequence[ShardJob]) -> None:
+def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
     """Write what the spool asks for until it asks for nothing more.
 
     Args:
@@ -77,7 +78,7 @@ def fill(harvester: Harvester, spool: Spool, jobs: Sequence[ShardJob]) -> None:
                 waited += _wait_for_room(spool)
                 continue
             job = _job(jobs, demand.index)
-            harvester.harvest(job, bar)
+            harvester.make(job, bar)
             in_flight = demand.index
             tokens += sum(len(text) for text in job.texts())
         harvester.finish()

@@ -1,35 +1,36 @@
 """Run the target over its own text and store what it thought at every position.
 
 A sequence is prompt, response and continuation; the loss mask is 1 on the response only. The work is cut into shards
-(generation.shard_jobs), which one engine makes in this process, many on a Ray cluster (generation.harvest_cluster),
-or independent processes that take a share each. Generating and harvesting in one pass would save a prefill, but mixes
-states of the decode and prefill kernels. With states.spool_shards the training split becomes a spool that training
-empties meanwhile (generation.fill).
+(generation.shard_jobs), which one engine makes in this process, many on a Ray cluster (generation.cluster),
+or independent processes that take a share each. With states.one_pass the shards are there already, captured while the
+target answered (generation.one_pass), and only what is missing is made. With states.spool_shards the training split
+becomes a spool that training empties meanwhile (generation.fill).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from drafthead.config import Recipe
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.store import KIND
-from drafthead.generation.harvesters import run_jobs
-from drafthead.generation.shard_jobs import WHOLE, ShardJob, Share, list_jobs, to_do, unwritten
+from drafthead.generation.harvesters import harvesting
+from drafthead.generation.one_pass import move_in
+from drafthead.generation.running import Runner, run_here, unwritten
+from drafthead.generation.shard_jobs import WHOLE, ShardJob, Share, list_jobs, to_do
 from drafthead.generation.state_stores import claim, finish_split
-from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec
+from drafthead.models.target import check_tap_ids, load_target_spec
 from drafthead.provenance import require
 
 SPLITS = ("train", "validation")
-Runner = Callable[[Recipe, TargetSpec, Sequence[ShardJob]], None]
 
 
-def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner | None = None) -> bool:
+def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner = run_here) -> bool:
     """Make the states of both splits; finished shards are kept, and no model is loaded when all are.
 
     Args:
         recipe: what to harvest.
         share: make these shards only. Whoever finds all shards of a split there, finishes it.
-        run: makes the shards, instead of one engine in this process.
+        run: makes the shards.
 
     Returns:
         Whether both splits are finished; False when shards of other shares are missing.
@@ -41,7 +42,7 @@ def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner | None = None) -> 
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
     check_tap_ids(spec, recipe.target.tap_ids)
-    if recipe.states.spool_shards is not None and (run or share != WHOLE):
+    if recipe.states.spool_shards is not None and (run is not run_here or share != WHOLE):
         raise ValueError(
             f"states.spool_shards {recipe.states.spool_shards}: one engine fills a spool, in the order in which "
             "training reads it; leave out --cluster and --shards, or harvest the whole store without a spool"
@@ -53,10 +54,13 @@ def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner | None = None) -> 
         harvest_online(recipe, spec, validation="validation" in unfinished)
         return True
     jobs = {split: list_jobs(recipe, split) for split in unfinished}
+    if recipe.states.one_pass:
+        for split in unfinished:
+            move_in(recipe, spec, split, jobs[split])
     missing = to_do([job for split in unfinished for job in jobs[split] if job in share])
     if missing:
         started = time.monotonic()
-        (run or run_jobs)(recipe, spec, missing)
+        run(recipe, harvesting(recipe, spec), missing)
         tokens = sum(len(text) for job in missing for text in job.texts())
         print(f"harvested {tokens:,} tokens at {tokens / (time.monotonic() - started):,.0f} tokens/s, start included")
     finished = [_finish_if_whole(recipe, jobs[split], split) for split in unfinished]

@@ -49,7 +49,7 @@ class TransformersHarvester:
         head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
         self._writer = ShardWriter(target.tap_ids, spec.num_layers, head, recipe.states.format)
 
-    def harvest(self, job: ShardJob, bar: tqdm) -> None:
+    def make(self, job: ShardJob, bar: tqdm) -> None:
         for slot, text in zip(job.slots(), job.texts(), strict=True):
             rows = capture(self._model, text, self._boundaries)
             self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)

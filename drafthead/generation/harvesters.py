@@ -1,28 +1,20 @@
-"""The ways to run a target so that its states are stored, and running them over shards in this process."""
+"""The ways to run a target so that its states are stored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.generation.shard_jobs import ShardJob, unwritten
+from drafthead.generation.running import Task, Worker
+from drafthead.generation.shard_jobs import ShardJob
 from drafthead.models.target import TargetSpec
-from drafthead.progress import progress_bar
+from drafthead.serving.capturing import check_written_states
 
 
-class Harvester(Protocol):
-    """A running backend."""
-
-    def harvest(self, job: ShardJob, bar: tqdm) -> None:
-        """Compute and hand over the shard's rows; raises what went wrong."""
-
-    def finish(self) -> None:
-        """Wait until every shard is on disk; raises what went wrong."""
-
-
-def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Harvester]:
+def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
     """The recipe's way to run the target, started when the block is entered."""
     if recipe.states.backend == "transformers":
         from drafthead.generation.harvest_transformers import transformers_harvester
@@ -31,40 +23,16 @@ def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Harveste
     return _vllm_harvester(recipe, spec)
 
 
-def run_jobs(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> None:
-    """Harvest shards with one start of the recipe's backend."""
-    with backend(recipe, spec) as harvester:
-        harvest_jobs(harvester, jobs)
-
-
-def harvest_jobs(harvester: Harvester, jobs: Sequence[ShardJob]) -> None:
-    """Harvest shards and see that they are on disk."""
-    with progress_bar(sum(len(job.responses) for job in jobs), "harvesting", "seq") as bar:
-        for number, job in enumerate(jobs, 1):
-            bar.set_postfix_str(f"shard {number} of {len(jobs)}", refresh=False)
-            harvester.harvest(job, bar)
-        harvester.finish()
-    check_written(jobs)
-
-
-def check_written(jobs: Sequence[ShardJob]) -> None:
-    """See that the engines left what they were asked for.
-
-    Raises:
-        ValueError: a shard is not there.
-    """
-    if lacking := unwritten(jobs):
-        raise ValueError(
-            f"the engines returned but {len(lacking)} of {len(jobs)} shards were not written, "
-            f"{lacking[0].path} first; run the same command again"
-        )
+def harvesting(recipe: Recipe, spec: TargetSpec) -> Task:
+    """The task of making shards."""
+    return Task(partial(backend, recipe, spec), "harvesting", "seq", "shard")
 
 
 class _VllmHarvester:
     def __init__(self, llm: Any):
         self._llm = llm
 
-    def harvest(self, job: ShardJob, bar: tqdm) -> None:
+    def make(self, job: ShardJob, bar: tqdm) -> None:
         from vllm import SamplingParams
 
         from drafthead.serving.engine import generate
@@ -76,19 +44,14 @@ class _VllmHarvester:
             for slot in job.slots()
         ]
         generate(self._llm, job.texts(), params, bar)
-        self._check(wait=False)
+        check_written_states(self._llm, wait=False)
 
     def finish(self) -> None:
-        self._check(wait=True)
-
-    def _check(self, wait: bool) -> None:
-        for error in self._llm.collective_rpc("harvest_error", args=(wait,)):
-            if error:
-                raise ValueError(f"a shard could not be written: {error}")
+        check_written_states(self._llm, wait=True)
 
 
 @contextmanager
-def _vllm_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Harvester]:
+def _vllm_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Worker]:
     from drafthead.serving.engine import import_vllm, offline_engine
 
     import_vllm()  # before the connector, which is made of vLLM's classes

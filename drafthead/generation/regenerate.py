@@ -16,34 +16,30 @@ made. Pre-tokenised prompts are read as they are: the reasoning effort noted wit
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
-from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.rendering import reads_clock, template_day
 from drafthead.data.responses import (
     KIND,
     LeftOut,
     Response,
-    part_path,
     read_left_out,
     read_makers,
+    read_part,
     read_responses,
     write_part,
 )
 from drafthead.generation.asking import continuation
-from drafthead.generation.dialogue import open_dialogue
 from drafthead.generation.judging import FLAGS
 from drafthead.generation.keeping import Keeper
-from drafthead.generation.turns import Interviewer
+from drafthead.generation.one_pass import claim_waiting_room
+from drafthead.generation.parts import Part, answering_parts, list_parts, load_tokenizer
+from drafthead.generation.running import Runner, run_here
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, finish, reference, require
-from drafthead.serving.answering import Answerer, engine_answerer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,23 +47,12 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation")
 
 
-@dataclass(frozen=True)
-class Part:
-    """A unit of work.
-
-    Attributes:
-        split: "train" or "validation".
-        path: where the part is written.
-        prompts: the slice of the split that it answers.
-    """
-
-    split: str
-    path: Path
-    prompts: Sequence[Prompt]
-
-
-def regenerate(recipe: Recipe) -> None:
+def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     """Make the responses artefacts of both splits; finished parts are kept, and no engine starts when all are.
+
+    Args:
+        recipe: what to answer.
+        run: makes the parts.
 
     Raises:
         ArtefactError: there are no prompts, or a directory holds responses made from something else.
@@ -75,6 +60,11 @@ def regenerate(recipe: Recipe) -> None:
         ValueError: the target does not fit the recipe, no prompt of a split can be answered, the server cannot be
             used, or answers are to be kept and the chat template gives no stable boundaries.
     """
+    if recipe.responses.server_url and run is not run_here:
+        raise ValueError(
+            f"responses.server_url {recipe.responses.server_url} answers by itself, at engine.max_num_seqs "
+            f"{recipe.engine.max_num_seqs} requests at a time: leave out --cluster, or the URL for engines of our own"
+        )
     spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
     check_tap_ids(spec, recipe.target.tap_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
@@ -90,19 +80,15 @@ def regenerate(recipe: Recipe) -> None:
     if to_keep := [part for part in missing if not is_answered(recipe, part.split)]:
         keep_parts(recipe, tokenizer, to_keep)
     if to_answer := [part for part in missing if is_answered(recipe, part.split)]:
-        answer_parts(recipe, tokenizer, to_answer)
+        if recipe.states.one_pass:
+            for split in {part.split for part in to_answer}:
+                claim_waiting_room(recipe, spec, split)
+        started = time.monotonic()
+        run(recipe, answering_parts(recipe, spec), to_answer)
+        tokens = sum(len(response.response_ids) for part in to_answer for response in read_part(part.path))
+        print(f"generated {tokens:,} tokens at {tokens / (time.monotonic() - started):,.0f} tokens/s, start included")
     for split in unfinished:
         finish_split(recipe, split)
-
-
-def list_parts(recipe: Recipe, split: str) -> list[Part]:
-    """The parts of a split, in order."""
-    prompts, size = read_prompts(recipe.prompts_dir, split), recipe.responses.prompts_per_part
-    directory = recipe.responses_dir(split)
-    return [
-        Part(split, part_path(directory, i), prompts[start : start + size])
-        for i, start in enumerate(range(0, len(prompts), size))
-    ]
 
 
 def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:
@@ -113,52 +99,9 @@ def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequ
             write_part(part.path, *keeper.keep(part.prompts, bar), made_by={"data": "answers kept"})
 
 
-def answer_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:
-    """Answer the prompts of `parts` with one engine or server and write each part as it is done."""
-    started, tokens = time.monotonic(), 0
-    turn_by_turn = recipe.responses.turn_by_turn
-    total = sum(open_dialogue(prompt, turn_by_turn).turns_left for part in parts for prompt in part.prompts)
-    with answering(recipe, tokenizer) as answerer, progress_bar(total, "regenerating", "answer") as bar:
-        interviewer = Interviewer(recipe, tokenizer, answerer)
-        for part in parts:
-            answerer.forget()
-            responses, left_out = interviewer.interview(part.split, part.prompts, bar)
-            write_part(part.path, responses, left_out, answerer.made_by)
-            tokens += sum(len(response.response_ids) for response in responses)
-    print(f"generated {tokens:,} tokens at {tokens / (time.monotonic() - started):,.0f} tokens/s, start included")
-
-
-def answering(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> AbstractContextManager[Answerer]:
-    """Who runs the target: the recipe's server, or an engine of our own."""
-    if recipe.responses.server_url is None:
-        return engine_answerer(recipe)
-    from drafthead.serving.remote import server_answerer
-
-    return server_answerer(recipe, tokenizer)
-
-
 def is_answered(recipe: Recipe, split: str) -> bool:
     """Whether the target answers a split: validation always, as acceptance is replayed over the target's own text."""
     return recipe.responses.regenerate or split == "validation"
-
-
-def load_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerBase":
-    """The target's tokenizer.
-
-    Raises:
-        ValueError: it has no chat template.
-    """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
-    )
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"the tokenizer of {recipe.target.path} has no chat template; a head must be trained on templated prompts, "
-            "use the instruction-tuned checkpoint"
-        )
-    return tokenizer
 
 
 def _check_answers(recipe: Recipe, prompts: dict[str, Any]) -> None:

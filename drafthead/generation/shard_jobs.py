@@ -5,17 +5,18 @@ Resuming, retrying and spreading over processes and nodes are therefore the same
 there. That gives up prefix caching between shards and a full batch at each shard's end.
 """
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
 from drafthead.config import Recipe
 from drafthead.data import checksums
-from drafthead.data.responses import Response, read_responses
+from drafthead.data.responses import Response, read_parts
 from drafthead.data.store import open_checked, shard_path
+from drafthead.generation.running import unwritten
 from drafthead.progress import progress
 from drafthead.serving.shard_writer import ShardSlot
 
@@ -37,6 +38,10 @@ class ShardJob:
     @property
     def path(self) -> Path:
         return shard_path(self.directory, self.index)
+
+    @property
+    def size(self) -> int:
+        return len(self.responses)
 
     def slots(self) -> list[ShardSlot]:
         """Where each sequence goes."""
@@ -91,20 +96,24 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     Raises:
         ValueError: a text does not fit the engine.
     """
-    responses, size = read_responses(recipe.responses_dir(split)), recipe.states.sequences_per_shard
+    parts = list(read_parts(recipe.responses_dir(split)).values())
     limit = recipe.engine.max_model_len - 1  # the engine generates one token after the text
-    for response in responses:
+    for response in chain.from_iterable(parts):
         length = len(response.prompt_ids) + len(response.response_ids) + len(response.continuation_ids)
         if length > limit:
             raise ValueError(
                 f"{split} sequence {response.id} has {length} tokens, but engine.max_model_len "
                 f"{recipe.engine.max_model_len} allows {limit}; set it to {length + 1} or more"
             )
-    directory = recipe.states_dir(split)
-    return [
-        ShardJob(directory, i, responses[start : start + size])
-        for i, start in enumerate(range(0, len(responses), size))
-    ]
+    # Captured while they are answered, shards end where a part ends: parts are answered independently.
+    groups = parts if recipe.states.one_pass else [list(chain.from_iterable(parts))]
+    return cut(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
+
+
+def cut(directory: Path, groups: Sequence[Sequence[Response]], size: int) -> list[ShardJob]:
+    """Shards of at most `size` sequences, none of which has sequences of two groups."""
+    slices = [group[start : start + size] for group in groups for start in range(0, len(group), size)]
+    return [ShardJob(directory, i, responses) for i, responses in enumerate(slices)]
 
 
 def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
@@ -127,12 +136,3 @@ def _present(job: ShardJob) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def unwritten(jobs: Sequence[ShardJob]) -> list[ShardJob]:
-    """The jobs whose shards have no name yet.
-
-    By listing: a network file system may go on denying, for a minute, a name it was asked for too early.
-    """
-    names = {directory: set(os.listdir(directory)) for directory in {job.directory for job in jobs}}
-    return [job for job in jobs if job.path.name not in names[job.directory]]

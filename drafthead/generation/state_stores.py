@@ -29,7 +29,7 @@ def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
     """
     responses = require(recipe.responses_dir(split), RESPONSES, _MAKE_RESPONSES, every_byte=True)
     check_same_target(recipe, spec, responses, split)
-    identity = _identity(recipe, spec, responses)
+    identity = {"responses": reference(responses), **captured(recipe, spec)}
     if split == "train" and recipe.states.spool_shards is not None:
         return begin(recipe.states_dir(split), SPOOL, identity | terms(recipe))
     return begin(recipe.states_dir(split), KIND, identity)
@@ -99,9 +99,10 @@ def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
     return agreed / total if total else None
 
 
-def _identity(recipe: Recipe, spec: TargetSpec, responses: dict[str, Any]) -> dict[str, Any]:
+def captured(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
+    """What states are made of, but for the text: a part of the identity of whatever holds them."""
+    how = {"one_pass": True} if recipe.states.one_pass else {}
     return {
-        "responses": reference(responses),
         "target": target_identity(recipe, spec),
         "dtype": recipe.target.dtype,
         "tap_ids": list(recipe.target.tap_ids),
@@ -111,4 +112,5 @@ def _identity(recipe: Recipe, spec: TargetSpec, responses: dict[str, Any]) -> di
         "format": recipe.states.format,
         "layout": LAYOUT,
         "sequences_per_shard": recipe.states.sequences_per_shard,
+        **how,
     }

@@ -67,12 +67,19 @@ class Interviewer:
     def _ask(self, split: str, requests: Sequence[Request], bar: tqdm) -> list[tuple[Request, Answer, list[int]]]:
         if not requests:  # all of a round may be lost before it is asked
             return []
-        asks = [Ask(r.prompt_ids, r.max_tokens, r.sampling.temperature, r.sampling.seed) for r in requests]
+        count = continuation(self._recipe, split)
+        names = [request.dialogue.id for request in requests]  # states are those of the whole text
+        asks = [
+            Ask(r.prompt_ids, r.max_tokens, r.sampling.temperature, r.sampling.seed, keep="" if count else name)
+            for r, name in zip(requests, names, strict=True)
+        ]
         answers = self._answerer.answer(asks, bar)
         beyond: list[list[int]] = [[] for _ in requests]
-        if count := continuation(self._recipe, split):
+        if count:
             texts = [[*ask.prompt_ids, *answer.token_ids] for ask, answer in zip(asks, answers, strict=True)]
-            further = [Ask(text, count, 0.0, 0, ignore_stop=True) for text in texts]
+            further = [
+                Ask(text, count, 0.0, 0, ignore_stop=True, keep=name) for text, name in zip(texts, names, strict=True)
+            ]
             beyond = [answer.token_ids for answer in self._answerer.answer(further)]
         return list(zip(requests, answers, beyond, strict=True))
 

@@ -28,6 +28,7 @@ class Ask:
         temperature: 0 is greedy.
         seed: of the sampling.
         ignore_stop: run on past stop tokens.
+        keep: where states are captured, the name under which those of prompt and answer are kept; "" keeps none.
     """
 
     prompt_ids: list[int]
@@ -35,6 +36,7 @@ class Ask:
     temperature: float
     seed: int
     ignore_stop: bool = False
+    keep: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,21 @@ class Answerer(Protocol):
         """
 
 
-class _Engine:
+class EngineAnswerer:
+    """vLLM's engine in this process."""
+
+    keeps_states = False
+
     def __init__(self, llm: "LLM"):
         self._llm = llm
         self.made_by = {"engine": "vLLM in this process"}
 
     def forget(self) -> None:
+        """Compute the beginnings of prompts anew: what was answered before has no part in what comes."""
         self._llm.reset_prefix_cache()
 
     def answer(self, asks: Sequence[Ask], bar: tqdm | None = None) -> list[Answer]:
+        """Answers in the order of the prompts; `bar` advances by one per answer."""
         from vllm import SamplingParams
 
         from drafthead.serving.engine import generate
@@ -85,6 +93,7 @@ class _Engine:
                 max_tokens=ask.max_tokens,
                 ignore_eos=ask.ignore_stop,
                 detokenize=False,
+                extra_args={"kv_transfer_params": {"keep": ask.keep}} if self.keeps_states and ask.keep else None,
             )
             for ask in asks
         ]
@@ -98,4 +107,4 @@ def engine_answerer(recipe: Recipe) -> Iterator[Answerer]:
     from drafthead.serving.engine import offline_engine  # vLLM takes seconds to import
 
     with offline_engine(recipe, seeded=True, log_stats=False) as llm:
-        yield _Engine(llm)
+        yield EngineAnswerer(llm)

@@ -1,13 +1,18 @@
 """The hidden-state connector: from vLLM's cache-only layer straight into shards of the state store.
 
 vLLM's method `extract_hidden_states` keeps the captured boundaries of every token in a paged cache beside the
-KV cache. In the very step that computes the last prompt token of a request all its rows are there, so this
-connector copies them at the end of that step: nothing outlives the request, no block is held back, and it is
-the same on CPU and CUDA. Given up: overlap of the device-to-host copy with the next step (about 5 ms for 1,000
-tokens of gpt-oss-120b); side streams and pinned buffers would buy that back. Only prompts are captured: a
-harvest feeds finished texts. vLLM's own example writes one file per request and needs CUDA.
+KV cache. Rows are copied at the end of a step that computed them: nothing outlives the request, no block is held
+back, and it is the same on CPU and CUDA. Given up: overlap of the device-to-host copy with the next step (about 5 ms
+for 1,000 tokens of gpt-oss-120b); side streams and pinned buffers would buy that back. vLLM's own example writes one
+file per request and needs CUDA.
 
-A request takes part when its sampling parameters carry `extra_args={"kv_transfer_params": slot.to_params()}`.
+A request takes part when its sampling parameters carry `extra_args={"kv_transfer_params": ...}`:
+
+- `slot.to_params()`: a finished text, read as a prompt. Its rows are copied once, in the step that computes its last
+  token, and go to that place in a shard.
+- `{"keep": NAME}`: a prompt that is being answered. The rows of every step are kept in host memory under that name,
+  until `harvest_store` says which texts go where, and the others are forgotten.
+
 The worker that is rank 0 of its tensor-parallel group writes; the others hold the same rows and stay idle.
 """
 
@@ -29,6 +34,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from drafthead.data.store import Format
 from drafthead.models.target import TargetHead, TargetSpec, captured_ids
+from drafthead.serving.kept_rows import KeptRows
 from drafthead.serving.shard_writer import ShardSlot, ShardWriter
 
 if TYPE_CHECKING:
@@ -76,21 +82,48 @@ class HarvestWorker:
         assert isinstance(connector, HiddenStatesConnector)
         return connector.error(wait)
 
+    def harvest_store(self, places: list[dict[str, Any]], texts: list[list[int]]) -> str | None:
+        """Send kept answers to their places (`ShardSlot.to_params`), and forget all others."""
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, HiddenStatesConnector)
+        return connector.store_kept([ShardSlot(**place) for place in places], texts)
+
 
 @dataclass
 class _Request:
-    """What the scheduler side remembers of a request until its prompt is computed."""
+    """What the scheduler side remembers of a request.
 
-    slot: ShardSlot
-    token_ids: list[int]
+    Attributes:
+        block_ids: of its rows.
+        slot: where a finished text goes; None for an answer.
+        token_ids: the finished text.
+        keep: name of an answer.
+        copied: rows of an answer that were copied.
+    """
+
+    block_ids: list[int]
+    slot: ShardSlot | None = None
+    token_ids: list[int] = field(default_factory=list)
+    keep: str = ""
+    copied: int = 0
+
+
+@dataclass
+class _Rows:
+    """Rows `start` to `stop` of an answer, and the blocks that hold them from position 0 on."""
+
+    keep: str
+    start: int
+    stop: int
     block_ids: list[int]
 
 
 @dataclass
 class _Metadata(KVConnectorMetadata):
-    """From scheduler to worker: requests whose last prompt token is computed in this step."""
+    """From scheduler to worker: texts whose last token this step computes, and the rows it computes of answers."""
 
     complete: list[_Request] = field(default_factory=list)
+    rows: list[_Rows] = field(default_factory=list)
 
 
 class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
@@ -110,6 +143,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests: dict[str, _Request] = {}  # scheduler side
         self._cache: Tensor | None = None  # worker side, (blocks, C, block_size, H)
         self._writer: ShardWriter | None = None
+        self._kept = KeptRows()
         self._error: str | None = None
 
     # Scheduler side
@@ -122,14 +156,18 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is ever loaded."""
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> _Metadata:
-        """Follow block tables, and tell the worker which prompts this step completes."""
+        """Follow block tables, and tell the worker which rows this step computes."""
         metadata = _Metadata()
         for new in scheduler_output.scheduled_new_reqs:
             params = (new.sampling_params.extra_args or {}).get("kv_transfer_params") if new.sampling_params else None
             if params:
                 assert new.prompt_token_ids is not None
                 blocks = list(new.block_ids[self._group])
-                self._requests[new.req_id] = _Request(ShardSlot(**params), list(new.prompt_token_ids), blocks)
+                self._requests[new.req_id] = (
+                    _Request(blocks, keep=params["keep"])
+                    if "keep" in params
+                    else _Request(blocks, ShardSlot(**params), list(new.prompt_token_ids))
+                )
                 self._collect(new.req_id, new.num_computed_tokens, scheduler_output, metadata)
         cached = scheduler_output.scheduled_cached_reqs
         for req_id, blocks_of, computed in zip(
@@ -144,11 +182,19 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _collect(self, req_id: str, computed: int, scheduler_output: SchedulerOutput, metadata: _Metadata) -> None:
         after = computed + scheduler_output.num_scheduled_tokens[req_id]
-        if after >= len(self._requests[req_id].token_ids):
-            metadata.complete.append(self._requests.pop(req_id))
+        request = self._requests[req_id]
+        if request.slot is not None:
+            if after >= len(request.token_ids):
+                metadata.complete.append(self._requests.pop(req_id))
+            return
+        # Drafts may be turned down; what a preempted request computes a second time is here already.
+        after -= len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
+        if after > request.copied:
+            metadata.rows.append(_Rows(request.keep, request.copied, after, list(request.block_ids)))
+            request.copied = after
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
-        """Blocks may be freed at once: the rows were copied in the step that finished the prompt."""
+        """Blocks may be freed at once: the rows were copied in the steps that computed them."""
         self._requests.pop(request.request_id, None)
         return False, None
 
@@ -177,18 +223,21 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is ever loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Rows are taken at the end of the step, when all of a prompt's are there."""
+        """Rows are taken at the end of the step, when all boundaries are there."""
 
     def wait_for_save(self) -> None:
-        """Copy the rows of every prompt that this step completed; vLLM calls it after the cache is written."""
+        """Copy the rows that this step completed; vLLM calls it after the cache is written."""
         if self._writer is None or self._cache is None or self._error:
             return
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, _Metadata)
         try:
             for request in metadata.complete:
+                assert request.slot is not None
                 rows = self._rows(self._cache, request)
                 self._writer.add(request.slot, torch.tensor(request.token_ids, dtype=torch.int32), rows)
+            if metadata.rows:
+                self._keep(self._cache, metadata.rows)
         except Exception as error:  # an exception here kills the engine and hides its own message
             self._error = f"{type(error).__name__}: {error}"
 
@@ -198,6 +247,29 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         num_blocks = -(-num_tokens // self._block_size)
         blocks = torch.tensor(request.block_ids[:num_blocks], device=cache.device)
         return cache[blocks].transpose(1, 2).flatten(0, 1)[:num_tokens]  # (blocks, size, C, H) -> (T, C, H)
+
+    def _keep(self, cache: Tensor, wanted: list[_Rows]) -> None:
+        """Rows of all answers in one copy: a decode step has one row of each."""
+        size = self._block_size
+        positions = [range(w.start, w.stop) for w in wanted]
+        blocks = torch.tensor([w.block_ids[t // size] for w, span in zip(wanted, positions, strict=True) for t in span])
+        offsets = torch.tensor([t % size for span in positions for t in span])
+        rows = cache[blocks.to(cache.device), :, offsets.to(cache.device)].cpu()  # (n, C, H)
+        for w, part in zip(wanted, rows.split([len(span) for span in positions]), strict=True):
+            self._kept.add(w.keep, w.start, part)
+
+    def store_kept(self, slots: list[ShardSlot], texts: list[list[int]]) -> str | None:
+        """Hand kept answers to the writer and forget the others; the first error so far."""
+        if self._writer is None or self._error:
+            return self._error
+        try:
+            for slot, text in zip(slots, texts, strict=True):
+                rows = self._kept.take(slot.prompt_id, len(text))
+                self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)
+        except Exception as error:  # reported by the caller, who sees the user
+            self._error = f"{type(error).__name__}: {error}"
+        self._kept.clear()
+        return self._error
 
     def error(self, wait: bool) -> str | None:
         """The first error so far; `wait` until all collected shards are on disk."""

@@ -97,6 +97,20 @@ def test_before_the_responses_everything_is_an_upper_bound(tmp_path, capsys):
     assert "price      not known: set eval.price_per_gpu_hour" in said
 
 
+def test_one_pass_takes_memory_instead_of_hours(tmp_path, capsys):
+    recipe = small_recipe(tmp_path, "states.one_pass=true")
+    make_prompts(recipe)
+    train, _ = estimate(recipe)
+    assert train.kept_bytes == round(train.tokens * 8 / 12 * 4 * 192 * 2)  # 8 of 12 prompts; three taps and L
+    print_estimate(recipe, Assumed())
+    said = capsys.readouterr().out
+    assert "responses.prompts_per_part 8 for less" in said
+    assert " hours at " not in said
+    answered = with_responses(tmp_path / "answered", "states.one_pass=true")  # what lacks states is harvested
+    print_estimate(answered, Assumed())
+    assert " hours at " in capsys.readouterr().out
+
+
 def test_a_rate_is_given_measured_or_called_assumed(tmp_path, capsys):
     recipe = with_responses(tmp_path, "eval.price_per_gpu_hour=2")
     print_estimate(recipe, Assumed(tokens_per_second=0.01))

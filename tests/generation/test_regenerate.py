@@ -57,6 +57,11 @@ def test_missing_prompts_and_target(recipe_in: Callable[..., Recipe]):
         stage.regenerate(recipe_in("target.tap_ids=[2,11]"))
 
 
+def test_a_server_is_not_spread_over_a_cluster(recipe_in: Callable[..., Recipe]):
+    with pytest.raises(ValueError, match=r"responses.server_url http://a:1 answers by itself.*leave out --cluster"):
+        stage.regenerate(recipe_in("responses.server_url=http://a:1"), run=no_engine)
+
+
 @pytest.mark.slow
 def test_responses_are_token_exact(regenerated: Recipe):
     tokenizer = stage.load_tokenizer(regenerated)
@@ -76,9 +81,8 @@ def test_responses_are_token_exact(regenerated: Recipe):
 
 
 @pytest.mark.slow
-def test_complete_responses_start_no_engine(regenerated: Recipe, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stage, "answer_parts", no_engine)
-    stage.regenerate(regenerated)
+def test_complete_responses_start_no_engine(regenerated: Recipe):
+    stage.regenerate(regenerated, run=no_engine)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from drafthead.config import REPO_ROOT, Recipe
-from drafthead.data.store import write_shard
+from drafthead.data.responses import read_responses
+from drafthead.data.store import StateStore, write_shard
 from drafthead.data.verify import verify_store
 from drafthead.generation.harvest import SPLITS, harvest
 from drafthead.generation.shard_jobs import ShardJob, Share, to_do
@@ -51,36 +52,71 @@ def undisturbed(request, regenerated: Recipe, tmp_path: Path) -> list[dict]:
 
 
 def busy_engines(driver: psutil.Popen) -> Iterator[int]:
-    """Process ids of the engines that Ray runs for a driver and that are at work on a shard."""
+    """Process ids of the engines that Ray runs for a driver and that are at work."""
     for process in driver.children(recursive=True):
         try:
-            if process.cmdline()[0].startswith("ray::Engine.harvest"):  # Ray writes its state there
+            if process.cmdline()[0].startswith("ray::Engine.make"):  # Ray writes its state there
                 yield process.pid
         except (psutil.Error, IndexError):
             continue  # it has just ended
+
+
+def lose_a_worker(script: str, overrides: list[str], written: Callable[[], list[Path]], of: int, log: Path) -> str:
+    """Run a stage on a cluster with two engines and kill one that is at work once something is written.
+
+    Args:
+        script: of the stage.
+        overrides: of its recipe.
+        written: the files there are.
+        of: how many there will be.
+        log: where the stage writes what it says, which is returned.
+    """
+    command = [sys.executable, script, "--cluster", "--workers", "2", *overrides]
+    with log.open("w") as file:
+        driver = psutil.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT | RAY_OF_ITS_OWN, stdout=file, stderr=file)
+    try:
+        while not written():
+            assert driver.poll() is None, log.read_text()[-3000:]
+            time.sleep(0.01)
+        os.kill(next(busy_engines(driver)), signal.SIGKILL)
+        assert len(written()) < of, "it was to die in the middle"
+        assert driver.wait(timeout=240) == 0, log.read_text()[-3000:]
+    finally:
+        if driver.is_running():
+            driver.kill()
+    assert "Engine.make failed" in log.read_text()  # the death was noticed, and is what was recovered from
+    return log.read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("undisturbed", ["vllm"], indirect=True)
 def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, regenerated: Recipe, tmp_path: Path):
     recipe, overrides = copy_for(regenerated, tmp_path / "cluster", "vllm")
-    command = [sys.executable, "data_gen/harvest.py", "--cluster", "--workers", "2", *overrides]
-    with (tmp_path / "log").open("w") as log:
-        driver = psutil.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT | RAY_OF_ITS_OWN, stdout=log, stderr=log)
-    try:
-        while not any(recipe.states_dir("train").glob("shard-*")):
-            assert driver.poll() is None, (tmp_path / "log").read_text()[-3000:]
-            time.sleep(0.01)
-        os.kill(next(busy_engines(driver)), signal.SIGKILL)
-        written = list(recipe.states_dir("train").glob("shard-*"))
-        assert len(written) < 12, "it was to die in the middle"
-        assert driver.wait(timeout=240) == 0, (tmp_path / "log").read_text()[-3000:]
-    finally:
-        if driver.is_running():
-            driver.kill()
+
+    def written() -> list[Path]:
+        return list(recipe.states_dir("train").glob("shard-*"))
+
+    said = lose_a_worker("data_gen/harvest.py", overrides, written, 12, tmp_path / "log")
     assert checksums(recipe) == undisturbed
-    said = (tmp_path / "log").read_text()
-    assert "Engine.harvest failed" in said  # the death was noticed, and is what was recovered from
+    assert "12 sequences" in said
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_loses_a_worker_gives_the_same_answers(regenerated: Recipe, tmp_path: Path):
+    shutil.copytree(regenerated.prompts_dir, tmp_path / "data" / regenerated.name / "prompts")
+    recipe = regenerated.model_copy(update={"output_dir": str(tmp_path)})
+    more = ["responses.prompts_per_part=1", "states.sequences_per_shard=1", "states.one_pass=true"]
+
+    def written() -> list[Path]:
+        return list(recipe.responses_dir("train").glob("part-*"))
+
+    overrides = [f"output_dir={tmp_path}", *SMALL, *more]
+    said = lose_a_worker("data_gen/regenerate.py", overrides, written, 12, tmp_path / "log")
+    for split in SPLITS:
+        expected = read_responses(regenerated.responses_dir(split))
+        assert read_responses(recipe.responses_dir(split)) == expected
+        assert StateStore(recipe.states_dir(split)).ids == [response.id for response in expected]
+    assert checksums(recipe)
     assert "12 sequences" in said
 
 
@@ -149,7 +185,7 @@ def test_a_share_waits_for_the_others(regenerated: Recipe, tmp_path: Path, capsy
     recipe, _ = copy_for(regenerated, tmp_path / "waits", "vllm")
     made: list[int] = []
 
-    def run(recipe, spec, jobs) -> None:
+    def run(recipe, task, jobs) -> None:
         made.extend(job.index for job in jobs)
 
     assert not harvest(recipe, Share(1, 4), run)

@@ -19,9 +19,11 @@ from drafthead.data.responses import (
     write_part,
 )
 from drafthead.generation import regenerate as stage
+from drafthead.generation.parts import answering
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.response_report import print_responses
 from drafthead.generation.turns import ENDED, Interviewer
+from drafthead.models.target import load_target_spec
 from drafthead.progress import progress_bar
 from drafthead.provenance import begin, read_json
 from drafthead.serving.remote import KEY_VARIABLE
@@ -98,7 +100,10 @@ def test_what_is_wrong_with_answers_is_counted_and_ends_conversations(tmp_path: 
     questions = sum(m["role"] == "user" for p in prompts for m in p.messages)
     settings = recipe.responses.model_copy(update={"on_truncated": "drop"})
     tokenizer = stage.load_tokenizer(recipe)
-    with stage.answering(recipe, tokenizer) as answerer, progress_bar(questions, "test") as bar:
+    with (
+        answering(recipe, load_target_spec(recipe.target_path), tokenizer) as answerer,
+        progress_bar(questions, "test") as bar,
+    ):
         kept, ended = Interviewer(recipe, tokenizer, answerer).interview("train", prompts, bar)
         assert bar.n == questions
         strict = Interviewer(recipe.model_copy(update={"responses": settings}), tokenizer, answerer)
@@ -143,7 +148,7 @@ def test_a_server_answers_as_the_engine_does(answered: Recipe, tmp_path: Path, m
         stage.regenerate(remote)
         other = remote.model_copy(update={"engine": remote.engine.model_copy(update={"max_model_len": 2048})})
         with pytest.raises(ValueError, match=r"serves tiny with max_model_len 1024, but engine.max_model_len is 2048"):
-            stage.answer_parts(other, stage.load_tokenizer(other), [])
+            stage.run_here(other, stage.answering_parts(other, load_target_spec(other.target_path)), [])
     for split in stage.SPLITS:
         expected, found = (read_responses(r.responses_dir(split)) for r in (answered, remote))
         assert [replace(r, seed=None) for r in found] == [replace(r, seed=None) for r in expected]

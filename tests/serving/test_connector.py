@@ -157,6 +157,41 @@ def test_a_preempted_prompt_is_taken_from_its_new_blocks(tmp_path: Path):
     assert step(10, 1, None, resumed=False) == []  # its answer is not captured
 
 
+@pytest.mark.slow
+def test_a_preempted_answer_gives_each_row_once():
+    from types import SimpleNamespace as Fake
+
+    from drafthead.serving.connector import HiddenStatesConnector
+
+    connector = HiddenStatesConnector.__new__(HiddenStatesConnector)
+    connector._group, connector._requests = 0, {}
+    params = Fake(extra_args={"kv_transfer_params": {"keep": "a-1"}})
+    new = Fake(req_id="r", sampling_params=params, prompt_token_ids=[1] * 5, block_ids=([7],), num_computed_tokens=0)
+    none = Fake(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set())
+
+    def step(computed: int, scheduled: int, blocks: object, resumed: bool = False, drafts: int = 0) -> list[tuple]:
+        cached = Fake(
+            req_ids=["r"],
+            new_block_ids=[blocks],
+            num_computed_tokens=[computed],
+            resumed_req_ids={"r"} if resumed else set(),
+        )
+        output = Fake(
+            scheduled_new_reqs=[] if computed or resumed else [new],
+            scheduled_cached_reqs=cached if computed or resumed else none,
+            num_scheduled_tokens={"r": scheduled},
+            scheduled_spec_decode_tokens={"r": [9] * drafts} if drafts else {},
+        )
+        return [(r.start, r.stop, r.block_ids) for r in connector.build_connector_meta(output).rows]
+
+    assert step(0, 5, None) == [(0, 5, [7])]
+    assert step(5, 1, None) == [(5, 6, [7])]
+    assert step(0, 4, ([2],), resumed=True) == []  # preempted with 7 tokens: its rows are computed once more
+    assert step(4, 3, ([3],)) == [(6, 7, [2, 3])]
+    assert step(7, 2, None, drafts=1) == [(7, 8, [2, 3])]  # nobody knows yet whether the draft will stand
+    assert step(9, 1, None) == [(8, 10, [2, 3])]  # it did
+
+
 def writer_of(num_layers: int, aside: bool = False) -> ShardWriter:
     from drafthead.models.target import TargetPieces
 

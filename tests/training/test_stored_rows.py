@@ -1,4 +1,4 @@
-"""What a store leaves out or rounds: prompts' teacher rows without a trace, taps in fp8 with a small one."""
+"""What nothing reads or fp8 rounds: rows of prompts and last tokens without a trace, taps in fp8 with a small one."""
 
 import dataclasses
 
@@ -14,8 +14,15 @@ from tests.training import launching
 from tests.training.conftest import small_recipe, synthetic_store
 
 
-def trim(recipe) -> None:
-    """Rewrite both splits as a harvest stores them, under the same manifest but for the files' checksums."""
+def rewrite(recipe, as_stored: bool) -> None:
+    """Both splits with texts that end as a target's do, under the same manifest but for the files' checksums.
+
+    Args:
+        recipe: whose stores are rewritten.
+        as_stored: without teacher rows of prompts, as a harvest stores them, and with noise for states of the last
+            token, which states captured while generating do not have.
+    """
+    noise = torch.Generator().manual_seed(0)
     for split in ("train", "validation"):
         directory = recipe.states_dir(split)
         path = store.shard_path(directory, 0)
@@ -23,24 +30,31 @@ def trim(recipe) -> None:
         size = path.stat().st_size
         kept = []
         for s in full:
-            first = first_loss_row(s.loss_mask)
-            assert first > 0
+            # Training texts end with the response, validation texts K = 3 tokens after it.
+            s.loss_mask[4:] = 1
+            if split == "validation":
+                s.loss_mask[-3:] = 0
+            first = first_loss_row(s.loss_mask) if as_stored else 0
+            if as_stored:
+                assert first > 0
+                for rows in (*s.aux.values(), s.last_hidden, s.lse):
+                    rows[-1] = 50 * torch.randn(rows[-1].shape, generator=noise)
+                s.argmax[-1] = 7
             tail = {name: getattr(s, name)[first:] for name in ("last_hidden", "argmax", "lse")}
             kept.append(dataclasses.replace(s, **tail, first_row=first))
         store.write_shard(path, kept, num_target_layers=8)
-        assert path.stat().st_size < size
+        assert (path.stat().st_size < size) == as_stored
         provenance.finish(directory, {"sequences": len(kept)})
 
 
 @pytest.mark.slow
-def test_losses_are_the_same_to_the_last_bit_without_the_prompts_teacher_rows(tmp_path):
+def test_losses_are_the_same_to_the_last_bit_without_the_rows_that_nothing_reads(tmp_path):
     entries = []
     for name in ("full", "tail"):
         recipe = small_recipe(tmp_path / name)
         synthetic_store(recipe, "train", 24, seed=0)
         synthetic_store(recipe, "validation", 4, seed=1)
-        if name == "tail":
-            trim(recipe)
+        rewrite(recipe, as_stored=name == "tail")
         launching.run(recipe)
         steps = launching.entries(recipe.run_dir) + launching.entries(recipe.run_dir, "validation")
         for entry in steps:

@@ -1,10 +1,10 @@
-"""Harvest on a Ray cluster: an actor per engine, a task per shard.
+"""Answers or states from a Ray cluster: an actor per engine, a task per part or shard.
 
 The work is Ray's: it places the actors, restarts one that died and runs its task again, and ActorPool hands the next
-shard to whichever engine is free. Shards are whole or absent on a file system that all nodes share, so a task may run
+job to whichever engine is free. Files are whole or absent on a file system that all nodes share, so a task may run
 twice, and whatever is missing after a round is handed out again in the next, with new engines where there is room:
 
-- An engine that dies loses the shard it computes, which Ray retries, and the one on its way to disk, which the next
+- An engine that dies loses what it computes, which Ray retries, and the shard on its way to disk, which the next
   round makes.
 - A node that goes for good takes its engines along. Their tasks would wait for ever, or use up their retries before
   Ray knows: the round ends when nothing else runs, or with the first task that is lost.
@@ -22,9 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.generation.harvesters import Harvester, backend
-from drafthead.generation.shard_jobs import ShardJob, unwritten
-from drafthead.models.target import TargetSpec
+from drafthead.generation.running import Job, Task, Worker, unwritten
 from drafthead.progress import progress_bar
 from drafthead.serving.engine import keep_engines_in_this_process
 
@@ -44,60 +42,60 @@ _LOOK_EVERY = 5.0  # seconds; how often to look whether engines have lost their 
 
 
 class Engine:
-    """An engine in a process of its own. It starts with its first shard: dying there counts as an attempt."""
+    """A worker in a process of its own. It starts with its first job: dying there counts as an attempt."""
 
-    def __init__(self, recipe: Recipe, spec: TargetSpec):
-        self._recipe, self._spec = recipe, spec
+    def __init__(self, task: Task):
+        self._task = task
         self._running = ExitStack()
-        self._harvester: Harvester | None = None
+        self._worker: Worker | None = None
 
-    def harvest(self, job: ShardJob) -> int:
-        """Compute a shard, which goes to disk while the next one is computed; its number of sequences."""
-        if self._harvester is None:
+    def make(self, job: Job) -> int:
+        """Do a job, whose file may go to disk while the next one is computed; its size."""
+        if self._worker is None:
             keep_engines_in_this_process()
-            self._harvester = self._running.enter_context(backend(self._recipe, self._spec))
+            self._worker = self._running.enter_context(self._task.start())
         if not job.path.exists():
-            self._harvester.harvest(job, tqdm(disable=True))
-        return len(job.responses)
+            self._worker.make(job, tqdm(disable=True))
+        return job.size
 
     def finish(self) -> int:
-        """Wait until every shard is on disk."""
-        if self._harvester is not None:
-            self._harvester.finish()
+        """Wait until every file is on disk."""
+        if self._worker is not None:
+            self._worker.finish()
         return 0
 
 
-def run_on_cluster(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob], workers: int | None = None) -> None:
-    """Harvest shards with all engines that a Ray cluster has room for.
+def run_on_cluster(recipe: Recipe, task: Task, jobs: Sequence[Job], workers: int | None = None) -> None:
+    """Do jobs with all engines that a Ray cluster has room for.
 
     The cluster is the one that RAY_ADDRESS names or that runs on this machine, else one that is started here and ends
     with the work.
 
     Args:
-        recipe: what to harvest.
-        spec: of the target.
-        jobs: the shards that are missing.
+        recipe: says what an engine takes.
+        task: what to do.
+        jobs: those whose files are missing.
         workers: engines, instead of as many as there is room for.
 
     Raises:
-        ValueError: there is no room for an engine or for `workers` of them, a shard could not be written, or a shard
+        ValueError: there is no room for an engine or for `workers` of them, a file could not be written, or one
             was lost with its engines in ATTEMPTS rounds.
     """
-    total, lost = _sequences(jobs), Counter[str]()
-    with _cluster(), progress_bar(total, "harvesting", "seq") as bar:
+    total, lost = _size(jobs), Counter[str]()
+    with _cluster(), progress_bar(total, task.doing, task.unit) as bar:
         needs = _needs(recipe)
         count = _count(needs, workers)
         while missing := unwritten(jobs):
-            bar.n = total - _sequences(missing)
-            with _engines(recipe, spec, needs, min(count, _room(needs), len(missing))) as engines:
+            bar.n = total - _size(missing)
+            with _engines(task, needs, min(count, _room(needs), len(missing))) as engines:
                 began, failure = _hand_out(engines, missing, needs, bar)
                 failure = _settle(engines, needs) or failure
             lost.update(str(job.path) for job in unwritten(missing[:began]))
             _check(failure, lost)
 
 
-def _sequences(jobs: Sequence[ShardJob]) -> int:
-    return sum(len(job.responses) for job in jobs)
+def _size(jobs: Sequence[Job]) -> int:
+    return sum(job.size for job in jobs)
 
 
 def _needs(recipe: Recipe) -> dict[str, int]:
@@ -146,12 +144,12 @@ def _cluster() -> Iterator[None]:
 
 
 @contextmanager
-def _engines(recipe: Recipe, spec: TargetSpec, needs: dict[str, int], count: int) -> Iterator[list[Any]]:
-    """Actors, ended with the block. They are restarted without limit: the attempts of a shard are what is bounded."""
+def _engines(task: Task, needs: dict[str, int], count: int) -> Iterator[list[Any]]:
+    """Actors, ended with the block. They are restarted without limit: the attempts of a job are what is bounded."""
     actor: Any = ray.remote(Engine).options(
         num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0), max_restarts=-1, max_task_retries=_RETRIES
     )
-    engines = [actor.remote(recipe, spec) for _ in range(count)]
+    engines = [actor.remote(task) for _ in range(count)]
     try:
         yield engines
     finally:
@@ -159,19 +157,17 @@ def _engines(recipe: Recipe, spec: TargetSpec, needs: dict[str, int], count: int
             ray.kill(engine)
 
 
-def _hand_out(
-    engines: list[Any], jobs: Sequence[ShardJob], needs: dict[str, int], bar: tqdm
-) -> tuple[int, RayError | None]:
-    """Every shard to one engine, in order; after a failure none is begun, but those in work are ended.
+def _hand_out(engines: list[Any], jobs: Sequence[Job], needs: dict[str, int], bar: tqdm) -> tuple[int, RayError | None]:
+    """Every job to one engine, in order; after a failure none is begun, but those in work are ended.
 
     Returns:
-        How many shards were begun, and the first failure.
+        How many jobs were begun, and the first failure.
     """
     pool, began, running = ActorPool(engines), 0, 0
     failure: RayError | None = None
     while running or (began < len(jobs) and not failure):
         while began < len(jobs) and not failure and pool.has_free():
-            pool.submit(lambda engine, job: engine.harvest.remote(job), jobs[began])
+            pool.submit(lambda engine, job: engine.make.remote(job), jobs[began])
             began, running = began + 1, running + 1
         try:
             bar.update(pool.get_next_unordered(timeout=_LOOK_EVERY))
@@ -205,7 +201,7 @@ def _check(failure: RayError | None, lost: Counter[str]) -> None:
     """See that there is reason to go on.
 
     Raises:
-        ValueError: a shard was lost too often.
+        ValueError: a job was lost too often.
         Exception: whatever an engine raised.
     """
     if isinstance(failure, RayTaskError):

@@ -1,0 +1,137 @@
+"""Answers and hidden states in one pass beside two: how long either takes for the same prompts.
+
+    python benchmarks/one_pass.py [RECIPE] [section.key=value ...] [--prompts 400] [--blocks 3]
+
+One process, the recipe's engine settings, its first training prompts (`python data_gen/prompts.py` made them). Two
+passes: a plain engine answers and parts are written, then a harvesting engine reads prompt and answer. One pass: a
+capturing engine answers, parts and shards are written. Both end with everything on disk. They follow one another as
+two, one, one, two (ABBA) in every block, so that what else the machine does hits both alike. Engine starts are not
+counted, of which two passes need two; each engine answers or reads eight texts untimed first.
+
+Beside wall time stand the CPU seconds of the process, which hardly depend on what else the machine does.
+"""
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import Recipe
+from drafthead.data.responses import read_responses
+from drafthead.generation.harvesters import backend
+from drafthead.generation.parts import list_parts, part_answerer
+from drafthead.generation.shard_jobs import list_jobs
+from drafthead.models.target import TargetSpec, load_target_spec
+from drafthead.provenance import made_by
+
+
+@dataclass
+class Taken:
+    """Seconds of wall clock and of CPU."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Add what the block takes."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        self.wall += time.perf_counter() - wall
+        self.cpu += time.process_time() - cpu
+
+
+def answer(recipe: Recipe, spec: TargetSpec, prompts: int) -> Taken:
+    """Answer the first prompts; with states.one_pass their states are stored too."""
+    taken = Taken()
+    parts, left = [], prompts
+    for part in list_parts(recipe, "train"):
+        if left > 0:
+            parts.append(replace(part, prompts=part.prompts[:left]))
+        left -= len(part.prompts)
+    with part_answerer(recipe, spec) as answerer, tqdm(disable=True) as bar:
+        answerer.make(replace(parts[0], path=recipe.directory("warm", "part"), prompts=parts[0].prompts[:8]), bar)
+        answerer.finish()
+        with taken.counting():
+            for part in parts:
+                answerer.make(part, bar)
+            answerer.finish()
+    return taken
+
+
+def harvest(recipe: Recipe, spec: TargetSpec) -> Taken:
+    """Read prompts and answers once more, and store the states."""
+    taken = Taken()
+    recipe.states_dir("train").mkdir(parents=True)
+    jobs = list_jobs(recipe, "train")
+    with backend(recipe, spec) as harvester, tqdm(disable=True) as bar:
+        harvester.make(replace(jobs[0], index=99999, responses=jobs[0].responses[:8]), bar)
+        harvester.finish()
+        with taken.counting():
+            for job in jobs:
+                harvester.make(job, bar)
+            harvester.finish()
+    return taken
+
+
+def run_two(recipe: Recipe, spec: TargetSpec, prompts: int) -> list[Taken]:
+    """Answers, then states."""
+    return [answer(recipe, spec, prompts), harvest(recipe, spec)]
+
+
+def run_one(recipe: Recipe, spec: TargetSpec, prompts: int) -> list[Taken]:
+    """Both at once."""
+    states = recipe.states.model_copy(update={"one_pass": True})
+    return [answer(recipe.model_copy(update={"states": states}), spec, prompts)]
+
+
+def run_block(recipe: Recipe, spec: TargetSpec, prompts: int) -> tuple[list[Taken], list[Taken], str]:
+    """Two, one, one, two: mean times of the passes of either, and what was made."""
+    runs: dict[Callable, list[list[Taken]]] = {run_two: [], run_one: []}
+    for run in (run_two, run_one, run_one, run_two):
+        with tempfile.TemporaryDirectory(dir=recipe.directory()) as directory:
+            here = recipe.model_copy(update={"output_dir": directory})
+            shutil.copytree(recipe.prompts_dir, here.prompts_dir)
+            runs[run].append(run(here, spec, prompts))
+            responses = read_responses(here.responses_dir("train"))
+            shards = len(list(Path(directory).rglob("shard-*.safetensors")))
+    tokens = [sum(len(getattr(r, name)) for r in responses) for name in ("prompt_ids", "response_ids")]
+    made = f"{len(responses)} answers of {tokens[1]:,} tokens to prompts of {tokens[0]:,}, {shards} shards"
+    means = [
+        [Taken(statistics.mean(t.wall for t in p), statistics.mean(t.cpu for t in p)) for p in zip(*r, strict=True)]
+        for r in runs.values()
+    ]
+    return means[0], means[1], made
+
+
+def main() -> None:
+    recipe, args = recipe_from_command_line(
+        __doc__, ("--prompts", {"type": int, "default": 400}), ("--blocks", {"type": int, "default": 3})
+    )
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    made = made_by()
+    print(f"{made['machine']}; {made['created']}; load average {os.getloadavg()[0]:.1f}", flush=True)
+    ratios = []
+    for block in range(args.blocks):
+        (answers, states), (both,), what = run_block(recipe, spec, args.prompts)
+        ratios.append(both.wall / (answers.wall + states.wall))
+        print(
+            f"block {block + 1}: {what}: answers {answers.wall:.2f} s + states {states.wall:.2f} s, "
+            f"one pass {both.wall:.2f} s, ratio {ratios[-1]:.3f}; "
+            f"CPU {answers.cpu:.2f} + {states.cpu:.2f}, {both.cpu:.2f}, "
+            f"ratio {both.cpu / (answers.cpu + states.cpu):.3f}",
+            flush=True,
+        )
+    print(f"median ratio {statistics.median(ratios):.3f} (lowest {min(ratios):.3f}, highest {max(ratios):.3f})")
+
+
+if __name__ == "__main__":
+    run_recipe(main)

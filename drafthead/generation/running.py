@@ -1,0 +1,112 @@
+"""Who does the work of generation: one worker in this process, or many on a Ray cluster.
+
+Work is a list of jobs, each a file that is whole or absent and that follows from its inputs alone: a part of the
+responses, or a shard of the states. A worker is an engine that is running. Resuming, retrying and spreading over
+processes and nodes are therefore the same thing: make the files that are not there.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tqdm import tqdm
+
+from drafthead.config import Recipe
+from drafthead.progress import progress_bar
+
+
+class Job(Protocol):
+    """A unit of work."""
+
+    @property
+    def path(self) -> Path:
+        """The file that it makes."""
+
+    @property
+    def size(self) -> int:
+        """Answers or sequences in it, for the progress bar."""
+
+
+class Worker(Protocol):
+    """A running engine."""
+
+    def make(self, job: Any, bar: tqdm) -> None:
+        """Do a job; its file may still be on its way to disk. Raises what went wrong."""
+
+    def finish(self) -> None:
+        """Wait until every file is on disk; raises what went wrong."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be done.
+
+    Attributes:
+        start: starts a worker; travels to other processes.
+        doing: for the progress bar, such as "harvesting".
+        unit: that `size` counts.
+        noun: what a job makes.
+    """
+
+    start: Callable[[], AbstractContextManager[Worker]]
+    doing: str
+    unit: str
+    noun: str
+
+
+Runner = Callable[[Recipe, Task, Sequence[Job]], None]
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+OPTIONS = (
+    ("--cluster", {"action": "store_true", "help": "spread the work over a Ray cluster (RAY_ADDRESS, or local)"}),
+    ("--workers", {"type": int, "metavar": "N", "help": "engines on the cluster; default: all it has room for"}),
+)
+
+
+def runner(args: argparse.Namespace) -> Runner:
+    """Who works, by the command line's OPTIONS."""
+    if args.cluster:
+        from drafthead.generation.cluster import run_on_cluster  # Ray is an extra
+
+        return partial(run_on_cluster, workers=args.workers)
+    if args.workers is not None:
+        raise ValueError(f"--workers {args.workers} is of --cluster; add it, or leave out --workers")
+    return run_here
+
+
+def run_here(recipe: Recipe, task: Task, jobs: Sequence[Job]) -> None:
+    """Do jobs with one worker of this process."""
+    with task.start() as worker:
+        make_all(worker, task, jobs)
+
+
+def make_all(worker: Worker, task: Task, jobs: Sequence[Job]) -> None:
+    """Do jobs and see that their files are there.
+
+    Raises:
+        ValueError: a file is not there.
+    """
+    with progress_bar(sum(job.size for job in jobs), task.doing, task.unit) as bar:
+        for number, job in enumerate(jobs, 1):
+            bar.set_postfix_str(f"{task.noun} {number} of {len(jobs)}", refresh=False)
+            worker.make(job, bar)
+        worker.finish()
+    if lacking := unwritten(jobs):
+        raise ValueError(
+            f"the engines returned but {len(lacking)} of {len(jobs)} {task.noun}s were not written, "
+            f"{lacking[0].path} first; run the same command again"
+        )
+
+
+def unwritten(jobs: Sequence[AnyJob]) -> list[AnyJob]:
+    """The jobs whose files have no name yet.
+
+    By listing: a network file system may go on denying, for a minute, a name it was asked for too early.
+    """
+    names = {directory: set(os.listdir(directory)) for directory in {job.path.parent for job in jobs}}
+    return [job for job in jobs if job.path.name not in names[job.path.parent]]

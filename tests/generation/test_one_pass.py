@@ -1,0 +1,203 @@
+"""Answers and states in one pass: what two passes make of the same prompts, whoever dies on the way."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from drafthead.config import REPO_ROOT, Recipe
+from drafthead.data.responses import KIND, read_left_out, read_responses
+from drafthead.data.store import StateStore
+from drafthead.data.verify import verify_store
+from drafthead.generation import regenerate as stage
+from drafthead.generation.harvest import SPLITS, harvest
+from drafthead.generation.harvesters import harvesting
+from drafthead.generation.one_pass import claim_waiting_room, waiting_room
+from drafthead.generation.parts import PartAnswerer, list_parts
+from drafthead.generation.prompts import make_prompts
+from drafthead.generation.running import Worker, make_all
+from drafthead.models.target import load_target_spec
+from drafthead.progress import progress_bar
+from drafthead.provenance import ArtefactError, begin, read_json
+from drafthead.serving.capturing import CapturingEngine, capturing_engine
+from drafthead.training.setup import open_inputs
+from tests.generation.conftest import SMALL
+from tests.generation.test_harvest import copy_of
+from tests.generation.test_scale_out import ENVIRONMENT
+from tests.generation.test_turns import chat_recipe
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Passes:
+    """The same prompts answered and harvested in one pass and in two."""
+
+    one: Recipe
+    two: Recipe
+
+
+def with_one_pass(recipe: Recipe, folder: Path, **states: object) -> Recipe:
+    """The same recipe in one pass, over a copy of its prompts."""
+    shutil.copytree(recipe.prompts_dir, folder / "data" / recipe.name / "prompts")
+    settings = recipe.states.model_copy(update={"one_pass": True, **states})
+    return recipe.model_copy(update={"output_dir": str(folder), "states": settings})
+
+
+def answer(recipe: Recipe, engine: CapturingEngine) -> None:
+    """What regeneration does in one pass, with an engine that runs already."""
+    answerer = PartAnswerer(recipe, stage.load_tokenizer(recipe), engine)
+    for split in SPLITS:
+        begin(recipe.responses_dir(split), KIND, {"target": {"fingerprint": _spec(recipe).fingerprint}})
+        claim_waiting_room(recipe, _spec(recipe), split)
+        parts = list_parts(recipe, split)
+        with progress_bar(sum(part.size for part in parts), "test") as bar:
+            for part in parts:
+                answerer.make(part, bar)
+            assert bar.n == sum(part.size for part in parts)
+    answerer.finish()
+    for split in SPLITS:
+        stage.finish_split(recipe, split)
+
+
+def no_engine(*args: object) -> None:
+    raise AssertionError("states were captured, and yet an engine was to harvest them")
+
+
+@contextmanager
+def harvester_of(recipe: Recipe) -> Iterator:
+    """What makes shards, with one start for several harvests."""
+    with ExitStack() as stack:
+        task = harvesting(recipe, _spec(recipe))
+        start: Callable[[], Worker] = cache(lambda: stack.enter_context(task.start()))
+
+        def run(recipe, task, jobs) -> None:
+            make_all(start(), task, jobs)
+
+        yield run
+
+
+def _spec(recipe: Recipe):
+    return load_target_spec(recipe.target_path)
+
+
+@pytest.fixture(scope="module")
+def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passes]:
+    """Single questions, and chats of which the cut answers are dropped."""
+    folder = tmp_path_factory.mktemp("one-pass")
+    single = copy_of(regenerated, folder / "two")
+    chats = chat_recipe(folder, "responses.max_tokens=80", "responses.on_truncated=drop", "name=chats")
+    make_prompts(chats)
+    found = {
+        "single": Passes(with_one_pass(single, folder / "one"), single),
+        "chats": Passes(with_one_pass(chats, folder / "one"), chats),
+    }
+    with capturing_engine(found["single"].one, _spec(single)) as engine:
+        for each in found.values():
+            answer(each.one, engine)
+    stage.regenerate(chats)
+    with harvester_of(single) as run:
+        for each in found.values():
+            harvest(each.one, run=no_engine)
+            harvest(each.two, run=run)
+    return found
+
+
+def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:
+    """Every row that training reads: all but the one of the last token."""
+    left, right = StateStore(one.states_dir(split)), StateStore(two.states_dir(split))
+    assert left.ids == right.ids
+    for i in range(len(left)):
+        found, wanted = left[i], right[i]
+        assert found.input_ids.tolist() == wanted.input_ids.tolist()
+        assert found.loss_mask.tolist() == wanted.loss_mask.tolist()
+        assert found.first_row == wanted.first_row
+        for tap, rows in wanted.aux.items():
+            difference = (found.aux[tap] - rows)[:-1].float().norm(dim=1)
+            assert (difference < 0.05 * rows[:-1].float().norm(dim=1)).all()
+        torch.testing.assert_close(found.lse[:-1], wanted.lse[:-1], rtol=0, atol=0.1)
+        assert (found.argmax[:-1] == wanted.argmax[:-1]).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("kind", ["single", "chats"])
+def test_one_pass_makes_what_two_make(passes: dict[str, Passes], kind: str):
+    one, two = passes[kind].one, passes[kind].two
+    temperatures = set()
+    for split in SPLITS:
+        # Token for token at any temperature: the plain sampler draws, from the seed of the request.
+        assert read_responses(one.responses_dir(split)) == read_responses(two.responses_dir(split))
+        assert read_left_out(one.responses_dir(split)) == read_left_out(two.responses_dir(split))
+        temperatures |= {response.temperature for response in read_responses(one.responses_dir(split))}
+        assert_same_states(one, two, split)
+        assert verify_store(one.states_dir(split)) == []
+        assert not waiting_room(one, split).exists()
+        counts = [read_json(r.states_dir(split) / "manifest.json")["counts"] for r in (one, two)]
+        assert all(counts[0][name] == counts[1][name] for name in ("sequences", "tokens", "loss_tokens"))
+    assert temperatures == ({0.0, 0.7} if kind == "single" else {0.0})
+
+
+def test_dropped_answers_are_not_stored(passes: dict[str, Passes]):
+    chats = passes["chats"].one
+    dropped = [entry.id for entry in read_left_out(chats.responses_dir("train")) if entry.flags]
+    stored = StateStore(chats.states_dir("train")).ids
+    assert dropped
+    assert any(name.endswith("-2") for name in stored)
+    assert not set(dropped) & set(stored)
+    assert stored == [response.id for response in read_responses(chats.responses_dir("train"))]
+
+
+def test_training_reads_the_store(passes: dict[str, Passes]):
+    one, two = (open_inputs(recipe) for recipe in (passes["single"].one, passes["single"].two))
+    assert one.train.ids == two.train.ids
+    assert one.train.tokens(3)[0].tolist() == two.train.tokens(3)[0].tolist()
+    assert not one.train[3].aux[2][-1].any()  # the last token was never fed; nothing reads its row
+
+
+def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_path: Path):
+    one = with_one_pass(passes["single"].two, tmp_path)
+    claim_waiting_room(one, _spec(one), "train")
+    target = one.target.model_copy(update={"tap_ids": (1, 2, 3)})
+    with pytest.raises(ArtefactError, match=r"tap_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
+        claim_waiting_room(one.model_copy(update={"target": target}), _spec(one), "train")
+    with pytest.raises(ArtefactError, match=r"one_pass: found True, wanted None"):
+        harvest(passes["single"].one.model_copy(update={"states": passes["single"].two.states}))
+
+
+def test_a_killed_pass_is_resumed(passes: dict[str, Passes], tmp_path: Path):
+    two = passes["single"].two
+    one = with_one_pass(two, tmp_path, sequences_per_shard=2)
+    command = [sys.executable, "data_gen/regenerate.py", f"output_dir={tmp_path}", *SMALL]
+    command += ["states.sequences_per_shard=2", "states.one_pass=true"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+    waiting = waiting_room(one, "train") / "part-00000"
+    while not list(waiting.glob("shard-*")):
+        assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    captured = sorted(waiting.glob("shard-*"))
+    assert not (one.responses_dir("train") / "manifest.json").exists(), "it was to die in the middle"
+    assert captured
+    kept = captured[0].read_bytes()
+    for shard in captured[1:]:
+        shard.unlink()  # as if it had died on its way to disk
+    stage.regenerate(one)
+    harvest(one)
+    for split in SPLITS:
+        assert read_responses(one.responses_dir(split)) == read_responses(two.responses_dir(split))
+        assert_same_states(one, two, split)
+        assert verify_store(one.states_dir(split)) == []
+    assert (one.states_dir("train") / "shard-00000.safetensors").read_bytes() == kept
+    last_rows = [StateStore(one.states_dir("train"))[i].aux[2][-1] for i in range(4)]
+    assert [bool(row.any()) for row in last_rows] == [False, False, True, True]  # captured, harvested afterwards
