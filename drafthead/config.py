@@ -337,6 +337,9 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
     malformed = [item for item in overrides if "=" not in item]
     if malformed:
         raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
+    # `${oc.env:HF_TOKEN}` in somebody's recipe would carry a secret into manifests and the model card.
+    if interpolated := [item for item in overrides if "${" in item]:
+        raise ValueError(f"override {interpolated[0]!r}: nothing is interpolated in a recipe; write the value")
     try:
         recipe = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
@@ -349,7 +352,6 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
             OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
         except (YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
             raise ValueError(f"override {item!r} does not fit recipe {path}: {error}") from error
-    # Nothing is interpolated: `${oc.env:HF_TOKEN}` of somebody's recipe would carry a secret into manifests and cards.
     values = OmegaConf.to_container(recipe, resolve=False)
     try:
         return Recipe.model_validate(values)

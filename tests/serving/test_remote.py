@@ -29,6 +29,12 @@ def tokenizer():
 
 @pytest.fixture
 def honest(tokenizer) -> Reply:
+    return honest_reply(tokenizer)
+
+
+def honest_reply(tokenizer: Any) -> Reply:
+    """A server that does as it is asked, and always says the same."""
+
     def reply(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         choice = {"index": 0, "text": tokenizer.decode(WORDS), "finish_reason": "length", "logprobs": None}
         ids = {"token_ids": WORDS, "prompt_token_ids": body["prompt"]} if body["return_token_ids"] else {}

@@ -16,6 +16,7 @@ from drafthead.evaluation.request_metrics import load_reached
 from drafthead.serving.endpoint import endpoint_server
 from drafthead.serving.load import LoadRequest, run_load, warm_up
 from drafthead.serving.server import Server, ServerError, parse_metrics, running_server, server_command
+from tests.faults.secrets import MARKER, files_with, set_secrets
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 PROMPTS = [LoadRequest(f"p{i}", [5, 6, 7, 20 + i, 30, 31, 30, 31]) for i in range(6)]
@@ -47,6 +48,7 @@ def test_the_command_binds_to_loopback_and_holds_no_key():
 
 @pytest.mark.slow
 def test_a_server_from_start_to_end(tmp_path, monkeypatch):
+    set_secrets(monkeypatch)
     with running_server(load_recipe(), tmp_path / "server.log", speculative=NGRAM) as server:
         assert server.api_key not in repr(server)
         assert server.api_key not in " ".join(server.command)
@@ -64,6 +66,8 @@ def test_a_server_from_start_to_end(tmp_path, monkeypatch):
         _check_a_ramp(server, tmp_path)
         _check_as_endpoint(server, monkeypatch)
         group = os.getpgid(_listener(server.port))
+        seen_by_ps = Path(f"/proc/{_listener(server.port)}/cmdline").read_text()
+        assert server.api_key not in seen_by_ps
 
     assert [r.id for r in result.requests] == [p.id for p in PROMPTS]
     assert not any(r.error for r in result.requests)
@@ -72,7 +76,9 @@ def test_a_server_from_start_to_end(tmp_path, monkeypatch):
         assert request.prompt_tokens == len(prompt.prompt_ids)
         assert request.ttft_s <= request.ttfot_s or math.isnan(request.ttfot_s)
         assert request.latency_s == pytest.approx(request.ttft_s + sum(request.gaps_s))
-    assert server.api_key not in (tmp_path / "server.log").read_text()
+    assert (tmp_path / "server.log").stat().st_size
+    assert not files_with(tmp_path, server.api_key)
+    assert not files_with(tmp_path, MARKER)
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
 

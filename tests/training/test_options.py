@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from drafthead.config import load_recipe
 from drafthead.training.optimizer import build_optimizer, rate_share, schedule
+from tests.faults.secrets import MARKER, files_with, set_secrets
 from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
 
 
@@ -37,11 +38,14 @@ def test_muon_on_two_ranks_with_tensorboard(fresh_recipe):
 
 
 @pytest.mark.slow
-def test_bfloat16_with_averaged_weights_and_wandb(fresh_recipe):
+def test_bfloat16_with_averaged_weights_and_wandb(fresh_recipe, monkeypatch):
+    set_secrets(monkeypatch)
     recipe = fresh_recipe()
     options = ("train.precision=bf16", "train.ema_decay=0.9", "train.tracker=wandb", "train.batches_per_step=2")
     options = (*options, "train.keep_checkpoints=3")
-    run(recipe, *options)
+    printed = run(recipe, *options)
+    assert MARKER not in printed
+    assert not files_with(recipe.run_dir, MARKER)
     steps = entries(recipe.run_dir)
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
     assert list((recipe.run_dir / "wandb").glob("offline-run-*/*.wandb"))

@@ -1,0 +1,74 @@
+"""A file system that is really full: stages stop with one message, keep what they had, and go on when there is room."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drafthead.config import REPO_ROOT
+from tests.generation.conftest import SMALL as SMALL_DATA
+from tests.training.conftest import small_recipe, synthetic_store
+from tests.training.launching import checkpoints, command, environment
+
+_TMPFS = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")  # a mount that only the command sees
+
+
+def _can_mount() -> bool:
+    try:
+        return subprocess.run([*_TMPFS, "mount -t tmpfs none /mnt"], check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not _can_mount(), reason="needs a user namespace in which a tmpfs can be mounted"),
+]
+
+
+def full_and_then_not(folder: Path, size: str, stage: list[str]) -> list[str]:
+    """Run a stage on a file system of `size`, again with room, and keep its files; what each said and ended with."""
+    run = f"{shlex.join(stage)} 2>&1; echo ended with $?"
+    script = f"""
+        set -u; export PYTHONPATH={REPO_ROOT}
+        mount -t tmpfs -o size={size} none {folder}/disk
+        {run}; find {folder}/disk -name '*.tmp' -o -name step_*; echo ====
+        mount -o remount,size=200m {folder}/disk
+        {run}; cp -a {folder}/disk {folder}/kept
+    """
+    (folder / "disk").mkdir()
+    result = subprocess.run(
+        [*_TMPFS, script], cwd=REPO_ROOT, capture_output=True, text=True, check=False, timeout=300, env=environment()
+    )
+    assert result.stdout.count("====") == 1, result.stdout + result.stderr
+    return result.stdout.split("====")
+
+
+def test_prompts(tmp_path):
+    stage = [sys.executable, "data_gen/prompts.py", f"output_dir={tmp_path}/disk", *SMALL_DATA]
+    full, roomy = full_and_then_not(tmp_path, "12k", stage)
+    assert "DiskFullError: no room for" in full
+    assert "bytes and " in full
+    assert "Traceback" not in full
+    assert full.rstrip().endswith("ended with 2")  # and no half file
+    assert roomy.rstrip().endswith("ended with 0")
+
+
+def test_training(tmp_path):
+    recipe = small_recipe(tmp_path)
+    synthetic_store(recipe, "train", 60, seed=0)
+    synthetic_store(recipe, "validation", 6, seed=1)
+    (tmp_path / "fs").mkdir()
+    output = tmp_path / "fs" / "disk"
+    stage = command(recipe.model_copy(update={"output_dir": str(output)}), flags=("--quiet",))
+    link = ["ln", "-sfn", str(Path(recipe.output_dir) / "data"), f"{output}/data"]
+    both = ["sh", "-c", f"{shlex.join(link)} && {shlex.join(stage)}"]
+    full, roomy = full_and_then_not(tmp_path / "fs", "9m", both)
+    assert "DiskFullError: no room for" in full
+    assert "Traceback" not in full
+    assert "step_00000008.tmp" not in full
+    assert "resuming from step 4" in roomy
+    assert "best checkpoint" in roomy
+    assert checkpoints(tmp_path / "fs" / "kept" / "runs" / "tiny")
