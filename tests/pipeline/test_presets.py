@@ -88,7 +88,7 @@ def test_a_plan_before_any_head(tiny_run):
 @pytest.mark.presets
 def test_the_speculators_layout_needs_no_target_named(tiny_run, tmp_path):
     """`vllm serve HEAD`, and nothing else but a port and the size of this machine."""
-    run_ok("export/head.py", overrides_for(Path(tiny_run.output_dir), "export.format=speculators"))
+    run_ok("export/head.py", (*overrides_for(Path(tiny_run.output_dir)), "--format", "speculators", "--no-serve-check"))
     head = tiny_run.head_dir.with_name("tiny-speculators")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
