@@ -24,7 +24,7 @@ PROGRAMS = ("python", "make", "accelerate", "pip", "vllm", "hf", "ray", "sbatch"
 _CHAIN = "tests/pipeline/conftest.py::tiny_run"
 _DATA = "tests/generation/test_estimate.py::test_the_script_runs_neither_model_nor_harvest"
 _SCALE = "tests/generation/test_scale_out.py"
-_MINIATURE = "tests/pipeline/test_presets.py::test_redhat_in_miniature"
+_PRESETS = "tests/pipeline/test_presets.py"
 # Script and flags -> the test that runs exactly them. `make check` and its like run the suite itself.
 RUN_BY = {
     "data_gen/prompts.py": _CHAIN,
@@ -38,10 +38,10 @@ RUN_BY = {
     "train/eagle3.py": _CHAIN,
     "export/head.py": _CHAIN,
     "eval/acceptance.py": "tests/pipeline/test_chain.py::_lengths",
-    "eval/serving.py --miniature --preset": _MINIATURE,
-    "eval/serving.py": "tests/pipeline/test_presets.py::test_a_schedule_of_draft_lengths_beside_fixed_ones",
-    "eval/plan.py --measure": "tests/pipeline/test_presets.py::test_a_plan_before_any_head",
-    "vllm serve": "tests/pipeline/test_presets.py::test_the_speculators_layout_needs_no_target_named",
+    "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_in_miniature",
+    "eval/serving.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_beside_fixed_ones",
+    "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_before_any_head",
+    "vllm.entrypoints.openai.api_server": f"{_PRESETS}::test_the_speculators_layout_needs_no_target_named",
 }
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```|((?:^ {4}[^\n]*\n(?:\n(?= {4}))?)+)", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- (page )?not run: needs (.+?) -->")
@@ -77,7 +77,9 @@ class Command:
 
     @property
     def key(self) -> str:
-        """The script with its flags, in one order; of other programs the first two words."""
+        """The script with its flags, in one order; the module of `python -m`; of other programs the first two words."""
+        if self.words[:2] == ("python", "-m"):
+            return self.words[2]
         if not self.script:
             return " ".join(self.words[:2])
         return " ".join([self.script, *sorted(word for word in self.arguments if word.startswith("--"))])
