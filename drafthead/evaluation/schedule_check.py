@@ -20,7 +20,7 @@ from drafthead.evaluation.levels import THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.plan import recipe_plan
 from drafthead.evaluation.schedule import KEY, Schedule, best_schedule
 from drafthead.evaluation.serving import measure_serving
-from drafthead.evaluation.serving_rows import read_serving, steady
+from drafthead.evaluation.serving_rows import read_serving
 from drafthead.evaluation.speed import speed_samples
 from drafthead.evaluation.tables import Cell, Table, change_cell
 from drafthead.evaluation.verdict import change_text
@@ -51,7 +51,7 @@ class ScheduleCheck:
 
 
 def modelled_schedule(recipe: Recipe) -> Schedule:
-    """Measure the recipe's fixed draft lengths unless that was done, and let the cost model fill in a schedule.
+    """Measure the recipe's fixed draft lengths, and let the cost model fill in a schedule.
 
     Raises:
         ValueError: a single draft length or load, from which no schedule follows.
@@ -62,7 +62,9 @@ def modelled_schedule(recipe: Recipe) -> Schedule:
             f"a schedule chooses between draft lengths by load: eval.num_draft_tokens {list(settings.draft_tokens)} "
             f"and eval.concurrency {list(settings.concurrency)} need two values each, such as [3,1] and [1,32]"
         )
-    samples = speed_samples(steady(read_serving(measure_serving(recipe))), HEAD, recipe.engine.max_num_seqs)
+    fixed = recipe.model_copy(update={"eval": settings.model_copy(update={"served": (HEAD,), "loads": ()})})
+    directory = measure_serving(fixed, recipe_plan(fixed), _directory(recipe) / "fixed")
+    samples = speed_samples(read_serving(directory), HEAD, recipe.engine.max_num_seqs)
     return best_schedule(fit(samples.points(), samples.positions), recipe.engine.max_num_seqs)
 
 
@@ -89,7 +91,11 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> Path:
         }
     )
     beside = recipe.model_copy(update={"eval": settings})
-    return measure_serving(beside, recipe_plan(beside), recipe.results_dir / "serving-schedule")
+    return measure_serving(beside, recipe_plan(beside), _directory(recipe) / "schedule")
+
+
+def _directory(recipe: Recipe) -> Path:
+    return recipe.results_dir / "draft-lengths"
 
 
 def check_schedule(recipe: Recipe, directory: Path) -> ScheduleCheck:
