@@ -2,8 +2,8 @@
 
     python eval/draft_lengths.py [RECIPE] 'eval.num_draft_tokens=[3,1]' 'eval.concurrency=[1,32]'
 
-First the fixed lengths are measured (results/NAME/serving, unless it is there), then the schedule beside them, in two
-blocks of opposite order (results/NAME/serving-schedule).
+First the fixed lengths are measured, for the cost model, then the schedule beside them, in two blocks of opposite
+order; both in results/NAME/draft-lengths. Interrupted, the same command continues.
 """
 
 import json

@@ -21,7 +21,7 @@ def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     for verdict in analysis.verdicts:
         print(f"\n{said(verdict)}")
     advice = advise(recipe, analysis)
-    print(f"\n{advice.said}" + (f"\n  {advice.flag}" if advice.flag else ""))
+    print(f"\n{advice.said}\n  {advice.flag or advice.command}")
     if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
         print(f"\n{text}")
 

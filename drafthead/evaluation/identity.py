@@ -1,6 +1,7 @@
 """What a measurement is made from, and the refusal of heads that do not belong to it."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def identity(recipe: Recipe, workload: Workload, arms: Sequence[str]) -> dict[st
 
     Raises:
         ArtefactError: a head is missing, half finished, or was made for another target.
-        ValueError: a head was trained on prompts of the workload.
+        ValueError: a head was trained on prompts of the workload, a method needs a package that is not installed, or
+            a head cannot draft in parallel.
     """
     target = fingerprint_of(recipe.target_path, recipe.target.revision)
     made_from: dict[str, Any] = {
@@ -52,7 +54,16 @@ def identity(recipe: Recipe, workload: Workload, arms: Sequence[str]) -> dict[st
     return made_from | {"arms": described}
 
 
+def missing_package(method: str) -> str | None:
+    """What to install before vLLM can draft with a method; None where nothing is missing."""
+    if method == "suffix" and find_spec("arctic_inference") is None:
+        return "vLLM needs `pip install arctic-inference==0.1.1` for suffix decoding"
+    return None
+
+
 def _describe(recipe: Recipe, workload: Workload, target: str, arm: ArmConfig) -> dict[str, Any]:
+    if missing := missing_package(arm.method):
+        raise ValueError(f"arm {arm.name}: {missing}; or leave the arm out of eval.methods")
     return {
         "name": arm.name,
         "method": arm.method,

@@ -7,7 +7,6 @@ the same.
 
 from importlib import resources
 from importlib.resources.abc import Traversable
-from importlib.util import find_spec
 from itertools import product
 from typing import Literal
 
@@ -16,6 +15,7 @@ from pydantic import Field
 
 from drafthead.config import Recipe
 from drafthead.eval_config import HEADS, LoadConfig, Method
+from drafthead.evaluation.identity import missing_package
 from drafthead.evaluation.plan import Level, Plan, ServerRun, WorkloadSpec, abba, prompts_of_level
 from drafthead.evaluation.workload import BASELINE, HEAD, arm_of
 from drafthead.section import Section
@@ -152,8 +152,8 @@ def _servers(recipe: Recipe, preset: Preset, small: Miniature | None) -> tuple[l
             servers.append((BASELINE, 0))
             continue
         names = [own.name for own in recipe.eval.methods if own.method == arm.method]
-        if arm.method == "suffix" and find_spec("arctic_inference") is None:
-            skipped.append("suffix: vLLM needs `pip install arctic-inference==0.1.1` for it")
+        if missing := missing_package(arm.method):
+            skipped.append(f"{arm.method}: {missing}")
             continue
         if not names and arm.method in HEADS and arm.method != HEAD:
             skipped.append(f"{arm.method}: no arm of the recipe has a head for it; {HEADS[arm.method]}")

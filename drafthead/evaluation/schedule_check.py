@@ -7,7 +7,7 @@ length is picked by the same measurement, which favours it a little.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +20,7 @@ from drafthead.evaluation.levels import THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.plan import recipe_plan
 from drafthead.evaluation.schedule import KEY, Schedule, best_schedule
 from drafthead.evaluation.serving import measure_serving
-from drafthead.evaluation.serving_rows import read_serving, steady
+from drafthead.evaluation.serving_rows import ServingRows, read_serving
 from drafthead.evaluation.speed import speed_samples
 from drafthead.evaluation.tables import Cell, Table, change_cell
 from drafthead.evaluation.verdict import change_text
@@ -38,20 +38,24 @@ class ScheduleCheck:
         table: every load and the traffic, fixed lengths and the schedule.
         best: the fixed draft length that serves the traffic fastest.
         change: output throughput of the schedule over the traffic, against that length.
+        by_block: the same as a fraction, block by block: what they differ by, no interval over prompts can see.
     """
 
     table: Table
     best: int
     change: Change
+    by_block: tuple[float, ...] = ()
 
     def sentence(self) -> str:
         """For the terminal."""
         against = f"against K = {self.best}, the best fixed draft length of this traffic"
-        return f"The schedule: {change_text(self.change)} output throughput {against}."
+        blocks = ", ".join(f"{change:+.1%}" for change in self.by_block)
+        apart = f" Server starts apart: {blocks}." if blocks else ""
+        return f"The schedule: {change_text(self.change)} output throughput {against}.{apart}"
 
 
 def modelled_schedule(recipe: Recipe) -> Schedule:
-    """Measure the recipe's fixed draft lengths unless that was done, and let the cost model fill in a schedule.
+    """Measure the recipe's fixed draft lengths, and let the cost model fill in a schedule.
 
     Raises:
         ValueError: a single draft length or load, from which no schedule follows.
@@ -62,7 +66,9 @@ def modelled_schedule(recipe: Recipe) -> Schedule:
             f"a schedule chooses between draft lengths by load: eval.num_draft_tokens {list(settings.draft_tokens)} "
             f"and eval.concurrency {list(settings.concurrency)} need two values each, such as [3,1] and [1,32]"
         )
-    samples = speed_samples(steady(read_serving(measure_serving(recipe))), HEAD, recipe.engine.max_num_seqs)
+    fixed = recipe.model_copy(update={"eval": settings.model_copy(update={"served": (HEAD,), "loads": ()})})
+    directory = measure_serving(fixed, recipe_plan(fixed), _directory(recipe) / "fixed")
+    samples = speed_samples(read_serving(directory), HEAD, recipe.engine.max_num_seqs)
     return best_schedule(fit(samples.points(), samples.positions), recipe.engine.max_num_seqs)
 
 
@@ -89,13 +95,21 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> Path:
         }
     )
     beside = recipe.model_copy(update={"eval": settings})
-    return measure_serving(beside, recipe_plan(beside), recipe.results_dir / "serving-schedule")
+    return measure_serving(beside, recipe_plan(beside), _directory(recipe) / "schedule")
+
+
+def _directory(recipe: Recipe) -> Path:
+    return recipe.results_dir / "draft-lengths"
 
 
 def check_schedule(recipe: Recipe, directory: Path) -> ScheduleCheck:
     """Compare what `measure_schedule` left, over the recipe's traffic."""
-    levels = summarise_serving(read_serving(directory))
-    return compare(levels, recipe.eval.traffic.shares(tuple(sorted({level.concurrency for level in levels}))))
+    rows = read_serving(directory)
+    levels = summarise_serving(rows)
+    shares = recipe.eval.traffic.shares(tuple(sorted({level.concurrency for level in levels})))
+    check = compare(levels, shares)
+    blocks = (ServingRows(*(frame[frame["block"] == b] for frame in rows)) for b in sorted(set(rows.runs["block"])))
+    return replace(check, by_block=tuple(_gain_over(summarise_serving(own), check.best, shares) for own in blocks))
 
 
 def compare(levels: Sequence[Level], shares: dict[int, float]) -> ScheduleCheck:
@@ -105,7 +119,7 @@ def compare(levels: Sequence[Level], shares: dict[int, float]) -> ScheduleCheck:
         levels: of the head at fixed lengths and of the schedule, at loads of fixed concurrency.
         shares: requests in flight -> share of the baseline's time.
     """
-    ours = {level.concurrency: level for level in levels if level.arm == ARM}
+    ours = _of(levels, ARM)
     fixed: dict[int, dict[int, Level]] = {}
     for level in levels:
         if level.arm == HEAD and level.concurrency in ours:
@@ -126,7 +140,8 @@ def compare(levels: Sequence[Level], shares: dict[int, float]) -> ScheduleCheck:
     columns = ["Concurrency", "Share", *lengths, "Schedule (%)", "Best fixed", "Schedule against it (%)"]
     note = (
         "Output throughput against no speculation, and of the schedule against the best fixed draft length; brackets: "
-        "95 % paired bootstrap over prompts. Grey: the interval includes zero."
+        "95 % paired bootstrap over prompts, which cannot see what differs between server starts. Grey: the interval "
+        "includes zero."
     )
     return ScheduleCheck(Table("A schedule of draft lengths beside fixed ones", columns, rows, note), best, change)
 
@@ -139,6 +154,17 @@ def _gain(levels: dict[int, Level], weights: dict[int, float]) -> float:
     """Change of throughput over the traffic against no speculation: 1 / Σ share / speedup − 1."""
     time = sum(share / (1 + levels[c].change(THROUGHPUT)) for c, share in weights.items())
     return sum(weights.values()) / time - 1
+
+
+def _of(levels: Sequence[Level], arm: str) -> dict[int, Level]:
+    return {level.concurrency: level for level in levels if level.arm == arm}
+
+
+def _gain_over(levels: Sequence[Level], K: int, shares: dict[int, float]) -> float:
+    """Change of throughput over the traffic from K to the schedule, as a fraction."""
+    ours, fixed = _of(levels, ARM), _of([level for level in levels if level.K == K], HEAD)
+    weights = {c: shares[c] for c in sorted(ours) if c in shares}
+    return (1 + _gain(ours, weights)) / (1 + _gain(fixed, weights)) - 1
 
 
 def _at_load(schedule: Level, fixed: Level) -> Change:

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.acceptance import read_acceptance
-from drafthead.evaluation.identity import identity
+from drafthead.evaluation.identity import identity, missing_package
 from drafthead.evaluation.workload import EvalPrompt, Workload, speculative_config
 from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
 from tests.evaluation.rows import tiny_recipe
@@ -68,3 +68,11 @@ def test_a_head_that_cannot_draft_in_parallel_is_named(tmp_path):
     (head / "config.json").write_text('{"ptd_token_id": 0}')
     save_file({"mask_hidden": torch.zeros(1, 2)}, head / "model.safetensors")
     assert identity(recipe, workload, ("none", "parallel"))["arms"][0]["name"] == "parallel"
+
+
+def test_a_method_whose_package_is_missing_is_refused_before_anything_starts(tmp_path):
+    if missing_package("suffix") is None:
+        pytest.skip("arctic-inference is installed")
+    recipe = tiny_recipe(tmp_path, "eval.methods=[suffix]")
+    with pytest.raises(ValueError, match="arm suffix: .*pip install arctic-inference"):
+        identity(recipe, Workload([EvalPrompt("a", "chat", [1, 2])], 0), ("none", "suffix"))

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.levels import THROUGHPUT, Level, summarise_serving
-from drafthead.evaluation.schedule_check import ARM, compare, measure_schedule, modelled_schedule
+from drafthead.evaluation.schedule_check import ARM, check_schedule, compare, measure_schedule, modelled_schedule
 from drafthead.evaluation.serving_rows import ServingRows, read_serving
 from tests.evaluation.rows import tiny_recipe, write_results
 
@@ -35,6 +35,18 @@ def test_it_gains_what_the_best_fixed_length_loses_elsewhere(levels):
     assert [row[5].text for row in check.table.rows] == ["K = 3", "K = 1", "K = 1"]
     # At one load it is what it copies.
     assert [row[6].text.split()[0] for row in check.table.rows[:2]] == ["+0.0", "+0.0"]
+
+
+def test_blocks_are_compared_apart(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 1.5, 32: 0.6}, prompts=96, lengths=(1, 3))
+    directory = recipe.results_dir / "serving"
+    for path in sorted(directory.glob("*.parquet")):
+        rows = _with_schedule(pd.read_parquet(path))
+        pd.concat([rows, rows.assign(block=1)]).to_parquet(path)
+    check = check_schedule(recipe, directory)
+    assert check.by_block == pytest.approx((check.change.interval.value,) * 2)
+    assert check.sentence().count("%") == 3 + 2
 
 
 def test_traffic_of_one_load_leaves_nothing_to_gain(levels):

@@ -72,7 +72,7 @@ def test_a_schedule_of_draft_lengths_beside_fixed_ones(tiny_run):
     overrides = overrides_for(Path(tiny_run.output_dir), *settings)
     printed = run_ok("eval/draft_lengths.py", (*schedule, *overrides), timeout_s=_PATIENCE_S)
     assert "the best fixed draft length of this traffic" in printed
-    runs = read_runs(tiny_run.results_dir / "serving-schedule")
+    runs = read_runs(tiny_run.results_dir / "draft-lengths" / "schedule")
     assert [(run.arm, run.k) for run in runs[runs["block"] == 0].itertuples()][::2] == [
         ("none", 0), ("eagle3", 3), ("eagle3", 1), ("schedule", 3),
     ]  # fmt: skip
