@@ -1,5 +1,6 @@
 """What a process started ends with it, however it ended."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -61,7 +62,11 @@ def test_nothing_outlives_a_process_that_was_killed(name, tmp_path):
     parent, child = start(name, tmp_path, LAUNCHED)
     parent.kill()
     parent.wait()
-    child.wait(timeout=PATIENCE)
+    try:
+        child.wait(timeout=PATIENCE)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def test_a_script_started_by_hand_outlives_its_terminal(tmp_path):
