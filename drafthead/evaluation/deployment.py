@@ -95,4 +95,7 @@ def _advice(recipe: Recipe, said: str, config: dict[str, Any] | None) -> Advice:
 
 
 def _in_words(schedule: Schedule) -> str:
-    return ", ".join(f"K = {K} for {first} to {last} requests" for first, last, K in schedule)
+    def batch(first: int, last: int) -> str:
+        return f"{first} to {last} requests" if last > first else f"{first} request" + "s" * (first > 1)
+
+    return ", ".join(f"K = {K} for {batch(first, last)}" for first, last, K in schedule)
