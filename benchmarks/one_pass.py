@@ -26,9 +26,9 @@ from tqdm import tqdm
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
-from drafthead.generation.harvesters import backend
-from drafthead.generation.parts import list_parts, part_answerer
-from drafthead.generation.shard_jobs import list_jobs
+from drafthead.generation.responses.parts import list_parts, part_answerer
+from drafthead.generation.states.harvesters import backend
+from drafthead.generation.states.shard_jobs import list_jobs
 from drafthead.models.target import TargetSpec, load_target_spec
 from drafthead.provenance import made_by
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.evaluation.forecast import eval_plan
+from drafthead.evaluation.measuring.forecast import eval_plan
 from drafthead.exporting.plan import export_plan
-from drafthead.generation.answer_plan import answer_plan
-from drafthead.generation.estimate import harvest_plan
-from drafthead.generation.texts import Texts, conversations, texts_of
+from drafthead.generation.plans.answers import answer_plan
+from drafthead.generation.plans.estimate import harvest_plan
+from drafthead.generation.plans.texts import Texts, conversations, texts_of
 from drafthead.provenance import MANIFEST
 from drafthead.stage_plan import AMOUNTS, GPU, GPUS, Assumed, StagePlan, assumed_from, print_stages
 from drafthead.training.plan import TrainAmount, train_plan

@@ -11,10 +11,10 @@ Interrupted, the same command continues with the parts that are missing.
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
-from drafthead.generation.answer_plan import answer_plan
-from drafthead.generation.harvest import harvest, print_states
-from drafthead.generation.regenerate import SPLITS, regenerate
-from drafthead.generation.response_report import print_responses
+from drafthead.generation.plans.answers import answer_plan
+from drafthead.generation.responses.regenerate import SPLITS, regenerate
+from drafthead.generation.responses.report import print_responses
+from drafthead.generation.states.harvest import harvest, print_states
 from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, RATE, assumed_from, print_stage
 
 OPTIONS = (DRY_RUN, RATE, GPU, *AMOUNTS, *running.OPTIONS)

@@ -9,9 +9,9 @@ order; both in results/NAME/draft-lengths. Interrupted, the same command continu
 import json
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.deployment import deployed_config, speculative_flag
-from drafthead.evaluation.schedule_check import check_schedule, measure_schedule, modelled_schedule
-from drafthead.evaluation.tables import print_table
+from drafthead.evaluation.decision.deployment import deployed_config, speculative_flag
+from drafthead.evaluation.reporting.schedule_check import check_schedule, measure_schedule, modelled_schedule
+from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import HEAD
 
 OPTIONS = (

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.forecast import eval_plan
+from drafthead.evaluation.measuring.forecast import eval_plan
 from drafthead.processes import ends_with_parent
 from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, RATE, assumed_from, print_stage
 

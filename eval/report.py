@@ -10,10 +10,10 @@ any machine, with other prices, traffic or service levels if overrides say so.
 from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.analysis import analyse, read_results
-from drafthead.evaluation.brief import print_brief
-from drafthead.evaluation.one_file import read_one_file
-from drafthead.evaluation.report import print_report, write_report
+from drafthead.evaluation.decision.analysis import analyse, read_results
+from drafthead.evaluation.reporting.brief import print_brief
+from drafthead.evaluation.reporting.report import print_report, write_report
+from drafthead.evaluation.results.one_file import read_one_file
 
 OPTIONS = (
     ("--from", {"type": Path, "dest": "file", "metavar": "FILE", "help": "one Parquet file instead of a recipe"}),

@@ -9,15 +9,15 @@ A preset repeats a published experiment; --plan shows what would run and stops. 
 """
 
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
-from drafthead.evaluation.imports import import_results
-from drafthead.evaluation.levels import summarise_serving
-from drafthead.evaluation.plan import recipe_plan
-from drafthead.evaluation.presets import load_preset, preset_names, preset_plan
-from drafthead.evaluation.serving import measure_serving, read_requests, read_runs
-from drafthead.evaluation.serving_overview import imported_table, overview_table, plan_table
-from drafthead.evaluation.serving_rows import read_serving
-from drafthead.evaluation.serving_tables import print_serving
-from drafthead.evaluation.tables import print_table
+from drafthead.evaluation.measuring.plan import recipe_plan
+from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.measuring.serving import measure_serving, read_requests, read_runs
+from drafthead.evaluation.reporting.serving_overview import imported_table, overview_table, plan_table
+from drafthead.evaluation.reporting.serving_tables import print_serving
+from drafthead.evaluation.reporting.tables import print_table
+from drafthead.evaluation.results.imports import import_results
+from drafthead.evaluation.results.levels import summarise_serving
+from drafthead.evaluation.results.serving_rows import read_serving
 
 FLAGS = (
     ("--preset", {"choices": preset_names(), "help": "repeat a published experiment"}),

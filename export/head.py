@@ -54,8 +54,8 @@ def main() -> None:
 
 def measured_acceptance(recipe: Recipe) -> "list[Measured]":
     """Acceptance on held-out prompts, if eval/acceptance.py has finished with exactly this head."""
-    from drafthead.evaluation.acceptance import acceptance_dir, read_acceptance
-    from drafthead.evaluation.summary import summarise_acceptance
+    from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
+    from drafthead.evaluation.results.summary import summarise_acceptance
     from drafthead.exporting.card import Measured
     from drafthead.provenance import MANIFEST, read_manifest, reference
 

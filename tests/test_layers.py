@@ -10,12 +10,7 @@ import pytest
 from drafthead.config import REPO_ROOT
 
 PACKAGE = REPO_ROOT / "drafthead"
-FOUNDATIONS = {
-    "config", "section", "eval_config", "responses_config", "traffic_config", "provenance", "processes",
-    "made_by", "space",
-    "progress", "cli",
-    "stage_plan",
-}  # fmt: skip
+FOUNDATIONS = {"config", "provenance", "processes", "made_by", "space", "progress", "cli", "stage_plan"}
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
     **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),
@@ -24,6 +19,11 @@ ALLOWED = {
     "data": {"core", *FOUNDATIONS},
     "serving": {"models", "data", "core", *FOUNDATIONS},
     **{stage: {"serving", "models", "data", "core", *FOUNDATIONS} for stage in STAGES},
+}
+# Within a stage: sub-packages from the lowest up; modules of the stage's own folder lie below all of them.
+WITHIN = {
+    "generation": ("", "sources", "prompts", "states", "responses", "plans"),
+    "evaluation": ("", "measuring", "results", "decision", "published", "reporting"),
 }
 
 
@@ -51,6 +51,20 @@ def test_imports_point_down(path):
     used = {layer_of(name) for name in imported_names(path) if name.startswith("drafthead.")}
     forbidden = used - {own, ""} - ALLOWED[own]
     assert not forbidden, f"{relative} ({own}) imports {sorted(forbidden)}, which is not below it"
+
+
+@pytest.mark.parametrize("stage", sorted(WITHIN))
+def test_imports_point_down_within_a_stage(stage):
+    order = WITHIN[stage]
+    for path in sorted((PACKAGE / stage).rglob("*.py")):
+        inside = path.relative_to(PACKAGE / stage).parts
+        own = inside[0] if len(inside) > 1 else ""
+        if own == "tiny":  # makes the embedded target; nothing imports it
+            continue
+        for name in imported_names(path):
+            used = name.split(".")[2:] if name.startswith(f"drafthead.{stage}.") else []
+            layer = used[0] if used and used[0] in order else ""
+            assert order.index(layer) <= order.index(own), f"{path} ({own}) imports {name}, which is not below it"
 
 
 def test_the_rule_names_every_layer_there_is():

@@ -8,8 +8,8 @@ from typing import Any
 from safetensors import safe_open
 
 from drafthead.config import Recipe
+from drafthead.config.evaluation import HEADS, PARALLEL, ArmConfig
 from drafthead.data.trained_on import read_trained_on
-from drafthead.eval_config import HEADS, PARALLEL, ArmConfig
 from drafthead.evaluation.workload import BASELINE, HEAD, Workload, arm_of, head_of
 from drafthead.models.draft_files import check_eagle3_files, check_tensor_files
 from drafthead.models.target import load_target_spec

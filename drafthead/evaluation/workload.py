@@ -13,9 +13,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from drafthead.config import Recipe, local_or_hub
+from drafthead.config.evaluation import ArmConfig, Method
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.eval_config import ArmConfig, Method
 from drafthead.provenance import require
 
 BASELINE, BASELINE_AGAIN = "none", "none-again"

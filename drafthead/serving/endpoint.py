@@ -4,7 +4,7 @@ import os
 
 import httpx
 
-from drafthead.eval_config import EndpointConfig
+from drafthead.config.evaluation import EndpointConfig
 from drafthead.serving.server import Server, ServerError
 
 

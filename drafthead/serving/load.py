@@ -23,10 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from drafthead.eval_config import LoadConfig
+from drafthead.config.evaluation import LoadConfig
 from drafthead.progress import progress_bar
 from drafthead.serving.answer_clock import AnswerClock
-from drafthead.serving.server import HOST, Server, ServerError
+from drafthead.serving.server import Server, ServerError
+from drafthead.serving.server_command import HOST
 
 _CLIENT, _BACKEND = "vllm.benchmarks.serve", "vllm"
 

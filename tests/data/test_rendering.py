@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from drafthead.config import load_recipe
 from drafthead.data import rendering
 from drafthead.data.prompts import Prompt, prompt_id
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation.prompts.splits import make_prompts
 
 DAY = date(2026, 7, 31)
 

@@ -108,7 +108,7 @@ def test_every_key_that_is_named_exists(page):
         if section in sections and key not in ("py", "yaml"):
             fields = sections[section].model_fields
             names = set(fields) | {field.alias for field in fields.values()}
-            assert key in names, f"{page_name(page)} names {section}.{key}, which drafthead/config.py does not have"
+            assert key in names, f"{page_name(page)} names {section}.{key}, which drafthead/config/ does not have"
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=page_name)

@@ -8,10 +8,10 @@ import pytest
 
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.prompts import Prompt, prompt_id, write_prompts
-from drafthead.evaluation.acceptance import read_acceptance, read_conditions
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
-from drafthead.evaluation.side_by_side import summarise_conditions
-from drafthead.evaluation.summary import summarise_acceptance
+from drafthead.evaluation.measuring.acceptance import read_acceptance, read_conditions
+from drafthead.evaluation.reporting.side_by_side import summarise_conditions
+from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.provenance import begin, finish, verify_files
 from tests.evaluation.rows import tiny_recipe
 

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from drafthead.evaluation.cost_fit import fit
-from drafthead.evaluation.cost_model import Work
-from drafthead.evaluation.pricing import price
+from drafthead.evaluation.decision.cost_fit import fit
+from drafthead.evaluation.decision.cost_model import Work
+from drafthead.evaluation.decision.pricing import price
+from drafthead.evaluation.decision.schedule import KEY, best_schedule, draft_length, scheduled
+from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
 from drafthead.evaluation.published.figures import published
-from drafthead.evaluation.schedule import KEY, best_schedule, draft_length, scheduled
-from drafthead.evaluation.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
 
 LENGTHS = {1: 1.60, 2: 2.00, 3: 2.25, 4: 2.40, 5: 2.50}
 LOADS = (1, 5, 25, 50, 100, 200)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafthead.evaluation.imports import import_results
-from drafthead.evaluation.serving_overview import imported_table
+from drafthead.evaluation.reporting.serving_overview import imported_table
+from drafthead.evaluation.results.imports import import_results
 
 FILES = Path(__file__).parent / "files"
 REAL = FILES / "guidellm-0.8.1.json"

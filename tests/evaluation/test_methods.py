@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from drafthead.config import REPO_ROOT
-from drafthead.evaluation.acceptance import read_acceptance
 from drafthead.evaluation.identity import identity, missing_package
+from drafthead.evaluation.measuring.acceptance import read_acceptance
 from drafthead.evaluation.workload import EvalPrompt, Workload, speculative_config
 from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
 from tests.evaluation.rows import tiny_recipe

@@ -2,11 +2,11 @@
 
 import pytest
 
-from drafthead.eval_config import LoadConfig
-from drafthead.evaluation.level_prompts import plan_prompts
-from drafthead.evaluation.plan import WorkloadSpec, recipe_plan
-from drafthead.evaluation.presets import load_preset, preset_names, preset_plan
-from drafthead.evaluation.request_metrics import load_reached, sending_spread, sending_time
+from drafthead.config.evaluation import LoadConfig
+from drafthead.evaluation.measuring.level_prompts import plan_prompts
+from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan
+from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.measuring.request_metrics import load_reached, sending_spread, sending_time
 from drafthead.evaluation.workload import EvalPrompt, Workload
 from drafthead.serving.load import RequestTimes, load_flags
 from tests.evaluation.rows import tiny_recipe

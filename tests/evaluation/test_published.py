@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from drafthead.core.statistics import geometric_mean
-from drafthead.evaluation.cost import cost_per_million, payback
-from drafthead.evaluation.decision_tables import published_table
-from drafthead.evaluation.levels import summarise_serving
+from drafthead.evaluation.decision.cost import cost_per_million, payback
 from drafthead.evaluation.published.errata import find_errata
 from drafthead.evaluation.published.figures import Figure, Printed, published
-from drafthead.evaluation.serving_rows import read_serving
+from drafthead.evaluation.reporting.decision_tables import published_table
+from drafthead.evaluation.results.levels import summarise_serving
+from drafthead.evaluation.results.serving_rows import read_serving
 from tests.evaluation.rows import tiny_recipe, write_results
 
 

@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.analysis import analyse, read_results
-from drafthead.evaluation.one_file import Results
-from drafthead.evaluation.report import print_report
-from drafthead.evaluation.serving_tables import serving_tables
+from drafthead.evaluation.decision.analysis import analyse, read_results
+from drafthead.evaluation.reporting.report import print_report
+from drafthead.evaluation.reporting.serving_tables import serving_tables
+from drafthead.evaluation.results.one_file import Results
 from tests.evaluation.rows import tiny_recipe, write_results
 
 

@@ -5,15 +5,15 @@ import re
 import pandas as pd
 import pytest
 
-from drafthead.evaluation import acceptance, serving
-from drafthead.evaluation.analysis import analyse, read_results
-from drafthead.evaluation.brief import brief_table, print_brief
-from drafthead.evaluation.levels import THROUGHPUT
-from drafthead.evaluation.one_file import read_one_file
-from drafthead.evaluation.report import print_report, write_report
-from drafthead.evaluation.summary import summarise_acceptance
-from drafthead.evaluation.tables import change_cell
-from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
+from drafthead.evaluation.decision.analysis import analyse, read_results
+from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
+from drafthead.evaluation.measuring import acceptance, serving
+from drafthead.evaluation.reporting.brief import brief_table, print_brief
+from drafthead.evaluation.reporting.report import print_report, write_report
+from drafthead.evaluation.reporting.tables import change_cell
+from drafthead.evaluation.results.levels import THROUGHPUT
+from drafthead.evaluation.results.one_file import read_one_file
+from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.provenance import ArtefactError
 from tests.evaluation.rows import tiny_recipe, write_results
 

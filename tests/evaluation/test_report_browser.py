@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from drafthead.evaluation.analysis import analyse, read_results
-from drafthead.evaluation.report import write_report
+from drafthead.evaluation.decision.analysis import analyse, read_results
+from drafthead.evaluation.reporting.report import write_report
 from tests.evaluation.rows import tiny_recipe, write_results
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -3,9 +3,15 @@
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.levels import THROUGHPUT, Level, summarise_serving
-from drafthead.evaluation.schedule_check import ARM, check_schedule, compare, measure_schedule, modelled_schedule
-from drafthead.evaluation.serving_rows import ServingRows, read_serving
+from drafthead.evaluation.reporting.schedule_check import (
+    ARM,
+    check_schedule,
+    compare,
+    measure_schedule,
+    modelled_schedule,
+)
+from drafthead.evaluation.results.levels import THROUGHPUT, Level, summarise_serving
+from drafthead.evaluation.results.serving_rows import ServingRows, read_serving
 from tests.evaluation.rows import tiny_recipe, write_results
 
 

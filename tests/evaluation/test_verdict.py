@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from drafthead.config import load_recipe
-from drafthead.evaluation.analysis import Analysis, verdicts_of
-from drafthead.evaluation.deployment import advise
-from drafthead.evaluation.levels import Level, summarise_serving
-from drafthead.evaluation.pricing import price
-from drafthead.evaluation.request_pricing import request_prices
-from drafthead.evaluation.serving_rows import completed, read_serving
-from drafthead.evaluation.speed import speed_samples
-from drafthead.evaluation.training_cost import payback_text
-from drafthead.evaluation.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
+from drafthead.config.traffic import SLOConfig, TrafficConfig
+from drafthead.evaluation.decision.analysis import Analysis, verdicts_of
+from drafthead.evaluation.decision.deployment import advise
+from drafthead.evaluation.decision.pricing import price
+from drafthead.evaluation.decision.request_pricing import request_prices
+from drafthead.evaluation.decision.speed import speed_samples
+from drafthead.evaluation.decision.training_cost import payback_text
+from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
+from drafthead.evaluation.results.levels import Level, summarise_serving
+from drafthead.evaluation.results.serving_rows import completed, read_serving
 from drafthead.provenance import begin, finish
-from drafthead.traffic_config import SLOConfig, TrafficConfig
 from tests.evaluation.rows import tiny_recipe, write_results
 
 # Faster, faster, noise, slower.

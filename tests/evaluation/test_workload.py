@@ -6,7 +6,7 @@ from drafthead.data.prompts import Prompt, prompt_id, write_prompts
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.data.trained_on import write_trained_on
 from drafthead.evaluation.identity import identity
-from drafthead.evaluation.request_metrics import achieved_concurrency, request_metrics
+from drafthead.evaluation.measuring.request_metrics import achieved_concurrency, request_metrics
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, speculative_config
 from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import ArtefactError, begin, finish

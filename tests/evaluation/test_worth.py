@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from drafthead.evaluation.plan_report import assumed_lengths, plan_tables, rows_to_plan_from, untrained_recipe
-from drafthead.evaluation.worth import (
+from drafthead.evaluation.decision.worth import (
     CAN,
     CANNOT,
     DEPENDS,
@@ -16,6 +15,7 @@ from drafthead.evaluation.worth import (
     needed_length,
     worth,
 )
+from drafthead.evaluation.reporting.plan_report import assumed_lengths, plan_tables, rows_to_plan_from, untrained_recipe
 from drafthead.exporting.served import check_served
 from drafthead.exporting.untrained import write_untrained
 from drafthead.models.draft import draft_shape

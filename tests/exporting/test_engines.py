@@ -20,9 +20,9 @@ from drafthead.data.packing import pack
 from drafthead.data.store import StateStore
 from drafthead.data.windows import whole
 from drafthead.exporting.head import export_head
-from drafthead.generation.harvest import harvest
-from drafthead.generation.prompts import make_prompts
-from drafthead.generation.regenerate import regenerate
+from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.responses.regenerate import regenerate
+from drafthead.generation.states.harvest import harvest
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_pieces, load_target_spec, target_identity
 from drafthead.training.objective import TTTObjective, score, step_weights

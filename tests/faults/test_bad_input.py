@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
 from drafthead.data.prompts import Prompt, prompt_id, read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN, UnrenderableError, renderer
-from drafthead.generation.prompt_report import report_prompts
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation.prompts.report import report_prompts
+from drafthead.generation.prompts.splits import make_prompts
 
 GOOD = [
     {"split": split, "messages": [{"role": "user", "content": f"question {i} of {split}"}]}

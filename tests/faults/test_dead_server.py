@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from drafthead.data.responses import read_responses
-from drafthead.generation import regenerate as stage
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.responses import regenerate as stage
 from drafthead.serving import remote
 from drafthead.serving.load import LoadRequest, warm_up
 from drafthead.serving.server import Server, ServerError

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from drafthead.evaluation.serving import read_requests
+from drafthead.evaluation.measuring.serving import read_requests
 from tests.faults.harness import Undisturbed, finish, kill_once
 from tests.faults.stages import STAGES
 

@@ -14,7 +14,7 @@ from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, load_recipe
 from drafthead.exporting.card import write_card
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
-from drafthead.serving.server import server_command
+from drafthead.serving.server_command import server_command
 from tests.exporting.runs import recipe_at, write_run
 from tests.faults.secrets import MARKER, files_with, set_secrets
 from tests.generation.conftest import SMALL

@@ -2,11 +2,11 @@
 
 import pytest
 
+from drafthead.config.responses import ResponsesConfig
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.reading import Said
-from drafthead.generation.dialogue import open_dialogue
-from drafthead.generation.judging import REFUSED, TRUNCATED, dropped, is_refusal, judge
-from drafthead.responses_config import ResponsesConfig
+from drafthead.generation.responses.dialogue import open_dialogue
+from drafthead.generation.responses.judging import REFUSED, TRUNCATED, dropped, is_refusal, judge
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 

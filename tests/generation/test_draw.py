@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
+from drafthead.config.responses import ResponsesConfig
 from drafthead.generation.draw import draw_sampling
-from drafthead.responses_config import ResponsesConfig
 
 IDS = [f"{i:016x}" for i in range(2000)]
 

@@ -9,12 +9,12 @@ from drafthead import provenance
 from drafthead.config import REPO_ROOT
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import Response, part_path, write_part
-from drafthead.generation.estimate import estimate, harvest_plan, print_estimate
-from drafthead.generation.prompts import make_prompts
-from drafthead.generation.texts import Text
+from drafthead.generation.plans.estimate import estimate, harvest_plan, print_estimate
+from drafthead.generation.plans.texts import Text
+from drafthead.generation.prompts.splits import make_prompts
 from drafthead.models.target import load_target_spec
+from drafthead.serving.capture.shard_writer import ShardSlot
 from drafthead.serving.rates import MEASURED
-from drafthead.serving.shard_writer import ShardSlot
 from drafthead.stage_plan import Assumed
 from tests.generation.conftest import small_recipe
 from tests.serving.test_connector import writer_of

@@ -11,9 +11,9 @@ import torch
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
 from drafthead.data.store import Shard, StateStore, write_shard
-from drafthead.generation import harvest as stage
-from drafthead.generation.shard_jobs import list_jobs
-from drafthead.generation.state_stores import argmax_agreement
+from drafthead.generation.states import harvest as stage
+from drafthead.generation.states.shard_jobs import list_jobs
+from drafthead.generation.states.state_stores import argmax_agreement
 from drafthead.provenance import ArtefactError, read_json
 
 

@@ -10,9 +10,9 @@ from drafthead.config import Recipe
 from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.store import Shard, StateStore, shard_path
 from drafthead.data.verify import verify_store
-from drafthead.generation import harvest as stage
-from drafthead.generation.estimate import estimate
-from drafthead.generation.inspect_states import print_verification
+from drafthead.generation.plans.estimate import estimate
+from drafthead.generation.states import harvest as stage
+from drafthead.generation.states.inspect_states import print_verification
 from drafthead.models.target import TargetHead
 from drafthead.provenance import ArtefactError, read_json
 from tests.generation.test_harvest import copy_of
@@ -96,7 +96,7 @@ def test_backends_agree_on_the_last_boundary(stores):
 def test_the_transformers_backends_last_boundary_gives_the_targets_logits(regenerated: Recipe):
     from transformers import AutoModelForCausalLM
 
-    from drafthead.generation.harvest_transformers import capture
+    from drafthead.generation.states.harvest_transformers import capture
 
     path = regenerated.target_path
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

@@ -9,10 +9,10 @@ from drafthead.config import Recipe
 from drafthead.data.kept import NO_ANSWER
 from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import Texts, read_left_out, read_makers, read_responses
-from drafthead.generation import regenerate as stage
-from drafthead.generation.asking import NO_ROOM
-from drafthead.generation.estimate import estimate
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation.plans.estimate import estimate
+from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.responses import regenerate as stage
+from drafthead.generation.responses.asking import NO_ROOM
 from drafthead.provenance import ArtefactError
 from tests.generation.chats import write_chats
 

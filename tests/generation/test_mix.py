@@ -10,10 +10,10 @@ import pytest
 
 from drafthead.config import PromptsConfig, Recipe, load_recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
-from drafthead.generation import mix as module
-from drafthead.generation.mix import Mix, locate_sources, make_mix
-from drafthead.generation.prompt_report import describe, print_prompts, report_prompts
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation.prompts import mix as module
+from drafthead.generation.prompts.mix import Mix, locate_sources, make_mix
+from drafthead.generation.prompts.report import describe, print_prompts, report_prompts
+from drafthead.generation.prompts.splits import make_prompts
 from drafthead.provenance import ArtefactError
 from tests.generation.published_rows import PUBLISHED
 from tests.generation.test_sources import write

@@ -19,17 +19,17 @@ from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import KIND, read_left_out, read_responses
 from drafthead.data.store import StateStore
 from drafthead.data.verify import verify_store
-from drafthead.generation import regenerate as stage
-from drafthead.generation.harvest import SPLITS, harvest
-from drafthead.generation.harvesters import harvesting
-from drafthead.generation.one_pass import claim_waiting_room, waiting_room
-from drafthead.generation.parts import PartAnswerer, list_parts
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.responses import regenerate as stage
+from drafthead.generation.responses.parts import PartAnswerer, list_parts
 from drafthead.generation.running import Worker, make_all
+from drafthead.generation.states.harvest import SPLITS, harvest
+from drafthead.generation.states.harvesters import harvesting
+from drafthead.generation.states.one_pass import claim_waiting_room, waiting_room
 from drafthead.models.target import load_target_spec
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, read_json
-from drafthead.serving.capturing import CapturingEngine, capturing_engine
+from drafthead.serving.capture.capturing import CapturingEngine, capturing_engine
 from drafthead.training.setup import open_inputs
 from tests.generation.conftest import SMALL
 from tests.generation.test_harvest import copy_of

@@ -12,7 +12,7 @@ import pytest
 
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
-from drafthead.generation.prompts import draw_evenly, make_prompts, read_source
+from drafthead.generation.prompts.splits import draw_evenly, make_prompts, read_source
 from drafthead.provenance import ArtefactError
 
 

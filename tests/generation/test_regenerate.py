@@ -10,9 +10,9 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt, prompt_id, read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.data.responses import read_responses
-from drafthead.generation import regenerate as stage
-from drafthead.generation.asking import NO_ROOM, prepare
-from drafthead.generation.dialogue import open_dialogue
+from drafthead.generation.responses import regenerate as stage
+from drafthead.generation.responses.asking import NO_ROOM, prepare
+from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.provenance import ArtefactError, read_json
 
 

@@ -17,8 +17,8 @@ from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import read_responses
 from drafthead.data.store import StateStore, write_shard
 from drafthead.data.verify import verify_store
-from drafthead.generation.harvest import SPLITS, harvest
-from drafthead.generation.shard_jobs import ShardJob, Share, to_do
+from drafthead.generation.states.harvest import SPLITS, harvest
+from drafthead.generation.states.shard_jobs import ShardJob, Share, to_do
 from drafthead.provenance import ArtefactError, read_json
 from tests.data.test_store import sequence
 from tests.generation.conftest import SMALL

@@ -9,8 +9,8 @@ from drafthead import provenance
 from drafthead.config import load_recipe
 from drafthead.core.looping import LIMIT
 from drafthead.core.statistics import acceptance_length_interval
-from drafthead.evaluation.acceptance import measure_acceptance, read_acceptance
-from drafthead.evaluation.summary import summarise_acceptance
+from drafthead.evaluation.measuring.acceptance import measure_acceptance, read_acceptance
+from drafthead.evaluation.results.summary import summarise_acceptance
 from tests.pipeline.conftest import SMALL_RUN, overrides_for, run_ok
 
 pytestmark = pytest.mark.slow

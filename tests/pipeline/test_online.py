@@ -20,10 +20,10 @@ import pytest
 from drafthead import provenance
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.data.spool import Spool, open_spool
-from drafthead.generation import fill
-from drafthead.generation.harvest import harvest
-from drafthead.generation.prompts import make_prompts
-from drafthead.generation.regenerate import regenerate
+from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.responses.regenerate import regenerate
+from drafthead.generation.states import fill
+from drafthead.generation.states.harvest import harvest
 from tests.pipeline.conftest import ACCELERATE
 
 pytestmark = pytest.mark.slow

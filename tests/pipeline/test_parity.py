@@ -13,9 +13,9 @@ from drafthead.data.responses import read_responses
 from drafthead.data.store import StateStore
 from drafthead.data.windows import whole
 from drafthead.evaluation.workload import speculative_config
-from drafthead.generation.harvest import harvest
-from drafthead.generation.prompts import make_prompts
-from drafthead.generation.regenerate import regenerate
+from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.responses.regenerate import regenerate
+from drafthead.generation.states.harvest import harvest
 from drafthead.models.draft import DraftModel, draft_shape
 from drafthead.models.target import load_pieces, load_target_spec
 from drafthead.serving.engine import generate, import_vllm, offline_engine

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
-from drafthead.evaluation.presets import preset_names
-from drafthead.evaluation.serving import read_requests, read_runs
+from drafthead.evaluation.measuring.presets import preset_names
+from drafthead.evaluation.measuring.serving import read_requests, read_runs
 from drafthead.progress import wait_until
 from drafthead.provenance import require, verify_files
 from drafthead.serving.server import parse_metrics

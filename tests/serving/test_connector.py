@@ -9,7 +9,7 @@ import torch
 from drafthead.config import load_recipe
 from drafthead.data.store import Shard, shard_path
 from drafthead.models.target import TargetHead, TargetSpec, load_target_spec
-from drafthead.serving.shard_writer import ShardSlot, ShardWriter
+from drafthead.serving.capture.shard_writer import ShardSlot, ShardWriter
 
 TAPS = tuple(range(9))  # all boundaries of the tiny target, 0 (embeddings) to L = 8
 BUDGET = 96  # tokens per engine step: the longer texts need several
@@ -48,7 +48,7 @@ def harvested(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
     from drafthead.serving.engine import generate, import_vllm, offline_engine
 
     vllm = import_vllm()
-    from drafthead.serving.connector import harvest_engine_options
+    from drafthead.serving.capture.connector import harvest_engine_options
 
     directory = tmp_path_factory.mktemp("states")
     recipe = load_recipe()
@@ -82,7 +82,7 @@ def reference(harvested: Harvest) -> torch.nn.Module:
 
 @pytest.mark.slow
 def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch.nn.Module):
-    from drafthead.generation.harvest_transformers import capture
+    from drafthead.generation.states.harvest_transformers import capture
 
     assert max(harvested.cached_tokens) >= 256, "the prefix cache was not hit, so it was not tested"
     for shard, texts in zip(harvested.shards, harvested.texts, strict=True):
@@ -128,7 +128,7 @@ def test_an_error_of_the_writer_reaches_the_caller(harvested: Harvest):
 def test_a_preempted_prompt_is_taken_from_its_new_blocks(tmp_path: Path):
     from types import SimpleNamespace as Fake
 
-    from drafthead.serving.connector import HiddenStatesConnector
+    from drafthead.serving.capture.connector import HiddenStatesConnector
 
     connector = HiddenStatesConnector.__new__(HiddenStatesConnector)  # the scheduler's side needs no engine
     connector._group, connector._requests = 1, {}
@@ -161,7 +161,7 @@ def test_a_preempted_prompt_is_taken_from_its_new_blocks(tmp_path: Path):
 def test_a_preempted_answer_gives_each_row_once():
     from types import SimpleNamespace as Fake
 
-    from drafthead.serving.connector import HiddenStatesConnector
+    from drafthead.serving.capture.connector import HiddenStatesConnector
 
     connector = HiddenStatesConnector.__new__(HiddenStatesConnector)
     connector._group, connector._requests = 0, {}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafthead.serving.kept_rows import KeptRows
+from drafthead.serving.capture.kept_rows import KeptRows
 
 
 def test_rows_of_all_steps_in_order_and_a_zero_for_the_last_token():

@@ -10,12 +10,14 @@ import httpx
 import pytest
 
 from drafthead.config import load_recipe
-from drafthead.eval_config import EndpointConfig, LoadConfig
-from drafthead.evaluation.imports import import_results
-from drafthead.evaluation.request_metrics import load_reached
+from drafthead.config.evaluation import EndpointConfig, LoadConfig
+from drafthead.evaluation.measuring.request_metrics import load_reached
+from drafthead.evaluation.results.imports import import_results
 from drafthead.serving.endpoint import endpoint_server
 from drafthead.serving.load import LoadRequest, run_load, warm_up
-from drafthead.serving.server import Server, ServerError, parse_metrics, running_server, server_command
+from drafthead.serving.server import Server, ServerError, parse_metrics
+from drafthead.serving.server_command import server_command
+from drafthead.serving.server_process import running_server
 from tests.faults.secrets import MARKER, files_with, set_secrets
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}

@@ -12,7 +12,7 @@ from drafthead.core import looping
 from drafthead.data.packing import pack
 from drafthead.data.store import StateSequence, StateStore, shard_path, write_shard
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
-from drafthead.evaluation.summary import summarise_acceptance
+from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.training.objective import TTTObjective
 from drafthead.training.validate import Validation, judged, validate
 from tests.data.test_store import sequence

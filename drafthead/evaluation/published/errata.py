@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drafthead.evaluation.cost import cost_per_million
+from drafthead.evaluation.decision.cost import cost_per_million
 from drafthead.evaluation.published.figures import Acceptance, Comparison, Figure, Published, published
 
 # Half width of the 95 % interval of a P95 over 100 requests, at its narrowest.

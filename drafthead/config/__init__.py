@@ -1,0 +1,32 @@
+"""The recipe: everything about one head, in one typed and strict YAML file.
+
+A recipe has one section per stage. An unknown key, a wrong type or an impossible combination is an
+error before any work starts. Values can be overridden on the command line with dotted keys
+(`train.learning_rate=1e-3`). What this gives up is free-form configuration: a knob exists only when
+it is declared and documented here.
+"""
+
+from drafthead.config.export import ExportConfig
+from drafthead.config.head import HeadConfig
+from drafthead.config.loading import load_recipe
+from drafthead.config.prompts import PromptsConfig, PromptSource
+from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe, local_or_hub
+from drafthead.config.states import StatesConfig
+from drafthead.config.target import EngineConfig, TargetConfig
+from drafthead.config.train import TrainConfig
+
+__all__ = [
+    "DEFAULT_RECIPE",
+    "REPO_ROOT",
+    "EngineConfig",
+    "ExportConfig",
+    "HeadConfig",
+    "PromptSource",
+    "PromptsConfig",
+    "Recipe",
+    "StatesConfig",
+    "TargetConfig",
+    "TrainConfig",
+    "load_recipe",
+    "local_or_hub",
+]

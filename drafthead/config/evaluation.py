@@ -1,0 +1,188 @@
+"""The recipe's section on evaluation: arms, the conditions they are measured under, and the loads of a server.
+
+Every list also takes a single value. The first value of a list is the main one: the report, the model card and
+the choice of a checkpoint use it, the others stand beside it in the tables of eval/acceptance.py.
+"""
+
+from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+
+from drafthead.config.section import Section, holds_secret
+from drafthead.config.traffic import SLOConfig, TrafficConfig
+
+Method = Literal["eagle3", "eagle", "medusa", "draft_model", "ngram", "suffix"]
+Effort = Literal["low", "medium", "high"]
+_Item = TypeVar("_Item")
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _as_arms(value: Any) -> Any:
+    return [{"name": item, "method": item} if isinstance(item, str) else item for item in _as_list(value)]
+
+
+Listed = Annotated[tuple[_Item, ...], BeforeValidator(_as_list), Field(min_length=1)]
+
+# Methods that draft with a model of their own, and where one comes from.
+HEADS = {
+    "eagle3": "this pipeline trains one (train/eagle3.py, export/head.py); export/import_head.py takes a public one",
+    "eagle": "train one with the EAGLE authors' code (github.com/SafeAILab/EAGLE) and convert it to the layout of "
+    "vLLM's EagleLlamaForCausalLM",
+    "medusa": "train heads with github.com/FasterDecoding/Medusa and convert them to the layout of vLLM's MedusaModel",
+    "draft_model": "any smaller model with the target's vocabulary, such as one of the same family",
+}
+# The same for `extra: {parallel_drafting: true}`.
+PARALLEL = (
+    "P-EAGLE heads are trained to fill all positions in one pass, which this pipeline does not do; public ones: "
+    "amazon/gpt-oss-120b-p-eagle, amazon/gpt-oss-20b-p-eagle-long-context, amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE"
+)
+
+
+class ArmConfig(Section):
+    """One way to speculate. A plain method name stands for an arm of that name with the recipe's settings."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")  # part of a file name; no dash, it separates there
+    method: Method
+    head: str | None = None  # directory or hub id of the draft; None with eagle3: the recipe's own head
+    num_draft_tokens: Listed[Annotated[int, Field(gt=0)]] | None = None  # None: eval.num_draft_tokens
+    extra: dict[str, Any] = Field(default_factory=dict)  # further keys of vLLM's speculative_config
+
+    @model_validator(mode="after")
+    def _check_head(self) -> Self:
+        if self.name.startswith("none"):
+            raise ValueError(f"arm name {self.name}: `none` is the baseline, which is always measured")
+        if self.method in HEADS and self.method != "eagle3" and not self.head:
+            raise ValueError(
+                f"arm {self.name}: method {self.method} needs `head`, a directory or a hub id; {HEADS[self.method]}"
+            )
+        if self.method not in HEADS and self.head:
+            raise ValueError(f"arm {self.name}: method {self.method} drafts without a model; leave `head` out")
+        if taken := {"method", "model", "num_speculative_tokens"} & set(self.extra):
+            raise ValueError(
+                f"arm {self.name}: `extra` has {min(taken)}, which method, head and num_draft_tokens set already"
+            )
+        return self
+
+
+class LoadConfig(Section):
+    """One load: at most `concurrency` requests in flight, sent as places become free or at a given rate."""
+
+    concurrency: int | None = Field(default=None, gt=0)  # None: no cap, which needs a rate
+    request_rate: float | None = Field(default=None, gt=0)  # requests per second; None: as places become free
+    burstiness: float = Field(default=1.0, gt=0)  # shape of the gamma-distributed gaps: 1 Poisson, below 1 burstier
+    ramp: Literal["linear", "exponential"] | None = None  # from ramp_start to request_rate
+    ramp_start: float = Field(default=1.0, gt=0)  # requests per second
+
+    @model_validator(mode="after")
+    def _check_load(self) -> Self:
+        if self.concurrency is None and self.request_rate is None:
+            raise ValueError("a load needs concurrency, request_rate or both")
+        if self.request_rate is None and (self.ramp or self.burstiness != 1.0):
+            raise ValueError(f"burstiness {self.burstiness} and ramp {self.ramp} shape a request_rate: give one")
+        rates = (self.ramp_start, self.request_rate or 0)
+        if self.ramp and (any(rate != int(rate) for rate in rates) or rates[0] > rates[1]):
+            raise ValueError(f"a ramp goes up in whole requests per second, not from {rates[0]:g} to {rates[1]:g}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Short and fit for a file name: c8, r8-b0.2-c32, r1to8linear."""
+        parts = []
+        if self.request_rate is not None:
+            start = f"{self.ramp_start:g}to" if self.ramp else ""
+            parts.append(f"r{start}{self.request_rate:g}{self.ramp or ''}")
+            if self.burstiness != 1.0:
+                parts.append(f"b{self.burstiness:g}")
+        if self.concurrency is not None:
+            parts.append(f"c{self.concurrency}")
+        return "-".join(parts)
+
+
+class EndpointConfig(Section):
+    """A server that somebody else started: any OpenAI-compatible one with /v1/completions."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")
+    url: str  # http://host:port, without a path
+    model: str  # the name that requests must use
+    api_key_env: str | None = None  # environment variable that holds the key
+
+    @model_validator(mode="after")
+    def _check_url(self) -> Self:
+        if holds_secret(self.url):
+            # Not repeated here: it would be the secret.
+            raise ValueError(
+                f"endpoint {self.name}: url holds a user name, password or query, which would end up in manifests; "
+                "give the key in an environment variable and name that in api_key_env"
+            )
+        url = urlsplit(self.url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/"):
+            raise ValueError(f"endpoint {self.name}: url {self.url!r} must be http://host:port, without a path")
+        return self
+
+
+class EvalConfig(Section):
+    """What the head is measured against, and how."""
+
+    draft_tokens: Listed[Annotated[int, Field(gt=0)]] = Field(default=(3,), alias="num_draft_tokens")
+    methods: Annotated[tuple[ArmConfig, ...], BeforeValidator(_as_arms)] = (
+        ArmConfig(name="eagle3", method="eagle3"),
+        ArmConfig(name="ngram", method="ngram"),
+    )
+    temperatures: Listed[Annotated[float, Field(ge=0)]] = (0.0,)
+    reasoning_efforts: Listed[Effort] = Field(
+        default=("medium",), validation_alias=AliasChoices("reasoning_efforts", "reasoning_effort")
+    )
+    max_tokens: int = Field(gt=0)
+    concurrency: Annotated[tuple[int, ...], BeforeValidator(_as_list)] = (1, 8)
+    loads: tuple[LoadConfig, ...] = ()  # beyond those of `concurrency`
+    served: Listed[str] = ("eagle3",)  # arms that get a server, at every K of theirs
+    endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
+    prompts_per_level: int = Field(default=64, gt=0)
+    # A level of more places than prompts is refused, unless it may be measured and named by what was reached.
+    allow_unreached: bool = False
+    repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts
+    price_per_gpu_hour: float | None = Field(default=None, gt=0)
+    # Plans only: vLLM accepts the head's drafts at this length, whatever they are (CUDA only).
+    synthetic_acceptance_length: float | None = Field(default=None, ge=1)
+    traffic: TrafficConfig = TrafficConfig()
+    slo: SLOConfig = SLOConfig()
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check_lists(self) -> Self:
+        names = [arm.name for arm in self.methods] + [endpoint.name for endpoint in self.endpoints]
+        if "none" in names:
+            raise ValueError("eval.endpoints: `none` is the baseline; give the endpoint another name")
+        for key, values in (
+            ("num_draft_tokens", self.draft_tokens),
+            ("methods", names),
+            ("temperatures", self.temperatures),
+            ("reasoning_efforts", self.reasoning_efforts),
+            ("loads", [load.name for load in self.all_loads]),
+        ):
+            if twice := [value for value in values if list(values).count(value) > 1]:
+                raise ValueError(f"eval.{key} has {twice[0]} twice")
+        return self
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """The main K."""
+        return self.draft_tokens[0]
+
+    @property
+    def reasoning_effort(self) -> Effort:
+        """The main reasoning effort."""
+        return self.reasoning_efforts[0]
+
+    @property
+    def all_loads(self) -> tuple[LoadConfig, ...]:
+        """Every load, those of `concurrency` first."""
+        return (*(LoadConfig(concurrency=c) for c in self.concurrency), *self.loads)
+
+    def draft_tokens_of(self, arm: ArmConfig) -> tuple[int, ...]:
+        """Every K an arm is measured at, the main one first."""
+        return arm.num_draft_tokens or self.draft_tokens

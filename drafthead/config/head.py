@@ -1,0 +1,46 @@
+"""The recipe's section on the head's shape."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from drafthead.config.section import Section
+
+
+class HeadConfig(Section):
+    """The draft model's shape. Hidden size, vocabulary and RoPE are the target's."""
+
+    # How many target tokens the head can propose: a number, or as many as make up a share of the generated tokens.
+    draft_vocab_size: int = Field(default=0, ge=0)  # 0: chosen by coverage
+    coverage: float | None = Field(default=None, gt=0, le=1)
+    num_layers: int = Field(default=1, gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    norm_before_residual: bool = False
+    norm_before_fc: bool = True
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"head.num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"head.num_key_value_heads {self.num_key_value_heads}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_vocabulary(self) -> Self:
+        if bool(self.draft_vocab_size) == (self.coverage is not None):
+            raise ValueError(
+                f"head.draft_vocab_size {self.draft_vocab_size} and head.coverage {self.coverage}: set exactly one; "
+                "with head.coverage=0.98 leave head.draft_vocab_size out, or set it to 0"
+            )
+        return self
+
+    def sized(self, draft_vocab_size: int) -> "HeadConfig":
+        """The head with the draft vocabulary it got: unchanged unless its size was chosen by coverage."""
+        return self if self.coverage is None else self.model_copy(update={"draft_vocab_size": draft_vocab_size})

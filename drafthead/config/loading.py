@@ -1,0 +1,61 @@
+"""A recipe from its YAML file and the overrides of a command line."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from yaml import YAMLError
+
+from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe
+
+
+def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply dotted overrides.
+
+    Raises:
+        FileNotFoundError: the recipe does not exist.
+        ValueError: it is not valid; the message names each key, its value and what is wrong.
+    """
+    path = Path(path)
+    if not path.is_file():
+        known = ", ".join(sorted(str(p.relative_to(REPO_ROOT)) for p in DEFAULT_RECIPE.parent.glob("*.yaml")))
+        raise FileNotFoundError(f"recipe {path} does not exist; the checkout has: {known}")
+    malformed = [item for item in overrides if "=" not in item]
+    if malformed:
+        raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
+    # `${oc.env:HF_TOKEN}` in somebody's recipe would carry a secret into manifests and the model card.
+    if interpolated := [item for item in overrides if "${" in item]:
+        raise ValueError(f"override {interpolated[0]!r}: nothing is interpolated in a recipe; write the value")
+    try:
+        recipe = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # not readable; without a number it says that this is no mapping
+            raise
+        raise ValueError(f"recipe {path} is not valid YAML in UTF-8: {error}") from error
+    for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
+        try:
+            key = item.partition("=")[0]
+            OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
+        except (YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
+            raise ValueError(f"override {item!r} does not fit recipe {path}: {error}") from error
+    values = OmegaConf.to_container(recipe, resolve=False)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(_readable(path, error)) from error
+
+
+def _readable(path: Path, error: ValidationError) -> str:
+    lines = [f"recipe {path} is not valid:"]
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        given = problem["input"]
+        shown = "" if isinstance(given, dict) else f" (given: {given!r})"
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message, shown = "unknown key; see drafthead/config/ for the known ones", ""
+        lines.append(f"  {key}: {message}{shown}" if key else f"  {message}")
+    return "\n".join(lines)

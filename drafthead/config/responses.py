@@ -1,0 +1,93 @@
+"""The recipe's section on responses: what the target answers, how it is sampled, who runs it, and what is kept.
+
+Distributions are lists of equal or mappings of weighted values; each conversation draws from them by a hash of
+`seed` and its prompt's id (drafthead/generation/draw.py), so a restart draws the same.
+"""
+
+from collections import Counter
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from drafthead.config.section import Section, holds_secret
+
+Effort = Literal["low", "medium", "high"]
+Weight = Annotated[int, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0)]
+Verdict = Literal["keep", "drop"]
+
+# How refusals begin in the words of public chat models; compared without case, with straight apostrophes.
+REFUSALS = (
+    "i'm sorry, but i can",  # can't, cannot, can not
+    "i'm sorry, i can",
+    "sorry, but i can",
+    "sorry, i can",
+    "i can't help with",
+    "i can't assist with",
+    "i cannot help with",
+    "i cannot assist with",
+    "i'm unable to help",
+    "i'm unable to assist",
+    "i am unable to",
+    "i won't help",
+)
+
+
+class ResponsesConfig(Section):
+    """How the training prompts get their answers. Validation prompts are answered by the target at temperature 0."""
+
+    regenerate: bool = True  # False: training keeps the answers that the data has
+    # Earlier answers of a chat: the target's own, every turn of it answered in order, or those of the data.
+    history: Literal["regenerated", "given"] = "regenerated"
+    # One value, or value -> weight (whole numbers): one is drawn per conversation.
+    temperature: Temperature | dict[Temperature, Weight] = 1.0
+    reasoning_efforts: tuple[Effort, ...] | dict[Effort, Weight] = Field(default=("medium",), min_length=1)
+    max_tokens: int = Field(gt=0)
+    prompts_per_part: int = Field(default=1024, gt=0)
+    # A running vLLM server that serves this target; None: an engine of our own. The key is read from DRAFTHEAD_API_KEY.
+    server_url: str | None = None
+    server_model: str | None = None  # the name it serves the target under; None: the only one it serves
+    # Kept by default: a head has to draft what the target says, and it says these things when it is served too.
+    on_truncated: Verdict = "keep"
+    on_refused: Verdict = "keep"
+    on_loop: Verdict = "keep"
+    refusal_openings: tuple[str, ...] = REFUSALS
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check_url(self) -> Self:
+        if self.server_url is None:
+            return self
+        if holds_secret(self.server_url):
+            # Not repeated here: it would be the secret.
+            raise ValueError(
+                "server_url holds a user name, password or query, which would end up in manifests; "
+                "give the key in the environment variable DRAFTHEAD_API_KEY"
+            )
+        url = urlsplit(self.server_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"server_url {self.server_url!r} is no URL; write it as http://host:8000/v1")
+        return self
+
+    @model_validator(mode="after")
+    def _check_distribution(self) -> Self:
+        if not self.temperatures:
+            raise ValueError("temperature is an empty mapping; write a number, or value: weight")
+        return self
+
+    @property
+    def temperatures(self) -> dict[float, int]:
+        """Temperature -> weight."""
+        return self.temperature if isinstance(self.temperature, dict) else {self.temperature: 1}
+
+    @property
+    def efforts(self) -> dict[Effort, int]:
+        """Reasoning effort -> weight."""
+        efforts = self.reasoning_efforts
+        return efforts if isinstance(efforts, dict) else dict(Counter(efforts))
+
+    @property
+    def turn_by_turn(self) -> bool:
+        """Whether every turn of a chat is answered, on top of the target's own earlier answers."""
+        return self.regenerate and self.history == "regenerated"

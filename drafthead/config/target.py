@@ -1,0 +1,38 @@
+"""The recipe's sections on the target and on the engine that runs it."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from drafthead.config.section import Section
+
+
+class TargetConfig(Section):
+    """The frozen model that verifies, and where its hidden states are tapped."""
+
+    path: str  # a directory (relative to the checkout or absolute) or a hub id
+    revision: str | None = None
+    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
+    # Boundary indices, ascending: tap k is the input of block k, vLLM's own numbering.
+    tap_ids: tuple[int, ...]
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _check_taps(self) -> Self:
+        if not self.tap_ids or list(self.tap_ids) != sorted(set(self.tap_ids)) or self.tap_ids[0] < 0:
+            raise ValueError(
+                f"target.tap_ids {list(self.tap_ids)} must be ascending, distinct and not negative: "
+                "vLLM sorts them, which would silently permute the columns of fc"
+            )
+        return self
+
+
+class EngineConfig(Section):
+    """vLLM settings shared by regeneration, harvesting and evaluation."""
+
+    max_model_len: int = Field(gt=0)
+    max_num_seqs: int = Field(default=64, gt=0)
+    max_num_batched_tokens: int | None = None  # None: vLLM's own choice
+    tensor_parallel_size: int = Field(default=1, gt=0)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    kv_cache_space_gib: int = Field(default=1, gt=0)  # CPU only

@@ -1,0 +1,1 @@
+"""From results to a decision: cost model, prices, verdict, and how to serve."""

@@ -1,0 +1,154 @@
+"""Everything that follows from the rows of one evaluation, computed once for the terminal and for the report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from drafthead.config import Recipe
+from drafthead.evaluation.decision.pricing import Priced, price
+from drafthead.evaluation.decision.schedule import Schedule, best_schedule
+from drafthead.evaluation.decision.speed import speed_samples
+from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO, Verdict, decide
+from drafthead.evaluation.measuring import acceptance, serving
+from drafthead.evaluation.measuring.serving import HEAD
+from drafthead.evaluation.results.levels import Level, summarise_serving
+from drafthead.evaluation.results.one_file import Results
+from drafthead.evaluation.results.serving_rows import ServingRows, completed, main_length, steady
+from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
+from drafthead.evaluation.workload import BASELINE
+from drafthead.provenance import require
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What was measured and what follows from it.
+
+    Attributes:
+        manifests: of the two measurements, by kind.
+        acceptance: offline, prompt by prompt.
+        rows: under load.
+        levels: every arm, draft length and load beside the baseline.
+        priced: workload -> cost model of the head and its prices; absent where it cannot be fitted.
+        verdicts: one for every workload and arm, at the draft length that serves the traffic fastest.
+    """
+
+    manifests: dict[str, dict[str, Any]]
+    acceptance: AcceptanceSummary
+    rows: ServingRows
+    levels: list[Level]
+    priced: dict[str, Priced]
+    verdicts: list[Verdict]
+
+    @property
+    def main(self) -> Verdict:
+        """The verdict on the head, on the first workload."""
+        return next((v for v in self.verdicts if v.arm == HEAD), self.verdicts[0])
+
+    @property
+    def main_levels(self) -> list[Level]:
+        """The levels that the main verdict rests on."""
+        v = self.main
+        found = [x for x in self.levels if (x.workload, x.arm, x.K) == (v.workload, v.arm, v.K)]
+        found = [level for level in found if level.reached and level.steady]
+        return [level for level in found if v.up_to is None or level.concurrency <= v.up_to]
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule for the main verdict; None when nothing is to be deployed or no model says which."""
+        priced = self.priced.get(self.main.workload)
+        if priced is None or self.main.arm != HEAD or self.main.decision not in (DEPLOY, UP_TO):
+            return None
+        return best_schedule(priced.model, priced.max_batch)
+
+
+def read_results(recipe: Recipe) -> Results:
+    """Both measurements of a recipe.
+
+    Raises:
+        ArtefactError: acceptance or serving was not measured, or not to the end.
+    """
+    folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
+    manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
+    return Results(
+        recipe,
+        manifests,
+        acceptance.read_acceptance(folders[acceptance.KIND]),
+        serving.read_requests(folders[serving.KIND]),
+        serving.read_runs(folders[serving.KIND]),
+    )
+
+
+def analyse(results: Results) -> Analysis:
+    """Draw every conclusion.
+
+    Raises:
+        ValueError: acceptance was synthetic, no load has two arms, none is of fixed concurrency, or the traffic's
+            workload was not measured.
+    """
+    recipe, identity = results.recipe, results.manifests[serving.KIND]["identity"]
+    if identity.get("synthetic_acceptance_length") is not None:
+        raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
+    rows = completed(results.requests, results.runs, main_length(identity))
+    levels = summarise_serving(rows)
+    if not levels:
+        raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
+    priced = _priced(recipe, rows, levels)
+    summary = summarise_acceptance(results.acceptance)
+    return Analysis(results.manifests, summary, rows, levels, priced, verdicts_of(recipe, levels, priced))
+
+
+def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
+    """One verdict for every workload and arm, the head's first; loads with a request rate are not judged.
+
+    Raises:
+        ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
+    """
+    traffic, slo = recipe.eval.traffic, recipe.eval.slo
+    judged = [level for level in levels if level.steady]
+    workloads = list(dict.fromkeys(level.workload for level in judged))
+    if not judged:
+        rates = ", ".join(dict.fromkeys(level.load for level in levels))
+        raise ValueError(
+            f"nothing to judge: all loads have a request rate ({rates}), and the verdict is by requests in flight; "
+            "add some with eval.concurrency=[1,8]. python eval/serving.py prints what was measured"
+        )
+    if traffic.workload is not None:
+        if traffic.workload not in workloads:
+            raise ValueError(
+                f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(workloads)}"
+            )
+        workloads = [traffic.workload]
+    found = []
+    for workload in workloads:
+        here = [level for level in judged if level.workload == workload]
+        shares = traffic.shares(tuple(sorted({level.concurrency for level in here})))
+        for arm in sorted({level.arm for level in here}, key=lambda arm: (arm != HEAD, arm)):
+            of_arm = [level for level in here if level.arm == arm]
+            model = priced.get(workload) if arm == HEAD else None
+            by_length = [
+                decide([level for level in of_arm if level.K == K], shares, slo, model)
+                for K in sorted({level.K for level in of_arm})
+            ]
+            found.append(max(by_length, key=_gain))
+    return found
+
+
+def _gain(verdict: Verdict) -> tuple[bool, float]:
+    value = verdict.change.interval.value
+    return verdict.decision in (DEPLOY, UP_TO), -np.inf if np.isnan(value) else value
+
+
+def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[str, Priced]:
+    """The head's cost model by workload, at measured loads, those of the traffic, and powers of two between."""
+    found = {}
+    max_batch = recipe.engine.max_num_seqs
+    for workload in dict.fromkeys(level.workload for level in levels if level.arm == HEAD):
+        asked = {level.concurrency for level in levels if level.workload == workload and level.steady}
+        powers = {2**i for i in range(max_batch.bit_length())}
+        loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)
+        here = steady(ServingRows(*(frame[frame["workload"] == workload] for frame in rows)))
+        if {BASELINE, HEAD} <= set(here.runs["arm"]):
+            found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
+    return found

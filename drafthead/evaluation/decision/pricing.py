@@ -1,0 +1,95 @@
+"""Prices of every load and draft length, run or not: speed with its interval, whole requests, tokens and money.
+
+The interval of a predicted speedup holds two things, added in quadrature on the scale of logarithms: what resampling
+prompts does to the fit, and the model's error on pairs that were left out of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from drafthead.core.statistics import CONFIDENCE, Array, Interval
+from drafthead.evaluation.decision.cost_fit import fit, refit
+from drafthead.evaluation.decision.cost_model import CostModel
+from drafthead.evaluation.decision.speed import SpeedSamples
+
+_RESAMPLES = 200  # of whole fits
+
+
+@dataclass(frozen=True)
+class Price:
+    """A load and a draft length.
+
+    Attributes:
+        concurrency, K: which.
+        speedup: of decoding, relative to no speculation.
+        ratio: r, which is also the break-even acceptance length.
+        extrapolated: outside what was run.
+    """
+
+    concurrency: int
+    K: int
+    speedup: Interval
+    ratio: float
+    extrapolated: bool
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The cost model of an arm and its prices at every (concurrency, K) asked for."""
+
+    model: CostModel
+    prices: tuple[Price, ...]
+    max_batch: int
+
+    def at(self, concurrency: int, K: int) -> Price:
+        """The price of a pair."""
+        return next(p for p in self.prices if (p.concurrency, p.K) == (concurrency, K))
+
+
+def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, seed: int = 0) -> Priced:
+    """Fit the cost model and price every load at every draft length whose acceptance is known.
+
+    Args:
+        samples: decoding times by prompt.
+        concurrency: loads to price, run or not.
+        max_batch: the engine's max_num_seqs; a load above it decodes as that batch.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: there are no runs without or none with drafts.
+    """
+    model = fit(samples.points(), samples.positions)
+    pairs = [(c, K) for c in concurrency for K in model.curve.known]
+    low, high = _bounds(samples, model, [(min(c, max_batch), K) for c, K in pairs], seed)
+    prices = []
+    for (c, K), below, above in zip(pairs, low, high, strict=True):
+        batch = min(c, max_batch)
+        value = model.speedup(batch, K)
+        interval = model.widened(Interval(value, min(value, below), max(value, above)))
+        prices.append(Price(c, K, interval, model.step_ratio(batch, K), model.extrapolates(batch, K)))
+    return Priced(model, tuple(prices), max_batch)
+
+
+def _bounds(
+    samples: SpeedSamples, model: CostModel, pairs: Sequence[tuple[float, int]], seed: int
+) -> tuple[Array, Array]:
+    """Bounds of the speedup at each pair, by bootstrap over prompts of the whole fit."""
+    prompts = np.arange(samples.tokens.shape[1])
+    batches, K = ([pair[i] for pair in pairs] for i in (0, 1))
+    lengths = np.log([model.curve.length(int(k)) for k in K])
+
+    def speedups(indices: Array, axis: int = -1) -> Array:
+        rows = np.atleast_2d(np.asarray(indices, int))
+        found = []
+        for row in rows:
+            found.append(lengths - np.log(refit(model, samples.points(row)).step_ratios(batches, K)))
+        return np.array(found).T.reshape(len(pairs), *np.shape(indices)[:-1])
+
+    bounds = stats.bootstrap(
+        (prompts,), speedups, vectorized=True, n_resamples=_RESAMPLES, confidence_level=CONFIDENCE,
+        method="percentile", rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return np.exp(bounds.low), np.exp(bounds.high)

@@ -1,0 +1,196 @@
+"""Deploy or not: the decision a reader came for, with the interval and the reason it rests on.
+
+Level by level the rule looks at output throughput at equal requests in flight and at the median latency of a request,
+which is what the operator pays and what the user feels, and at the service level if the recipe has one. A level whose
+load was not reached, whose interval includes zero, or whose gain exceeds what its acceptance can give (a step with
+drafts is never shorter than one without), decides nothing. Over all levels the traffic decides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from drafthead.config.traffic import SLOConfig
+from drafthead.core.comparison import Change, mixed_throughput_change
+from drafthead.core.statistics import Array, Interval
+from drafthead.evaluation.decision.pricing import Priced
+from drafthead.evaluation.decision.service_level import service_level
+from drafthead.evaluation.results.levels import THROUGHPUT, Level
+from drafthead.evaluation.workload import NAMES
+
+DEPLOY, UP_TO, DO_NOT, UNKNOWN = "DEPLOY", "DEPLOY UP TO", "DO NOT DEPLOY", "INCONCLUSIVE"
+
+
+@dataclass(frozen=True)
+class LevelVerdict:
+    """A decision for one load, in words; UP_TO is none."""
+
+    concurrency: int
+    decision: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decision for the whole traffic.
+
+    Attributes:
+        workload, arm, K: what was judged.
+        decision: one of the four.
+        up_to: c*, where the decision is DEPLOY UP TO.
+        change: of output throughput over the loads of the traffic that were measured and reached (up to c*, where
+            there is one), weighted by their share of the time.
+        reason: why.
+        levels: every load of the traffic.
+    """
+
+    workload: str
+    arm: str
+    K: int
+    decision: str
+    up_to: int | None
+    change: Change
+    reason: str
+    levels: tuple[LevelVerdict, ...]
+
+    @property
+    def headline(self) -> str:
+        """The decision with its load."""
+        return f"{self.decision} concurrency {self.up_to}" if self.up_to else self.decision
+
+
+def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
+    """The decision for one measured level."""
+    c = level.concurrency
+    throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
+    said = f"output throughput {change_text(throughput)}, median latency {change_text(latency)}"
+    if not level.reached:
+        arms = ", ".join(f"{value:.1f} ({NAMES[arm]})" for arm, value in level.achieved.items())
+        return LevelVerdict(c, UNKNOWN, f"not reached: asked {c} in flight, achieved {arms}")
+    if _beyond_acceptance(level):
+        noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
+        return LevelVerdict(c, UNKNOWN, f"{noise}, so the machine was not the same for both: {said}")
+    service = service_level(level, slo or SLOConfig())
+    said += f"; {service.said}" if service.said else ""
+    if service.head == "missed":
+        missed = (
+            "misses the service level, as the baseline does"
+            if service.baseline == "missed"
+            else "breaks the service level"
+        )
+        return LevelVerdict(c, DO_NOT, f"{missed}: {said}")
+    if throughput.resolved and throughput.interval.value < 0:
+        return LevelVerdict(c, DO_NOT, f"slower: {said}")
+    if latency.resolved and latency.interval.value < 0:
+        return LevelVerdict(c, DO_NOT, f"requests take longer: {said}")
+    if service.head == "unresolved":
+        return LevelVerdict(c, UNKNOWN, f"service level unresolved at {level.pairs} prompts: {said}")
+    if throughput.resolved:
+        return LevelVerdict(c, DEPLOY, f"faster: {said}")
+    return LevelVerdict(c, UNKNOWN, f"unresolved at {level.pairs} prompts: {said}")
+
+
+def _beyond_acceptance(level: Level) -> bool:
+    """Whether the gain is more than one token's time per accepted draft: no head can do that."""
+    return level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1
+
+
+def judge_price(priced: Priced, concurrency: int, K: int, slo: SLOConfig | None = None) -> LevelVerdict:
+    """The decision for a load that was not run, from the cost model alone: decoding speed, no waiting."""
+    price = priced.at(concurrency, K)
+    speed = price.speedup
+    said = f"not run; the cost model says {speed.value - 1:+.1%} [{speed.low - 1:+.1%}, {speed.high - 1:+.1%}] decoding"
+    if slo is not None and (slo.ttft_ms or slo.tpot_ms):
+        return LevelVerdict(concurrency, UNKNOWN, f"{said}, and nothing of the service level")
+    if price.extrapolated:
+        return LevelVerdict(concurrency, UNKNOWN, f"{said}, outside what was run")
+    if speed.low > 1:
+        return LevelVerdict(concurrency, DEPLOY, said)
+    return LevelVerdict(concurrency, DO_NOT if speed.high < 1 else UNKNOWN, said)
+
+
+def decide(
+    levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None, priced: Priced | None = None
+) -> Verdict:
+    """The decision for one workload, arm and draft length.
+
+    Args:
+        levels: measured, of one workload, arm and K.
+        shares: requests in flight -> share of the time (TrafficConfig.shares).
+        slo: the service level.
+        priced: of that arm; without it a load that was not run stays undecided.
+
+    Raises:
+        ValueError: none of the levels belongs to the traffic.
+    """
+    measured = {level.concurrency: level for level in levels}
+    if not measured:
+        raise ValueError("there is no level to judge; run: python eval/serving.py RECIPE")
+    K = levels[0].K
+    found = []
+    for c in sorted(shares):
+        if c in measured:
+            found.append(judge(measured[c], slo))
+        elif priced and K in priced.model.curve.known:
+            found.append(judge_price(priced, c, K, slo))
+        else:
+            found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency"))
+    decision, up_to, reason, change = _overall(found, measured, shares)
+    return Verdict(levels[0].workload, levels[0].arm, K, decision, up_to, change, reason, tuple(found))
+
+
+def _overall(
+    found: list[LevelVerdict], measured: dict[int, Level], shares: dict[int, float]
+) -> tuple[str, int | None, str, Change]:
+    good = [v.concurrency for v in found if v.decision == DEPLOY]
+    bad = [v.concurrency for v in found if v.decision == DO_NOT]
+    reached = [measured[c] for c in shares if c in measured]
+    reached = [level for level in reached if level.reached and not _beyond_acceptance(level)]
+    change = _traffic_change(reached, shares)
+    over_all = f"over the traffic {change_text(change)} output throughput"
+    if not good:
+        if bad:
+            return DO_NOT, None, f"gains nowhere and loses {_at(bad)}; {over_all}", change
+        return UNKNOWN, None, f"resolved nowhere; {over_all}", change
+    largest = max((c for c in good if not any(b < c for b in bad)), default=None)
+    if largest is None:
+        if change.resolved and change.interval.value < 0:
+            return DO_NOT, None, f"loses more {_at(bad)} than it gains {_at(good)}; {over_all}", change
+        return UNKNOWN, None, f"gains {_at(good)} but loses {_at(bad)}; {over_all}", change
+    unclear = [v.concurrency for v in found if v.decision == UNKNOWN]
+    reason = f"gains {_at(good)}" + (f", loses {_at(bad)}" if bad else "")
+    reason += f", unresolved {_at(unclear)}" if unclear else ""
+    if largest == max(shares):
+        return DEPLOY, None, f"{reason}; {over_all}", change
+    below = _traffic_change([level for level in reached if level.concurrency <= largest], shares)
+    return UP_TO, largest, f"{reason}; up to {largest} {change_text(below)} output throughput", below
+
+
+def _at(loads: list[int]) -> str:
+    return f"at concurrency {', '.join(map(str, loads))}"
+
+
+def _traffic_change(levels: Sequence[Level], shares: dict[int, float]) -> Change:
+    """Throughput over the mix, resampled by prompt; NaN where no level was reached."""
+    if not levels:
+        return Change(Interval(np.nan, np.nan, np.nan), resolved=False)
+
+    def stacked(column: str) -> Array:  # (L, P)
+        frame = pd.DataFrame({level.concurrency: level.paired[column] for level in levels})
+        return frame.fillna(0.0).to_numpy(float).T
+
+    return mixed_throughput_change(
+        stacked("output_tokens_head"), stacked("share_s_head"), stacked("output_tokens_base"), stacked("share_s_base"),
+        [shares[level.concurrency] for level in levels],
+    )  # fmt: skip
+
+
+def change_text(change: Change) -> str:
+    """A change with its interval in percent, and whether it says anything."""
+    i = change.interval
+    if np.isnan(i.value):
+        return "unknown"
+    text = f"{i.value:+.1%} [{i.low:+.1%}, {i.high:+.1%}]" if np.isfinite(i.low) else f"{i.value:+.1%} without interval"
+    return text if change.resolved else f"{text} (unresolved)"

@@ -1,0 +1,1 @@
+"""What a measurement does: acceptance in process, speed under load, their plans and presets."""

@@ -1,0 +1,183 @@
+"""Acceptance in process: how many draft tokens the target keeps, prompt by prompt, and whether text changes.
+
+Each arm and K is one engine, which answers the same prompts at every temperature and reasoning effort. The
+greedy baseline answers twice, the second time in reverse order with an empty cache: in bf16 another batch
+composition rounds differently, and what differs between those two is the floor under every statement about
+losslessness. In-process engines give exact counters per request but say nothing about speed; that is
+`drafthead.evaluation.measuring.serving`'s part.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from drafthead.config import Recipe
+from drafthead.config.evaluation import Effort
+from drafthead.core import looping
+from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
+from drafthead.evaluation.identity import identity
+from drafthead.evaluation.measuring.conditions import Condition, by_engine, conditions
+from drafthead.evaluation.workload import (
+    BASELINE,
+    BASELINE_AGAIN,
+    EvalPrompt,
+    Workload,
+    arm_of,
+    load_workload,
+    speculative_config,
+)
+from drafthead.processes import end_with_pool
+from drafthead.progress import progress_bar
+from drafthead.provenance import atomic_path, begin, finish
+from drafthead.serving.engine import generate, import_vllm, offline_engine
+
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput
+
+KIND = "acceptance"
+
+Workloads = Mapping[Effort, Workload]
+
+
+def measure_acceptance(recipe: Recipe) -> Path:
+    """Measure every condition that is not on disk yet; returns the artefact's directory.
+
+    Raises:
+        ArtefactError: prompts or a head are missing, or the directory holds another measurement.
+        ValueError: held-out prompts were trained on, or none fits.
+    """
+    directory = acceptance_dir(recipe)
+    workloads = {effort: load_workload(recipe, effort) for effort in recipe.eval.reasoning_efforts}
+    found = conditions(recipe)
+    if begin(directory, KIND, _identity(recipe, workloads)):
+        return directory
+    missing = [c for c in found if not c.path(directory).exists()]
+    total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))
+    with progress_bar(total, "measuring acceptance", "answer", initial=total - left) as bar:
+        # Those that need a process of their own come last, so that the very last one does without.
+        groups = sorted(by_engine(missing), key=lambda group: _poisons(recipe, group[0].arm))
+        for group in groups:
+            apart = _poisons(recipe, group[0].arm) and group is not groups[-1]
+            _run_engine(recipe, directory, group, workloads, None if apart else bar)
+            if apart:
+                bar.update(sum(len(workloads[c.effort].prompts) for c in group))
+    finish(directory, _counts(workloads, recipe.eval.reasoning_effort, found))
+    return directory
+
+
+def acceptance_dir(recipe: Recipe) -> Path:
+    """Where the measurement lies; one at float32, for exact losslessness, has a folder of its own."""
+    return recipe.results_dir / (KIND if recipe.target.dtype != "float32" else f"{KIND}-float32")
+
+
+def read_acceptance(directory: Path) -> pd.DataFrame:
+    """One row per request of the main conditions, the first of every list; see ACCEPTANCE_COLUMNS."""
+    return _read(sorted(directory.glob("arm-*.parquet")))
+
+
+def read_conditions(directory: Path) -> pd.DataFrame:
+    """One row per request of every condition; see ACCEPTANCE_COLUMNS."""
+    return _read([*sorted(directory.glob("arm-*.parquet")), *sorted(directory.glob("also-*.parquet"))])
+
+
+def _read(paths: list[Path]) -> pd.DataFrame:
+    return pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
+
+
+def _identity(recipe: Recipe, workloads: Workloads) -> dict[str, Any]:
+    arms = (BASELINE, *(arm.name for arm in recipe.eval.methods))
+    return identity(recipe, workloads[recipe.eval.reasoning_effort], arms) | {
+        "temperatures": list(recipe.eval.temperatures),
+        "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
+        "seed": recipe.eval.seed,
+    }
+
+
+def _counts(workloads: Workloads, effort: Effort, found: list[Condition]) -> dict[str, Any]:
+    main = workloads[effort]
+    return {
+        "prompts": len(main.prompts),
+        "too_long": main.too_long,
+        "unrenderable": main.unrenderable,
+        "arms": len({c.arm for c in found}),
+        "conditions": len(found),
+    }
+
+
+def _poisons(recipe: Recipe, arm: str) -> bool:
+    """Whether the arm's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
+    return arm != BASELINE and arm_of(recipe, arm).method == "ngram"
+
+
+def _run_engine(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any) -> None:
+    """Answer here, or without a bar in a process that ends afterwards."""
+    if bar is not None:
+        _answer_all(recipe, directory, group, workloads, bar)
+        return
+    with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
+        process.submit(_answer_all, recipe, directory, group, workloads, None).result()
+
+
+def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:
+    """Every condition of one engine; a file per condition."""
+    arm, k = group[0].arm, group[0].k
+    speculative = speculative_config(recipe, arm, k)
+    # vLLM refuses the option without speculation.
+    options: dict[str, Any] = {"per_request_spec_decode_metrics": "detailed"} if speculative else {}
+    seeded = any(c.temperature > 0 for c in group)
+    with offline_engine(recipe, speculative=speculative, seeded=seeded, **options) as llm:
+        for condition in group:
+            prompts = workloads[condition.effort].prompts
+            llm.reset_prefix_cache()
+            rows = _answer(llm, recipe, condition, arm, prompts, bar)
+            if condition.passes == 2:
+                llm.reset_prefix_cache()
+                rows += _answer(llm, recipe, condition, BASELINE_AGAIN, prompts[::-1], bar)
+            with atomic_path(condition.path(directory)) as temporary:
+                pd.DataFrame(rows, columns=list(ACCEPTANCE_COLUMNS)).to_parquet(temporary, index=False)
+
+
+def _answer(
+    llm: "LLM", recipe: Recipe, condition: Condition, arm: str, prompts: list[EvalPrompt], bar: Any
+) -> list[dict[str, Any]]:
+    sampling = import_vllm().SamplingParams
+    options: dict[str, Any] = {"max_tokens": recipe.eval.max_tokens, "detokenize": False}
+    if condition.temperature == 0:
+        params = sampling(temperature=0, **options)
+    else:  # a seed per prompt: the same draw whatever the batch
+        seeds = range(recipe.eval.seed, recipe.eval.seed + len(prompts))
+        params = [sampling(temperature=condition.temperature, seed=seed, **options) for seed in seeds]
+    outputs = generate(llm, [p.prompt_ids for p in prompts], params, bar)
+    key = {"arm": arm, "k": condition.k, "temperature": condition.temperature, "effort": condition.effort}
+    return [key | _row(p, output, condition.k) for p, output in zip(prompts, outputs, strict=True)]
+
+
+def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
+    answer = output.outputs[0]
+    ids = list(answer.token_ids)
+    counters = answer.spec_decode_metrics
+    kept = np.array(counters.per_step_accepted if counters else [], int)  # (steps,)
+    drafted = np.array(counters.per_step_drafted if counters else [], int)
+    return {
+        "prompt_id": prompt.id,
+        "source": prompt.source,
+        "category": prompt.category,
+        "prompt_tokens": len(prompt.prompt_ids),
+        "output_ids": ids,
+        "output_sha256": hashlib.sha256(repr(ids).encode()).hexdigest(),
+        "num_tokens": len(ids),
+        "drafts": len(kept),
+        "proposed": int(drafted.sum()),
+        "accepted": int(kept.sum()),
+        "accepted_at": [int((kept > k).sum()) for k in range(K)],
+        "reached_at": [int(((kept >= k) & (drafted > k)).sum()) for k in range(K)],
+        "histogram": [int((kept == j).sum()) for j in range(K + 1)],
+        "finish_reason": answer.finish_reason,
+        "repeated": looping.repeated_share(ids),
+    }

@@ -1,0 +1,207 @@
+"""Speed under load: the same prompts through a server without and with speculation, level by level.
+
+One block starts the baseline's server and then the others', the next block in the opposite order (ABBA), so
+that a machine that gets slower over time does not favour an arm. Within a server the prefix cache is reset
+before every level and a few real prompts warm it up. Every level sends the same prompts in all arms. With a
+single block the intervals hold for prompts only: what differs from one server start to the next stays unseen.
+What is measured is a plan (drafthead/evaluation/measuring/plan.py), from the recipe or from a preset.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from drafthead.config import Recipe
+from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
+from drafthead.evaluation.identity import identity
+from drafthead.evaluation.measuring.level_prompts import plan_prompts
+from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, recipe_plan
+from drafthead.evaluation.measuring.request_metrics import achieved_concurrency, load_reached, request_metrics
+from drafthead.evaluation.workload import BASELINE, NAMES, load_workload, speculative_config
+from drafthead.evaluation.workload import HEAD as HEAD
+from drafthead.provenance import atomic_path, begin, finish
+from drafthead.serving.capacity import server_capacity
+from drafthead.serving.endpoint import endpoint_server
+from drafthead.serving.load import LoadRequest, LoadResult, preload, run_load, warm_up
+from drafthead.serving.server import Server
+from drafthead.serving.server_process import running_server
+
+KIND = "serving"
+_WARM_UP_PROMPTS, _WARM_UP_TOKENS = 8, 32
+_COUNTERS = {
+    "drafts": "vllm:spec_decode_num_drafts",
+    "proposed": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+}
+
+Prompts = dict[Level, list[LoadRequest]]
+
+
+def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | None = None) -> Path:
+    """Measure every server of the plan that is not on disk yet; returns the artefact's directory.
+
+    Args:
+        recipe: target, heads and prompts.
+        plan: None: the recipe's own.
+        directory: None: results/NAME/serving.
+
+    Raises:
+        ArtefactError: prompts or head are missing, or the directory holds another measurement.
+        ServerError: a server did not start, or died; an endpoint does not answer.
+        ValueError: a level cannot be reached with the prompts there are.
+    """
+    plan = plan or recipe_plan(recipe)
+    directory = directory or recipe.results_dir / "serving"
+    workload = load_workload(recipe)
+    arms = list(dict.fromkeys([BASELINE, *(run.arm for run in plan.runs if not run.endpoint)]))
+    prompts = plan_prompts(recipe, plan, workload)
+    if begin(directory, KIND, identity(recipe, workload, arms) | _plan_identity(recipe, plan, prompts)):
+        return directory
+    threading.Thread(target=preload, daemon=True).start()  # while the first server starts
+    for index, run in enumerate(plan.runs):
+        if not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
+            _run_server(recipe, directory, index, run, prompts)
+    counts = {"servers": len(plan.runs), "skipped": list(plan.skipped)}
+    counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
+    finish(directory, counts | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"})
+    return directory
+
+
+def read_requests(directory: Path) -> pd.DataFrame:
+    """One row per request; see REQUEST_COLUMNS."""
+    return _read(directory, "requests-*.parquet")
+
+
+def read_runs(directory: Path) -> pd.DataFrame:
+    """One row per server and level; see RUN_COLUMNS."""
+    return _read(directory, "runs-*.parquet")
+
+
+def _read(directory: Path, pattern: str) -> pd.DataFrame:
+    return pd.concat([pd.read_parquet(path) for path in sorted(directory.glob(pattern))], ignore_index=True)
+
+
+def _plan_identity(recipe: Recipe, plan: Plan, prompts: Prompts) -> dict[str, Any]:
+    def described(levels: Sequence[Level]) -> list[list[Any]]:
+        return [[level.name, len(prompts[level]), level.max_tokens] for level in levels]
+
+    servers = [[run.name, run.block, list(run.flags), described(run.levels)] for run in plan.runs]
+    endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
+    return {"plan": servers, "seed": recipe.eval.seed, "endpoints": endpoints}
+
+
+def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, prompts: Prompts) -> None:
+    """One server through all levels."""
+    name = f"{index:02d}-{run.name}"
+    runs: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
+    with _server(recipe, run, directory / "logs" / f"{name}.server.log") as server:
+        # Prompts of the end of the list: the levels start at its beginning.
+        longest = max((prompts[level] for level in run.levels), key=len)
+        warm_up(server, longest[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
+        for level in run.levels:
+            result, counters = _run_level(server, directory / "logs", name, run, level, prompts[level])
+            key = _key(run, level)
+            runs.append(key | _run_row(server, level, result) | counters)
+            requests += [key | _request_row(result, i) for i in range(len(prompts[level]))]
+    # The file of runs is written last: it marks the server as measured.
+    for kind, columns, rows in (("requests", REQUEST_COLUMNS, requests), ("runs", RUN_COLUMNS, runs)):
+        assert set(rows[0]) == set(columns), f"undescribed columns: {set(rows[0]) ^ set(columns)}"
+        with atomic_path(directory / f"{kind}-{name}.parquet") as temporary:
+            pd.DataFrame(rows, columns=list(columns)).to_parquet(temporary, index=False)
+
+
+@contextmanager
+def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> Iterator[Server]:
+    if run.endpoint:
+        yield endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.arm))
+        return
+    engine = recipe.engine.model_copy(update={"tensor_parallel_size": run.tensor_parallel})
+    sized = recipe.model_copy(update={"engine": engine})
+    speculative = speculative_config(recipe, run.arm, run.k)
+    with running_server(sized, log_path, speculative=speculative, extra_args=run.flags) as server:
+        yield server
+
+
+def _run_level(
+    server: Server, logs: Path, name: str, run: ServerRun, level: Level, prompts: list[LoadRequest]
+) -> tuple[LoadResult, dict[str, Any]]:
+    server.reset_prefix_cache()
+    before = server.metrics()
+    result = run_load(
+        server,
+        prompts,
+        logs,
+        load=level.load,
+        max_tokens=level.max_tokens,
+        label=f"{name}-{level.name}",
+        temperature=level.temperature,
+        ignore_eos=level.workload.random is not None,
+        title=f"{NAMES[run.arm]}, {level.workload.name}, {level.load.name}",
+    )
+    return result, _counted(before, server.metrics(), run.k)
+
+
+def _key(run: ServerRun, level: Level) -> dict[str, Any]:
+    return {
+        "arm": run.arm,
+        "k": run.k,
+        "block": run.block,
+        "tensor_parallel": run.tensor_parallel,
+        "workload": _label(run, level),
+        "throughput_only": level.workload.throughput_only,
+        "temperature": level.temperature,
+        "load": level.load.name,
+        "concurrency": level.load.concurrency or 0,
+        "request_rate": float(level.load.request_rate or "inf"),
+        "burstiness": level.load.burstiness,
+    }
+
+
+def _label(run: ServerRun, level: Level) -> str:
+    """The workload with what else sets it apart: levels of one label and load are compared between arms."""
+    temperature = f" T={level.temperature:g}" if level.temperature else ""
+    return level.workload.name + temperature + (f" TP{run.tensor_parallel}" if run.tensor_parallel > 1 else "")
+
+
+def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]:
+    good = [r for r in result.requests if not r.error]
+    achieved = achieved_concurrency(good) if good else 0.0
+    output_tokens = sum(r.output_tokens for r in good)
+    return {
+        "requests": len(result.requests),
+        "failed": len(result.requests) - len(good),
+        "achieved": achieved,
+        "reached": load_reached(level.load, good, achieved),
+        "duration_s": result.duration_s,
+        "output_tokens": output_tokens,
+        "prompt_tokens": sum(r.prompt_tokens for r in good),
+        "output_tokens_per_s": output_tokens / result.duration_s,
+        "server_start_s": server.start_s,
+        **server_capacity(server.log_path),
+        "server_command": json.dumps(server.command),
+        "load_command": json.dumps(result.command),
+        "finished_at": time.time(),
+    }
+
+
+def _request_row(result: LoadResult, index: int) -> dict[str, Any]:
+    times = result.requests[index]
+    raw = {key: value for key, value in asdict(times).items() if key not in ("id", "latency_s", "ttft_s")}
+    return {"prompt_id": times.id, **raw, **asdict(request_metrics(times))}
+
+
+def _counted(before: dict[str, float], after: dict[str, float], K: int) -> dict[str, Any]:
+    def grown(name: str) -> int:
+        return int(after.get(name, 0) - before.get(name, 0))
+
+    accepted_at = [grown(f"vllm:spec_decode_num_accepted_tokens_per_pos[{k}]") for k in range(K)]
+    return {column: grown(name) for column, name in _COUNTERS.items()} | {"accepted_at": accepted_at}

@@ -1,0 +1,1 @@
+"""Results and decisions as tables, plots and one report."""

@@ -1,0 +1,190 @@
+"""Tables of the measurement under load: every level, geometric means, what load was applied, memory and cost."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from drafthead.evaluation.decision.cost import cost_per_million
+from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, print_table
+from drafthead.evaluation.results.levels import MEASURES, THROUGHPUT, Level, geometric_means
+from drafthead.evaluation.workload import BASELINE, NAMES
+
+
+def series_name(arm: str, K: int) -> str:
+    """An arm at a draft length, as every table and plot names it."""
+    return f"{NAMES.get(arm, arm)}, K = {K}" if K else NAMES.get(arm, arm)
+
+
+def level_name(level: Level, levels: Sequence[Level]) -> str:
+    """The load, with its workload where there is more than one."""
+    several = len({other.workload for other in levels}) > 1
+    load = str(level.concurrency) if level.steady else level.load
+    return f"{level.workload}, {load}" if several else load
+
+
+def _load_label(levels: Sequence[Level]) -> str:
+    return "Concurrency" if all(level.steady for level in levels) else "Load"
+
+
+def length_cell(level: Level) -> Cell:
+    """Acceptance length under load; a dash where nothing was drafted or the text means nothing."""
+    return Cell("–" if np.isnan(level.acceptance_length) else f"{level.acceptance_length:.2f}")
+
+
+def series_of(levels: Sequence[Level]) -> dict[tuple[str, str, int], list[Level]]:
+    """(workload, arm, K) -> its levels, in the order of the levels."""
+    found: dict[tuple[str, str, int], list[Level]] = {}
+    for level in levels:
+        found.setdefault((level.workload, level.arm, level.K), []).append(level)
+    return found
+
+
+def serving_tables(levels: Sequence[Level], price: float | None = None, gpus: int = 1) -> list[Table]:
+    """Every table, one with all measures for each arm and draft length.
+
+    Args:
+        levels: measured.
+        price: per GPU and hour; None leaves cost out.
+        gpus: that serve.
+    """
+    tables = [_measures_table(arm, K, own) for (arm, K), own in _by_series(levels).items()]
+    tables += [table for key, own in series_of(levels).items() for table in _means_table(*key, own)]
+    tables.append(_load_table(levels))
+    return tables if price is None else [*tables, _cost_table(levels, price, gpus)]
+
+
+def _by_series(levels: Sequence[Level]) -> dict[tuple[str, int], list[Level]]:
+    found: dict[tuple[str, int], list[Level]] = {}
+    for level in levels:
+        found.setdefault((level.arm, level.K), []).append(level)
+    return found
+
+
+def _measures_table(arm: str, K: int, levels: Sequence[Level]) -> Table:
+    rows = []
+    for level in levels:
+        for measure in MEASURES:
+            values = [f"{v * measure.scale:.{measure.digits}f}" for v in level.values[measure.key]]
+            name, load = f"{measure.label} ({measure.unit})", level_name(level, levels)
+            change = change_cell(level.changes[measure.key], level.reached)
+            rows.append([Cell(name), Cell(load), *map(Cell, values), change])
+    note = (
+        "Positive = better everywhere. Change relative to the baseline, for times baseline / head − 1; brackets: "
+        "95 % paired bootstrap over prompts. Grey: the interval includes zero, or there is none because requests "
+        "waited together. ITL is the gap between chunks, and a chunk of a speculative server carries several tokens: "
+        "it gets worse by design; TPOT is per token."
+    )
+    if any(not level.steady for level in levels):
+        note += (
+            " At a request rate (r…) throughput is what was sent, whoever serves: times tell the arms apart, and the "
+            "verdict leaves such loads out."
+        )
+    columns = ["Measure", _load_label(levels), "Baseline", NAMES.get(arm, arm), "Change (%)"]
+    return Table(f"{series_name(arm, K)}: same prompts in both arms", columns, rows, note)
+
+
+def _means_table(workload: str, arm: str, K: int, levels: Sequence[Level]) -> list[Table]:
+    means = geometric_means(levels)
+    if not means:
+        return []
+    rows = []
+    for mean in means:
+        values = [f"{v * mean.measure.scale:.{mean.measure.digits}f}" for v in mean.values]
+        worst = mean.worst.changes[mean.measure.key]
+        tone = "better" if mean.better == mean.levels else "worse" if mean.worse == mean.levels else "unresolved"
+        rows.append(
+            [
+                Cell(f"{mean.measure.label} ({mean.measure.unit})"),
+                *map(Cell, values),
+                Cell(f"{100 * mean.change:+.1f}", tone),  # type: ignore[arg-type]
+                Cell(str(mean.worst.concurrency)),
+                change_cell(worst, mean.worst.reached),
+                Cell(f"{mean.better} / {mean.worse} of {mean.levels}"),
+            ]
+        )
+    note = (
+        "Over the loads of fixed concurrency that were reached. A mean says nothing of the worst level, so "
+        "that stands beside it; the mean is coloured only when every level is resolved the same way."
+    )
+    columns = [
+        "Measure",
+        "Baseline",
+        NAMES.get(arm, arm),
+        "Change (%)",
+        "Worst at",
+        "Change there (%)",
+        "Better / worse",
+    ]
+    title = f"Geometric means over concurrency: {series_name(arm, K)}, {workload} prompts"
+    return [Table(title, columns, rows, note)]
+
+
+def _load_table(levels: Sequence[Level]) -> Table:
+    rows = [
+        [
+            Cell(series_name(level.arm, level.K)),
+            Cell(level_name(level, levels)),
+            *(Cell(f"{level.achieved[arm]:.1f}") for arm in (BASELINE, level.arm)),
+            Cell("yes" if level.reached else "not reached", "" if level.reached else "unresolved"),
+            Cell(str(level.pairs)),
+            Cell(str(level.failed)),
+            length_cell(level),
+        ]
+        for level in levels
+    ]
+    columns = [
+        "Arm",
+        f"{_load_label(levels)} asked",
+        "Achieved, baseline",
+        "Achieved, arm",
+        "Reached",
+        "Paired prompts",
+        "Failed",
+    ]
+    return Table("Load", [*columns, "Acceptance length"], rows)
+
+
+def _cost_table(levels: Sequence[Level], price: float, gpus: int) -> Table:
+    rows = []
+    for level in levels:
+        costs = [cost_per_million(price, level.gpus or gpus, v) for v in level.values[THROUGHPUT.key]]
+        name = series_name(level.arm, level.K)
+        change = change_cell(level.changes[THROUGHPUT.key], level.reached)
+        rows.append([Cell(name), Cell(level_name(level, levels)), *(Cell(f"{cost:.3f}") for cost in costs), change])
+    served = " or ".join(map(str, sorted({level.gpus or gpus for level in levels})))
+    note = (
+        f"{price:g} per GPU and hour × {served} GPU(s), in the currency of the price; all costs on output tokens. The "
+        "change is that of throughput, which is the inverse of cost: positive = cheaper."
+    )
+    return Table(
+        "Cost per 1M output tokens", ["Arm", _load_label(levels), "Baseline", "Arm's cost", "Change (%)"], rows, note
+    )
+
+
+def memory_table(runs: pd.DataFrame) -> Table | None:
+    """GPU memory and KV cache that a head takes away; None where the runs do not say."""
+    columns = [c for c in ("kv_cache_tokens", "weights_gib") if c in runs and runs[c].fillna(0).any()]
+    if not columns:
+        return None
+    found = runs.groupby(["arm", "k"], sort=False)[columns].mean()
+    baseline = found.xs(BASELINE, level="arm").iloc[0] if BASELINE in found.index.get_level_values("arm") else None
+    labels = {"kv_cache_tokens": ("KV cache (tokens)", "{:,.0f}"), "weights_gib": ("Weights (GiB)", "{:.2f}")}
+    rows = []
+    for (arm, K), (_, values) in zip(found.index.tolist(), found.iterrows(), strict=True):
+        cells = [Cell(series_name(arm, K))]
+        for column in columns:
+            value = values[column]
+            cells.append(Cell(labels[column][1].format(value) if np.isfinite(value) else "–"))
+            relative = np.nan if baseline is None else 100 * (value / baseline[column] - 1)
+            cells.append(Cell("–" if arm == BASELINE or not np.isfinite(relative) else f"{relative:+.1f}"))
+        rows.append(cells)
+    header = ["Arm", *(text for column in columns for text in (labels[column][0], "Against the baseline (%)"))]
+    note = "What the server says after its start. Fewer tokens in the KV cache mean fewer requests at once."
+    return Table("Memory", header, rows, note)
+
+
+def print_serving(levels: Sequence[Level]) -> None:
+    """The tables of the measurement under load on the terminal."""
+    for table in serving_tables(levels):
+        print_table(table)

@@ -1,0 +1,1 @@
+"""What was measured, read back and summarised with intervals; no formatting."""

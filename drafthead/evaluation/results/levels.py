@@ -1,0 +1,204 @@
+"""From rows to levels: one arm beside the baseline at one load, every measure with its paired change; no formatting."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from drafthead.core.comparison import Change, percentile, statistic_change, throughput_change
+from drafthead.core.statistics import acceptance_length, geometric_mean
+from drafthead.evaluation.results.serving_rows import LEVEL_KEYS, ServingRows, arms_of
+from drafthead.evaluation.workload import BASELINE
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a level: how to name, scale and print it, and how to compute it from a pair's columns."""
+
+    key: str
+    label: str
+    unit: str
+    scale: float
+    digits: int
+    column: str = ""
+    statistic: Callable[..., Any] = np.mean
+
+
+THROUGHPUT = Measure("output_tokens_per_s", "Output throughput", "tok/s", 1, 1)
+MEASURES = (
+    THROUGHPUT,
+    Measure("ttft_p50", "TTFT, median", "ms", 1e3, 1, "ttft_s", np.median),
+    Measure("ttft_p95", "TTFT, P95", "ms", 1e3, 1, "ttft_s", percentile(95)),
+    Measure("tpot_mean", "TPOT, mean", "ms", 1e3, 2, "tpot_s"),
+    Measure("tpot_p95", "TPOT, P95", "ms", 1e3, 2, "tpot_s", percentile(95)),
+    Measure("itl_mean", "ITL (per step), mean", "ms", 1e3, 2, "itl_s"),
+    Measure("e2e_p50", "Latency, median", "ms", 1e3, 0, "e2e_s", np.median),
+    Measure("e2e_p95", "Latency, P95", "ms", 1e3, 0, "e2e_s", percentile(95)),
+)
+MEASURE = {measure.key: measure for measure in MEASURES}
+
+
+@dataclass(frozen=True)
+class Level:
+    """One arm at one draft length and one load, beside the baseline at that load.
+
+    Attributes:
+        workload, load, concurrency, arm, K: which.
+        achieved: "none" and the arm -> requests in flight.
+        reached: in both.
+        pairs: prompts answered without error in both arms of every block.
+        failed: requests that failed, both together.
+        values: measure -> (baseline, arm), in SI units.
+        changes: measure -> relative change, positive = better.
+        acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
+        paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
+            baseline (suffix _base) and the arm (suffix _head).
+        gpus: of each server; None where the rows leave it to the recipe.
+        tokens_per_request: output tokens, mean of both arms.
+    """
+
+    workload: str
+    load: str
+    concurrency: int
+    arm: str
+    K: int
+    achieved: dict[str, float]
+    reached: bool
+    pairs: int
+    failed: int
+    values: dict[str, tuple[float, float]]
+    changes: dict[str, Change]
+    acceptance_length: float
+    paired: pd.DataFrame
+    gpus: int | None = None
+    tokens_per_request: float = np.nan
+
+    @property
+    def steady(self) -> bool:
+        """Whether places were filled as they became free: what is decided is decided on such loads.
+
+        At a request rate as many tokens come out as are asked for, whoever serves; only times tell arms apart.
+        """
+        return self.load == f"c{self.concurrency}"
+
+    def change(self, measure: Measure) -> float:
+        """The change of a measure as a fraction."""
+        return self.changes[measure.key].interval.value
+
+
+@dataclass(frozen=True)
+class GeometricMean:
+    """A measure over all reached steady levels of an arm, with the worst level beside it.
+
+    Attributes:
+        values: geometric means of baseline and arm, in SI units.
+        change: of the two, positive = better.
+        worst: the level with the smallest change.
+        levels, better, worse: how many levels, and how many are resolved either way.
+    """
+
+    measure: Measure
+    values: tuple[float, float]
+    change: float
+    worst: Level
+    levels: int
+    better: int
+    worse: int
+
+
+def summarise_serving(rows: ServingRows) -> list[Level]:
+    """Every arm and draft length at every load that the baseline was measured at too."""
+    levels = []
+    for key, runs in rows.runs.groupby(LEVEL_KEYS, sort=False):
+        requests = rows.requests[(rows.requests[LEVEL_KEYS] == list(key)).all(axis=1)]
+        if BASELINE not in set(runs["arm"]):
+            continue
+        for arm, K in arms_of(runs):
+            chosen = [_chosen(frame, arm, K) for frame in (requests, runs)]
+            levels.append(_level(key, arm, K, *chosen))
+    return sorted(levels, key=lambda level: (level.workload, level.arm, level.K, level.concurrency))
+
+
+def geometric_means(levels: Sequence[Level]) -> list[GeometricMean]:
+    """Every measure over the steady levels that were reached; empty when there are fewer than two."""
+    reached = [level for level in levels if level.reached and level.steady]
+    return [_geometric_mean(measure, reached) for measure in MEASURES] if len(reached) > 1 else []
+
+
+def _geometric_mean(measure: Measure, levels: Sequence[Level]) -> GeometricMean:
+    baseline, arm = (geometric_mean([level.values[measure.key][i] for level in levels]) for i in (0, 1))
+    resolved = [level.change(measure) for level in levels if level.changes[measure.key].resolved]
+    return GeometricMean(
+        measure, (baseline, arm), geometric_mean([1 + level.change(measure) for level in levels]) - 1,
+        min(levels, key=lambda level: level.change(measure)),
+        len(levels), sum(c > 0 for c in resolved), sum(c < 0 for c in resolved),
+    )  # fmt: skip
+
+
+def _chosen(frame: pd.DataFrame, arm: str, K: int) -> pd.DataFrame:
+    return frame[(frame["arm"] == BASELINE) | ((frame["arm"] == arm) & (frame["k"] == K))]
+
+
+def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
+    workload, load, concurrency = str(key[0]), str(key[1]), int(key[2])
+    base, head = _paired_prompts(requests, runs, arm)
+    arms = {name: runs[runs["arm"] == name] for name in (BASELINE, arm)}
+    values, changes = {}, {}
+    for measure in MEASURES:
+        if measure is THROUGHPUT:
+            values[measure.key] = (_throughput(arms[BASELINE]), _throughput(arms[arm]))
+            changes[measure.key] = throughput_change(
+                head["output_tokens"], head["share_s"], base["output_tokens"], base["share_s"]
+            )
+        else:
+            pair = pd.DataFrame({"b": base[measure.column], "h": head[measure.column]}).dropna()
+            values[measure.key] = (float(measure.statistic(pair["b"])), float(measure.statistic(pair["h"])))
+            changes[measure.key] = statistic_change(pair["h"], pair["b"], measure.statistic, waves=concurrency)
+    return Level(
+        workload, load, concurrency, arm, K,
+        achieved={name: float(rows["achieved"].mean()) for name, rows in arms.items()},
+        reached=bool(runs["reached"].all()),
+        pairs=len(base),
+        failed=int(runs["failed"].sum()),
+        values=values,
+        changes=changes,
+        acceptance_length=_acceptance_length(arms[arm]),
+        paired=base.join(head, lsuffix="_base", rsuffix="_head"),
+        gpus=int(runs["tensor_parallel"].iloc[0]) if "tensor_parallel" in runs else None,
+        tokens_per_request=float(runs["output_tokens"].sum() / (runs["requests"] - runs["failed"]).sum()),
+    )  # fmt: skip
+
+
+def _acceptance_length(runs: pd.DataFrame) -> float:
+    if "throughput_only" in runs and runs["throughput_only"].any():  # random tokens: accepted or not, it means nothing
+        return np.nan
+    return acceptance_length(runs["drafts"], runs["accepted"])
+
+
+def _throughput(runs: pd.DataFrame) -> float:
+    return float(runs["output_tokens"].sum() / runs["duration_s"].sum())
+
+
+def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, arm: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Baseline and arm, one row per prompt answered everywhere: times averaged, tokens summed over blocks.
+
+    `share_s` is a request's share of the wall time: latencies scaled so that they sum to the duration of
+    their run. Then Σ tokens / Σ share_s is the throughput, and prompts can be resampled. Rows are in the order in
+    which the requests were sent, so that those that wait together stand together.
+    """
+    good = requests[requests["error"] == ""].copy()
+    keys = ["arm", "block"]
+    total = good.groupby(keys)["e2e_s"].transform("sum")
+    duration = good.merge(runs[[*keys, "duration_s"]], on=keys)["duration_s"].to_numpy()
+    good["share_s"] = good["e2e_s"] * duration / total
+    answered = good.groupby("prompt_id").size()
+    good = good[good["prompt_id"].isin(answered.index[answered == len(runs)])]
+    times = {m.column: (m.column, "mean") for m in MEASURES if m.column}
+    pooled = good.groupby(["arm", "prompt_id"]).agg(
+        output_tokens=("output_tokens", "sum"), share_s=("share_s", "sum"), sent=("start_s", "mean"), **times
+    )
+    base, other = (pd.DataFrame(pooled.xs(name, level="arm")) for name in (BASELINE, arm))
+    order = base.sort_values("sent", kind="stable").index
+    return base.loc[order], other.loc[order]

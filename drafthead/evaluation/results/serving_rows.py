@@ -1,0 +1,75 @@
+"""The rows of a measurement under load as the report and the decision read them; columns: `evaluation.columns`.
+
+Columns may be absent in a measurement that has one workload or one draft length; `read_serving` fills them in, so
+that everything after it can count on them.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from drafthead.evaluation.measuring import serving
+from drafthead.evaluation.workload import BASELINE
+from drafthead.provenance import IDENTITY, read_json
+
+WORKLOAD = "all"
+
+LEVEL_KEYS = ["workload", "load", "concurrency"]
+
+
+class ServingRows(NamedTuple):
+    """Rows of requests and of runs, with every key column."""
+
+    requests: pd.DataFrame
+    runs: pd.DataFrame
+
+
+def read_serving(directory: Path) -> ServingRows:
+    """Every row of a serving artefact, completed.
+
+    Raises:
+        ArtefactError: the artefact's identity is damaged.
+    """
+    K = main_length(read_json(directory / IDENTITY))
+    return completed(serving.read_requests(directory), serving.read_runs(directory), K)
+
+
+def main_length(identity: dict[str, Any]) -> int:
+    """The draft length of rows that do not say theirs: the first that the measurement lists."""
+    given = identity["num_draft_tokens"]
+    return given[0] if isinstance(given, list) else given
+
+
+def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows:
+    """The rows with `k`, `workload` and `load` present.
+
+    Args:
+        requests, runs: as `evaluation.measuring.serving` reads them.
+        K: draft tokens of every arm but the baseline, where the rows do not say.
+    """
+    return ServingRows(_completed(requests, K), _completed(runs, K))
+
+
+def steady(rows: ServingRows) -> ServingRows:
+    """The rows of loads whose places were filled as they became free: only they say what a step of b requests costs."""
+    return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in rows))
+
+
+def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
+    rows = rows.copy()
+    drafted = rows["arm"] != BASELINE
+    if "k" not in rows:
+        rows["k"] = K
+    rows["k"] = rows["k"].where(drafted, 0).astype(int)
+    if "workload" not in rows:
+        rows["workload"] = WORKLOAD
+    if "load" not in rows:
+        rows["load"] = "c" + rows["concurrency"].astype(str)
+    return rows
+
+
+def arms_of(runs: pd.DataFrame) -> list[tuple[str, int]]:
+    """(arm, K) of everything that drafts, in order of appearance."""
+    drafted = runs[runs["arm"] != BASELINE]
+    return [(str(arm), int(K)) for arm, K in dict.fromkeys(zip(drafted["arm"], drafted["k"], strict=True))]

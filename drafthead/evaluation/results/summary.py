@@ -1,0 +1,117 @@
+"""From rows of acceptance to the figures of the report, each with its interval; no IO and no formatting."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from drafthead.core import looping
+from drafthead.core.statistics import (
+    Interval,
+    PositionAcceptance,
+    acceptance_by_position,
+    acceptance_length_interval,
+    acceptance_rate,
+    length_difference,
+    proportion_interval,
+)
+from drafthead.evaluation.measuring.serving import HEAD
+from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class MethodAcceptance:
+    """One method on one workload, over prompts whose baseline answer does not loop.
+
+    Attributes:
+        method, category: which; category "all" pools every prompt.
+        prompts: how many.
+        length: acceptance length, 1 + accepted / drafts.
+        rate: accepted / proposed.
+        tokens_per_step: output tokens per run of the target, steps without a draft included; below `length`
+            for methods that often have nothing to propose.
+        positions: acceptance at each draft position.
+    """
+
+    method: str
+    category: str
+    prompts: int
+    length: Interval
+    rate: float
+    tokens_per_step: float
+    positions: PositionAcceptance
+
+
+@dataclass(frozen=True)
+class AcceptanceSummary:
+    """What the offline measurement says.
+
+    Attributes:
+        prompts: held-out prompts answered.
+        looping: how many baseline answers repeat themselves and are left out of acceptance.
+        ended: share of baseline answers that end by themselves.
+        methods: one entry per method and workload, "all" first.
+        identical: arm -> share of prompts answered exactly as by the baseline, looping ones included. The
+            second baseline is the noise floor.
+        head_minus_other: method -> acceptance length of the head minus that method's, paired by prompt.
+    """
+
+    prompts: int
+    looping: int
+    ended: float
+    methods: list[MethodAcceptance]
+    identical: dict[str, Interval]
+    head_minus_other: dict[str, Interval]
+
+    def of(self, method: str, category: str = ALL) -> MethodAcceptance:
+        """The entry of a method on a workload."""
+        return next(m for m in self.methods if (m.method, m.category) == (method, category))
+
+
+def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
+    """Aggregate the rows of `read_acceptance`."""
+    arms = {str(arm): group.set_index("prompt_id") for arm, group in rows.groupby("arm", sort=False)}
+    baseline = arms[BASELINE]
+    kept = baseline.index[baseline["repeated"] <= looping.LIMIT]
+    methods = [arm for arm in arms if arm not in (BASELINE, BASELINE_AGAIN)]
+    categories = [ALL, *sorted({*baseline["category"]} - {ALL})]
+    return AcceptanceSummary(
+        prompts=len(baseline),
+        looping=len(baseline) - len(kept),
+        ended=float((baseline["finish_reason"] == "stop").mean()),
+        methods=[_method(m, c, arms[m].loc[kept]) for m in methods for c in categories],
+        identical={arm: _identical(baseline, group) for arm, group in arms.items() if arm != BASELINE},
+        head_minus_other={
+            m: _difference(arms[HEAD].loc[kept], arms[m].loc[kept]) for m in methods if m != HEAD and HEAD in arms
+        },
+    )
+
+
+def _method(method: str, category: str, rows: pd.DataFrame) -> MethodAcceptance:
+    rows = rows if category == ALL else rows[rows["category"] == category]
+    drafts, accepted = rows["drafts"], rows["accepted"]
+    tokens = rows["num_tokens"]
+    # A step yields its accepted drafts and one token more; drafts accepted beyond a stop are not output.
+    steps = tokens - np.minimum(accepted, tokens - 1)
+    return MethodAcceptance(
+        method=method,
+        category=category,
+        prompts=len(rows),
+        length=acceptance_length_interval(drafts, accepted),
+        rate=acceptance_rate(rows["proposed"], accepted),
+        tokens_per_step=float(tokens.sum() / steps.sum()) if len(rows) else np.nan,
+        positions=acceptance_by_position(
+            drafts, np.stack(list(rows["accepted_at"])) if len(rows) else np.zeros((0, 1))
+        ),
+    )
+
+
+def _identical(baseline: pd.DataFrame, arm: pd.DataFrame) -> Interval:
+    same = arm["output_sha256"].loc[baseline.index] == baseline["output_sha256"]
+    return proportion_interval(int(same.sum()), len(same))
+
+
+def _difference(head: pd.DataFrame, other: pd.DataFrame) -> Interval:
+    return length_difference(head["drafts"], head["accepted"], other["drafts"], other["accepted"])

@@ -1,0 +1,1 @@
+"""What answers and states will take, before anything is spent."""

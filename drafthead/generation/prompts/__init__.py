@@ -1,0 +1,1 @@
+"""From sources to the three splits of the prompts artefact."""

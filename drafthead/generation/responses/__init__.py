@@ -1,0 +1,1 @@
+"""The target's answers, or those that the data has."""

@@ -1,0 +1,1 @@
+"""The target's hidden states over its own text."""

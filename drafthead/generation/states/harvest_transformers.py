@@ -1,0 +1,80 @@
+"""Harvesting with transformers: no vLLM needed, and a cross-check of the connector.
+
+One sequence at a time through the reference model, in eager order. It gives up speed (no paging, no batching, no
+tensor parallelism) and the guarantee that states come from the engine that will serve the head.
+
+Shapes: T tokens, C captured boundaries (the taps and L, ascending), H hidden.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from drafthead.config import Recipe
+from drafthead.generation.states.shard_jobs import ShardJob
+from drafthead.models.target import TargetHead, TargetSpec, captured_ids, compute_dtype
+from drafthead.serving.capture.shard_writer import ShardWriter
+
+
+@contextmanager
+def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["TransformersHarvester"]:
+    """A loaded model and a writer, closed when the block ends."""
+    harvester = TransformersHarvester(recipe, spec)
+    try:
+        yield harvester
+    finally:
+        harvester.close()
+
+
+class TransformersHarvester:
+    """Backend of `drafthead.generation.states.harvesters`."""
+
+    def __init__(self, recipe: Recipe, spec: TargetSpec):
+        from transformers import AutoModelForCausalLM
+
+        target = recipe.target
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = AutoModelForCausalLM.from_pretrained(
+            recipe.target_path,
+            revision=target.revision,
+            dtype=compute_dtype(spec, target.dtype),
+            trust_remote_code=target.trust_remote_code,
+        )
+        self._model: nn.Module = nn.Module.to(model, device).eval()
+        self._boundaries = captured_ids(spec, target.tap_ids)
+        head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
+        self._writer = ShardWriter(target.tap_ids, spec.num_layers, head, recipe.states.format)
+
+    def make(self, job: ShardJob, bar: tqdm) -> None:
+        for slot, text in zip(job.slots(), job.texts(), strict=True):
+            rows = capture(self._model, text, self._boundaries)
+            self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)
+            bar.update(1)
+
+    def finish(self) -> None:
+        self._writer.finish()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@torch.no_grad()
+def capture(model: nn.Module, token_ids: list[int], boundaries: tuple[int, ...]) -> Tensor:
+    """Residual stream of one text at `boundaries`, (T, C, H).
+
+    transformers returns boundary L after the final norm, so that one is taken where it enters the norm.
+    """
+    entering: list[Tensor] = []
+    decoder: Any = model.base_model
+    hook = decoder.norm.register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0]))
+    try:
+        ids = torch.tensor([token_ids], device=next(model.parameters()).device)
+        states = decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+    finally:
+        hook.remove()
+    residual = [*states[:-1], entering[0]]  # boundaries 0 to L
+    return torch.stack([residual[boundary][0] for boundary in boundaries], dim=1)
