@@ -1,5 +1,6 @@
 """Published experiments in miniature, through real servers: `redhat` always, the others in `make presets`."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from drafthead.evaluation.measuring.presets import preset_names
 from drafthead.evaluation.measuring.serving import read_requests, read_runs
 from drafthead.progress import wait_until
 from drafthead.provenance import require, verify_files
-from drafthead.serving.server import parse_metrics
+from drafthead.serving.server import parse_metrics, server_environment
 from tests.pipeline.conftest import overrides_for, run_ok
 
 _PATIENCE_S = 1800  # techniques starts five servers, which answer 48 levels each
@@ -102,8 +103,11 @@ def test_the_speculators_layout_needs_no_target_named(tiny_run, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(head), "--enforce-eager"]
-    log = tmp_path / "serve.log"
-    with log.open("w") as out, subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out) as process:
+    log, environment = tmp_path / "serve.log", os.environ | server_environment(tiny_run)
+    with (
+        log.open("w") as out,
+        subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out, env=environment) as process,
+    ):
         try:
             wait_until(lambda: process.poll() is not None or "startup complete" in log.read_text(), "vllm serve")
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
