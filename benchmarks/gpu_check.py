@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from drafthead.config import REPO_ROOT
-from drafthead.provenance import made_by, write_json
+from drafthead.files import write_json
+from drafthead.provenance import made_by
 
 RESULTS = REPO_ROOT / "results" / "gpu-check"
 PYTHON = sys.executable

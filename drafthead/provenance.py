@@ -11,20 +11,16 @@ another identity refuses and names the values that differ. Hashing reads every b
 ends; the alternative, trusting size and time stamps, would miss a flipped bit.
 """
 
-import glob
 import hashlib
 import json
-import os
-import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ValidationError
 
+from drafthead.files import sha256_file, write_json
 from drafthead.made_by import made_by
-from drafthead.space import told_when_full
 
 SCHEMA_VERSION = 1
 IDENTITY = "identity.json"
@@ -63,64 +59,10 @@ class _Manifest(_Files):
     counts: dict[str, Any]
 
 
-def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def digest(value: Any) -> str:
     """SHA-256 of a JSON value in canonical form, in hex."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@contextmanager
-def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
-    """A temporary name beside `path`, synced and renamed to it when the block ends without an error.
-
-    Args:
-        path: the name that the file gets.
-        several_writers: otherwise nobody else writes this name, and what a killed writer left aside is removed.
-
-    Raises:
-        DiskFullError: the block found no room to write.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not several_writers:
-        remove_leftovers(path)
-    # Random: writers on several machines have the same process ids.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with told_when_full(path, temporary):
-            yield temporary
-        temporary.chmod(0o644)  # some writers create files that only their owner can read
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def remove_leftovers(path: Path) -> None:
-    """Delete what writers of `path` that were killed left beside it."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        leftover.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or directory to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_json(path: Path, value: Any, several_writers: bool = False) -> None:
-    """Write a JSON file whole or not at all; `several_writers` as for `atomic_path`."""
-    with atomic_path(path, several_writers) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

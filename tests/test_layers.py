@@ -10,7 +10,7 @@ import pytest
 from drafthead.config import REPO_ROOT
 
 PACKAGE = REPO_ROOT / "drafthead"
-FOUNDATIONS = {"config", "provenance", "processes", "made_by", "space", "progress", "cli", "stage_plan"}
+FOUNDATIONS = {"config", "provenance", "files", "processes", "made_by", "space", "progress", "cli", "stage_plan"}
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
     **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),

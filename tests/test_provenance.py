@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from drafthead import provenance
+from drafthead.files import atomic_path, write_json
 from drafthead.provenance import ArtefactError
 
 
@@ -84,9 +85,9 @@ def test_a_reference_changes_with_content(tmp_path):
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     path = tmp_path / "value.json"
-    provenance.write_json(path, {"a": 1})
+    write_json(path, {"a": 1})
     with pytest.raises(TypeError):
-        provenance.write_json(path, {"a": object()})
+        write_json(path, {"a": object()})
     assert provenance.read_json(path) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
 
@@ -101,7 +102,7 @@ def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path
     beside = [tmp_path / name for name in (".shard-1.0a1b2c3d.tmp", ".shard-10.0a1b2c3d.tmp", ".shard-1.sha256")]
     for path in beside:
         path.write_text("half")
-    with provenance.atomic_path(tmp_path / "shard-1") as temporary:
+    with atomic_path(tmp_path / "shard-1") as temporary:
         temporary.write_text("whole")
     assert sorted(tmp_path.iterdir()) == sorted([*beside[1:], tmp_path / "shard-1"])
 

@@ -8,7 +8,8 @@ terabytes back. The notes are hidden files in the form of `sha256sum`: in a half
 
 from pathlib import Path
 
-from drafthead.provenance import ArtefactError, atomic_path, sha256_file
+from drafthead.files import atomic_path, sha256_file
+from drafthead.provenance import ArtefactError
 
 
 def note(path: Path, written: Path) -> None:

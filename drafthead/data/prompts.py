@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from drafthead.provenance import ArtefactError, atomic_path, digest
+from drafthead.files import atomic_path
+from drafthead.provenance import ArtefactError, digest
 
 SPLITS = ("train", "validation", "heldout")
 KIND = "prompts"

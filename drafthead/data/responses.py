@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from drafthead.provenance import ArtefactError, atomic_path
+from drafthead.files import atomic_path
+from drafthead.provenance import ArtefactError
 
 KIND = "responses"
 

@@ -28,7 +28,8 @@ from typing import Any
 from drafthead.config import Recipe
 from drafthead.data import checksums
 from drafthead.data.store import shard_path
-from drafthead.provenance import ArtefactError, read_json, write_json
+from drafthead.files import write_json
+from drafthead.provenance import ArtefactError, read_json
 
 KIND = "spool"
 _PROGRESS = "progress.json"

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from drafthead.provenance import ArtefactError, read_json, sha256_file, write_json
+from drafthead.files import sha256_file, write_json
+from drafthead.provenance import ArtefactError, read_json
 
 FILE = "training_prompts.json"
 

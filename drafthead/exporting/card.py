@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.exporting.served import served_values
+from drafthead.files import atomic_path
 
 CARD = "README.md"
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -58,7 +59,7 @@ def write_card(
     text = environment.get_template("card.md.jinja").render(facts, measured=measured)
     path = recipe.head_dir / CARD
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        with provenance.atomic_path(path) as temporary:
+        with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return path
 

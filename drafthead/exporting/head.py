@@ -28,6 +28,7 @@ from drafthead.exporting.rope import served_shape
 from drafthead.exporting.serve_check import check_serving
 from drafthead.exporting.served import check_served
 from drafthead.exporting.speculators import to_speculators
+from drafthead.files import atomic_path, sha256_file, sync, write_json
 from drafthead.models.draft import DraftShape
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
 from drafthead.models.target_files import local_files
@@ -70,7 +71,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
     for path in sorted(candidate.iterdir(), key=lambda file: file.name == "config.json"):
         os.replace(path, directory / path.name)  # the one without which nothing loads comes last
     candidate.rmdir()
-    provenance.sync(directory)
+    sync(directory)
     _finish(directory, counts)
     print(f"exported {source.path.name} to {directory}")
     return directory
@@ -79,7 +80,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
 def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str, Any]:
     return {
         "run": source.reference,
-        "weights": provenance.sha256_file(source.path / "model.safetensors"),
+        "weights": sha256_file(source.path / "model.safetensors"),
         "checkpoint": source.path.name,
         "step": source.state["step"],
         "predicted_acceptance_length": source.state["acceptance_length"],
@@ -162,8 +163,8 @@ def _finish(directory: Path, counts: dict[str, Any]) -> None:
 
 def write_head(directory: Path, config: dict, tensors: dict[str, Tensor]) -> None:
     """The two files an engine reads, each whole or absent."""
-    provenance.write_json(directory / "config.json", config)
-    with provenance.atomic_path(directory / "model.safetensors") as temporary:
+    write_json(directory / "config.json", config)
+    with atomic_path(directory / "model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from drafthead.config import Recipe
-from drafthead.provenance import atomic_path
+from drafthead.files import atomic_path
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from drafthead.core.losses import HeadLoss
 from drafthead.data.packing import PackedBatch
 from drafthead.data.windows import Window
-from drafthead.provenance import atomic_path, write_json
+from drafthead.files import atomic_path, write_json
 from drafthead.training.run import Run
 from drafthead.training.weights import consolidated
 

@@ -22,6 +22,7 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data.prompts import ids_of
 from drafthead.data.trained_on import known_before, write_trained_on
+from drafthead.files import atomic_path, sha256_file
 from drafthead.models.draft import DraftModel, DraftShape
 from drafthead.models.target import TargetSpec
 from drafthead.models.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
@@ -51,7 +52,7 @@ class Start:
         Raises:
             ArtefactError: the file is not the one that the run's record names.
         """
-        if provenance.sha256_file(self.file) != self.identity[_RECORD]["weights"]:
+        if sha256_file(self.file) != self.identity[_RECORD]["weights"]:
             raise provenance.ArtefactError(f"{self.file} is not what the run says it begins with: delete the run")
         return load_file(self.file)
 
@@ -92,7 +93,7 @@ def keep_start(recipe: Recipe, start: Start) -> Start:
         print(f"which prompts {recipe.train.start_from} was trained on is not known: the exported head cannot say so")
     else:
         write_trained_on(recipe.run_dir, None, start.prompts)
-    with provenance.atomic_path(kept) as temporary:
+    with atomic_path(kept) as temporary:
         shutil.copyfile(start.file, temporary)
     return replace(start, file=kept)
 

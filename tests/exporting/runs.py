@@ -9,6 +9,7 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe, load_recipe
 from drafthead.core.vocabulary import choose_vocabulary
+from drafthead.files import sha256_file, write_json
 from drafthead.models.draft import DraftModel, DraftShape, draft_shape
 from drafthead.models.target import load_target_spec, target_identity
 
@@ -45,10 +46,8 @@ def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
     checkpoint = recipe.run_dir / "checkpoints" / "step_00000007"
     checkpoint.mkdir(parents=True)
     save_file(weights or random_weights(draft_shape(recipe, spec)), checkpoint / "model.safetensors")
-    provenance.write_json(checkpoint / "state.json", {"step": 7, "acceptance_length": 1.5})
-    files = {
-        p.name: {"bytes": p.stat().st_size, "sha256": provenance.sha256_file(p)} for p in sorted(checkpoint.iterdir())
-    }
-    provenance.write_json(checkpoint / provenance.MANIFEST, {"files": files})
+    write_json(checkpoint / "state.json", {"step": 7, "acceptance_length": 1.5})
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in sorted(checkpoint.iterdir())}
+    write_json(checkpoint / provenance.MANIFEST, {"files": files})
     provenance.finish(recipe.run_dir, {"best_step": 7})
     return checkpoint

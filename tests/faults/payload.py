@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from drafthead import provenance
+from drafthead.files import sha256_file
 
 # Counts of a manifest, and columns or fields of a file, that say how long the work took or where it ran.
 TIMES = {
@@ -61,7 +62,7 @@ def content(path: Path) -> str:
         return provenance.digest([{k: v for k, v in entry.items() if k not in times} for entry in entries])
     if times:
         return provenance.digest(pd.read_parquet(path).drop(columns=sorted(times)).to_json(orient="records"))
-    return provenance.sha256_file(path)
+    return sha256_file(path)
 
 
 def _manifest(manifest: dict[str, Any], times: set[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from drafthead.evaluation.identity import identity
 from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.files import read_public_head
+from drafthead.files import sha256_file, write_json
 from drafthead.provenance import ArtefactError
 from drafthead.training import checkpoint
 from drafthead.training.setup import open_inputs
@@ -150,7 +151,7 @@ class TestManifests:
         provenance.begin(tmp_path, "states", {})
         manifest = provenance.finish(tmp_path, {})
         manifest["files"] = {name: {"bytes": 1, "sha256": "x"}}
-        provenance.write_json(tmp_path / "manifest.json", manifest)
+        write_json(tmp_path / "manifest.json", manifest)
         for reading in (provenance.verify_files, lambda d: provenance.begin(d, "states", {})):
             with pytest.raises(ArtefactError, match=r"is not a manifest \(files\..*a file outside the artefact"):
                 reading(tmp_path)
@@ -165,7 +166,7 @@ def steps_at(run_dir: Path, *steps: int) -> list[Path]:
         (path / "deepspeed" / "optimizer.pt").write_bytes(bytes(200))
         (path / "model.safetensors").write_bytes(bytes(200))
         state = checkpoint.TrainState(step, 1, 1, 1.0, step, 1.0, (0.5,))
-        provenance.write_json(path / "state.json", dataclasses.asdict(state))
+        write_json(path / "state.json", dataclasses.asdict(state))
         relist(path)
         paths.append(path)
     return paths
@@ -173,11 +174,11 @@ def steps_at(run_dir: Path, *steps: int) -> list[Path]:
 
 def relist(path: Path) -> None:
     files = {
-        str(p.relative_to(path)): {"bytes": p.stat().st_size, "sha256": provenance.sha256_file(p)}
+        str(p.relative_to(path)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
         for p in path.rglob("*")
         if p.is_file() and p.name != provenance.MANIFEST
     }
-    provenance.write_json(path / provenance.MANIFEST, {"files": files})
+    write_json(path / provenance.MANIFEST, {"files": files})
 
 
 def other_version(path: Path) -> None:

@@ -32,9 +32,10 @@ from drafthead.evaluation.workload import (
     load_workload,
     speculative_config,
 )
+from drafthead.files import atomic_path
 from drafthead.processes import end_with_pool
 from drafthead.progress import progress_bar
-from drafthead.provenance import atomic_path, begin, finish
+from drafthead.provenance import begin, finish
 from drafthead.serving.engine import generate, import_vllm, offline_engine
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, recipe_p
 from drafthead.evaluation.measuring.request_metrics import achieved_concurrency, load_reached, request_metrics
 from drafthead.evaluation.workload import BASELINE, NAMES, load_workload, speculative_config
 from drafthead.evaluation.workload import HEAD as HEAD
-from drafthead.provenance import atomic_path, begin, finish
+from drafthead.files import atomic_path
+from drafthead.provenance import begin, finish
 from drafthead.serving.capacity import server_capacity
 from drafthead.serving.endpoint import endpoint_server
 from drafthead.serving.load import LoadRequest, LoadResult, preload, run_load, warm_up

@@ -36,7 +36,7 @@ from drafthead.evaluation.reporting.tables import (
     print_table,
 )
 from drafthead.evaluation.results.one_file import NAME, Results, write_one_file
-from drafthead.provenance import atomic_path
+from drafthead.files import atomic_path
 
 _TONES = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 

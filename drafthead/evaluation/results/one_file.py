@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from drafthead.config import Recipe, load_recipe
-from drafthead.provenance import atomic_path
+from drafthead.files import atomic_path
 
 NAME = "results.parquet"
 _KEY = b"drafthead"

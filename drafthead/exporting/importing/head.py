@@ -16,6 +16,7 @@ from drafthead.exporting.importing.describe import Description, describe
 from drafthead.exporting.importing.files import read_public_head
 from drafthead.exporting.importing.tensors import completed, renamed
 from drafthead.exporting.speculators import from_speculators, is_speculators
+from drafthead.files import atomic_path, sha256_file, write_json
 from drafthead.models.draft import DraftShape
 from drafthead.models.target import TargetSpec, check_tap_ids, load_pieces, load_target_spec, target_identity
 
@@ -52,21 +53,21 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_a
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
     tensors = completed(named, found.head.draft_vocab_size, pieces)
     check_tensors(tensors, _shape(found, spec))
-    files = {p.name: provenance.sha256_file(p) for p in sorted(public.directory.glob("*.safetensors"))}
+    files = {p.name: sha256_file(p) for p in sorted(public.directory.glob("*.safetensors"))}
     identity = _identity(recipe, spec, found, {"path": source, "revision": revision, "files": files})
     if provenance.begin(recipe.run_dir, KIND, identity, thinned=True):
         print(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     checkpoint = recipe.run_dir / "checkpoints" / _CHECKPOINT
-    with provenance.atomic_path(checkpoint / "model.safetensors") as temporary:
+    with atomic_path(checkpoint / "model.safetensors") as temporary:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-    provenance.write_json(checkpoint / "state.json", _STATE)
+    write_json(checkpoint / "state.json", _STATE)
     _keep_prompts(public.directory, recipe.run_dir)
     entries = {
-        name: {"bytes": (checkpoint / name).stat().st_size, "sha256": provenance.sha256_file(checkpoint / name)}
+        name: {"bytes": (checkpoint / name).stat().st_size, "sha256": sha256_file(checkpoint / name)}
         for name in ("model.safetensors", "state.json")
     }
-    provenance.write_json(checkpoint / provenance.MANIFEST, {"files": entries})
+    write_json(checkpoint / provenance.MANIFEST, {"files": entries})
     provenance.finish(recipe.run_dir, {"best_step": 0, "imported": True})
     print(f"imported {source} to {recipe.run_dir}")
     return recipe.run_dir

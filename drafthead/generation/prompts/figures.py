@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from drafthead.provenance import atomic_path
+from drafthead.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,10 +10,11 @@ from typing import Any
 
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.prompts import KIND, Prompt, write_prompts
+from drafthead.files import sha256_file
 from drafthead.generation.draw import draw_evenly
 from drafthead.generation.prompts.file import Source, read_source
 from drafthead.generation.prompts.mix import locate_sources, make_mix
-from drafthead.provenance import MANIFEST, begin, finish, read_manifest, sha256_file
+from drafthead.provenance import MANIFEST, begin, finish, read_manifest
 
 
 def make_prompts(recipe: Recipe) -> dict[str, Any]:

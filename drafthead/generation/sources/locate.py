@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.config import REPO_ROOT, PromptSource
+from drafthead.files import sha256_file
 from drafthead.generation.sources.catalogue import CATALOGUE, LOCAL, Entry
 from drafthead.generation.sources.files import find
-from drafthead.provenance import sha256_file
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,67 @@
+"""Files that are whole or absent: written aside, synced to disk, and renamed."""
+
+import glob
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from drafthead.space import told_when_full
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
+    """A temporary name beside `path`, synced and renamed to it when the block ends without an error.
+
+    Args:
+        path: the name that the file gets.
+        several_writers: otherwise nobody else writes this name, and what a killed writer left aside is removed.
+
+    Raises:
+        DiskFullError: the block found no room to write.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not several_writers:
+        remove_leftovers(path)
+    # Random: writers on several machines have the same process ids.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with told_when_full(path, temporary):
+            yield temporary
+        temporary.chmod(0o644)  # some writers create files that only their owner can read
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete what writers of `path` that were killed left beside it."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or directory to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any, several_writers: bool = False) -> None:
+    """Write a JSON file whole or not at all; `several_writers` as for `atomic_path`."""
+    with atomic_path(path, several_writers) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
