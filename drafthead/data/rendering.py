@@ -38,13 +38,14 @@ class UnrenderableError(ValueError):
 class Renderer:
     """Calls of one tokenizer's chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", day: date):
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", day: date | None = None):
         """
         Args:
             tokenizer: with a chat template.
-            day: what a template that asks for the time is told.
+            day: what a template that asks for the time is told; None: today.
         """
-        self._tokenizer, self._day = tokenizer, day
+        self._tokenizer = tokenizer
+        self._clock: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
         self._control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._size = len(tokenizer)
 
@@ -82,7 +83,7 @@ class Renderer:
                 tools=list(prompt.tools) if prompt.tools else None,
                 add_generation_prompt=add_generation_prompt,
                 reasoning_effort=effort,
-                strftime_now=self._day.strftime,
+                **self._clock,
                 return_dict=True,
             )
         except TemplateError as error:
@@ -92,7 +93,7 @@ class Renderer:
 
 def renderer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Renderer:
     """A function (prompt, reasoning effort) -> token ids, generation prompt included."""
-    return Renderer(tokenizer, template_day(recipe))
+    return Renderer(tokenizer, template_day(recipe) if reads_clock(tokenizer) else None)
 
 
 def template_day(recipe: Recipe) -> date:

@@ -1,7 +1,6 @@
 """Answers of the data as tokens: the boundary is where the prompt ends, and templates without one are refused."""
 
 import copy
-from datetime import date
 
 import pytest
 from openai_harmony import Conversation, HarmonyEncodingName, Message, RenderConversationConfig, Role, load_harmony_encoding
@@ -25,7 +24,7 @@ def tokenizer():
 
 
 def kept_answers(tokenizer, stops) -> KeptAnswers:
-    return KeptAnswers(Renderer(tokenizer, date(2026, 7, 31)), tokenizer, stops)
+    return KeptAnswers(Renderer(tokenizer), tokenizer, stops)
 
 
 def with_template(tokenizer, template):

@@ -1,6 +1,6 @@
 """Rendering: text never becomes a control token, ids that are given stay as they are."""
 
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 
 import pytest
 from transformers import AutoTokenizer
@@ -10,12 +10,9 @@ from drafthead.data import rendering
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.generation.prompts.splits import make_prompts
 
-DAY = date(2026, 7, 31)
-
-
 @pytest.fixture(scope="module")
 def render():
-    return rendering.Renderer(AutoTokenizer.from_pretrained(load_recipe().target_path), DAY)
+    return rendering.Renderer(AutoTokenizer.from_pretrained(load_recipe().target_path))
 
 
 def ask(*contents: str, role: str = "user", **more) -> Prompt:

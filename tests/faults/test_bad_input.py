@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
 from drafthead.data.prompts import Prompt, prompt_id, read_prompts
-from drafthead.data.rendering import CONTROL_TOKEN, UnrenderableError, renderer
+from drafthead.data.rendering import CONTROL_TOKEN, Renderer, UnrenderableError
 from drafthead.generation.prompts.report import report_prompts
 from drafthead.generation.prompts.splits import make_prompts
 
@@ -85,7 +85,7 @@ def test_names_of_data_are_never_paths(tmp_path):
 
 
 TOKENIZER = AutoTokenizer.from_pretrained(load_recipe().target_path)
-RENDER = renderer(TOKENIZER)
+RENDER = Renderer(TOKENIZER)
 CONTROL = {i: t.content for i, t in TOKENIZER.added_tokens_decoder.items() if t.special}
 PIECES = [
     *CONTROL.values(),

@@ -24,7 +24,7 @@ def run_script(
         text=True,
         check=False,
         timeout=timeout_s,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        env={"OMP_NUM_THREADS": "2", **os.environ},
     )
 
 

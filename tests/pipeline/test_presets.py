@@ -14,7 +14,8 @@ from drafthead.evaluation.measuring.presets import preset_names
 from drafthead.evaluation.measuring.serving import read_requests, read_runs
 from drafthead.progress import wait_until
 from drafthead.provenance import require, verify_files
-from drafthead.serving.server import parse_metrics, server_environment
+from drafthead.serving.server import parse_metrics
+from drafthead.serving.server_command import server_environment
 from tests.pipeline.conftest import overrides_for, run_ok
 
 _PATIENCE_S = 1800  # techniques starts five servers, which answer 48 levels each
