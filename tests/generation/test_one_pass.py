@@ -173,6 +173,7 @@ def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_
         harvest(passes["single"].one.model_copy(update={"states": passes["single"].two.states}))
 
 
+@pytest.mark.soak
 def test_a_killed_pass_is_resumed(passes: dict[str, Passes], tmp_path: Path):
     two = passes["single"].two
     one = with_one_pass(two, tmp_path, sequences_per_shard=2)

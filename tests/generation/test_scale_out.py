@@ -102,6 +102,7 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, reg
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_ray_cluster_that_loses_a_worker_gives_the_same_answers(regenerated: Recipe, tmp_path: Path):
     shutil.copytree(regenerated.prompts_dir, tmp_path / "data" / regenerated.name / "prompts")
     recipe = regenerated.model_copy(update={"output_dir": str(tmp_path)})

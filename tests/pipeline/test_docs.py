@@ -45,7 +45,12 @@ def folder(tiny_run, tmp_path_factory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("key", to_run())
+def keyed() -> list:
+    """The keys; what starts engines, or needs the results of such a command, is left to `make presets`."""
+    return [pytest.param(k, marks=[pytest.mark.presets] if k in (*ENGINES, *AFTER) else []) for k in to_run()]
+
+
+@pytest.mark.parametrize("key", keyed())
 def test_a_documented_command_runs(key, folder, tiny_run, monkeypatch, capsys):
     results = folder / "results" / "tiny"
     first = AFTER.get(key)

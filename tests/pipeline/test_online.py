@@ -119,6 +119,7 @@ def ordinary(tmp_path) -> Recipe:
     return recipe
 
 
+@pytest.mark.soak
 def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordinary, tmp_path, monkeypatch):
     recipe = beside(ordinary, tmp_path / "online", SPOOL)
     spool = open_spool(recipe, 24)
