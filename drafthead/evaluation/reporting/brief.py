@@ -20,8 +20,13 @@ def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     print(f"\n{acceptance_line(analysis.acceptance)}")
     for verdict in analysis.verdicts:
         print(f"\n{said(verdict)}")
+    print_advice(recipe, analysis, brief=True)
+
+
+def print_advice(recipe: Recipe, analysis: Analysis, brief: bool = False) -> None:
+    """What to start, `brief` by its flag where there is one, and when the head has paid for itself."""
     advice = advise(recipe, analysis)
-    print(f"\n{advice.said}\n  {advice.flag or advice.command}")
+    print(f"\n{advice.said}\n  {(brief and advice.flag) or advice.command}")
     if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
         print(f"\n{text}")
 

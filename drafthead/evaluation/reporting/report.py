@@ -20,7 +20,7 @@ from drafthead.evaluation.decision.training_cost import payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.request_metrics import FORMULAS
-from drafthead.evaluation.reporting.brief import said
+from drafthead.evaluation.reporting.brief import print_advice, said
 from drafthead.evaluation.reporting.decision_figures import decision_pictures
 from drafthead.evaluation.reporting.decision_tables import cost_model_tables, matrix_tables, model_text, published_table
 from drafthead.evaluation.reporting.figures import acceptance_pictures
@@ -92,10 +92,7 @@ def print_report(recipe: Recipe, analysis: Analysis) -> None:
         print(f"\n{said(verdict)}")
         for level in verdict.levels:
             print(f"  concurrency {level.concurrency}: {level.decision} - {level.reason}")
-    advice = advise(recipe, analysis)
-    print(f"\n{advice.said}\n  {advice.command}")
-    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
-        print(f"\n{text}")
+    print_advice(recipe, analysis)
 
 
 def build_report(recipe: Recipe, analysis: Analysis) -> Report:

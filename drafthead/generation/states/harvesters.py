@@ -11,7 +11,7 @@ from drafthead.config import Recipe
 from drafthead.generation.running import Task, Worker
 from drafthead.generation.states.shard_jobs import ShardJob
 from drafthead.models.target import TargetSpec
-from drafthead.serving.capture.capturing import check_written_states
+from drafthead.serving.capture.capturing import check_written_states, harvest_engine
 
 
 def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
@@ -52,12 +52,5 @@ class _VllmHarvester:
 
 @contextmanager
 def _vllm_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Worker]:
-    from drafthead.serving.engine import import_vllm, offline_engine
-
-    import_vllm()  # before the connector, which is made of vLLM's classes
-    from drafthead.serving.capture.connector import harvest_engine_options
-
-    target = recipe.target
-    options = harvest_engine_options(spec, target.revision, target.tap_ids, target.dtype, recipe.states.format)
-    with offline_engine(recipe, prefix_caching=False, log_stats=False, **options) as llm:
+    with harvest_engine(recipe, spec) as llm:
         yield _VllmHarvester(llm)

@@ -1,7 +1,7 @@
 """An engine that answers and keeps the target's states of what it reads and says: generation and harvest in one pass.
 
-Tokens are those of a plain engine (see serving.without_drafts). States are the ones that the answer was sampled from:
-of the prompt from the prefill, of the answer from decode steps, where a harvest of the finished text computes all of
+Tokens are those of a plain engine (see serving.capture.without_drafts). States are the ones that the answer was sampled
+from: of the prompt from the prefill, of the answer from decode steps, where a harvest of the finished text computes all of
 them in prefill. The kernels round differently, in bf16 about as much as two batches of one kernel do.
 
 What it costs on the device: the captured boundaries of every token under way lie beside its KV cache, so fewer
@@ -10,7 +10,7 @@ requests fit. On the host: the rows of all answers between two calls of `store`.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
 from drafthead.models.target import TargetSpec
@@ -46,7 +46,21 @@ class CapturingEngine(EngineAnswerer):
 
 @contextmanager
 def capturing_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[CapturingEngine]:
-    """The recipe's target in an engine of this process, which is gone when the block ends."""
+    """The recipe's target in an engine of this process that answers, and keeps states while it does."""
+    scheduler = "drafthead.serving.capture.without_drafts.WithoutDrafts"
+    with harvest_engine(recipe, spec, seeded=True, scheduler_cls=scheduler) as llm:
+        yield CapturingEngine(llm)
+
+
+@contextmanager
+def harvest_engine(recipe: Recipe, spec: TargetSpec, **more: Any) -> Iterator["LLM"]:
+    """The recipe's target with the connector, in an engine of this process, which is gone when the block ends.
+
+    Args:
+        recipe: target, engine and states sections are used.
+        spec: of the target.
+        more: further arguments of `offline_engine`.
+    """
     from drafthead.serving.engine import import_vllm, offline_engine
 
     import_vllm()  # before the connector, which is made of vLLM's classes
@@ -54,10 +68,9 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[CapturingEngi
 
     target = recipe.target
     options = harvest_engine_options(spec, target.revision, target.tap_ids, target.dtype, recipe.states.format)
-    options["scheduler_cls"] = "drafthead.serving.capture.without_drafts.WithoutDrafts"
     # Without cached prefixes every row is computed by the request it belongs to.
-    with offline_engine(recipe, seeded=True, prefix_caching=False, log_stats=False, **options) as llm:
-        yield CapturingEngine(llm)
+    with offline_engine(recipe, prefix_caching=False, log_stats=False, **options, **more) as llm:
+        yield llm
 
 
 def check_written_states(llm: "LLM", wait: bool) -> None:
