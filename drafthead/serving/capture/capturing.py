@@ -1,8 +1,8 @@
 """An engine that answers and keeps the target's states of what it reads and says: generation and harvest in one pass.
 
 Tokens are those of a plain engine (see serving.capture.without_drafts). States are the ones that the answer was sampled
-from: of the prompt from the prefill, of the answer from decode steps, where a harvest of the finished text computes all of
-them in prefill. The kernels round differently, in bf16 about as much as two batches of one kernel do.
+from: of the prompt from the prefill, of the answer from decode steps, where a harvest of the finished text computes all
+of them in prefill. The kernels round differently, in bf16 about as much as two batches of one kernel do.
 
 What it costs on the device: the captured boundaries of every token under way lie beside its KV cache, so fewer
 requests fit. On the host: the rows of all answers between two calls of `store`.
