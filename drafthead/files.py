@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,14 @@ def remove_leftovers(path: Path) -> None:
     """Delete what writers of `path` that were killed left beside it."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         leftover.unlink(missing_ok=True)
+
+
+def delete_folder(path: Path) -> None:
+    """Delete a folder; of a link to one only the link, since what lies elsewhere was put there by somebody."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def sync(path: Path) -> None:

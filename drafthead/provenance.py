@@ -13,6 +13,7 @@ ends; the alternative, trusting size and time stamps, would miss a flipped bit.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -115,6 +116,7 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
     Raises:
         ArtefactError: the directory holds an artefact, whole or half, of another identity.
     """
+    _check_links(directory)
     wanted = json.loads(json.dumps({"kind": kind, "schema_version": SCHEMA_VERSION, **identity}))
     path = directory / IDENTITY
     # One listing: another process may claim the directory and fill it between two looks.
@@ -134,6 +136,16 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
             f"delete {directory}, or give the recipe another name (name=...)"
         )
     return (directory / MANIFEST).exists() and (thinned or not _reopened(directory))
+
+
+def _check_links(directory: Path) -> None:
+    """A link to a disk that is not mounted looks like nothing, and nothing can be made there."""
+    for path in (directory, *directory.parents):
+        if path.is_symlink() and not path.exists():
+            raise ArtefactError(
+                f"{path} is a link to {path.readlink()}, which does not exist: mount or make that folder, or delete "
+                "the link"
+            )
 
 
 def _reopened(directory: Path) -> bool:
@@ -179,8 +191,12 @@ def finish(
 
 def _visible_files(directory: Path) -> list[str]:
     """Names of the files of an artefact; what is hidden, or below a hidden folder, is not finished or a note."""
-    names = (path.relative_to(directory) for path in sorted(directory.rglob("*")) if path.is_file())
-    return [str(name) for name in names if not any(part.startswith(".") for part in name.parts)]
+    names = []
+    # Folders that were moved to another disk, with a link left behind, belong to it.
+    for folder, folders, files in os.walk(directory, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        names += [str(Path(folder, name).relative_to(directory)) for name in files if not name.startswith(".")]
+    return sorted(names, key=lambda name: PurePosixPath(name).parts)
 
 
 def require(
@@ -198,6 +214,7 @@ def require(
     Raises:
         ArtefactError: it is missing, half finished, damaged or of another kind.
     """
+    _check_links(directory)
     if not (directory / MANIFEST).exists():
         state = "is half finished" if (directory / IDENTITY).exists() else "does not exist"
         raise ArtefactError(f"{directory} {state}; run: {made_with}")

@@ -12,7 +12,7 @@ from drafthead.config.evaluation import HEADS, PARALLEL, ArmConfig
 from drafthead.data.trained_on import read_trained_on
 from drafthead.evaluation.workload import BASELINE, HEAD, Workload, arm_of, head_of
 from drafthead.models.draft_files import check_eagle3_files, check_tensor_files
-from drafthead.models.target import load_target_spec
+from drafthead.models.target import load_target_spec, name_target
 from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference, require
 
@@ -84,11 +84,12 @@ def _head_reference(recipe: Recipe, workload: Workload, target: str, arm: ArmCon
         _check_foreign(recipe, arm, head)
         return fingerprint_of(head)
     manifest = require(Path(head), "head", _MAKE_HEAD, every_byte=True)
-    made_for = manifest["identity"]["target"]["fingerprint"]
-    if made_for != target:
+    made_for = manifest["identity"]["target"]
+    if made_for["fingerprint"] != target:
+        served = {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": target}
         raise ArtefactError(
-            f"{head} was made for target {made_for[:12]}, but target.path {recipe.target.path} is "
-            f"{target[:12]}; train and export a head for it"
+            f"{head} was made for {name_target(made_for)}, but the recipe's target is {name_target(served)}: "
+            "train and export a head for it"
         )
     _check_not_in_head(Path(head), workload, manifest)
     return reference(manifest)

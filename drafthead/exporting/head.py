@@ -172,4 +172,6 @@ def _unclaim(directory: Path) -> None:
     """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
     left = [path.name for path in directory.iterdir()]
     if left == [provenance.IDENTITY]:
-        shutil.rmtree(directory)
+        (directory / provenance.IDENTITY).unlink()
+        if not directory.is_symlink():  # somebody's link to another disk stays
+            directory.rmdir()

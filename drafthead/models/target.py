@@ -9,7 +9,7 @@ Shapes: T tokens, H hidden, V target vocabulary, L blocks.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,19 @@ def load_target_spec(path: str, revision: str | None = None, trust_remote_code: 
 def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, str | None]:
     """Which target an artefact was made from or for; the fingerprint is what consumers compare."""
     return {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
+
+
+def name_target(identity: Mapping[str, str | None]) -> str:
+    """A target in words: what the recipe calls it, and the start of its fingerprint."""
+    at = f" at revision {identity['revision']}" if identity["revision"] else ""
+    return f"{identity['path']}{at} (fingerprint {str(identity['fingerprint'])[:12]})"
+
+
+def compared_targets(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> tuple[str, str]:
+    """Both in words, and equal exactly when it is one target: by whatever path or branch it was reached."""
+    if found["fingerprint"] == wanted["fingerprint"]:
+        return name_target(found), name_target(found)
+    return name_target(found), name_target(wanted)
 
 
 def check_tap_ids(spec: TargetSpec, tap_ids: Sequence[int]) -> None:

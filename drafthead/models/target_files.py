@@ -1,6 +1,7 @@
 """Where a target's files lie, and which target they are.
 
-A local directory is used as it is; of a hub id only the files asked for are fetched, the cache first. A
+A local directory is used as it is; of a hub id only the files asked for are fetched, the cache first. Once a
+commit of a branch is in the cache everything is of that commit, until `hf download` fetches a newer one. A
 fingerprint that hashed every weight would read 60 GB; this one hashes the small files whole and samples the
 large ones, so it gives up seeing a change that touches only bytes between the samples.
 """
@@ -38,6 +39,20 @@ def local_files(path: str, revision: str | None, names: Sequence[str], optional:
             "give the directory of a whole safetensors checkpoint"
         )
     return directory
+
+
+def pinned_revision(path: str, revision: str | None = None) -> str | None:
+    """The commit that `fingerprint_of` describes, for whatever else loads the target.
+
+    Given a branch, or nothing, a loader that reaches the hub takes the branch's newest commit; here the cache
+    comes first. A directory keeps what was given, which nobody looks at.
+
+    Raises:
+        FileNotFoundError: as `local_files`.
+    """
+    if Path(path).is_dir():
+        return revision
+    return local_files(path, revision, ("config.json",)).name  # snapshots/<commit>
 
 
 def fingerprint_of(path: str, revision: str | None = None) -> str:
@@ -87,24 +102,26 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional: bool) -> Path:
-    from huggingface_hub import snapshot_download  # lazily: a local target needs no hub client
+    from huggingface_hub import snapshot_download, try_to_load_from_cache  # lazily: a local target needs no hub client
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    if path.startswith((".", "/")) or path.count("/") != 1:
+    try:
+        if "/" not in path:
+            raise HFValidationError("a hub id has an owner")
+        config = try_to_load_from_cache(path, "config.json", revision=revision)
+    except HFValidationError as error:
         raise FileNotFoundError(
             f"target {path} does not exist: give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
-        )
-    cached = None
+        ) from error
+    cached = Path(config).parent if isinstance(config, str) else None
+    if cached and all((cached / name).is_file() for name in names):
+        return cached
+    # More files of the commit that is here: a branch may have moved on since.
+    commit = cached.name if cached else revision
     try:
-        cached = Path(snapshot_download(path, revision=revision, allow_patterns=list(names), local_files_only=True))
-        if all((cached / name).is_file() for name in names):
-            return cached
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=list(names)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        if optional and cached is not None:
+        return Path(snapshot_download(path, revision=commit, allow_patterns=list(names)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if optional and cached:
             return cached
         at = f" at revision {revision}" if revision else ""
         raise FileNotFoundError(

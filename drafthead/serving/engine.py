@@ -22,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from drafthead.config import Recipe
+from drafthead.models.target_files import pinned_revision
 from drafthead.processes import children_end_with_us
 from drafthead.serving.cpu_build import repair_cpu_build
 
@@ -79,7 +80,7 @@ def engine_arguments(
     engine = recipe.engine
     arguments: dict[str, Any] = {
         "model": recipe.target_path,
-        "revision": recipe.target.revision,
+        "revision": pinned_revision(recipe.target_path, recipe.target.revision),
         "trust_remote_code": recipe.target.trust_remote_code,
         "dtype": dtype or recipe.target.dtype,
         "max_model_len": engine.max_model_len,

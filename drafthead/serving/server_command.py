@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from drafthead.config import Recipe
+from drafthead.models.target_files import pinned_revision
 
 HOST = "127.0.0.1"
 SERVER_MODULE = "drafthead.serving.api_server"  # vLLM's own, with its CPU build repaired
@@ -37,8 +38,8 @@ def server_flags(recipe: Recipe, speculative: dict[str, Any] | None = None) -> l
     flags = ["--model", recipe.target_path, "--served-model-name", recipe.name]
     flags += ["--dtype", recipe.target.dtype, "--max-model-len", str(engine.max_model_len)]
     flags += ["--max-num-seqs", str(engine.max_num_seqs)]
-    if recipe.target.revision:
-        flags += ["--revision", recipe.target.revision]
+    if revision := pinned_revision(recipe.target_path, recipe.target.revision):
+        flags += ["--revision", revision]
     if recipe.target.trust_remote_code:
         flags += ["--trust-remote-code"]
     if engine.max_num_batched_tokens:

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafthead.files import sha256_file, sync, write_json
+from drafthead.files import delete_folder, sha256_file, sync, write_json
 from drafthead.provenance import MANIFEST, ArtefactError, read_json, verify_files
 from drafthead.space import DiskFullError, check_space
 from drafthead.training.optimizer import EMA_STATE
@@ -197,11 +197,10 @@ def retain(run_dir: Path, keep: int, state: TrainState) -> None:
     for path in paths[:-keep]:
         if path != checkpoint_dir(run_dir, state.best_step):
             # Out of sight first: killed while it is deleted, it would look like a damaged checkpoint.
-            going = path.rename(path.with_name(f".{path.name}.old"))
-            shutil.rmtree(going)
+            delete_folder(path.rename(path.with_name(f".{path.name}.old")))
 
 
 def remove_leftovers(run_dir: Path) -> None:
     """Delete what a killed run was writing, converting or deleting."""
     for path in (run_dir / "checkpoints").glob(".step_*"):
-        shutil.rmtree(path)
+        delete_folder(path)

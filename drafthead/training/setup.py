@@ -15,7 +15,14 @@ from drafthead.data.store import States
 from drafthead.data.windows import Window, cut
 from drafthead.models.draft import DraftModel, DraftShape
 from drafthead.models.special_tokens import special_tokens
-from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
+from drafthead.models.target import (
+    TargetPieces,
+    TargetSpec,
+    check_tap_ids,
+    compared_targets,
+    load_target_spec,
+    target_identity,
+)
 from drafthead.training.objective import FrozenTarget
 from drafthead.training.start import Start, find_start
 from drafthead.training.states import open_states
@@ -70,13 +77,14 @@ def open_inputs(recipe: Recipe) -> Inputs:
 
 
 def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Path) -> None:
+    made_for, target = compared_targets(identity["target"], target_identity(recipe, spec))
     wanted = {
-        "target fingerprint": spec.fingerprint,
+        "target": target,
         "target.tap_ids": list(recipe.target.tap_ids),
         "states.format": recipe.states.format,
     }
     found = {
-        "target fingerprint": identity["target"]["fingerprint"],
+        "target": made_for,
         "target.tap_ids": identity["tap_ids"],
         "states.format": identity.get("format"),
     }

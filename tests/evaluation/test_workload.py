@@ -58,9 +58,9 @@ def test_missing_prompts_and_a_head_for_another_target_are_named(tmp_path):
     workload = Workload([EvalPrompt("a", "chat", [1, 2])], 0)
     with pytest.raises(ArtefactError, match=r"heads/tiny does not exist; run: python export/head.py"):
         identity(recipe, workload, ("none", "eagle3"))
-    begin(recipe.head_dir, "head", {"target": {"fingerprint": "f" * 64}})
+    begin(recipe.head_dir, "head", {"target": {"path": "other", "revision": None, "fingerprint": "f" * 64}})
     finish(recipe.head_dir, {})
-    with pytest.raises(ArtefactError, match="was made for target ffffffffffff"):
+    with pytest.raises(ArtefactError, match=r"was made for other \(fingerprint ffffffffffff\), but the recipe"):
         identity(recipe, workload, ("none", "eagle3"))
 
 

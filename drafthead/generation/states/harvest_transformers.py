@@ -17,6 +17,7 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.generation.states.shard_jobs import ShardJob
 from drafthead.models.target import TargetHead, TargetSpec, captured_ids, compute_dtype
+from drafthead.models.target_files import pinned_revision
 from drafthead.serving.capture.shard_writer import ShardWriter
 
 
@@ -40,7 +41,7 @@ class TransformersHarvester:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = AutoModelForCausalLM.from_pretrained(
             recipe.target_path,
-            revision=target.revision,
+            revision=pinned_revision(recipe.target_path, target.revision),
             dtype=compute_dtype(spec, target.dtype),
             trust_remote_code=target.trust_remote_code,
         )

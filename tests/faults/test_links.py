@@ -1,0 +1,91 @@
+"""Outputs that lie on another disk, behind links: written and read as if they were here, and never deleted there."""
+
+from pathlib import Path
+
+import pytest
+
+from drafthead import provenance
+from drafthead.data.store import KIND
+from drafthead.exporting.head import export_head
+from drafthead.models.draft import draft_shape
+from drafthead.models.target import load_target_spec
+from drafthead.provenance import ArtefactError
+from drafthead.training import checkpoint
+from drafthead.training.setup import open_inputs
+from tests.exporting.runs import random_weights, recipe_at, write_run
+from tests.training.conftest import small_recipe, synthetic_store
+
+
+@pytest.fixture
+def disk(tmp_path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+def link(path: Path, folder: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(folder)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def test_states_runs_and_heads_behind_links_are_made_and_read(tmp_path, disk):
+    recipe = recipe_at(tmp_path / "out")
+    places = {"states": recipe.states_dir("train"), "run": recipe.run_dir, "head": recipe.head_dir}
+    for name, path in places.items():
+        (disk / name).mkdir()
+        link(path, disk / name)
+    trained = small_recipe(tmp_path / "out")
+    synthetic_store(trained, "train", 4, seed=0)
+    synthetic_store(trained, "validation", 4, seed=1)
+    assert len(open_inputs(trained).train) == 4
+    write_run(recipe)
+    export_head(recipe, serve_check=False)
+    assert all(path.is_symlink() for path in places.values())
+    assert names(disk / "states") == ["identity.json", "manifest.json", "shard-00000.safetensors"]
+    assert "model.safetensors" in names(disk / "head")
+
+
+def test_an_export_that_fails_gives_its_folder_up_and_leaves_the_link(tmp_path, disk):
+    recipe = recipe_at(tmp_path / "out")
+    weights = random_weights(draft_shape(recipe, load_target_spec(recipe.target_path)))
+    write_run(recipe, weights | {"fc.weight": weights["fc.weight"][:, :-1].contiguous()})
+    link(recipe.head_dir, disk)
+    with pytest.raises(ValueError, match=r"fc\.weight"):
+        export_head(recipe, serve_check=False)
+    assert recipe.head_dir.is_symlink()
+    assert names(disk) == []
+
+
+@pytest.mark.parametrize("linked", ["train", "states", "data"])
+def test_a_link_to_a_disk_that_is_not_mounted_is_named(tmp_path, linked):
+    recipe = small_recipe(tmp_path)
+    directory = recipe.states_dir("train")
+    at = next(path for path in (directory, *directory.parents) if path.name == linked)
+    link(at, tmp_path / "scratch")
+    message = rf"{at} is a link to {tmp_path / 'scratch'}, which does not exist: mount"
+    with pytest.raises(ArtefactError, match=message):
+        provenance.begin(directory, KIND, {})
+    with pytest.raises(ArtefactError, match=message):
+        provenance.require(directory, KIND, "make it")
+
+
+def test_files_of_a_folder_that_was_moved_away_stay_in_the_manifest(tmp_path, disk):
+    provenance.begin(tmp_path / "run", "run", {})
+    link(tmp_path / "run" / "checkpoints", disk)
+    (disk / "weights").write_text("rows")
+    assert list(provenance.finish(tmp_path / "run", {})["files"]) == ["checkpoints/weights"]
+    (disk / "weights").write_text("rowx")
+    assert provenance.verify_files(tmp_path / "run") == ["checkpoints/weights"]
+
+
+def test_retention_deletes_a_link_and_not_what_it_leads_to(tmp_path, disk):
+    (disk / "weights").write_text("rows")
+    link(checkpoint.checkpoint_dir(tmp_path, 4), disk)
+    for step in (8, 12):
+        checkpoint.checkpoint_dir(tmp_path, step).mkdir()
+    checkpoint.retain(tmp_path, 1, checkpoint.TrainState(12, 1, 1, 1.5, 12, 1.5))
+    assert names(tmp_path / "checkpoints") == ["step_00000012"]
+    assert (disk / "weights").read_text() == "rows"

@@ -1,0 +1,111 @@
+"""A target whose branch moved on between two stages, in a hub cache as huggingface_hub lays it out."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from drafthead import provenance
+from drafthead.config import Recipe, load_recipe
+from drafthead.data.responses import KIND as RESPONSES
+from drafthead.evaluation.identity import identity
+from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
+from drafthead.exporting.checkpoint import open_checkpoint
+from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.responses.regenerate import regenerate
+from drafthead.generation.states.state_stores import claim
+from drafthead.models.target import load_target_spec, target_identity
+from drafthead.provenance import ArtefactError
+from drafthead.training.setup import open_inputs
+from tests.exporting.runs import write_run
+from tests.training.conftest import small_recipe, synthetic_store
+
+OLD, NEW = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """A cache with two commits of one model; its main branch and its tag v1 are the older one."""
+    model = tmp_path / "hub" / "models--acme--tiny"
+    for commit in (OLD, NEW):
+        shutil.copytree(load_recipe().target_path, model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    for name in ("main", "v1"):
+        (model / "refs" / name).write_text(OLD)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return model
+
+
+def move_main(hub: Path) -> None:
+    (hub / "refs" / "main").write_text(NEW)
+
+
+def recipe_at(folder: Path, *overrides: str) -> Recipe:
+    return small_recipe(folder / "out", "target.path=acme/tiny", *overrides)
+
+
+def claim_for_target(recipe: Recipe, directory: Path, kind: str) -> None:
+    provenance.begin(directory, kind, {"target": target_identity(recipe, load_target_spec(recipe.target_path))})
+    provenance.finish(directory, {})
+
+
+def both(recipe: Recipe, found: dict) -> str:
+    """The two targets as a message names them."""
+    spec = load_target_spec(recipe.target_path)
+    assert spec.fingerprint != found["fingerprint"]
+    return rf"acme/tiny \(fingerprint {found['fingerprint'][:12]}.*acme/tiny \(fingerprint {spec.fingerprint[:12]}"
+
+
+@pytest.fixture
+def moved(hub, tmp_path) -> tuple[Recipe, str]:
+    """Every artefact was made from the older commit; then main moved."""
+    recipe = recipe_at(tmp_path)
+    make_prompts(recipe)
+    claim_for_target(recipe, recipe.responses_dir("train"), RESPONSES)
+    synthetic_store(recipe, "train", 4, seed=0)
+    synthetic_store(recipe, "validation", 4, seed=1)
+    write_run(recipe)
+    claim_for_target(recipe, recipe.head_dir, "head")
+    found = target_identity(recipe, load_target_spec(recipe.target_path))
+    move_main(hub)
+    return recipe, both(recipe, found)
+
+
+STAGES = {
+    "harvest": lambda recipe: claim(recipe, load_target_spec(recipe.target_path), "train"),
+    "train": open_inputs,
+    "export": lambda recipe: open_checkpoint(recipe, None, load_target_spec(recipe.target_path)),
+    "evaluate": lambda recipe: identity(recipe, Workload([EvalPrompt("p", "chat", [5])], 0), (BASELINE, HEAD)),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_names_both_targets(moved, stage):
+    recipe, targets = moved
+    with pytest.raises(ValueError, match=rf"(?s){targets}"):
+        STAGES[stage](recipe)
+
+
+def test_answers_of_two_commits_do_not_meet_in_one_folder(moved):
+    recipe, _ = moved
+    with pytest.raises(ArtefactError, match=r"responses/train was made from something else:\n  (?s:.*)fingerprint"):
+        regenerate(recipe)
+
+
+def test_the_same_commit_by_another_name_is_the_same_target(hub, tmp_path):
+    recipe = recipe_at(tmp_path)
+    synthetic_store(recipe, "train", 4, seed=0)
+    synthetic_store(recipe, "validation", 4, seed=1)
+    write_run(recipe)
+    move_main(hub)
+    tagged = recipe_at(tmp_path, "target.revision=v1")
+    assert len(open_inputs(tagged).train) == 4
+    open_checkpoint(tagged, None, load_target_spec(tagged.target_path, "v1"))
+
+
+def test_a_revision_that_is_nowhere_is_named(hub, tmp_path):
+    recipe = recipe_at(tmp_path, "target.revision=v9")
+    with pytest.raises(FileNotFoundError, match=r"config\.json of acme/tiny at revision v9 are not in the cache"):
+        load_target_spec(recipe.target_path, recipe.target.revision)
