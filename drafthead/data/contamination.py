@@ -6,8 +6,9 @@ appendix C): shorter runs are common in unrelated English, much longer ones miss
 A text of fewer than 13 words overlaps only its equal.
 
 Runs that many documents share are a template, such as the instruction above every article of a benchmark, and say
-nothing about the document: they are counted, and words of a template make no run with the words beside it. Given up: paraphrases and translations. Words become
-64-bit hashes, so a chance match among 10^8 training and 10^7 held-out runs has a probability of about 10^-4.
+nothing about the document: they are counted, and words of a template make no run with the words beside it. Given up:
+paraphrases and translations. Words become 64-bit hashes, so a chance match among 10^8 training and 10^7 held-out runs
+has a probability of about 10^-4.
 """
 
 import re
