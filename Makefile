@@ -50,7 +50,7 @@ test: install  ## everything, with real vLLM and real DeepSpeed
 soak: install  ## thirty random kills, some of every stage; prints the table of docs/faults.md
 	$(RUN) -m pytest tests -m soak -s
 
-presets: install  ## every published experiment in miniature, against real servers
+presets: install  ## every published experiment in miniature, against real servers; other target families
 	$(RUN) -m pytest tests -m presets
 
 gpu-check: install  ## on a GPU: everything that the documentation calls untested, with a table of what came out

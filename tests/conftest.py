@@ -29,6 +29,8 @@ def pytest_collection_modifyitems(items):
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path.name not in _CHAIN, item.path not in long))
     for item in items:
+        if item.get_closest_marker("presets"):
+            item.add_marker(pytest.mark.timeout(1800))  # the chain before it, or five servers of 48 levels each
         if item.get_closest_marker("requires_gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

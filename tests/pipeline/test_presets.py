@@ -51,7 +51,6 @@ def test_redhat_in_miniature(tiny_run):
 
 
 @pytest.mark.presets
-@pytest.mark.timeout(_PATIENCE_S)
 @pytest.mark.parametrize("preset", [name for name in preset_names() if name != "redhat"])
 def test_every_other_preset_in_miniature(tiny_run, preset):
     printed, runs = _run(tiny_run, preset)
@@ -64,7 +63,6 @@ def test_every_other_preset_in_miniature(tiny_run, preset):
 
 
 @pytest.mark.presets
-@pytest.mark.timeout(_PATIENCE_S)
 def test_a_schedule_of_draft_lengths_beside_fixed_ones(tiny_run):
     """vLLM drafts three tokens for one request and one for several, as the schedule says."""
     settings = (
