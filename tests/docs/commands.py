@@ -7,7 +7,7 @@ one anywhere:
     <!-- not run: needs a GPU -->
     <!-- page not run: needs a GPU and the hub -->
 
-Everything else is run: by a test that RUN_BY names, or by tests/pipeline/test_docs.py.
+Everything else is run: by a test that RUN_BY names, or by tests/pipeline/test_documented_commands.py.
 """
 
 import re
@@ -23,7 +23,7 @@ PAGES = [REPO_ROOT / "README.md", REPO_ROOT / "CONTRIBUTING.md", *sorted((REPO_R
 PROGRAMS = ("python", "make", "accelerate", "pip", "vllm", "hf", "ray", "sbatch", "trtllm-serve", "docker", "git")
 _CHAIN = "tests/pipeline/conftest.py::tiny_run"
 _DATA = "tests/generation/test_estimate.py::test_the_script_runs_neither_model_nor_harvest"
-_SCALE = "tests/generation/test_scale_out.py"
+_SCALE = "tests/generation/test_cluster.py"
 _PRESETS = "tests/pipeline/test_presets.py"
 # Script and flags -> the test that runs exactly them. `make check` and its like run the suite itself.
 RUN_BY = {

@@ -32,8 +32,8 @@ from drafthead.provenance import ArtefactError, begin, read_json
 from drafthead.serving.capture.capturing import CapturingEngine, capturing_engine
 from drafthead.training.setup import open_inputs
 from tests.generation.conftest import SMALL
+from tests.generation.test_cluster import ENVIRONMENT
 from tests.generation.test_harvest import copy_of
-from tests.generation.test_scale_out import ENVIRONMENT
 from tests.generation.test_turns import chat_recipe
 
 pytestmark = pytest.mark.slow
