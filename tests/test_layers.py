@@ -1,13 +1,13 @@
 """The import rule: recipes, then stages that never import each other, then down to the foundations."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from drafthead.config import REPO_ROOT
+from tests.scripts import run_python
 
 PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {"config", "provenance", "files", "processes", "made_by", "space", "progress", "cli", "stage_plan"}
@@ -86,7 +86,7 @@ def test_lower_layers_import_without_engines(layers, absent):
     ]
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in absent)
     program = f"import sys; {blocked}import importlib; [importlib.import_module(m) for m in {modules!r}]"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = run_python("-c", program)
     assert result.returncode == 0, result.stderr
 
 

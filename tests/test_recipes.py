@@ -27,15 +27,13 @@ RECIPES = sorted(path.stem for path in (REPO_ROOT / "configs").glob("*.yaml") if
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
+def hub(hub_cache):
     """A hub cache that holds config.json of every target, as a download would leave it."""
     for source in TARGETS.iterdir():
-        repository = tmp_path / f"models--{source.name}"
+        repository = hub_cache / f"models--{source.name}"
         shutil.copytree(source, repository / "snapshots" / ("0" * 40))
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text("0" * 40)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def shape_of(recipe: Recipe) -> DraftShape:
@@ -127,9 +125,7 @@ def test_a_rate_of_ones_own_replaces_an_assumed_one(hub, tmp_path):
     assert train.hours == pytest.approx(360 * 2000 * recipe.train.epochs / 1000 / 3600)
 
 
-def test_without_config_json_the_message_says_what_to_download(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+def test_without_config_json_the_message_says_what_to_download(tmp_path, hub_cache):
     recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml", [f"output_dir={tmp_path}"])
     with pytest.raises(FileNotFoundError, match=r"run `hf download openai/gpt-oss-120b config\.json`"):
         all_stages(recipe, Assumed(), dict.fromkeys(RATE_STAGES))

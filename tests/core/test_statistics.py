@@ -21,7 +21,7 @@ def test_acceptance_is_a_ratio_of_sums():
     assert acceptance_rate([30, 3], accepted) == pytest.approx(13 / 33)
 
 
-def test_acceptance_by_position():
+def test_acceptance_by_position_is_unconditional_and_conditional():
     # 10 drafts of three: position 0 kept 8 times, 1 kept 4 times, 2 kept once.
     result = acceptance_by_position([4, 6], [[3, 1, 0], [5, 3, 1]])
     np.testing.assert_allclose(result.unconditional, [0.8, 0.4, 0.1])

@@ -14,7 +14,9 @@ from drafthead.data.spooled import SpooledStates
 from drafthead.data.store import write_shard
 from drafthead.data.windows import Window, whole
 from drafthead.provenance import ArtefactError
-from tests.data.test_store import sequence
+from tests.artefacts import response
+from tests.data.sequences import sequence
+from tests.data.spools import planned
 
 
 def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:
@@ -24,12 +26,6 @@ def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:
 def write(spool: Spool, *indices: int) -> None:
     for index in indices:
         spool.path(index).touch()
-
-
-def response(name: str, prompt: int, answer: int, after: int = 0) -> Response:
-    ids = list(range(prompt + answer + after))
-    parts = ids[:prompt], ids[prompt : prompt + answer], ids[prompt + answer :]
-    return Response(name, "chat", *parts, "text", "stop", 0.0, "low", 0)
 
 
 def texts_in(directory, responses: list[Response], per_part: int) -> Texts:
@@ -141,7 +137,7 @@ def test_any_interleaving_stays_bounded_and_ends(tmp_path_factory, capacity, num
     assert spool.demand().done
 
 
-def test_texts_are_read_in_parts(tmp_path):
+def test_texts_of_several_parts_are_read_as_one(tmp_path):
     wanted = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2), response("d", 1, 1), response("e", 2, 2)]
     texts = texts_in(tmp_path, wanted, per_part=2)
     assert texts.ids == list("abcde")
@@ -218,15 +214,3 @@ def test_group_0_keeps_the_order_that_runs_had_before_there_were_groups():
         assert old.permutation(100).tolist() == new.permutation(100).tolist()
 
 
-class _Names:
-    """As many texts as asked for; the plan reads no more of them than their number."""
-
-    def __init__(self, count: int):
-        self.ids = [str(i) for i in range(count)]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def planned(count: int, capacity: int, size: int, epochs: int) -> SpooledStates:
-    return SpooledStates(Spool(None, capacity, -(-count // size), epochs), _Names(count), size, [1])

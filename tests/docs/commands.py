@@ -38,10 +38,10 @@ RUN_BY = {
     "train/eagle3.py": _CHAIN,
     "export/head.py": _CHAIN,
     "eval/acceptance.py": "tests/pipeline/test_chain.py::_lengths",
-    "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_in_miniature",
+    "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_runs_in_miniature",
     "eval/serving.py": "tests/faults/stages.py::command",
-    "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_beside_fixed_ones",
-    "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_before_any_head",
+    "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones",
+    "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_is_made_before_any_head",
     "vllm.entrypoints.openai.api_server": f"{_PRESETS}::test_the_speculators_layout_needs_no_target_named",
 }
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```|((?:^ {4}[^\n]*\n(?:\n(?= {4}))?)+)", re.MULTILINE | re.DOTALL)

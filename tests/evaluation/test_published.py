@@ -10,7 +10,8 @@ from drafthead.evaluation.published.figures import Figure, Printed, published
 from drafthead.evaluation.reporting.decision_tables import published_table
 from drafthead.evaluation.results.levels import summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving
-from tests.evaluation.rows import tiny_recipe, write_results
+from tests.evaluation.rows import write_results
+from tests.recipes import tiny_recipe
 
 
 def _comparison(workload, gpus=1, statistic="geomean"):
@@ -30,7 +31,7 @@ def _comparison(workload, gpus=1, statistic="geomean"):
         ("swe-bench", 1, "e2e_p50_s", 18.94),
     ],
 )
-def test_changes_by_one_sign_convention(workload, gpus, measure, percent):
+def test_a_published_change_is_positive_when_it_is_better(workload, gpus, measure, percent):
     assert 100 * _comparison(workload, gpus).of(measure).change == pytest.approx(percent, abs=0.01)
 
 
@@ -51,7 +52,7 @@ def test_both_arms_saw_the_same_prompts():
 
 
 @pytest.mark.parametrize("arm", ["baseline", "head"])
-def test_published_cost_per_million(arm):
+def test_the_cost_per_million_is_the_printed_one(arm):
     peak = _comparison("swe-bench", statistic="peak")
     printed = getattr(peak.of("cost_per_million"), arm)
     node = published().posts["redhat"]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from drafthead.evaluation.decision.cost_fit import fit
 from drafthead.evaluation.decision.worth import (
     CAN,
     CANNOT,
@@ -21,8 +22,9 @@ from drafthead.exporting.untrained import write_untrained
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_target_spec
 from drafthead.provenance import ArtefactError, read_json, verify_files
-from tests.evaluation.rows import tiny_recipe, write_results
-from tests.evaluation.test_cost_model import Machine, dense, fit
+from tests.evaluation.machine import Machine, dense
+from tests.evaluation.rows import write_results
+from tests.recipes import tiny_recipe
 
 SHARES = {1: 0.5, 50: 0.5}
 
@@ -57,7 +59,7 @@ def test_more_acceptance_is_worth_more_and_drafting_is_never_forced(model):
     assert strong.loads[1][0] >= strong.loads[50][0]
 
 
-def test_the_verdict_on_training(model):
+def test_training_is_judged_by_speed_and_by_what_it_earns(model):
     weak, middle, strong = (worth(model, length, 3, SHARES, 256) for length in (1.05, 1.6, 2.7))
     assert judge_training(model, [strong], 1000)[0] == CAN
     assert judge_training(model, [weak, strong], 1000)[0] == DEPENDS
@@ -71,7 +73,7 @@ def test_the_verdict_on_training(model):
     assert judge_training(model, [strong], 1000, dear)[0] == CANNOT
 
 
-def test_a_plan_from_an_earlier_head(tmp_path):
+def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     recipe = tiny_recipe(tmp_path)
     with pytest.raises(ArtefactError, match=r"no measurement to plan from .* run: python eval/plan.py"):
         rows_to_plan_from(recipe)

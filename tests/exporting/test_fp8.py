@@ -15,8 +15,7 @@ from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_target_spec
 from drafthead.provenance import read_json
 from tests.exporting.runs import random_weights, recipe_at, write_run
-from tests.exporting.test_vllm_logits import TOKENS, our_logits
-from tests.exporting.vllm_model import VllmDraft, one_rank, two_steps
+from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps
 
 FP8 = torch.float8_e4m3fn
 PROJECTIONS = {

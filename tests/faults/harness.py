@@ -24,16 +24,12 @@ import psutil
 
 from drafthead.config import REPO_ROOT
 from tests.faults.stages import Stage
+from tests.scripts import environment
 
 Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
 LOOK_EVERY = 0.004  # seconds: a file of the embedded target is on its way for about as long as that
 PATIENCE = 60.0  # seconds for what must end by itself
-# Threads that spin for one another would starve whatever runs beside them.
-ENVIRONMENT = {
-    **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(REPO_ROOT),
-    "WANDB_MODE": "offline",
-}  # fmt: skip
 _HELPERS = ("resource_tracker", "git")  # whose death nobody has to notice
 
 
@@ -143,7 +139,7 @@ def started(stage: Stage, root: Path, *overrides: str) -> Iterator[psutil.Popen]
     """A stage in a process group of its own. Whatever happens, nothing of it is left when the block ends."""
     with (root / f"{stage.name}.log").open("w") as log:
         process = psutil.Popen(
-            stage.command(root, *overrides), cwd=REPO_ROOT, env=ENVIRONMENT, start_new_session=True,
+            stage.command(root, *overrides), cwd=REPO_ROOT, env=environment(), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
     try:

@@ -10,8 +10,8 @@ from drafthead.generation.responses import regenerate as stage
 from drafthead.serving import remote
 from drafthead.serving.load import LoadRequest, warm_up
 from drafthead.serving.server import Server, ServerError
-from tests.generation.conftest import small_recipe
-from tests.serving.test_remote import honest_reply, serving
+from tests.generation.small import small_recipe
+from tests.serving.little_server import honest_reply, serving
 
 NOBODY = "http://127.0.0.1:9"
 

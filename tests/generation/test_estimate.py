@@ -1,14 +1,9 @@
 """The dry run: exact once the responses exist, an upper bound before, and no rate that nobody measured."""
 
-import subprocess
-import sys
-
 import pytest
+import torch
 
-from drafthead import provenance
 from drafthead.config import REPO_ROOT
-from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import Response, part_path, write_part
 from drafthead.generation.plans.estimate import estimate, harvest_plan, print_estimate
 from drafthead.generation.plans.texts import Text
 from drafthead.generation.prompts.splits import make_prompts
@@ -16,38 +11,31 @@ from drafthead.models.target import load_target_spec
 from drafthead.serving.capture.shard_writer import ShardSlot
 from drafthead.serving.rates import MEASURED
 from drafthead.stage_plan import Assumed
-from tests.generation.conftest import small_recipe
-from tests.serving.test_connector import writer_of
+from tests.artefacts import response, write_response_artefact
+from tests.generation.small import small_recipe
+from tests.scripts import run_python
+from tests.serving.slots import writer_of
 
 
 def with_responses(tmp_path, *overrides: str, lengths=((5, 3, 0), (7, 0, 0), (1, 4, 2))):
     """A recipe with responses of these lengths (prompt, response, continuation) in both splits."""
     recipe = small_recipe(tmp_path, *overrides)
     for split in ("train", "validation"):
-        directory = recipe.responses_dir(split)
-        provenance.begin(directory, RESPONSES, {})
-        responses = [
-            Response(str(i), "chat", [1] * p, [2] * r, [3] * c, "", "stop", 0.0, "low", 0)
-            for i, (p, r, c) in enumerate(lengths)
-        ]
-        write_part(part_path(directory, 0), responses)
-        provenance.finish(directory, {})
+        write_response_artefact(recipe.responses_dir(split), [response(str(i), *n) for i, n in enumerate(lengths)])
     return recipe
 
 
 def test_rows_are_those_that_the_store_keeps(tmp_path):
-    import torch
-
-    for prompt, response, after in ((5, 3, 0), (7, 0, 0), (1, 4, 2), (0, 3, 1)):
-        writer, text = writer_of(2), Text(prompt, response, after)
-        writer.add(ShardSlot(str(tmp_path), 0, 0, 2, "x", prompt, response), torch.zeros(text.tokens), torch.randn(
-            text.tokens, 2, 4))  # fmt: skip
+    for prompt, answer, after in ((5, 3, 0), (7, 0, 0), (1, 4, 2), (0, 3, 1)):
+        writer, text = writer_of(2), Text(prompt, answer, after)
+        rows = torch.randn(text.tokens, 2, 4)
+        writer.add(ShardSlot(str(tmp_path), 0, 0, 2, "x", prompt, answer), torch.zeros(text.tokens), rows)
         (held,) = writer._pending.values()
         assert len(held[0].result().argmax) == text.rows
         writer.close()
 
 
-def test_the_numbers_by_hand(tmp_path):
+def test_tokens_and_bytes_are_those_counted_by_hand(tmp_path):
     # 8 + 7 + 7 tokens and 5 + 0 + 7 rows; three taps of 192 in bf16, id and mask; last_hidden, argmax, lse per row
     (train, validation) = estimate(with_responses(tmp_path))
     assert (train.exact, train.sequences, train.tokens, train.passes) == (True, 3, 22, 1)
@@ -160,8 +148,7 @@ def test_measured_rates_name_their_run():
 )
 def test_the_script_runs_neither_model_nor_harvest(tmp_path, flag, code, said):
     recipe = with_responses(tmp_path)
-    command = [sys.executable, "data_gen/harvest.py", flag, f"output_dir={tmp_path}"]
-    result = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, check=False)
+    result = run_python("data_gen/harvest.py", flag, f"output_dir={tmp_path}")
     assert result.returncode == code, result.stderr
     assert said in result.stdout
     assert not recipe.states_dir("train").exists()

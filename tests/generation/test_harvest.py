@@ -15,13 +15,7 @@ from drafthead.generation.states import harvest as stage
 from drafthead.generation.states.shard_jobs import list_jobs
 from drafthead.generation.states.state_stores import argmax_agreement
 from drafthead.provenance import ArtefactError, read_json
-
-
-def copy_of(recipe: Recipe, directory: Path, **states: object) -> Recipe:
-    """The same recipe, with other states settings, over a copy of its artefacts."""
-    shutil.copytree(recipe.directory(), directory)
-    settings = recipe.states.model_copy(update=states)
-    return recipe.model_copy(update={"output_dir": str(directory), "states": settings})
+from tests.generation.small import copy_of, never, small_recipe
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +25,8 @@ def harvested(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> 
     return recipe
 
 
-def no_model(*args: object) -> None:
-    raise AssertionError("a model was loaded although nothing is missing")
-
-
 @pytest.mark.slow
-def test_sequences_masks_and_counts(harvested: Recipe):
+def test_stores_hold_the_responses_with_their_masks_and_say_how_many(harvested: Recipe):
     for split in stage.SPLITS:
         responses, states = read_responses(harvested.responses_dir(split)), StateStore(harvested.states_dir(split))
         assert len(states) == len(responses)
@@ -85,11 +75,11 @@ def test_a_lost_shard_comes_back_byte_for_byte(harvested: Recipe, tmp_path: Path
     assert lost.read_bytes() == before
     assert (directory / "shard-00000.safetensors").stat().st_mtime_ns == kept
     assert not list(directory.glob(".*.tmp"))
-    stage.harvest(recipe, run=no_model)  # complete: nothing to do
+    stage.harvest(recipe, run=never)  # complete: nothing to do
 
 
 @pytest.mark.slow
-def test_mismatches_are_refused(harvested: Recipe, tmp_path: Path):
+def test_other_taps_and_another_targets_text_are_refused(harvested: Recipe, tmp_path: Path):
     taps = harvested.target.model_copy(update={"tap_ids": (1, 2, 3)})
     with pytest.raises(ArtefactError, match=r"tap_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
         stage.harvest(harvested.model_copy(update={"target": taps}))
@@ -103,7 +93,7 @@ def test_mismatches_are_refused(harvested: Recipe, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_texts_longer_than_the_engine_and_foreign_shards(harvested: Recipe, tmp_path: Path):
+def test_texts_longer_than_the_engine_and_foreign_shards_are_refused(harvested: Recipe, tmp_path: Path):
     engine = harvested.engine.model_copy(update={"max_model_len": 64})
     with pytest.raises(ValueError, match=r"max_model_len 64 allows 63; set it to"):
         list_jobs(harvested.model_copy(update={"engine": engine}), "train")
@@ -133,7 +123,5 @@ def test_states_that_do_not_lead_to_the_text_are_refused(harvested: Recipe, tmp_
 
 
 def test_responses_are_required(tmp_path: Path):
-    from tests.generation.conftest import small_recipe
-
     with pytest.raises(ArtefactError, match=r"does not exist; run: python data_gen/regenerate\.py"):
         stage.harvest(small_recipe(tmp_path))

@@ -15,7 +15,8 @@ from drafthead.generation.states import harvest as stage
 from drafthead.generation.states.inspect_states import print_verification
 from drafthead.models.target import TargetHead
 from drafthead.provenance import ArtefactError, read_json
-from tests.generation.test_harvest import copy_of
+from tests.damage import flip_bit
+from tests.generation.small import copy_of
 
 pytestmark = pytest.mark.slow
 
@@ -120,9 +121,7 @@ def test_the_dry_run_foretells_the_bytes_and_verification_finds_them_whole(store
 def test_verification_names_a_changed_shard(stores, tmp_path: Path, capsys):
     recipe = copy_of(stores["transformers", "fp8"], tmp_path / "changed")
     path = shard_path(recipe.states_dir("train"), 1)
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 8
-    path.write_bytes(content)
+    flip_bit(path)
     assert not print_verification(recipe)
     said = capsys.readouterr().out
     assert "shard-00001.safetensors has another SHA-256" in said

@@ -15,8 +15,7 @@ from drafthead.generation.prompts.mix import Mix, locate_sources, make_mix
 from drafthead.generation.prompts.report import describe, print_prompts, report_prompts
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.provenance import ArtefactError
-from tests.generation.published_rows import PUBLISHED
-from tests.generation.test_sources import write
+from tests.generation.published_rows import PUBLISHED, write_rows
 
 LONG = "this question has well over thirteen words in it so that copies of it are an overlap number"
 
@@ -24,7 +23,7 @@ LONG = "this question has well over thirteen words in it so that copies of it ar
 def questions(folder: Path, name: str, count: int, categories: tuple[str, ...] = ("all",)) -> str:
     """A file of different questions; path for a recipe."""
     rows = [{"prompt": f"{name} asks {i}", "category": categories[i % len(categories)]} for i in range(count)]
-    return str(write(folder / f"{name}.jsonl", rows))
+    return str(write_rows(folder / f"{name}.jsonl", rows))
 
 
 def mixed(*sources: dict[str, Any], **settings: Any) -> Mix:
@@ -36,7 +35,7 @@ def by(prompts: list[Prompt], key: str) -> Counter[str]:
     return Counter(getattr(p, key) for p in prompts)
 
 
-def test_counts_per_source_and_category(tmp_path):
+def test_counts_are_kept_per_source_and_category(tmp_path):
     a = {"name": "a", "path": questions(tmp_path, "a", 200, ("x", "y", "z")), "categories": {"x": 20, "y": 10}}
     b = {"name": "b", "path": questions(tmp_path, "b", 300), "train": 40, "heldout": 5}
     mix = mixed(a, b)
@@ -46,7 +45,7 @@ def test_counts_per_source_and_category(tmp_path):
     assert not mix.notes
 
 
-def test_weights_per_source_and_category(tmp_path):
+def test_weights_hold_per_source_and_category(tmp_path):
     a = {"name": "a", "path": questions(tmp_path, "a", 300, ("x", "y")), "weight": 3, "categories": {"x": 4, "y": 1}}
     b = {"name": "b", "path": questions(tmp_path, "b", 300), "weight": 1, "heldout": 5}
     mix = mixed(a, b, max_train=99)
@@ -86,7 +85,7 @@ def test_a_document_stays_on_one_side_whatever_is_asked(tmp_path):
         }
         for i in range(60)
     ]
-    a = {"name": "sharegpt", "path": str(write(tmp_path / "s.json", chats)), "turns": "all", "heldout_share": 0.3}
+    a = {"name": "sharegpt", "path": str(write_rows(tmp_path / "s.json", chats)), "turns": "all", "heldout_share": 0.3}
     sides: dict[str, set[str]] = {"train": set(), "heldout": set()}
     for heldout in (1, 20, 1000):
         mix = mixed({**a, "train": 1000, "heldout": heldout})
@@ -99,8 +98,8 @@ def test_a_document_stays_on_one_side_whatever_is_asked(tmp_path):
 
 
 def test_duplicates_count_once_and_held_out_wins(tmp_path):
-    held = str(write(tmp_path / "held.jsonl", [{"prompt": "Same  Question"}, {"prompt": "other"}]))
-    train = str(write(tmp_path / "t.jsonl", [{"prompt": t} for t in ("same question", "mine", "MINE", "yours")]))
+    held = str(write_rows(tmp_path / "held.jsonl", [{"prompt": "Same  Question"}, {"prompt": "other"}]))
+    train = str(write_rows(tmp_path / "t.jsonl", [{"prompt": t} for t in ("same question", "mine", "MINE", "yours")]))
     mix = mixed(
         {"name": "t", "path": train, "train": 10, "heldout_share": 1e-9},
         {"name": "h", "path": held, "heldout": 2, "heldout_share": 1},
@@ -115,8 +114,8 @@ def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
     wrapped = f"Please help me. {bench[7]['turns'][0].upper()}!"
     train = [{"prompt": wrapped}, *({"prompt": f"harmless {i}"} for i in range(30))]
     sources = (
-        {"name": "t", "path": str(write(tmp_path / "t.jsonl", train)), "train": 100, "heldout_share": 1e-9},
-        {"name": "mt-bench", "path": str(write(tmp_path / "b.jsonl", bench[:10]))},  # a guard: nothing is drawn of it
+        {"name": "t", "path": str(write_rows(tmp_path / "t.jsonl", train)), "train": 100, "heldout_share": 1e-9},
+        {"name": "mt-bench", "path": str(write_rows(tmp_path / "b.jsonl", bench[:10]))},  # a guard: none is drawn
         {"name": "t2", "path": questions(tmp_path, "t2", 50), "heldout": 2, "heldout_share": 0.3},
     )
     mix = mixed(*sources)
@@ -144,7 +143,7 @@ def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
 )
 def test_what_a_source_cannot_give_is_an_error(source, message, tmp_path):
     published = PUBLISHED[source["name"]]
-    path = write(tmp_path / f"rows{published.extension}", published.rows)
+    path = write_rows(tmp_path / f"rows{published.extension}", published.rows)
     with pytest.raises(ValueError, match=message):
         mixed({**source, "path": str(path)})
 
@@ -176,11 +175,11 @@ def standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_in: Callabl
     issue = PUBLISHED["swe-bench"].rows[0]
     issues = [{**issue, "repo": f"r{i % 8}", "problem_statement": f"issue {i}"} for i in range(80)]
     folders = {
-        "sharegpt": write(tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json", chats),
-        "mlperf-gpt-oss": write(tmp_path / "m" / "perf" / "perf_eval_ref.parquet", long),
-        "swe-bench": write(tmp_path / "w" / "data" / "train-0.parquet", issues[:40]),
+        "sharegpt": write_rows(tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json", chats),
+        "mlperf-gpt-oss": write_rows(tmp_path / "m" / "perf" / "perf_eval_ref.parquet", long),
+        "swe-bench": write_rows(tmp_path / "w" / "data" / "train-0.parquet", issues[:40]),
     }
-    write(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[40:]])
+    write_rows(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[40:]])
     paths = {"sharegpt": "s", "mlperf-gpt-oss": "m", "swe-bench": "w"}
     assert set(paths) == set(folders)
     preset = tuple(

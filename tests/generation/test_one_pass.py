@@ -31,10 +31,9 @@ from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, read_json
 from drafthead.serving.capture.capturing import CapturingEngine, capturing_engine
 from drafthead.training.setup import open_inputs
-from tests.generation.conftest import SMALL
-from tests.generation.test_cluster import ENVIRONMENT
-from tests.generation.test_harvest import copy_of
-from tests.generation.test_turns import chat_recipe
+from tests.generation.chats import chat_recipe
+from tests.generation.small import SMALL, copy_of, never
+from tests.scripts import environment
 
 pytestmark = pytest.mark.slow
 
@@ -68,10 +67,6 @@ def answer(recipe: Recipe, engine: CapturingEngine) -> None:
     answerer.finish()
     for split in SPLITS:
         stage.finish_split(recipe, split)
-
-
-def no_engine(*args: object) -> None:
-    raise AssertionError("states were captured, and yet an engine was to harvest them")
 
 
 @contextmanager
@@ -108,7 +103,7 @@ def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
     stage.regenerate(chats)
     with harvester_of(single) as run:
         for each in found.values():
-            harvest(each.one, run=no_engine)
+            harvest(each.one, run=never)
             harvest(each.two, run=run)
     return found
 
@@ -180,7 +175,7 @@ def test_a_killed_pass_is_resumed(passes: dict[str, Passes], tmp_path: Path):
     command = [sys.executable, "data_gen/regenerate.py", f"output_dir={tmp_path}", *SMALL]
     command += ["states.sequences_per_shard=2", "states.one_pass=true"]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=REPO_ROOT, env=environment(), stdout=log, stderr=log)
     waiting = waiting_room(one, "train") / "part-00000"
     while not list(waiting.glob("shard-*")):
         assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]

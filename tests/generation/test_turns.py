@@ -28,25 +28,9 @@ from drafthead.progress import progress_bar
 from drafthead.provenance import begin, read_json
 from drafthead.serving.remote import KEY_VARIABLE
 from drafthead.serving.server_process import running_server
-from tests.generation.chats import write_chats
-from tests.generation.conftest import small_recipe
+from tests.generation.chats import chat_recipe
 
 pytestmark = pytest.mark.slow
-
-
-def chat_recipe(folder: Path, *overrides: str) -> Recipe:
-    """Five chats of one to three questions; room for most answers of the embedded target."""
-    path = write_chats(folder / "chats.jsonl")
-    return small_recipe(
-        folder,
-        *(f"prompts.path={path}", "prompts.max_train=null", "prompts.validation=1", "responses.max_tokens=160"),
-        *(
-            "responses.temperature=0.0",
-            "responses.reasoning_efforts=[high]",
-            "responses.prompts_per_part=3",
-            *overrides,
-        ),
-    )
 
 
 @pytest.fixture(scope="module")

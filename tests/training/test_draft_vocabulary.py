@@ -7,15 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead import provenance
 from drafthead.config import load_recipe
 from drafthead.core.vocabulary import coverage
-from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import Response, part_path, write_part
 from drafthead.exporting.head import export_head
 from drafthead.models.special_tokens import special_tokens
 from drafthead.models.target import load_target_spec
 from drafthead.training.setup import draft_vocabulary, open_inputs, survey
+from tests.artefacts import response, write_response_artefact
 from tests.training import launching
 
 BY_COVERAGE = ("head.draft_vocab_size=0", "head.coverage=0.9")
@@ -97,8 +95,6 @@ def test_a_run_by_coverage_trains_reports_and_exports(fresh_recipe):
 
 def with_categories(recipe) -> None:
     """Responses that say which category each training sequence belongs to."""
-    directory, names = recipe.responses_dir("train"), open_inputs(recipe).train.ids
-    provenance.begin(directory, RESPONSES, {})
-    kinds = [Response(n, ("chat", "code")[i % 2], [], [], [], "", "stop", 0, "low", 0) for i, n in enumerate(names)]
-    write_part(part_path(directory, 0), kinds)
-    provenance.finish(directory, {})
+    names = enumerate(open_inputs(recipe).train.ids)
+    given = [response(name, 0, 0, category=("chat", "code")[i % 2]) for i, name in names]
+    write_response_artefact(recipe.responses_dir("train"), given)

@@ -21,7 +21,7 @@ def resumes_exactly(recipe, *options: str, ranks: int) -> None:
 
 
 @pytest.mark.slow
-def test_muon_on_two_ranks_with_tensorboard(fresh_recipe):
+def test_muon_on_two_ranks_with_tensorboard_learns_and_resumes(fresh_recipe):
     recipe, options = fresh_recipe(), ("train.optimizer=muon", "train.zero_stage=2", "train.batches_per_step=2")
     options = (*options, "train.tracker=tensorboard", "train.keep_checkpoints=3")
     run(recipe, *options, ranks=2)
@@ -38,7 +38,7 @@ def test_muon_on_two_ranks_with_tensorboard(fresh_recipe):
 
 
 @pytest.mark.slow
-def test_bfloat16_with_averaged_weights_and_wandb(fresh_recipe, monkeypatch):
+def test_bfloat16_with_averaged_weights_and_wandb_learns_and_resumes(fresh_recipe, monkeypatch):
     set_secrets(monkeypatch)
     recipe = fresh_recipe()
     options = ("train.precision=bf16", "train.ema_decay=0.9", "train.tracker=wandb", "train.batches_per_step=2")

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from drafthead import provenance
 from drafthead.exporting.head import export_head
-from tests.training.conftest import small_recipe
 from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
+from tests.training.synthetic import small_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_a_finished_run_is_not_repeated(finished):
     assert "is complete; nothing to do" in run(finished)
 
 
-def test_the_finished_run_exports(finished):
+def test_the_finished_run_can_be_exported(finished):
     directory = export_head(finished, serve_check=False)  # the texts are made up: nothing to serve
     weights, config = load_file(directory / "model.safetensors"), json.loads((directory / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 8]

@@ -13,7 +13,6 @@ from drafthead.config import Recipe
 from drafthead.core.alignment import valid_positions
 from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data.packing import pack, plan_stream
-from drafthead.data.prompts import write_prompts
 from drafthead.data.trained_on import known_before
 from drafthead.exporting.card import write_card
 from drafthead.exporting.head import export_head
@@ -24,10 +23,10 @@ from drafthead.provenance import read_json
 from drafthead.training.objective import TTTObjective, score, step_weights
 from drafthead.training.setup import frozen_target, open_inputs, survey
 from drafthead.training.start import find_start, keep_start, started_model
+from tests.artefacts import ask, write_prompt_artefact
 from tests.exporting.runs import random_weights, write_run
-from tests.exporting.test_lineage import ask
-from tests.training.conftest import small_recipe
 from tests.training.launching import entries, forget_after, losses, run
+from tests.training.synthetic import small_recipe
 
 CPU = torch.device("cpu")
 
@@ -190,11 +189,7 @@ def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
     prompts = ancestor.directory("own", "data", "x")  # beside the shared data, which is linked
     recipe = started(ancestor, f"output_dir={prompts.parents[1]}")
     shutil.copytree(ancestor.run_dir, recipe.directory("runs", "other"))
-    folder = recipe.directory("data", "other", "prompts")
-    provenance.begin(folder, "prompts", {})
-    for split in ("train", "validation"):
-        write_prompts(folder / f"{split}.parquet", [ask(split)])
-    provenance.finish(folder, {})
+    write_prompt_artefact(recipe.model_copy(update={"name": "other"}))
     start = find_start(recipe, load_target_spec(recipe.target_path))
     assert not provenance.begin(recipe.run_dir, "run", start.identity)
     keep_start(recipe, start)
