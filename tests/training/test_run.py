@@ -1,6 +1,7 @@
 """Training through `accelerate launch` with real DeepSpeed: what a run leaves behind, and what it refuses."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -33,6 +34,7 @@ def test_a_run_learns_and_says_so(finished):
     assert len(checkpoints(finished.run_dir)) <= 3  # two newest and the best
     # Every step carries the newest replay: length and joint prefix acceptance at the K to be served.
     replayed = {v["step"]: v for v in validations}
+    assert replayed.keys() & {e["step"] for e in steps[:-1]}
     for before, after in pairwise(steps):
         if before["step"] in replayed:
             assert after["acceptance_length"] == replayed[before["step"]]["acceptance_length"]
@@ -54,9 +56,9 @@ def test_the_finished_run_can_be_exported(finished):
     assert {str(t.dtype) for n, t in weights.items() if n not in ("d2t", "t2d")} == {"torch.bfloat16"}
 
 
-def test_a_damaged_checkpoint_is_passed_over(fresh_recipe):
+def test_a_damaged_checkpoint_is_passed_over(finished, fresh_recipe):
     recipe = fresh_recipe()
-    run(recipe)
+    shutil.copytree(finished.run_dir, recipe.run_dir)  # other tests look at the finished one
     before = losses(recipe.run_dir)
     newest = checkpoints(recipe.run_dir)[-1]
     forget_after(recipe.run_dir, int(newest.name.removeprefix("step_")))
@@ -85,7 +87,8 @@ def test_ranks_that_do_not_divide_a_step_are_refused(fresh_recipe):
 
 
 def test_another_configuration_does_not_overwrite_a_run(finished):
+    before = {path: path.stat().st_mtime_ns for path in finished.run_dir.rglob("*")}
     result = launch(finished, "train.learning_rate=0.5")
     assert result.returncode != 0
     assert "train.learning_rate: found 0.003, wanted 0.5" in result.stderr
-    assert losses(finished.run_dir)
+    assert {path: path.stat().st_mtime_ns for path in finished.run_dir.rglob("*")} == before
