@@ -1,6 +1,8 @@
 """Python in processes of its own: the project's scripts as a user starts them, and pieces of code."""
 
+import contextlib
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -45,6 +47,21 @@ def run_ok(*arguments: str, timeout_s: float = 600, **variables: str) -> str:
     result = run_python(*arguments, timeout_s=timeout_s, **variables)
     assert result.returncode == 0, f"{arguments}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
     return result.stdout
+
+
+def run_here(script: str, *arguments: str) -> int:
+    """Run a script in this process, where torch is loaded already; returns what it ends with. Never what starts n-gram
+    drafting, which leaves a process unable to start a further engine.
+    """
+    before, sys.argv = sys.argv, [script, *arguments]
+    try:
+        with contextlib.chdir(REPO_ROOT):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.argv = before
+    return 0
 
 
 def free_port() -> int:

@@ -9,10 +9,8 @@ an engine's process: the main process must then end by itself).
 import contextlib
 import os
 import random
-import runpy
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +22,7 @@ import psutil
 
 from drafthead.config import REPO_ROOT
 from tests.faults.stages import Stage
-from tests.scripts import environment
+from tests.scripts import environment, run_here
 
 Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
@@ -104,7 +102,7 @@ def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = Fals
     thread.start()
     try:
         if here:
-            _run_here(stage.command(root, *overrides)[1:])
+            assert run_here(*stage.command(root, *overrides)[1:]) == 0
         else:
             finish(stage, root, *overrides)
     finally:
@@ -114,15 +112,6 @@ def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = Fals
     watch.look()
     first = watch.first or seconds
     return Undisturbed(stage.payload(root), seconds, first, len(watch.new), len(watch.temporary))
-
-
-def _run_here(arguments: list[str]) -> None:
-    before = sys.argv
-    sys.argv = arguments
-    try:
-        runpy.run_path(str(REPO_ROOT / arguments[0]), run_name="__main__")
-    finally:
-        sys.argv = before
 
 
 def finish(stage: Stage, root: Path, *overrides: str) -> float:

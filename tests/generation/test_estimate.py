@@ -12,7 +12,7 @@ from drafthead.serving.rates import MEASURED
 from drafthead.stage_plan import Assumed
 from tests.artefacts import response, write_response_artefact
 from tests.generation.small import small_recipe
-from tests.scripts import run_python
+from tests.scripts import run_here
 from tests.serving.slots import writer_of
 
 
@@ -128,11 +128,10 @@ def test_what_is_assumed_is_positive(options):
 @pytest.mark.parametrize(
     ("flag", "code", "said"), [("--dry-run", 0, "3 sequences, 22 tokens"), ("--verify", 1, "train")]
 )
-def test_the_script_runs_neither_model_nor_harvest(tmp_path, flag, code, said):
+def test_the_script_runs_neither_model_nor_harvest(tmp_path, capsys, flag, code, said):
     recipe = with_responses(tmp_path)
-    result = run_python("data_gen/harvest.py", flag, f"output_dir={tmp_path}")
-    assert result.returncode == code, result.stderr
-    assert said in result.stdout
+    assert run_here("data_gen/harvest.py", flag, f"output_dir={tmp_path}") == code
+    assert said in capsys.readouterr().out
     assert not recipe.states_dir("train").exists()
 
 

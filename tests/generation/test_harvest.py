@@ -170,16 +170,23 @@ def test_a_store_of_the_first_layout_is_refused(stores, tmp_path: Path):
 
 @pytest.mark.parametrize("split", stage.SPLITS)
 def test_both_backends_agree(stores, split):
-    """bf16 rounding in another order: states within 5 %, log-sum-exps within it, and nearly every argmax."""
+    """bf16 rounding in another order: states within 5 %."""
     ours, theirs = (StateStore(stores[b, "bf16"].states_dir(split)) for b in ("vllm", "transformers"))
-    agreed = total = 0
     for i in range(len(ours)):
         assert ours[i].first_row == theirs[i].first_row > 0
-        for tap in ours.tap_ids:
-            found, wanted = ours[i].aux[tap].float(), theirs[i].aux[tap].float()
-            assert (found - wanted).norm() < 0.05 * wanted.norm()
-        wanted = theirs[i].last_hidden.float()
-        assert (ours[i].last_hidden.float() - wanted).norm() < 0.05 * wanted.norm()
+        pairs = [
+            (ours[i].last_hidden, theirs[i].last_hidden),
+            *((ours[i].aux[t], theirs[i].aux[t]) for t in ours.tap_ids),
+        ]
+        for found, wanted in pairs:
+            assert (found.float() - wanted.float()).norm() < 0.05 * wanted.float().norm()
+
+
+def test_both_backends_agree_on_what_follows_greedy_text(stores):
+    """Log-sum-exps within the rounding of the states, and nearly every argmax."""
+    ours, theirs = (StateStore(stores[b, "bf16"].states_dir("validation")) for b in ("vllm", "transformers"))
+    agreed = total = 0
+    for i in range(len(ours)):
         torch.testing.assert_close(ours[i].lse, theirs[i].lse, rtol=0.05, atol=0.2)
         agreed += int((ours[i].argmax == theirs[i].argmax).sum())
         total += len(ours[i].argmax)

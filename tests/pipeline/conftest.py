@@ -5,14 +5,8 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import Recipe, load_recipe
+from tests.pipeline.small_run import overrides_for
 from tests.scripts import accelerate, run_ok
-
-# Enough for a head that clearly beats its controls, small enough for a test.
-SMALL_RUN = ("prompts.max_train=640", "prompts.max_heldout=80", "prompts.validation=24", "train.epochs=4")
-
-
-def overrides_for(output_dir: Path, *more: str) -> tuple[str, ...]:
-    return (f"output_dir={output_dir}", *SMALL_RUN, *more)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from drafthead.core.looping import LIMIT
 from drafthead.core.statistics import acceptance_length_interval
 from drafthead.evaluation.measuring.acceptance import measure_acceptance, read_acceptance
 from drafthead.evaluation.results.summary import summarise_acceptance
-from tests.pipeline.conftest import SMALL_RUN, overrides_for
+from tests.pipeline.small_run import SMALL_RUN, overrides_for
 from tests.scripts import run_ok
 
 pytestmark = pytest.mark.slow

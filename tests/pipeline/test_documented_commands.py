@@ -5,17 +5,16 @@ of its own in tests/docs/commands.py, or a mark on its page.
 """
 
 import json
-import runpy
 import shutil
 from pathlib import Path
 
 import pytest
 
-from drafthead.config import REPO_ROOT, Recipe
+from drafthead.config import Recipe
 from tests.docs.commands import RUN_BY, Command, documented
 from tests.evaluation.result_files import GUIDELLM, VLLM
-from tests.pipeline.conftest import SMALL_RUN
-from tests.scripts import run_ok
+from tests.pipeline.small_run import SMALL_RUN
+from tests.scripts import run_here, run_ok
 
 pytestmark = pytest.mark.slow
 # Few prompts and one load: every command runs, and nothing is read off the figures.
@@ -49,7 +48,7 @@ def keyed() -> list:
 
 
 @pytest.mark.parametrize("key", keyed())
-def test_a_documented_command_runs(key, folder, tiny_run, monkeypatch, capsys):
+def test_a_documented_command_runs(key, folder, tiny_run, capsys):
     results = folder / "results" / "tiny"
     first = AFTER.get(key)
     if first and not (results / "results.parquet").exists():  # this test alone, without the one before it
@@ -60,10 +59,8 @@ def test_a_documented_command_runs(key, folder, tiny_run, monkeypatch, capsys):
     arguments = filled(command, folder, tiny_run)
     if key in ENGINES:
         said = run_ok(command.script, *arguments)
-    else:  # as the interpreter runs a script, without loading torch once more
-        monkeypatch.chdir(REPO_ROOT)
-        monkeypatch.setattr("sys.argv", [command.script, *arguments])
-        runpy.run_path(command.script, run_name="__main__")
+    else:
+        assert run_here(command.script, *arguments) == 0
         said = capsys.readouterr().out
     assert said.strip(), command
 

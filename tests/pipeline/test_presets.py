@@ -15,7 +15,7 @@ from drafthead.progress import wait_until
 from drafthead.provenance import require, verify_files
 from drafthead.serving.server import parse_metrics
 from drafthead.serving.server_command import server_environment
-from tests.pipeline.conftest import overrides_for
+from tests.pipeline.small_run import overrides_for
 from tests.scripts import free_port, run_ok
 
 _PATIENCE_S = 1800  # techniques starts five servers, which answer 48 levels each
