@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from drafthead.config import Recipe
-from tests.recipes import tiny_recipe
+from tests.recipes import changed, tiny_recipe
 
 SMALL = (
     "prompts.max_train=12", "prompts.max_heldout=4", "prompts.validation=4", "responses.prompts_per_part=8",
@@ -19,8 +19,7 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
 def copy_of(recipe: Recipe, directory: Path, **states: object) -> Recipe:
     """The same recipe, with other states settings, over a copy of its artefacts."""
     shutil.copytree(recipe.directory(), directory)
-    settings = recipe.states.model_copy(update=states)
-    return recipe.model_copy(update={"output_dir": str(directory), "states": settings})
+    return changed(recipe.model_copy(update={"output_dir": str(directory)}), "states", **states)
 
 
 def never(*args: object, **kwargs: object) -> None:

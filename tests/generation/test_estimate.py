@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafthead.config import REPO_ROOT
+from drafthead.config import REPO_ROOT, Recipe
 from drafthead.generation.plans.estimate import estimate, harvest_plan, print_estimate
 from drafthead.generation.plans.texts import Text
 from drafthead.generation.prompts.splits import make_prompts
@@ -12,6 +12,7 @@ from drafthead.serving.rates import MEASURED
 from drafthead.stage_plan import Assumed
 from tests.artefacts import response, write_response_artefact
 from tests.generation.small import small_recipe
+from tests.recipes import changed
 from tests.scripts import run_here
 from tests.serving.slots import writer_of
 
@@ -22,6 +23,11 @@ def with_responses(tmp_path, *overrides: str, lengths=((5, 3, 0), (7, 0, 0), (1,
     for split in ("train", "validation"):
         write_response_artefact(recipe.responses_dir(split), [response(str(i), *n) for i, n in enumerate(lengths)])
     return recipe
+
+
+def never_measured(recipe: Recipe) -> Recipe:
+    """The same target under a name that no measured rate has."""
+    return changed(recipe, "target", path=str(REPO_ROOT / "data_gen/tiny/target"))
 
 
 def test_rows_are_those_that_the_store_keeps(tmp_path):
@@ -106,8 +112,7 @@ def test_a_rate_is_given_measured_or_called_assumed(tmp_path, capsys):
     assert "price      2.44 at 2.00 per GPU and hour" in said
     assert harvest_plan(recipe, Assumed()).rate == str(MEASURED["data_gen/tiny/target"]["harvest"])
 
-    target = recipe.target.model_copy(update={"path": str(REPO_ROOT / "data_gen/tiny/target")})
-    elsewhere = harvest_plan(recipe.model_copy(update={"target": target}), Assumed(gpu="h200"))
+    elsewhere = harvest_plan(never_measured(recipe), Assumed(gpu="h200"))
     assert "ASSUMED, not measured" in elsewhere.rate
     assert "H200" in elsewhere.rate
 
@@ -137,8 +142,5 @@ def test_the_script_runs_neither_model_nor_harvest(tmp_path, capsys, flag, code,
 
 def test_a_gpu_without_a_data_sheet_is_refused(tmp_path):
     recipe = with_responses(tmp_path)
-    elsewhere = recipe.model_copy(
-        update={"target": recipe.target.model_copy(update={"path": str(REPO_ROOT / "data_gen/tiny/target")})}
-    )
     with pytest.raises(ValueError, match="--gpu abacus is not known: a100, b200"):
-        harvest_plan(elsewhere, Assumed(gpu="abacus"))
+        harvest_plan(never_measured(recipe), Assumed(gpu="abacus"))

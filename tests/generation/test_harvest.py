@@ -22,6 +22,7 @@ from drafthead.models.target import TargetHead
 from drafthead.provenance import ArtefactError, read_json
 from tests.damage import flip_bit
 from tests.generation.small import copy_of, never, small_recipe
+from tests.recipes import changed
 
 pytestmark = pytest.mark.slow
 
@@ -82,22 +83,19 @@ def test_a_lost_shard_comes_back_byte_for_byte(harvested: Recipe, tmp_path: Path
 
 
 def test_other_taps_and_another_targets_text_are_refused(harvested: Recipe, tmp_path: Path):
-    taps = harvested.target.model_copy(update={"tap_ids": (1, 2, 3)})
     with pytest.raises(ArtefactError, match=r"tap_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
-        stage.harvest(harvested.model_copy(update={"target": taps}))
+        stage.harvest(changed(harvested, "target", tap_ids=(1, 2, 3)))
 
     other = Path(shutil.copytree(harvested.target_path, tmp_path / "other"))
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-6}))
-    target = harvested.target.model_copy(update={"path": str(other)})
     with pytest.raises(ArtefactError, match="the text would not be the target's own"):
-        stage.harvest(harvested.model_copy(update={"target": target}))
+        stage.harvest(changed(harvested, "target", path=str(other)))
 
 
 def test_texts_longer_than_the_engine_and_foreign_shards_are_refused(harvested: Recipe, tmp_path: Path):
-    engine = harvested.engine.model_copy(update={"max_model_len": 64})
     with pytest.raises(ValueError, match=r"max_model_len 64 allows 63; set it to"):
-        list_jobs(harvested.model_copy(update={"engine": engine}), "train")
+        list_jobs(changed(harvested, "engine", max_model_len=64), "train")
 
     recipe = copy_of(harvested, tmp_path / "foreign")
     directory = recipe.states_dir("train")
@@ -154,9 +152,8 @@ def test_fp8_costs_little_more_than_half(stores):
 
 def test_the_other_format_is_refused(stores, tmp_path: Path):
     recipe = stores["vllm", "fp8"]
-    states = recipe.states.model_copy(update={"format": "bf16"})
     with pytest.raises(ArtefactError, match=r"format: found 'fp8', wanted 'bf16'"):
-        stage.harvest(recipe.model_copy(update={"states": states}))
+        stage.harvest(changed(recipe, "states", format="bf16"))
 
 
 def test_a_store_of_the_first_layout_is_refused(stores, tmp_path: Path):

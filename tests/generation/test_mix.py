@@ -16,6 +16,7 @@ from drafthead.generation.prompts.report import describe, print_prompts, report_
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.provenance import ArtefactError
 from tests.generation.published_rows import PUBLISHED, write_rows
+from tests.recipes import changed
 
 LONG = "this question has well over thirteen words in it so that copies of it are an overlap number"
 
@@ -216,6 +217,5 @@ def test_the_report_has_lengths_categories_and_vocabulary(standard: Recipe):
 
 def test_the_report_does_without_the_targets_tokenizer(standard: Recipe):
     manifest = make_prompts(standard)
-    elsewhere = standard.target.model_copy(update={"path": "no/such/target"})
-    report_prompts(standard.model_copy(update={"target": elsewhere}), manifest)
+    report_prompts(changed(standard, "target", path="no/such/target"), manifest)
     assert "No lengths and no vocabulary" in (standard.results_dir / "prompts" / "report.md").read_text()

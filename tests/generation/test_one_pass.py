@@ -33,6 +33,7 @@ from drafthead.serving.capture.capturing import CapturingEngine, capturing_engin
 from drafthead.training.setup import open_inputs
 from tests.generation.chats import chat_recipe
 from tests.generation.small import SMALL, copy_of, never
+from tests.recipes import changed
 from tests.scripts import environment
 
 pytestmark = pytest.mark.slow
@@ -49,8 +50,7 @@ class Passes:
 def with_one_pass(recipe: Recipe, folder: Path, **states: object) -> Recipe:
     """The same recipe in one pass, over a copy of its prompts."""
     shutil.copytree(recipe.prompts_dir, folder / "data" / recipe.name / "prompts")
-    settings = recipe.states.model_copy(update={"one_pass": True, **states})
-    return recipe.model_copy(update={"output_dir": str(folder), "states": settings})
+    return changed(recipe.model_copy(update={"output_dir": str(folder)}), "states", one_pass=True, **states)
 
 
 def answer(recipe: Recipe, engine: CapturingEngine) -> None:
@@ -161,9 +161,8 @@ def test_training_reads_the_store(passes: dict[str, Passes]):
 def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_path: Path):
     one = with_one_pass(passes["single"].two, tmp_path)
     claim_waiting_room(one, _spec(one), "train")
-    target = one.target.model_copy(update={"tap_ids": (1, 2, 3)})
     with pytest.raises(ArtefactError, match=r"tap_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
-        claim_waiting_room(one.model_copy(update={"target": target}), _spec(one), "train")
+        claim_waiting_room(changed(one, "target", tap_ids=(1, 2, 3)), _spec(one), "train")
     with pytest.raises(ArtefactError, match=r"one_pass: found True, wanted None"):
         harvest(passes["single"].one.model_copy(update={"states": passes["single"].two.states}))
 

@@ -15,6 +15,7 @@ from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.provenance import ArtefactError, read_json
 from tests.artefacts import ask
 from tests.generation.small import copy_of, never
+from tests.recipes import changed
 
 
 def test_prompts_that_cannot_be_answered_are_left_out_with_a_reason(recipe_in: Callable[..., Recipe]):
@@ -90,6 +91,5 @@ def test_half_finished_responses_are_continued(regenerated: Recipe, tmp_path: Pa
 
 @pytest.mark.slow
 def test_other_settings_are_refused(regenerated: Recipe):
-    hotter = regenerated.responses.model_copy(update={"temperature": 0.1})
     with pytest.raises(ArtefactError, match=r"settings\.temperature: found 0\.7, wanted 0\.1"):
-        stage.regenerate(regenerated.model_copy(update={"responses": hotter}))
+        stage.regenerate(changed(regenerated, "responses", temperature=0.1))
