@@ -1,6 +1,8 @@
-"""What happens to files: a bit flips, the end is missing, a tensor is another."""
+"""What happens to files: a bit flips, the end is missing, a tensor or a setting is another."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -29,3 +31,10 @@ def replace_tensors(path: Path, changes: dict[str, Tensor]) -> None:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     save_file({**load_file(path), **changes}, path, metadata=metadata)
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Change keys of a model's config.json; None takes one out."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))

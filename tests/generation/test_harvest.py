@@ -1,6 +1,5 @@
 """The state stores of both backends, in bf16 and fp8: right rows, the same bytes after a resume, no foreign states."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from drafthead.generation.states.shard_jobs import list_jobs
 from drafthead.generation.states.state_stores import argmax_agreement
 from drafthead.models.target import TargetHead
 from drafthead.provenance import ArtefactError, read_json
-from tests.damage import flip_bit
+from tests.damage import edit_config, flip_bit
 from tests.generation.small import copy_of, never, small_recipe
 from tests.recipes import changed
 
@@ -87,8 +86,7 @@ def test_other_taps_and_another_targets_text_are_refused(harvested: Recipe, tmp_
         stage.harvest(changed(harvested, "target", tap_ids=(1, 2, 3)))
 
     other = Path(shutil.copytree(harvested.target_path, tmp_path / "other"))
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-6}))
+    edit_config(other, rms_norm_eps=1e-6)
     with pytest.raises(ArtefactError, match="the text would not be the target's own"):
         stage.harvest(changed(harvested, "target", path=str(other)))
 

@@ -19,6 +19,7 @@ from drafthead.models.target import (
     load_pieces,
     load_target_spec,
 )
+from tests.damage import edit_config
 
 TARGET = load_recipe().target_path
 
@@ -26,11 +27,6 @@ TARGET = load_recipe().target_path
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TARGET, tmp_path / "target"))
-
-
-def edit_config(target: Path, **changes: object) -> None:
-    path = target / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_the_embedded_targets_config_is_read():
@@ -42,10 +38,9 @@ def test_the_embedded_targets_config_is_read():
 
 
 def test_old_rope_keys_become_current_ones(target: Path):
-    config = json.loads((target / "config.json").read_text())
-    del config["rope_parameters"]
-    config |= {"rope_theta": 150000, "rope_scaling": {"type": "yarn", "factor": 32.0}}
-    (target / "config.json").write_text(json.dumps(config))
+    edit_config(
+        target, rope_parameters=None, rope_theta=150000, rope_scaling={"type": "yarn", "factor": 32.0},
+    )  # fmt: skip
     assert load_target_spec(str(target)).rope_parameters == {"rope_type": "yarn", "rope_theta": 150000, "factor": 32.0}
 
 

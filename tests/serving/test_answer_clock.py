@@ -43,7 +43,7 @@ def answered_with(chunks: list[bytes]) -> int | None:
             async for _ in response.content.iter_any():
                 times.append(time.perf_counter() - start)
                 read.set()
-        return SimpleNamespace(start_time=start, ttft=times[0])
+        return SimpleNamespace(start_time=start, ttft=times[0], success=True, output_tokens=1)
 
     async def run() -> AnswerClock:
         application = web.Application()
