@@ -38,3 +38,18 @@ def write_response_artefact(directory: Path, given: list[Response]) -> str:
     provenance.begin(directory, responses.KIND, {})
     responses.write_part(responses.part_path(directory, 0), given)
     return provenance.reference(provenance.finish(directory, {}))
+
+
+def cached_snapshot(hub: Path, repository: str, commit: str) -> Path:
+    """The folder of a repository's files in a cache of the hub, as a download of its main branch leaves it.
+
+    Args:
+        hub: the cache.
+        repository: "models--OWNER--NAME" or "datasets--OWNER--NAME".
+        commit: that main is at.
+    """
+    snapshot = hub / repository / "snapshots" / commit
+    for folder in (snapshot, hub / repository / "refs"):
+        folder.mkdir(parents=True)
+    (hub / repository / "refs" / "main").write_text(commit)
+    return snapshot

@@ -21,6 +21,7 @@ from drafthead.models.target import check_tap_ids, load_target_spec
 from drafthead.models.target_size import target_size
 from drafthead.serving.rates import GPUS
 from drafthead.stage_plan import Assumed, print_stages
+from tests.artefacts import cached_snapshot
 
 TARGETS = Path(__file__).parent / "targets"
 RECIPES = sorted(path.stem for path in (REPO_ROOT / "configs").glob("*.yaml") if path.stem != "tiny")
@@ -30,10 +31,7 @@ RECIPES = sorted(path.stem for path in (REPO_ROOT / "configs").glob("*.yaml") if
 def hub(hub_cache):
     """A hub cache that holds config.json of every target, as a download would leave it."""
     for source in TARGETS.iterdir():
-        repository = hub_cache / f"models--{source.name}"
-        shutil.copytree(source, repository / "snapshots" / ("0" * 40))
-        (repository / "refs").mkdir()
-        (repository / "refs" / "main").write_text("0" * 40)
+        shutil.copytree(source, cached_snapshot(hub_cache, f"models--{source.name}", "0" * 40), dirs_exist_ok=True)
 
 
 def shape_of(recipe: Recipe) -> DraftShape:

@@ -1,5 +1,6 @@
 """Runs that were never trained: random weights in the form that training writes."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -56,3 +57,11 @@ def list_files(checkpoint: Path) -> None:
         if p.is_file() and p.name != provenance.MANIFEST
     }
     write_json(checkpoint / provenance.MANIFEST, {"files": files})
+
+
+def bare_copy(head: Path, folder: Path) -> Path:
+    """The two files that an engine reads, as a publisher puts them up; returns the new folder."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(head / name, folder)
+    return folder

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from drafthead import provenance
 from drafthead.config import Recipe
@@ -23,7 +23,7 @@ from drafthead.provenance import ArtefactError
 from drafthead.training import checkpoint
 from drafthead.training.setup import open_inputs
 from tests.damage import cut_short, flip_bit, replace_tensors
-from tests.exporting.runs import list_files, recipe_at, write_run
+from tests.exporting.runs import bare_copy, list_files, recipe_at, write_run
 from tests.training.synthetic import small_recipe, synthetic_sequences, synthetic_store
 
 WORKLOAD = Workload([EvalPrompt("p", "chat", [5, 6, 7])], 0)
@@ -242,30 +242,22 @@ class TestHeads:
         ],
     )
     def test_somebody_elses_config_is_read_before_an_engine_starts(self, head, tmp_path, change, message):
-        theirs = self.theirs(head, tmp_path)
+        theirs = bare_copy(head.head_dir, tmp_path / "theirs")
         config = json.loads((theirs / "config.json").read_text())
         text = change if isinstance(change, str) else json.dumps(config | change)
         (theirs / "config.json").write_text(text)
         self.refused(tmp_path, theirs, message)
 
     def test_so_are_their_tensors(self, head, tmp_path):
-        theirs = self.theirs(head, tmp_path)
-        tensors = load_file(theirs / "model.safetensors")
-        tensors["d2t"][0] += 10**6
-        save_file(tensors, theirs / "model.safetensors")
+        theirs = bare_copy(head.head_dir, tmp_path / "theirs")
+        offsets = load_file(theirs / "model.safetensors")["d2t"].clone()
+        offsets[0] += 10**6
+        replace_tensors(theirs / "model.safetensors", {"d2t": offsets})
         self.refused(tmp_path, theirs, r"d2t of \S+ leads to the target's tokens .* but there are 3072")
         cut_short(theirs / "model.safetensors")
         self.refused(tmp_path, theirs, "is damaged or cut short")
         with pytest.raises(ValueError, match="is damaged or cut short"):
             read_public_head(str(theirs))
-
-    @staticmethod
-    def theirs(head: Recipe, folder: Path) -> Path:
-        directory = folder / "theirs"
-        directory.mkdir()
-        for name in ("config.json", "model.safetensors"):
-            shutil.copy(head.head_dir / name, directory)
-        return directory
 
     @staticmethod
     def refused(output: Path, theirs: Path, message: str) -> None:

@@ -13,6 +13,7 @@ from drafthead.generation.sources.catalogue import CATALOGUE
 from drafthead.generation.sources.files import find, read
 from drafthead.generation.sources.gather import Pool, gather
 from drafthead.generation.sources.locate import download_command, locate
+from tests.artefacts import cached_snapshot
 from tests.generation.published_rows import PUBLISHED, write_rows
 
 
@@ -158,10 +159,7 @@ def test_a_missing_source_says_what_to_run(name, no_network):
 
 
 def test_the_hubs_cache_is_read_without_a_network(no_network):
-    folder = no_network / "hub" / "datasets--princeton-nlp--SWE-bench"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("c0ffee")
-    snapshot = folder / "snapshots" / "c0ffee" / "data"
+    snapshot = cached_snapshot(no_network / "hub", "datasets--princeton-nlp--SWE-bench", "c0ffee") / "data"
     rows = PUBLISHED["swe-bench"].rows
     write_rows(snapshot / "train-00000-of-00001.parquet", rows[:1])
     with pytest.raises(FileNotFoundError, match="swe-bench is not on this machine"):

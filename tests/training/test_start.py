@@ -1,6 +1,5 @@
 """Training on from another run's weights: exactly those weights, checked against the recipe, and needed only once."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from drafthead.training.objective import TTTObjective, score, step_weights
 from drafthead.training.setup import frozen_target, open_inputs, survey
 from drafthead.training.start import find_start, keep_start, started_model
 from tests.artefacts import ask, write_prompt_artefact
-from tests.exporting.runs import random_weights, write_run
+from tests.damage import edit_config
+from tests.exporting.runs import bare_copy, random_weights, write_run
 from tests.training.launching import entries, forget_after, losses, run
 from tests.training.synthetic import small_recipe
 
@@ -163,12 +163,9 @@ def test_a_damaged_checkpoint_is_refused(ancestor):
 def test_an_imported_heads_own_rotation_goes_with_it(ancestor, tmp_path):
     """Its rotary embedding and epsilon differ from the target's: they are trained with, recorded and exported."""
     head = export_head(ancestor, serve_check=False)
-    config = read_json(head / "config.json")
-    config |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rms_norm_eps": 1e-4}
-    public = tmp_path / "public"
-    public.mkdir()
-    (public / "config.json").write_text(json.dumps(config))
-    shutil.copy(head / "model.safetensors", public)
+    public = bare_copy(head, tmp_path / "public")
+    edit_config(public, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, rms_norm_eps=1e-4)
+    config = read_json(public / "config.json")
     shutil.rmtree(ancestor.run_dir)
     import_head(ancestor, str(public))
     recipe = started(ancestor)
