@@ -23,7 +23,7 @@ settings.load_profile("suite")
 
 
 # A fixture that takes long -> the folder of the files that use it. They stay together: one worker makes it, once.
-_LONG = {"tiny_run": "pipeline", "regenerated": "generation"}
+_LONG = {"tiny_run": "pipeline", "regenerated": "generation", "finished_run": "training"}
 _SHARED = {
     path: fixture
     for fixture, folder in _LONG.items()

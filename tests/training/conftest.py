@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import Recipe
+from tests.training.launching import run
 from tests.training.synthetic import small_recipe, synthetic_store
 
 
@@ -43,3 +44,13 @@ def fresh_recipe(synthetic_data, tmp_path):
         return small_recipe(root, *overrides)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished_run(synthetic_data, tmp_path_factory) -> Recipe:
+    """One undisturbed run of `small_recipe`; who changes it works on a copy."""
+    root = tmp_path_factory.mktemp("finished")
+    (root / "data").symlink_to(synthetic_data / "data")
+    recipe = small_recipe(root)
+    run(recipe)
+    return recipe

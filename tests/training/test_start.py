@@ -46,10 +46,10 @@ def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
 
 
 @pytest.mark.slow
-def test_training_goes_on_where_an_exported_head_left_off(run_factory):
+def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_factory):
     """Train, export, import, start from it: the same weights to the last bit, and a record of where they came from."""
     first, second = run_factory("first"), run_factory("second")
-    run(first)
+    shutil.copytree(finished_run.run_dir, first.run_dir)
     head = export_head(small_recipe(Path(first.output_dir), "export.dtype=float32"), serve_check=False)
     import_head(small_recipe(Path(second.output_dir), "name=elsewhere"), str(head))
     recipe = small_recipe(Path(second.output_dir), "train.start_from=runs/elsewhere")
