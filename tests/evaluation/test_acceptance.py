@@ -1,4 +1,4 @@
-"""Acceptance against real vLLM, with n-gram drafting, which needs no head."""
+"""Acceptance against real vLLM, with drafts that need no head of ours: n-gram, and random ones of other methods."""
 
 import numpy as np
 import pytest
