@@ -3,7 +3,7 @@
     python benchmarks/fp8_store.py [RECIPE] [section.key=value ...] [--seeds 3]
 
 Trains the recipe's head on the same states twice per seed, once as stored in bf16 and once with the taps rounded to
-e4m3 as an fp8 store returns them (tests/generation/test_harvest_formats.py shows that they are the same bits).
+e4m3 as an fp8 store returns them (tests/generation/test_harvest.py shows that they are the same bits).
 Everything else is equal: weights at the start, order of the batches, teacher. Acceptance length is replayed over the
 validation split; the difference is paired by prompt, and its interval comes from a bootstrap over prompts.
 

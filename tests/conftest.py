@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from drafthead.config import load_recipe
+
 # The tensors here are tiny: a second OpenMP thread would only spin, and slow down what runs beside it.
 torch.set_num_threads(1)
 
@@ -20,14 +22,20 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 
-# Tests of the chain of stages share one run of it, which takes minutes.
-_CHAIN = {path.name for path in Path(__file__).parent.glob("pipeline/test_*.py") if "tiny_run" in path.read_text()}
+# A fixture that takes long -> the folder of the files that use it. They stay together: one worker makes it, once.
+_LONG = {"tiny_run": "pipeline", "regenerated": "generation", "finished_run": "training"}
+_SHARED = {
+    path: fixture
+    for fixture, folder in _LONG.items()
+    for path in Path(__file__).parent.glob(f"{folder}/test_*.py")
+    if fixture in path.read_text()
+}
 
 
 def pytest_collection_modifyitems(items):
-    # The chain first, since it takes longest, then files that start engines: workers even out on short tests.
+    # The chain of stages first, since it takes longest, then files that start engines: workers even out on short tests.
     long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path.name not in _CHAIN, item.path not in long))
+    items.sort(key=lambda item: (_SHARED.get(item.path) != "tiny_run", item.path not in long))
     for item in items:
         if item.get_closest_marker("presets"):
             item.add_marker(pytest.mark.timeout(1800))  # the chain before it, or five servers of 48 levels each
@@ -37,12 +45,29 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A worker takes all tests of a file, and those of the chain together, so that nothing shared is made twice."""
+    """A worker takes all tests of a file, and of the files that share a fixture, so that nothing is made twice."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "chain" if Path(file).name in _CHAIN else file
+            return _SHARED.get(config.rootpath / file, file)
 
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The embedded target's; a test that changes it works on a copy."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(load_recipe().target_path)
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and no network. The hub's client reads its own variables once, at import."""
+    folder = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return folder

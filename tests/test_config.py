@@ -1,8 +1,10 @@
 """Recipes: all that ship load, and every mistake is named before work starts."""
 
 import pytest
+from pydantic import ValidationError
 
-from drafthead.config import REPO_ROOT, load_recipe
+from drafthead.config import REPO_ROOT, PromptsConfig, load_recipe
+from drafthead.config.responses import ResponsesConfig
 
 CONFIGS = sorted((REPO_ROOT / "configs").glob("*.yaml"))
 
@@ -33,6 +35,8 @@ def test_every_shipped_recipe_loads(path):
         ("eval.loads=[{request_rate: 2.5, ramp: linear}]", "whole requests per second, not from 1 to 2.5"),
         ("eval.loads=[{burstiness: 2}]", "needs concurrency, request_rate or both"),
         ("eval.loads=[{concurrency: 2, burstiness: 2}]", "shape a request_rate"),
+        ("states.spool_shards=1", r"states.spool_shards: .* greater than or equal to 2 \(given: '?1'?\)"),
+        ("eval.traffic.concurrency.4=0", "4: 0.0 must both be positive"),
         ("responses.max_tokens=1024", "max_tokens 1024 leaves no room"),
         ("head.num_key_value_heads=3", "not a multiple of head.num_key_value_heads 3"),
         ("name=../elsewhere", "name"),
@@ -101,3 +105,56 @@ def test_single_values_and_lists_mean_the_same():
     arms = load_recipe(overrides=["eval.methods=[ngram,{name: deep, method: ngram, num_draft_tokens: [4,1]}]"]).eval
     assert [(arm.name, arms.draft_tokens_of(arm)) for arm in arms.methods] == [("ngram", (3,)), ("deep", (4, 1))]
     assert arms.num_draft_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ({}, "exactly one of path, preset and sources, found none"),
+        ({"path": "x", "preset": "standard"}, "found path and preset"),
+        ({"sources": []}, "found none"),
+        ({"sources": [{"name": "a", "train": 1}, {"name": "a"}]}, "source a is given twice"),
+        ({"sources": [{"name": "a", "train": 1, "weight": 1}]}, "has both train 1 and weight 1"),
+        ({"sources": [{"name": "a", "weight": 1}, {"name": "b", "train": 1}]}, "a has a weight and b a number"),
+        ({"sources": [{"name": "a", "categories": {"x": 0.5}}]}, "category x has 0.5 where a number"),
+        ({"sources": [{"name": "a", "trane": 1}]}, "trane"),
+        ({"preset": "other"}, "standard"),
+    ],
+)
+def test_a_mistake_in_the_prompts_of_a_recipe_is_named(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        PromptsConfig.model_validate(prompts)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"temperature": {}}, "temperature is an empty mapping"),
+        ({"temperature": {0.7: 0}}, "greater than 0"),
+        ({"temperature": -0.1}, "greater than or equal to 0"),
+        ({"reasoning_efforts": {"max": 1}}, "'low', 'medium' or 'high'"),
+        ({"reasoning_efforts": ()}, "at least 1 item"),
+        ({"server_url": "localhost:8000"}, "write it as http://host:8000/v1"),
+    ],
+)
+def test_settings_of_responses_that_mean_nothing_are_refused(wrong, message):
+    with pytest.raises(ValidationError, match=message):
+        ResponsesConfig(max_tokens=8, **wrong)
+
+
+@pytest.mark.parametrize("overrides", [("head.coverage=0.98",), ("head.draft_vocab_size=0",)])
+def test_exactly_one_way_to_choose_a_size(overrides):
+    with pytest.raises(ValueError, match=r"head\.draft_vocab_size \d+ and head\.coverage .*: set exactly one"):
+        load_recipe(overrides=overrides)
+
+
+@pytest.mark.parametrize("share", ["0", "1.01", "-1"])
+def test_a_coverage_is_a_share(share):
+    with pytest.raises(ValueError, match=r"head\.coverage"):
+        load_recipe(overrides=["head.draft_vocab_size=0", f"head.coverage={share}"])
+
+
+def test_only_a_size_chosen_by_coverage_follows_the_vocabulary():
+    by_coverage = load_recipe(overrides=["head.draft_vocab_size=0", "head.coverage=0.9"]).head
+    assert by_coverage.sized(320).draft_vocab_size == 320
+    assert load_recipe().head.sized(320).draft_vocab_size == 2048  # a mismatch is for the export to refuse

@@ -1,13 +1,14 @@
 """The import rule: recipes, then stages that never import each other, then down to the foundations."""
 
 import ast
-import subprocess
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from drafthead.config import REPO_ROOT
+from tests.scripts import run_python
 
 PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {"config", "provenance", "files", "processes", "made_by", "space", "progress", "cli", "stage_plan"}
@@ -59,10 +60,11 @@ def test_imports_point_down_within_a_stage(stage):
     for path in sorted((PACKAGE / stage).rglob("*.py")):
         inside = path.relative_to(PACKAGE / stage).parts
         own = inside[0] if len(inside) > 1 else ""
-        if own == "tiny":  # makes the embedded target; nothing imports it
+        if own == "tiny":  # makes the embedded target
             continue
         for name in imported_names(path):
             used = name.split(".")[2:] if name.startswith(f"drafthead.{stage}.") else []
+            assert used[:1] != ["tiny"], f"{path} imports {name}, which only the script that makes the target needs"
             layer = used[0] if used and used[0] in order else ""
             assert order.index(layer) <= order.index(own), f"{path} ({own}) imports {name}, which is not below it"
 
@@ -86,8 +88,15 @@ def test_lower_layers_import_without_engines(layers, absent):
     ]
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in absent)
     program = f"import sys; {blocked}import importlib; [importlib.import_module(m) for m in {modules!r}]"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = run_python("-c", program)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("path", sorted((REPO_ROOT / "tests").rglob("*.py")), ids=lambda p: p.stem)
+def test_what_tests_share_lies_in_a_helper(path):
+    """A test file that another one imports could not be changed by itself."""
+    shared = [name for name in imported_names(path) if re.match(r"tests\.(\w+\.)?(test_\w+|conftest)", name)]
+    assert not shared, f"{path} imports {shared}: move what both need to a module beside them"
 
 
 def test_no_recipe_script_shadows_a_library():

@@ -2,18 +2,15 @@
 
 import shlex
 import subprocess
-import sys
 
 import pytest
 
 from drafthead.config import REPO_ROOT, load_recipe
+from tests.scripts import run_python
 
 
 def gpu_check(*options: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "benchmarks/gpu_check.py", *options],
-        cwd=REPO_ROOT, capture_output=True, text=True, env={"PATH": "", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    return run_python("benchmarks/gpu_check.py", *options, PATH="", CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.fixture(scope="module")

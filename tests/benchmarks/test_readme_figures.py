@@ -8,7 +8,8 @@ from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_accep
 from drafthead.evaluation.results.levels import summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving
 from drafthead.evaluation.results.summary import summarise_acceptance
-from tests.evaluation.rows import tiny_recipe, write_results
+from tests.evaluation.rows import write_results
+from tests.recipes import tiny_recipe
 
 
 def _form(line: str) -> str:

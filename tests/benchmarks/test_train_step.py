@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from drafthead.config import REPO_ROOT
+from tests.scripts import run_python
 
 BENCHMARKS = REPO_ROOT / "benchmarks"
 
@@ -25,22 +26,17 @@ def parts(monkeypatch):
         del sys.modules[name]
 
 
-def run_script(directory, *arguments: str, hide_gpu: bool = False) -> subprocess.CompletedProcess:
+def run_benchmark(directory, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
     """Run the benchmark where neither vLLM nor DeepSpeed can be imported, in its contestants' processes either."""
     blocked = "import sys\nsys.modules.update(dict.fromkeys(('vllm', 'deepspeed')))\n"
     (directory / "sitecustomize.py").write_text(blocked)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), str(REPO_ROOT)])}
-    if hide_gpu:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / "train_step.py"), *arguments],
-        capture_output=True, text=True, check=False, env=environment, timeout=300,
-    )  # fmt: skip
+    path = os.pathsep.join([str(directory), str(REPO_ROOT)])
+    return run_python("benchmarks/train_step.py", *arguments, timeout_s=300, PYTHONPATH=path, **variables)
 
 
 def test_the_tiny_shape_runs_without_vllm_and_deepspeed(tmp_path):
     target = tmp_path / "result.json"
-    result = run_script(
+    result = run_benchmark(
         tmp_path, "--shape", "tiny", "--contestants", "ours", "--rounds", "2", "--threads", "1", "--json", str(target)
     )
     assert result.returncode == 0, result.stderr
@@ -59,7 +55,7 @@ def test_the_tiny_shape_runs_without_vllm_and_deepspeed(tmp_path):
 
 
 def test_the_true_shape_asks_for_a_gpu(tmp_path):
-    result = run_script(tmp_path, "--shape", "gpt-oss-120b", hide_gpu=True)
+    result = run_benchmark(tmp_path, "--shape", "gpt-oss-120b", CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 1
     assert "needs a CUDA GPU" in result.stderr
     assert "--shape cpu" in result.stderr

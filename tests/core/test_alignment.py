@@ -10,11 +10,11 @@ def test_shift_moves_left_and_fills_the_end():
     assert shift(torch.tensor([1, 2, 3]), 5, -1).tolist() == [-1, -1, -1]
 
 
-def test_document_index():
+def test_every_token_knows_its_document():
     assert document_index(torch.tensor([0, 2, 3, 3, 5])).tolist() == [0, 0, 1, 3, 3]
 
 
-def test_valid_positions_of_one_document():
+def test_positions_whose_target_was_generated_are_valid():
     # tokens        P  P  G  G  G  G
     mask = torch.tensor([0, 0, 1, 1, 1, 1])
     assert valid_positions(mask, torch.tensor([0, 6]), 3).long().tolist() == [

@@ -1,26 +1,21 @@
 """The Triton kernels: interpreted and compiled where there is no GPU, run at full size where there is one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
-from drafthead.config import REPO_ROOT
 from drafthead.core import losses, rows
 from drafthead.core.losses import Teacher, head_loss
 from drafthead.core.objectives import OBJECTIVES
+from tests.scripts import run_ok
 
 triton = pytest.importorskip("triton")
 VOCABULARIES = [32000, 32003]  # a usual one; a prime, so that no block divides it and no load is vectorised
 
 
 def test_cases_where_this_machine_can_run_them():
-    environment = dict(os.environ) if torch.cuda.is_available() else {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "tests/core/kernel_cases.py", "-q", "-p", "no:cacheprovider"]
-    result = subprocess.run(command, cwd=REPO_ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    said = run_ok("-m", "pytest", "tests/core/kernel_cases.py", "-q", "-p", "no:cacheprovider", **interpreted)
+    assert " passed" in said
 
 
 @pytest.mark.parametrize("capability", [80, 90])

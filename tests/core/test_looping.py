@@ -5,7 +5,7 @@ import pytest
 from drafthead.core.looping import loops, repeated_share
 
 
-def test_share_of_repeated_8_grams():
+def test_the_share_of_8_grams_that_occurred_before_is_counted():
     assert repeated_share(range(100)) == 0
     assert repeated_share([1, 2, 3]) == 0
     assert repeated_share([]) == 0

@@ -50,7 +50,7 @@ def test_loss_and_gradients_equal_dense(monkeypatch, chunk, num_steps):
         torch.testing.assert_close(fused_grad, dense_grad, rtol=0, atol=1e-11)
 
 
-def test_step_sums_and_predictions():
+def test_the_loss_is_its_step_sums_and_predictions_are_the_best_tokens():
     states, weight, teacher, valid, scale = random_problem(3, 12)
     fused = head_loss(states, weight, teacher, valid, scale)
     torch.testing.assert_close((fused.step_sums * scale).sum(), fused.loss.detach())

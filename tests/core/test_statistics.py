@@ -9,6 +9,7 @@ from drafthead.core.statistics import (
     acceptance_length,
     acceptance_length_interval,
     acceptance_rate,
+    geometric_mean,
     length_difference,
     proportion_interval,
     ratio_interval,
@@ -21,7 +22,7 @@ def test_acceptance_is_a_ratio_of_sums():
     assert acceptance_rate([30, 3], accepted) == pytest.approx(13 / 33)
 
 
-def test_acceptance_by_position():
+def test_acceptance_by_position_is_unconditional_and_conditional():
     # 10 drafts of three: position 0 kept 8 times, 1 kept 4 times, 2 kept once.
     result = acceptance_by_position([4, 6], [[3, 1, 0], [5, 3, 1]])
     np.testing.assert_allclose(result.unconditional, [0.8, 0.4, 0.1])
@@ -59,3 +60,10 @@ def test_intervals_cover_at_their_nominal_rate(monkeypatch):
     intervals = [acceptance_length_interval(*_simulated_prompts(rng, 60), seed=i) for i in range(400)]
     covered = np.mean([i.low <= 2.5 <= i.high for i in intervals])  # E[accepted] / E[drafts] = 3 · 0.5
     assert 0.915 <= covered <= 0.98
+
+
+def test_a_geometric_mean_of_ratios_is_the_ratio_of_geometric_means():
+    assert geometric_mean([1, 10, 100]) == pytest.approx(10)
+    # The mean of ratios is the ratio of means, which holds for no other mean.
+    head, baseline = np.array([3.0, 5.0, 8.0]), np.array([2.0, 6.0, 4.0])
+    assert geometric_mean(head / baseline) == pytest.approx(geometric_mean(head) / geometric_mean(baseline))

@@ -7,7 +7,8 @@ import pytest
 from drafthead.data import checksums
 from drafthead.data.store import shard_path, write_shard
 from drafthead.provenance import ArtefactError, begin, finish, verify_files
-from tests.data.test_store import sequence
+from tests.damage import flip_bit
+from tests.data.sequences import sequence
 
 
 @pytest.fixture
@@ -18,17 +19,11 @@ def shard(tmp_path):
     return path
 
 
-def flip_a_bit(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 8
-    path.write_bytes(content)
-
-
 def test_a_changed_byte_is_told_from_the_note(shard):
     checksums.check(shard)
     note = shard.with_name(".shard-00003.sha256").name
     subprocess.run(["sha256sum", "--check", "--quiet", note], cwd=shard.parent, check=True)
-    flip_a_bit(shard)
+    flip_bit(shard)
     with pytest.raises(ArtefactError, match=r"shard-00003.safetensors has SHA-256 .* its bytes were changed; delete"):
         checksums.check(shard)
     checksums.forget(shard)
@@ -37,7 +32,7 @@ def test_a_changed_byte_is_told_from_the_note(shard):
 
 def test_a_manifest_takes_the_writers_checksum(shard):
     noted = checksums.noted(shard)
-    flip_a_bit(shard)  # after the writing and before the manifest: reading again would have certified it
+    flip_bit(shard)  # after the writing and before the manifest: reading again would have certified it
     manifest = finish(shard.parent, {}, checksums={shard.name: noted})
     assert list(manifest["files"]) == [shard.name]
     assert verify_files(shard.parent) == [shard.name]

@@ -18,11 +18,6 @@ CHATML = (
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, you."}
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(load_recipe().target_path)
-
-
 def kept_answers(tokenizer, stops) -> KeptAnswers:
     return KeptAnswers(Renderer(tokenizer), tokenizer, stops)
 

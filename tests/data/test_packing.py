@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from drafthead.data.packing import pack, plan_epoch
 from drafthead.data.store import StateStore, shard_path, write_shard
 from drafthead.data.windows import Window, whole
-from tests.data.test_store import sequence
+from tests.data.sequences import sequence
 
 
 def windows_of(lengths) -> list[Window]:

@@ -27,7 +27,7 @@ def test_token_ids_tools_and_documents_come_back(tmp_path):
     assert len({prompt_id(ASK), *(p.id for p in prompts)}) == 3
 
 
-def test_pretokenised_rows_of_a_jsonl():
+def test_a_row_of_token_ids_is_a_prompt_and_anything_else_is_named():
     prompt = parse_prompt({"prompt_ids": [3, 1, 2], "category": "long"}, "p:1")
     assert (prompt.prompt_ids, prompt.messages, prompt.category) == ((3, 1, 2), (), "long")
     for bad in ([], [-1], [1.0], [True], "12", None):

@@ -11,11 +11,6 @@ from drafthead.data.reading import Said, answer_reader
 CHANNELS = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(load_recipe().target_path)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -30,7 +25,7 @@ def tokenizer():
         ("", Said("")),
     ],
 )
-def test_harmony_channels(tokenizer, text, said):
+def test_what_harmony_channels_say_is_told_apart(tokenizer, text, said):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert answer_reader(tokenizer)(ids) == said
 
@@ -48,7 +43,7 @@ def test_a_message_goes_back_without_its_thought(tokenizer):
         ("Hm.</think>Yes.<|end|>", Said("Yes.", "Hm.")),  # the prompt opened the thought
     ],
 )
-def test_plain_templates(tokenizer, text, said):
+def test_a_plain_template_says_answer_and_thought(tokenizer, text, said):
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
     assert answer_reader(plain)(plain(text, add_special_tokens=False)["input_ids"]) == said

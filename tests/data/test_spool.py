@@ -14,7 +14,9 @@ from drafthead.data.spooled import SpooledStates
 from drafthead.data.store import write_shard
 from drafthead.data.windows import Window, whole
 from drafthead.provenance import ArtefactError
-from tests.data.test_store import sequence
+from tests.artefacts import response
+from tests.data.sequences import sequence
+from tests.data.spools import planned
 
 
 def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:
@@ -26,21 +28,10 @@ def write(spool: Spool, *indices: int) -> None:
         spool.path(index).touch()
 
 
-def response(name: str, prompt: int, answer: int, after: int = 0) -> Response:
-    ids = list(range(prompt + answer + after))
-    parts = ids[:prompt], ids[prompt : prompt + answer], ids[prompt + answer :]
-    return Response(name, "chat", *parts, "text", "stop", 0.0, "low", 0)
-
-
 def texts_in(directory, responses: list[Response], per_part: int) -> Texts:
     for part, start in enumerate(range(0, len(responses), per_part)):
         write_part(part_path(directory, part), responses[start : start + per_part])
     return Texts(directory)
-
-
-def test_a_spool_without_room_for_a_second_shard_is_refused():
-    with pytest.raises(ValueError, match=r"states.spool_shards: .* greater than or equal to 2 \(given: '?1'?\)"):
-        load_recipe(overrides=["states.spool_shards=1"])
 
 
 def test_an_empty_spool_is_filled_in_order_up_to_its_capacity(tmp_path):
@@ -141,7 +132,7 @@ def test_any_interleaving_stays_bounded_and_ends(tmp_path_factory, capacity, num
     assert spool.demand().done
 
 
-def test_texts_are_read_in_parts(tmp_path):
+def test_texts_of_several_parts_are_read_as_one(tmp_path):
     wanted = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2), response("d", 1, 1), response("e", 2, 2)]
     texts = texts_in(tmp_path, wanted, per_part=2)
     assert texts.ids == list("abcde")
@@ -213,20 +204,9 @@ def test_one_group_of_everything_is_the_order_of_a_whole_store():
 
 
 def test_group_0_keeps_the_order_that_runs_had_before_there_were_groups():
+    windows = [whole(i, torch.ones(10), 2) for i in range(100)]  # each fills a batch
     for seed, epoch in ((0, 0), (7, 2), (2**40, 3)):
-        old, new = np.random.default_rng((seed, epoch)), np.random.default_rng((seed, epoch, 0))
-        assert old.permutation(100).tolist() == new.permutation(100).tolist()
+        order = np.random.default_rng((seed, epoch)).permutation(100).tolist()
+        assert [[w.document for w in batch] for batch in plan_epoch(windows, 10, seed, epoch)] == [[i] for i in order]
 
 
-class _Names:
-    """As many texts as asked for; the plan reads no more of them than their number."""
-
-    def __init__(self, count: int):
-        self.ids = [str(i) for i in range(count)]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def planned(count: int, capacity: int, size: int, epochs: int) -> SpooledStates:
-    return SpooledStates(Spool(None, capacity, -(-count // size), epochs), _Names(count), size, [1])

@@ -1,33 +1,16 @@
 """The store of hidden states: what is written is read, and damage is noticed."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from drafthead.data.store import Shard, StateSequence, StateStore, shard_path, write_shard
+from drafthead.data.store import Shard, StateStore, shard_path, write_shard
 from drafthead.provenance import ArtefactError
-
-
-def sequence(name: str, length: int, taps=(1, 3), hidden=4) -> StateSequence:
-    generator = torch.Generator().manual_seed(length)
-    rows = {tap: torch.randn(length, hidden, generator=generator).bfloat16() for tap in taps}
-    return StateSequence(
-        id=name,
-        input_ids=torch.arange(length, dtype=torch.int32),
-        loss_mask=(torch.arange(length) > 1).to(torch.uint8),
-        aux=rows,
-        last_hidden=torch.randn(length, hidden, generator=generator).bfloat16(),
-        argmax=torch.arange(length, dtype=torch.int32) + 5,
-        lse=torch.randn(length, generator=generator),
-    )
-
-
-def assert_same(found: StateSequence, wanted: StateSequence):
-    assert found.id == wanted.id
-    for name in ("input_ids", "loss_mask", "last_hidden", "argmax", "lse"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=0, atol=0)
-    assert found.aux.keys() == wanted.aux.keys()
-    for tap, rows in wanted.aux.items():
-        torch.testing.assert_close(found.aux[tap], rows, rtol=0, atol=0)
+from drafthead.space import DiskFullError
+from tests.damage import cut_short
+from tests.data.sequences import assert_same, sequence
+from tests.scripts import run_python
 
 
 def test_sequences_come_back_in_order_over_shards(tmp_path):
@@ -68,7 +51,7 @@ def test_nothing_to_write_is_refused(tmp_path):
 def test_a_truncated_shard_is_named(tmp_path):
     path = shard_path(tmp_path, 0)
     write_shard(path, [sequence("a", 50)], num_target_layers=5)
-    path.write_bytes(path.read_bytes()[:-20])
+    cut_short(path)
     with pytest.raises(ArtefactError, match="not a whole shard"):
         StateStore(tmp_path)
 
@@ -76,3 +59,31 @@ def test_a_truncated_shard_is_named(tmp_path):
 def test_an_empty_store_says_how_to_fill_it(tmp_path):
     with pytest.raises(ArtefactError, match=r"harvest.py"):
         StateStore(tmp_path)
+
+
+def test_a_shard_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
+    write_shard(shard_path(tmp_path, 0), [sequence("a", 9)], num_target_layers=5)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3))
+    with pytest.raises(DiskFullError, match=r"shard-00001\S+: it needs [\d,]+ bytes and 3 are free; what was finished"):
+        write_shard(shard_path(tmp_path, 1), [sequence("b", 9)], num_target_layers=5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".shard-00000.sha256", "shard-00000.safetensors"]
+
+
+OUTGROWS = """
+import resource, sys
+from pathlib import Path
+from drafthead.data.store import shard_path, write_shard
+from tests.data.sequences import sequence
+directory = Path(sys.argv[1])
+write_shard(shard_path(directory, 0), [sequence("a", 9)], 5)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+write_shard(shard_path(directory, 1), [sequence("b", 9000)], 5)
+"""
+
+
+def test_a_write_that_fails_midway_leaves_no_partial_shard(tmp_path):
+    result = run_python("-c", OUTGROWS, str(tmp_path))
+    assert "DiskFullError: no room for" in result.stderr
+    assert "File too large" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".shard-00000.sha256", "shard-00000.safetensors"]
+    assert len(Shard(shard_path(tmp_path, 0))) == 1

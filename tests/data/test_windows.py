@@ -33,7 +33,7 @@ def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
     windows = cut(0, mask, budget, num_steps)
     seen = torch.zeros(num_steps, len(mask), dtype=torch.long)
     for window in windows:
-        assert window.num_tokens <= max(budget, 0)
+        assert window.num_tokens <= budget
         assert window.start <= window.first_row < window.end_row <= window.stop
         # What the window itself can see is what it counts.
         inside = valid_positions(mask[window.start : window.stop], torch.tensor([0, window.num_tokens]), num_steps)

@@ -7,7 +7,7 @@ one anywhere:
     <!-- not run: needs a GPU -->
     <!-- page not run: needs a GPU and the hub -->
 
-Everything else is run: by a test that RUN_BY names, or by tests/pipeline/test_docs.py.
+Everything else is run: by a test that RUN_BY names, or by tests/pipeline/test_documented_commands.py.
 """
 
 import re
@@ -23,7 +23,7 @@ PAGES = [REPO_ROOT / "README.md", REPO_ROOT / "CONTRIBUTING.md", *sorted((REPO_R
 PROGRAMS = ("python", "make", "accelerate", "pip", "vllm", "hf", "ray", "sbatch", "trtllm-serve", "docker", "git")
 _CHAIN = "tests/pipeline/conftest.py::tiny_run"
 _DATA = "tests/generation/test_estimate.py::test_the_script_runs_neither_model_nor_harvest"
-_SCALE = "tests/generation/test_scale_out.py"
+_SCALE = "tests/generation/test_cluster.py"
 _PRESETS = "tests/pipeline/test_presets.py"
 # Script and flags -> the test that runs exactly them. `make check` and its like run the suite itself.
 RUN_BY = {
@@ -38,10 +38,10 @@ RUN_BY = {
     "train/eagle3.py": _CHAIN,
     "export/head.py": _CHAIN,
     "eval/acceptance.py": "tests/pipeline/test_chain.py::_lengths",
-    "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_in_miniature",
+    "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_runs_in_miniature",
     "eval/serving.py": "tests/faults/stages.py::command",
-    "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_beside_fixed_ones",
-    "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_before_any_head",
+    "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones",
+    "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_is_made_before_any_head",
     "vllm.entrypoints.openai.api_server": f"{_PRESETS}::test_the_speculators_layout_needs_no_target_named",
 }
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```|((?:^ {4}[^\n]*\n(?:\n(?= {4}))?)+)", re.MULTILINE | re.DOTALL)

@@ -1,22 +1,17 @@
 """Synthetic measurements: the Parquet rows of an evaluation without an engine, with a known outcome."""
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from drafthead.config import Recipe, load_recipe
+from drafthead.config import Recipe
 from drafthead.provenance import begin, finish
 
 CATEGORIES = ("chat", "code", "long", "structured")
 K = 3
 POSITIONS = (0.7, 0.45, 0.25)  # joint prefix acceptance under load
 LENGTHS = {k: 1 + sum(POSITIONS[:k]) for k in range(1, K + 1)}
-
-
-def tiny_recipe(output_dir: Path, *overrides: str) -> Recipe:
-    return load_recipe(overrides=[f"output_dir={output_dir}", *overrides])
 
 
 def write_results(
@@ -53,7 +48,7 @@ def write_results(
         for workload in workloads or ("",):
             extra = ({"k": k} if lengths else {}) | ({"workload": workload} if workload else {})
             for concurrency, speed in head_speed.items():
-                faster = _speed(speed, k) if k else 1.0
+                faster = speed_at(speed, k) if k else 1.0
                 rows = [_request(rng, arm, concurrency, i, faster) | extra for i in range(prompts)]
                 requests += rows
                 runs.append(_run(arm, concurrency, rows, k) | extra)
@@ -62,7 +57,7 @@ def write_results(
     finish(directory, {"servers": 2, "device": "CPU"})
 
 
-def _speed(longest: float, k: int) -> float:
+def speed_at(longest: float, k: int) -> float:
     """Speed at K = k on a machine whose steps get longer by as much for every draft token."""
     ratio = 1 + (LENGTHS[K] / longest - 1) * k / K
     return LENGTHS[k] / ratio

@@ -1,32 +1,28 @@
-"""Acceptance against real vLLM, with n-gram drafting, which needs no head."""
-
-import subprocess
-import sys
+"""Acceptance against real vLLM, with drafts that need no head of ours: n-gram, and random ones of other methods."""
 
 import numpy as np
 import pytest
 
-from drafthead.config import REPO_ROOT, Recipe
-from drafthead.data.prompts import Prompt, prompt_id, write_prompts
+from drafthead.config import Recipe
+from drafthead.data.prompts import Prompt
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.measuring.acceptance import read_acceptance, read_conditions
 from drafthead.evaluation.reporting.side_by_side import summarise_conditions
 from drafthead.evaluation.results.summary import summarise_acceptance
-from drafthead.provenance import begin, finish, verify_files
-from tests.evaluation.rows import tiny_recipe
+from drafthead.provenance import verify_files
+from tests.artefacts import ask, write_prompt_artefact
+from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
+from tests.recipes import tiny_recipe
+from tests.scripts import run_ok
 
 
 def _prompts(kind: str, count: int) -> list[Prompt]:
-    texts = [({"role": "user", "content": f"{kind} {i}: repeat a b c d a b c d a b c d"},) for i in range(count)]
-    return [Prompt(prompt_id(m), "test", "chat", m) for m in texts]
+    return [ask(f"{kind} {i}: repeat a b c d a b c d a b c d") for i in range(count)]
 
 
-def write_prompt_artefact(recipe: Recipe) -> None:
+def write_some_prompts(recipe: Recipe) -> None:
     """Six held-out prompts."""
-    begin(recipe.prompts_dir, "prompts", {})
-    for split, count in (("train", 2), ("validation", 2), ("heldout", 6)):
-        write_prompts(recipe.prompts_dir / f"{split}.parquet", _prompts(split, count))
-    finish(recipe.prompts_dir, {})
+    write_prompt_artefact(recipe, train=_prompts("train", 2), heldout=_prompts("heldout", 6))
 
 
 def _measure(recipe: Recipe) -> None:
@@ -35,8 +31,7 @@ def _measure(recipe: Recipe) -> None:
     The n-gram engine imports numba, and vLLM 0.32 cannot start a further engine in a process that holds
     llvmlite (its kernel dispatcher trips over one of llvmlite's objects).
     """
-    overrides = [f"output_dir={recipe.output_dir}", *_SETTINGS]
-    subprocess.run([sys.executable, str(REPO_ROOT / "eval" / "acceptance.py"), *overrides], check=True, timeout=240)
+    run_ok("eval/acceptance.py", f"output_dir={recipe.output_dir}", *_SETTINGS, timeout_s=240)
 
 
 _SETTINGS = ("eval.methods=[ngram]", "eval.max_tokens=24", "eval.num_draft_tokens=[3,1]", "eval.temperatures=[0,0.7]")
@@ -45,7 +40,7 @@ _SETTINGS = ("eval.methods=[ngram]", "eval.max_tokens=24", "eval.num_draft_token
 @pytest.mark.slow
 def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
     recipe = tiny_recipe(tmp_path, *_SETTINGS)
-    write_prompt_artefact(recipe)
+    write_some_prompts(recipe)
     directory = recipe.results_dir / "acceptance"
     _measure(recipe)
     rows = read_acceptance(directory)
@@ -77,3 +72,23 @@ def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
     assert lost.exists()
     assert (directory / "arm-none.parquet").stat().st_mtime_ns == written
     assert verify_files(directory) == []
+
+
+@pytest.mark.presets
+def test_drafts_of_others_are_served_side_by_side(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    made = {
+        "draft_model": write_llama(tmp_path / "llama", recipe),
+        "eagle": write_eagle(tmp_path / "eagle", recipe),
+        "medusa": write_medusa(tmp_path / "medusa", recipe),
+    }
+    arms = ",".join(f"{{name: {method}, method: {method}, head: {path}}}" for method, path in made.items())
+    settings = (f"output_dir={tmp_path}", f"eval.methods=[{arms}]", "eval.max_tokens=16", "eval.num_draft_tokens=2")
+    write_some_prompts(recipe)
+    run_ok("eval/acceptance.py", *settings, timeout_s=500)
+    rows = read_acceptance(recipe.results_dir / "acceptance")
+    for method in made:
+        of_arm = rows[rows["arm"] == method]
+        assert (of_arm["proposed"] == 2 * of_arm["drafts"]).all()
+        assert of_arm["drafts"].sum() > 0
+    assert rows.groupby("arm")["output_sha256"].agg(frozenset).nunique() == 1  # drafts never change greedy text

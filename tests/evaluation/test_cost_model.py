@@ -1,7 +1,5 @@
 """The cost model against machines whose every step time is known, and the schedule as vLLM reads it."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -11,44 +9,7 @@ from drafthead.evaluation.decision.pricing import price
 from drafthead.evaluation.decision.schedule import KEY, best_schedule, draft_length, scheduled
 from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
 from drafthead.evaluation.published.figures import published
-
-LENGTHS = {1: 1.60, 2: 2.00, 3: 2.25, 4: 2.40, 5: 2.50}
-LOADS = (1, 5, 25, 50, 100, 200)
-
-
-def dense(tokens: float) -> float:
-    """Milliseconds of a target that reads its weights in 10 ms and computes 17 tokens per ms."""
-    return max(10.0, 0.06 * tokens)
-
-
-def sparse(tokens: float) -> float:
-    """A mixture of experts: more tokens wake more experts, ever fewer of them new."""
-    return 10 + 0.5 * tokens**0.6
-
-
-class Machine:
-    """Step times of a target and its drafter, in ms."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def step(self, batch: float, K: int | None) -> float:
-        plain = self.target(batch) + 0.004 * batch
-        if K is None:
-            return plain
-        return self.target(batch * (K + 1)) + 0.004 * batch + 0.25 + K * (0.3 + 0.0006 * batch)
-
-    def speedup(self, batch: float, K: int) -> float:
-        return LENGTHS[K] * self.step(batch, None) / self.step(batch, K)
-
-    def points(self, lengths=tuple(LENGTHS), loads=LOADS, noise: float = 0.0) -> list[SpeedPoint]:
-        rng = np.random.default_rng(0)
-        plain = [SpeedPoint(b, None, self.step(b, None) * rng.lognormal(0, noise)) for b in loads]
-        drafted = [
-            SpeedPoint(b, K, self.step(b, K) / LENGTHS[K] * rng.lognormal(0, noise), LENGTHS[K])
-            for b, K in itertools.product(loads, lengths)
-        ]
-        return plain + drafted
+from tests.evaluation.machine import LENGTHS, Machine, dense, sparse
 
 
 @pytest.mark.parametrize("target", [dense, sparse])
@@ -89,7 +50,7 @@ def test_runs_that_cannot_carry_a_model_are_named():
         fit([p for p in points if p.K is not None])
 
 
-def test_break_even_and_crossover():
+def test_the_load_where_drafting_stops_paying_is_found():
     machine = Machine(dense)
     model = fit(machine.points())
     assert model.step_ratio(1, 3) == pytest.approx(machine.step(1, 3) / machine.step(1, None), rel=0.04)

@@ -8,36 +8,10 @@ import pytest
 
 from drafthead.evaluation.reporting.serving_overview import imported_table
 from drafthead.evaluation.results.imports import import_results
+from tests.evaluation.result_files import GUIDELLM, VLLM
 
 FILES = Path(__file__).parent / "files"
 REAL = FILES / "guidellm-0.8.1.json"
-
-# Sent at 10 s; chunks at 11, 12 and 14 s carry 1, 3 and 3 tokens; the answer proper starts with the second.
-VLLM = {
-    "duration": 4.0, "total_output_tokens": 7, "request_rate": "inf", "max_concurrency": 2, "median_ttft_ms": 1000.0,
-    "start_times": [10.0, 10.5], "ttfts": [1.0, 0.0], "itls": [[1.0, 2.0], []], "input_lens": [5, 5],
-    "output_lens": [7, 0], "generated_texts": ["text", ""], "errors": ["", "refused"],
-}  # fmt: skip
-GUIDELLM = {
-    "benchmarks": [{
-        "config": {"strategy": {"type_": "concurrent", "streams": 2}},
-        "metrics": {
-            name: {"successful": {"median": value}}
-            for name, value in (
-                ("time_to_first_token_ms", 1000.0),
-                ("time_per_output_token_ms", 571.4),
-                ("inter_token_latency_ms", 500.0),
-            )
-        },
-        "requests": {"successful": [{
-            "request_id": "a", "prompt_tokens": 5, "output_tokens": 7,
-            "info": {"timings": {
-                "request_start": 10.0, "first_token_iteration": 11.0, "first_output_token_iteration": 12.0,
-                "last_token_iteration": 14.0, "token_iterations": 3, "request_end": 14.1,
-            }},
-        }]},
-    }],
-}  # fmt: skip
 
 
 def _import(tmp_path, content):
@@ -68,7 +42,7 @@ def test_what_guidellm_calls_itl_is_our_tpot(tmp_path):
     assert cells[-1] == "TTFT 1000.0, TPOT 571.4, ITL 500.0"
 
 
-def test_a_file_that_guidellm_wrote():
+def test_a_file_that_guidellm_wrote_gives_its_own_figures():
     """0.8.1 on vLLM with the embedded target, one and two at a time: `guidellm run --profile kind=concurrent ...`."""
     raw = json.loads(REAL.read_text())
     levels = import_results(REAL)
@@ -95,7 +69,7 @@ def test_a_file_that_guidellm_wrote():
         assert max(r["info"]["timings"]["token_iterations"] for r in requests) == 20
 
 
-def test_a_file_that_vllm_wrote():
+def test_a_file_that_vllm_wrote_gives_its_own_figures():
     """`vllm bench serve --save-detailed` 0.32.0 with a tokenizer, the same prompts two at a time."""
     (level,) = import_results(FILES / "vllm-bench-0.32.0.json")
     medians = 1e3 * level.requests[["ttft_s", "tpot_s"]].median()

@@ -2,14 +2,11 @@
 
 import pytest
 
-from drafthead.config.evaluation import LoadConfig
 from drafthead.evaluation.measuring.level_prompts import plan_prompts
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
-from drafthead.evaluation.measuring.request_metrics import load_reached, sending_spread, sending_time
 from drafthead.evaluation.workload import EvalPrompt, Workload
-from drafthead.serving.load import RequestTimes, load_flags
-from tests.evaluation.rows import tiny_recipe
+from tests.recipes import tiny_recipe
 
 PRESETS = ["engines", "redhat", "redhat-k", "rtx-heads", "rtx-matrix", "ruiz", "techniques"]
 
@@ -73,7 +70,7 @@ def test_every_preset_is_there_and_fits_the_embedded_recipe_in_miniature(tmp_pat
         assert len({(level.name, level.first) for run in plan.runs for level in run.levels}) == len(sent)
 
 
-def test_redhat_as_published(tmp_path):
+def test_redhat_is_run_as_it_was_published(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("redhat"))
     assert _servers(plan) == [("none", 0, 1), ("eagle3", 3, 1), ("none", 0, 2), ("eagle3", 3, 2)]
     assert plan.allow_unreached  # its highest levels have 100 prompts, and are named by what was reached
@@ -95,7 +92,7 @@ def test_disjoint_levels_need_enough_prompts(tmp_path):
     assert len({request.id for requests in sent.values() for request in requests}) == 600
 
 
-def test_the_other_presets_as_published(tmp_path):
+def test_the_other_presets_are_run_as_they_were_published(tmp_path):
     recipe = tiny_recipe(tmp_path)
     plans = {name: preset_plan(recipe, load_preset(name)) for name in PRESETS}
     assert [run.k for run in plans["redhat-k"].runs] == [0, 2, 3, 4]
@@ -129,7 +126,7 @@ def test_methods_without_a_head_are_left_out_with_a_way_to_get_one(tmp_path):
     assert "medusa" not in " ".join(plan.skipped)
 
 
-def test_engines_take_endpoints(tmp_path):
+def test_the_preset_of_engines_measures_endpoints_too(tmp_path):
     endpoint = "eval.endpoints=[{name: sglang, url: 'http://10.0.0.1:30000', model: m}]"
     plan = preset_plan(tiny_recipe(tmp_path, endpoint), load_preset("engines"))
     assert [(run.arm, run.endpoint) for run in plan.runs] == [("none", False), ("eagle3", False), ("sglang", True)]
@@ -147,35 +144,3 @@ def test_random_prompts_are_the_same_every_time_and_hold_no_control_token(tmp_pa
 
     special = set(AutoTokenizer.from_pretrained(recipe.target_path).all_special_ids)
     assert not special & {token for request in first[level] for token in request.prompt_ids}
-
-
-def test_flags_of_a_load():
-    assert load_flags(LoadConfig(concurrency=8)) == ["--max-concurrency", "8", "--request-rate", "inf"]
-    burst = load_flags(LoadConfig(request_rate=64, burstiness=0.2, concurrency=32))
-    assert burst == ["--max-concurrency", "32", "--request-rate", "64", "--burstiness", "0.2"]
-    ramp = load_flags(LoadConfig(request_rate=8, ramp="linear", ramp_start=2))
-    assert ramp[:6] == ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "2", "--ramp-up-end-rps", "8"]
-
-
-def _sent(*starts: float) -> list[RequestTimes]:
-    return [RequestTimes("p", "", 10, 2, start, 0.5, [0.5], 1.0, "") for start in starts]
-
-
-def test_what_counts_as_reached():
-    closed = LoadConfig(concurrency=8)
-    assert load_reached(closed, _sent(0, 1), 7.2)
-    assert not load_reached(closed, _sent(0, 1), 7.1)
-    rate = LoadConfig(request_rate=2)  # four requests in two seconds
-    assert load_reached(rate, _sent(0, 0.5, 1, 2.2), 1.0)
-    assert not load_reached(rate, _sent(0, 0.5, 1, 2.3), 1.0)
-    capped = LoadConfig(request_rate=2, concurrency=4)  # the cap holds requests back: full is what was asked for
-    assert load_reached(capped, _sent(0, 1, 2, 9), 3.9)
-    ramp = LoadConfig(request_rate=4, ramp="exponential", ramp_start=1)
-    assert sending_time(ramp, 3) == pytest.approx(1 + 1 / 2 + 1 / 4)
-    assert sending_spread(ramp, 3) == pytest.approx((1 + 1 / 4 + 1 / 16) ** 0.5)
-    assert sending_spread(ramp.model_copy(update={"burstiness": 4.0}), 3) == sending_spread(ramp, 3) / 2
-    assert sending_spread(rate, 3) == 0.0
-    # 1.75 s ± 1.15 s: as chance may draw it, and later than that
-    assert load_reached(ramp, _sent(0, 3, 4.4), 1.0)
-    assert not load_reached(ramp, _sent(0, 3, 4.6), 1.0)
-    assert sending_time(ramp.model_copy(update={"ramp": "linear"}), 3) == pytest.approx(1 + 1 / 2.5 + 1 / 4)

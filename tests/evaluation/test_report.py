@@ -15,7 +15,8 @@ from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.one_file import read_one_file
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.provenance import ArtefactError
-from tests.evaluation.rows import tiny_recipe, write_results
+from tests.evaluation.rows import write_results
+from tests.recipes import tiny_recipe
 
 SPEEDS = {1: 1.3, 8: 1.0, 32: 0.7, 200: 1.3}  # faster, noise, slower, faster but not reached
 
@@ -62,7 +63,7 @@ def test_noise_is_unresolved_and_grey(levels):
     assert cell.text.endswith("unresolved")
 
 
-def test_verdicts(levels):
+def test_each_load_has_the_verdict_that_its_speed_asks_for(levels):
     decisions = {c: judge(level).decision for c, level in levels.items()}
     assert decisions == {1: DEPLOY, 8: UNKNOWN, 32: DO_NOT, 200: UNKNOWN}
     assert "not reached: asked 200 in flight, achieved 48.0 (no speculation)" in judge(levels[200]).reason
@@ -92,7 +93,7 @@ def test_html_is_one_file_that_loads_nothing(recipe, analysis):
     assert re.search(r'<td class=" ?unresolved">', html)
 
 
-def test_markdown_and_pictures(recipe, analysis):
+def test_the_markdown_shows_its_pictures_and_what_was_measured(recipe, analysis):
     text = (recipe.results_dir / "report.md").read_text()
     for picture in re.findall(r"\]\((.+?\.png)\)", text):
         assert (recipe.results_dir / picture).read_bytes().startswith(b"\x89PNG")

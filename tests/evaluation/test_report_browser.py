@@ -8,7 +8,8 @@ import pytest
 
 from drafthead.evaluation.decision.analysis import analyse, read_results
 from drafthead.evaluation.reporting.report import write_report
-from tests.evaluation.rows import tiny_recipe, write_results
+from tests.evaluation.rows import write_results
+from tests.recipes import tiny_recipe
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 requires_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")

@@ -12,7 +12,8 @@ from drafthead.evaluation.reporting.schedule_check import (
 )
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, read_serving
-from tests.evaluation.rows import tiny_recipe, write_results
+from tests.evaluation.rows import write_results
+from tests.recipes import tiny_recipe
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
-"""Before any head exists: what it would need, what it would bring, and a head of no training that vLLM can serve."""
+"""Before any head exists: what it would need, and what it would bring."""
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 
+from drafthead.evaluation.decision.cost_fit import fit
 from drafthead.evaluation.decision.worth import (
     CAN,
     CANNOT,
@@ -15,14 +15,11 @@ from drafthead.evaluation.decision.worth import (
     needed_length,
     worth,
 )
-from drafthead.evaluation.reporting.plan_report import assumed_lengths, plan_tables, rows_to_plan_from, untrained_recipe
-from drafthead.exporting.served import check_served
-from drafthead.exporting.untrained import write_untrained
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec
-from drafthead.provenance import ArtefactError, read_json, verify_files
-from tests.evaluation.rows import tiny_recipe, write_results
-from tests.evaluation.test_cost_model import Machine, dense, fit
+from drafthead.evaluation.reporting.plan_report import assumed_lengths, plan_tables, rows_to_plan_from
+from drafthead.provenance import ArtefactError
+from tests.evaluation.machine import Machine, dense
+from tests.evaluation.rows import write_results
+from tests.recipes import tiny_recipe
 
 SHARES = {1: 0.5, 50: 0.5}
 
@@ -57,7 +54,7 @@ def test_more_acceptance_is_worth_more_and_drafting_is_never_forced(model):
     assert strong.loads[1][0] >= strong.loads[50][0]
 
 
-def test_the_verdict_on_training(model):
+def test_training_is_judged_by_speed_and_by_what_it_earns(model):
     weak, middle, strong = (worth(model, length, 3, SHARES, 256) for length in (1.05, 1.6, 2.7))
     assert judge_training(model, [strong], 1000)[0] == CAN
     assert judge_training(model, [weak, strong], 1000)[0] == DEPENDS
@@ -71,7 +68,7 @@ def test_the_verdict_on_training(model):
     assert judge_training(model, [strong], 1000, dear)[0] == CANNOT
 
 
-def test_a_plan_from_an_earlier_head(tmp_path):
+def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     recipe = tiny_recipe(tmp_path)
     with pytest.raises(ArtefactError, match=r"no measurement to plan from .* run: python eval/plan.py"):
         rows_to_plan_from(recipe)
@@ -88,16 +85,3 @@ def test_a_plan_from_an_earlier_head(tmp_path):
     longer = tiny_recipe(tmp_path, "eval.num_draft_tokens=5", "train.num_ttt_steps=5")
     with pytest.raises(ValueError, match=r"no public head is known at K = 5 .* give --acceptance-length"):
         assumed_lengths(longer, None)
-
-
-def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
-    recipe = untrained_recipe(tiny_recipe(tmp_path), None)
-    directory = write_untrained(recipe)
-    assert directory.name == "tiny-untrained"
-    assert verify_files(directory) == []
-    assert write_untrained(recipe) == directory  # once
-    shape = draft_shape(recipe, load_target_spec(recipe.target_path))
-    check_served(read_json(directory / "config.json"), shape, recipe.target.tap_ids, recipe.engine.max_model_len)
-    assert load_file(directory / "model.safetensors")["d2t"].shape == (recipe.head.draft_vocab_size,)
-    with pytest.raises(ValueError, match=r"head.coverage needs the target's responses"):
-        write_untrained(tiny_recipe(tmp_path / "other", "head.coverage=0.9", "head.draft_vocab_size=0"))

@@ -1,5 +1,6 @@
 """Runs that were never trained: random weights in the form that training writes."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -7,20 +8,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead import provenance
-from drafthead.config import Recipe, load_recipe
+from drafthead.config import Recipe
 from drafthead.core.vocabulary import choose_vocabulary
 from drafthead.files import sha256_file, write_json
 from drafthead.models.draft import DraftModel, DraftShape, draft_shape
 from drafthead.models.target import load_target_spec, target_identity
-
-SMALL = (
-    "head.draft_vocab_size=256", "head.intermediate_size=64", "head.num_attention_heads=2",
-    "head.num_key_value_heads=1", "head.head_dim=32",
-)  # fmt: skip
+from tests.recipes import SMALL_HEAD, tiny_recipe
 
 
 def recipe_at(output_dir: Path, *overrides: str) -> Recipe:
-    return load_recipe(overrides=[f"output_dir={output_dir}", *SMALL, *overrides])
+    return tiny_recipe(output_dir, *SMALL_HEAD, *overrides)
 
 
 def random_weights(shape: DraftShape, seed: int = 0) -> dict[str, Tensor]:
@@ -47,7 +44,24 @@ def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
     checkpoint.mkdir(parents=True)
     save_file(weights or random_weights(draft_shape(recipe, spec)), checkpoint / "model.safetensors")
     write_json(checkpoint / "state.json", {"step": 7, "acceptance_length": 1.5})
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in sorted(checkpoint.iterdir())}
-    write_json(checkpoint / provenance.MANIFEST, {"files": files})
+    list_files(checkpoint)
     provenance.finish(recipe.run_dir, {"best_step": 7})
     return checkpoint
+
+
+def list_files(checkpoint: Path) -> None:
+    """The manifest of a checkpoint, of the files that are there now."""
+    files = {
+        str(p.relative_to(checkpoint)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
+        for p in sorted(checkpoint.rglob("*"))
+        if p.is_file() and p.name != provenance.MANIFEST
+    }
+    write_json(checkpoint / provenance.MANIFEST, {"files": files})
+
+
+def bare_copy(head: Path, folder: Path) -> Path:
+    """The two files that an engine reads, as a publisher puts them up; returns the new folder."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(head / name, folder)
+    return folder

@@ -1,10 +1,8 @@
 """Draft weights in fp8: what is written, what comes back, and that vLLM's own fp8 layers compute with it."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from drafthead.exporting.contract import as_served, head_config
 from drafthead.exporting.fp8 import dequantised, quantised
@@ -13,10 +11,9 @@ from drafthead.exporting.importing.head import import_head
 from drafthead.exporting.served import check_served
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_target_spec
-from drafthead.provenance import read_json
-from tests.exporting.runs import random_weights, recipe_at, write_run
-from tests.exporting.test_matrix import TOKENS, our_logits
-from tests.exporting.vllm_model import VllmDraft, one_rank, two_steps
+from tests.damage import replace_tensors
+from tests.exporting.runs import bare_copy, random_weights, recipe_at, write_run
+from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps
 
 FP8 = torch.float8_e4m3fn
 PROJECTIONS = {
@@ -119,13 +116,9 @@ def test_an_fp8_scale_in_a_foreign_file_is_read_per_matrix_too(tmp_path):
     recipe = recipe_at(tmp_path / "first", "export.dtype=fp8")
     write_run(recipe)
     exported = export_head(recipe, serve_check=False)
-    tensors = load_file(exported / "model.safetensors")
-    name = "midlayer.mlp.up_proj.weight"
-    tensors[name + "_scale"] = torch.tensor([0.5])
-    public = tmp_path / "public"
-    public.mkdir()
-    save_file(tensors, public / "model.safetensors")
-    (public / "config.json").write_text(json.dumps(read_json(exported / "config.json")))
+    public, name = bare_copy(exported, tmp_path / "public"), "midlayer.mlp.up_proj.weight"
+    replace_tensors(public / "model.safetensors", {name + "_scale": torch.tensor([0.5])})
     run = import_head(recipe_at(tmp_path / "second"), str(public))
     found = load_file(run / "checkpoints/step_00000000/model.safetensors")
-    assert torch.equal(found[name], tensors[name].float() * 0.5)
+    written = load_file(exported / "model.safetensors")[name]
+    assert torch.equal(found[name], written.float() * 0.5)

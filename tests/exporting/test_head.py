@@ -11,16 +11,12 @@ from safetensors.torch import load_file, save_file
 from drafthead import provenance
 from drafthead.exporting import head as exporting
 from drafthead.exporting.checkpoint import open_checkpoint
-from drafthead.exporting.contract import head_config
 from drafthead.exporting.head import export_head
 from drafthead.exporting.reload import check_reload
-from drafthead.exporting.rope import served_shape
-from drafthead.exporting.served import check_served, served_values
+from drafthead.exporting.served import served_values
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_target_spec
 from tests.exporting.runs import recipe_at, write_run
-
-TAPS = (2, 4, 6)
 
 
 @pytest.fixture
@@ -28,12 +24,6 @@ def recipe(tmp_path):
     recipe = recipe_at(tmp_path)
     write_run(recipe)
     return recipe
-
-
-@pytest.fixture
-def shape(tmp_path):
-    recipe = recipe_at(tmp_path)
-    return draft_shape(recipe, load_target_spec(recipe.target_path))
 
 
 def test_rotation_and_positions_are_the_targets_unless_the_recipe_says_otherwise(recipe, tmp_path):
@@ -101,16 +91,8 @@ def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
     assert not provenance.verify_files(recipe.head_dir)
 
 
-def test_a_head_exported_unchecked_is_checked_by_the_next_call(recipe, monkeypatch):
-    before = provenance.reference(provenance.require(export_head(recipe, serve_check=False), "head", ""))
-    monkeypatch.setattr(exporting, "_judge", lambda *_: {"serve_check": {"served": 1.5}})
-    export_head(recipe)
-    manifest = provenance.require(recipe.head_dir, "head", "")
-    assert manifest["counts"]["serve_check"] == {"served": 1.5}
-    assert provenance.reference(manifest) == before  # results measured with the head stay valid
-
-
-def test_reload_finds_a_single_changed_weight(recipe, shape):
+def test_reload_finds_a_single_changed_weight(recipe):
+    shape = draft_shape(recipe, load_target_spec(recipe.target_path))
     directory = export_head(recipe, serve_check=False)
     weights = load_file(recipe.run_dir / "checkpoints/step_00000007/model.safetensors")
     tensors = load_file(directory / "model.safetensors")
@@ -118,36 +100,6 @@ def test_reload_finds_a_single_changed_weight(recipe, shape):
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(ValueError, match="does not give the training module's logits: largest difference"):
         check_reload(directory, weights, shape, "bfloat16")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"norm_before_residual": True}, "norm_before_residual: trained False, served True"),
-        ({"fc_norm": True}, "fc_norm: trained False, served True"),
-        ({"norm_output": True}, "norm_output: trained False, served True"),
-        ({"eagle_config": {}, "norm_before_fc": False}, "norm_before_fc: trained True, served False"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}, r"taps \(model runner V1\): trained \[2, 4, 6\], served \[1"),
-        ({"eagle_aux_hidden_state_layer_ids": None}, r"taps \(model runner V2\): .* served \"the target's default\""),
-        ({"num_aux_hidden_states": 4}, "taps that fc is sized for: trained 3, served 4"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, r"rope rope_type: trained 'yarn', served"),
-        ({"draft_vocab_size": None}, "draft_vocab_size: trained 256, served 3072"),
-        ({"head_dim": None}, "head_dim: trained 32, served 96"),
-        ({"max_position_embeddings": 512}, "max_position_embeddings: 1024 to be served, 512 in the head"),
-    ],
-)
-def test_a_config_that_vllm_reads_otherwise_is_refused(shape, change, message):
-    config = json.loads(json.dumps(head_config(shape, TAPS, "bfloat16", 2048)))
-    check_served(config, shape, TAPS, 1024)
-    with pytest.raises(ValueError, match=message):
-        check_served(config | change, shape, TAPS, 1024)
-
-
-def test_the_nested_switch_wins_over_the_one_beside_it(shape):
-    config = head_config(shape, TAPS, "bfloat16", 2048)
-    config["eagle_config"]["norm_before_fc"] = False
-    with pytest.raises(ValueError, match="norm_before_fc: trained True, served False"):
-        check_served(config, shape, TAPS, 1024)
 
 
 def test_the_whole_vocabulary_is_exported_without_maps(tmp_path):
@@ -163,20 +115,3 @@ def test_a_checkpoint_outside_its_run_is_refused(recipe, tmp_path):
     spec = load_target_spec(recipe.target_path)
     with pytest.raises(provenance.ArtefactError, match="does not lie in the run that wrote it"):
         open_checkpoint(recipe, tmp_path / "elsewhere/a/step_00000007", spec)
-
-
-def test_yarn_stretches_an_unscaled_rotation_only(tmp_path, shape):
-    export = recipe_at(tmp_path, "export.yarn_from=512", "export.max_position_embeddings=2048").export
-    with pytest.raises(ValueError, match="the target's rotation is already yarn"):
-        served_shape(shape, export)
-    plain = {"rope_type": "default", "rope_theta": 1e4}
-    object.__setattr__(shape, "rope_parameters", plain)
-    stretched = served_shape(shape, export)
-    assert stretched.rope_parameters["rope_type"] == "yarn"
-    assert stretched.rope_parameters["factor"] == 4
-    assert stretched.rope_parameters["original_max_position_embeddings"] == 512
-    assert stretched.max_position_embeddings == 2048
-    check_served(head_config(stretched, TAPS, "bfloat16", 2048), stretched, TAPS, 2048)
-    short = export.model_copy(update={"yarn_from": 4096})
-    with pytest.raises(ValueError, match="export.yarn_from 4096 is not below the 2048 positions"):
-        served_shape(shape, short)

@@ -2,24 +2,17 @@
 
 import pytest
 
-from drafthead.config import Recipe, load_recipe
-from drafthead.data.prompts import Prompt, prompt_id, write_prompts
+from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on
 from drafthead.exporting.lineage import record_prompts
 from drafthead.provenance import ArtefactError, begin, finish, reference
-
-
-def ask(text: str) -> Prompt:
-    messages = ({"role": "user", "content": text},)
-    return Prompt(prompt_id(messages), "local", "chat", messages)
+from tests.artefacts import ask, write_prompt_artefact
+from tests.recipes import tiny_recipe
 
 
 def write_chain(recipe: Recipe, responses_made_from: str | None = None) -> None:
     """Prompts, responses, states and run, empty but for the prompts, each naming what it was made from."""
-    begin(recipe.prompts_dir, "prompts", {})
-    for split in ("train", "validation", "heldout"):
-        write_prompts(recipe.prompts_dir / f"{split}.parquet", [ask(split)])
-    prompts = reference(finish(recipe.prompts_dir, {}))
+    prompts = write_prompt_artefact(recipe)
     states = {}
     for split in ("train", "validation"):
         begin(recipe.responses_dir(split), "responses", {"prompts": responses_made_from or prompts})
@@ -32,7 +25,7 @@ def write_chain(recipe: Recipe, responses_made_from: str | None = None) -> None:
 
 @pytest.fixture
 def recipe(tmp_path) -> Recipe:
-    return load_recipe(overrides=[f"output_dir={tmp_path}"])
+    return tiny_recipe(tmp_path)
 
 
 def test_training_and_validation_prompts_are_recorded(recipe):

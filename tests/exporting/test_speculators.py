@@ -13,6 +13,7 @@ from drafthead.exporting.speculators import from_speculators, to_speculators
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_target_spec
 from tests.exporting.runs import recipe_at, write_run
+from tests.recipes import changed
 
 FOUR_TAPS = ("target.tap_ids=[0,2,5,8]", "head.norm_before_residual=false", "head.fc_norm=true")
 
@@ -25,7 +26,7 @@ def recipe(tmp_path):
 
 
 def test_both_layouts_hold_the_same_head(recipe):
-    plain = recipe.model_copy(update={"export": recipe.export.model_copy(update={"format": "vllm"})})
+    plain = changed(recipe, "export", format="vllm")
     ours, theirs = export_head(plain, serve_check=False), export_head(recipe, serve_check=False)
     assert (ours.name, theirs.name) == ("tiny", "tiny-speculators")
     one, other = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")

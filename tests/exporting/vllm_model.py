@@ -1,4 +1,4 @@
-"""vLLM's own EAGLE-3 model class, run without an engine.
+"""vLLM's own EAGLE-3 model class, run without an engine, and beside it the logits that ours gives.
 
 One engine configuration is made with the first head; every further head only replaces the draft's config, as vLLM
 parses it, before the class is built and fed through vLLM's own weight loader. The paged attention kernel needs an
@@ -19,7 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead.config import Recipe
+from drafthead.core.layout import tail_layout
+from drafthead.models.draft import DraftShape, frozen_copy
 from drafthead.serving.engine import engine_arguments, import_vllm
+
+TOKENS = 6
 
 
 class VllmDraft:
@@ -96,6 +100,17 @@ def two_steps(draft: VllmDraft, model: Any, aux: Tensor, embeddings: Tensor) -> 
         longer = torch.cat([features, recycled[-1:]])
         after, _ = model(None, torch.arange(tokens + 1), longer, inputs_embeds=embeddings)
         return model.compute_logits(states), model.compute_logits(after[-1:])[0]
+
+
+def our_logits(shape: DraftShape, weights: dict[str, Tensor], aux: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    """(T, V) of the first step and (V,) of the second from the last position, minus infinity where no draft id is."""
+    model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
+    # vLLM's rows hold the embedding they read: one more token in front, and states of two more that nobody sees.
+    tokens, aux = torch.cat([embeddings[:1], embeddings]), torch.nn.functional.pad(aux, (0, 0, 0, 2))
+    states = model.unroll(aux, tokens, torch.arange(TOKENS + 2), tail_layout([TOKENS + 2], [0]), 2)[:, :TOKENS]
+    logits = torch.full((2, TOKENS, shape.vocab_size), float("-inf"))
+    logits[:, :, weights["t2d"].nonzero()[:, 0]] = model.lm_head(states)
+    return logits[0], logits[1, -1]
 
 
 @contextmanager

@@ -9,10 +9,8 @@ an engine's process: the main process must then end by itself).
 import contextlib
 import os
 import random
-import runpy
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,16 +22,12 @@ import psutil
 
 from drafthead.config import REPO_ROOT
 from tests.faults.stages import Stage
+from tests.scripts import environment, run_here
 
 Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
 LOOK_EVERY = 0.004  # seconds: a file of the embedded target is on its way for about as long as that
 PATIENCE = 60.0  # seconds for what must end by itself
-# Threads that spin for one another would starve whatever runs beside them.
-ENVIRONMENT = {
-    **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(REPO_ROOT),
-    "WANDB_MODE": "offline",
-}  # fmt: skip
 _HELPERS = ("resource_tracker", "git")  # whose death nobody has to notice
 
 
@@ -108,7 +102,7 @@ def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = Fals
     thread.start()
     try:
         if here:
-            _run_here(stage.command(root, *overrides)[1:])
+            assert run_here(*stage.command(root, *overrides)[1:]) == 0
         else:
             finish(stage, root, *overrides)
     finally:
@@ -118,15 +112,6 @@ def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = Fals
     watch.look()
     first = watch.first or seconds
     return Undisturbed(stage.payload(root), seconds, first, len(watch.new), len(watch.temporary))
-
-
-def _run_here(arguments: list[str]) -> None:
-    before = sys.argv
-    sys.argv = arguments
-    try:
-        runpy.run_path(str(REPO_ROOT / arguments[0]), run_name="__main__")
-    finally:
-        sys.argv = before
 
 
 def finish(stage: Stage, root: Path, *overrides: str) -> float:
@@ -143,7 +128,7 @@ def started(stage: Stage, root: Path, *overrides: str) -> Iterator[psutil.Popen]
     """A stage in a process group of its own. Whatever happens, nothing of it is left when the block ends."""
     with (root / f"{stage.name}.log").open("w") as log:
         process = psutil.Popen(
-            stage.command(root, *overrides), cwd=REPO_ROOT, env=ENVIRONMENT, start_new_session=True,
+            stage.command(root, *overrides), cwd=REPO_ROOT, env=environment(), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
     try:

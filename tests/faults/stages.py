@@ -7,15 +7,16 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.faults.payload import GROWING, LEFT_OUT, content, leftovers, visible_files
+from tests.recipes import SMALL_HEAD
+from tests.scripts import accelerate
 
 NAME = "tiny"  # of the recipe
 # Several units of work for every stage, each of them small.
 SMALL = (
-    "prompts.max_train=24", "prompts.max_heldout=8", "prompts.validation=4", "responses.prompts_per_part=8",
-    "responses.max_tokens=48", "states.sequences_per_shard=8", "head.draft_vocab_size=256",
-    "head.intermediate_size=64", "head.num_attention_heads=2", "head.num_key_value_heads=1", "head.head_dim=32",
-    "train.num_ttt_steps=3", "train.tokens_per_batch=512", "train.batches_per_step=2", "train.epochs=12",
-    "train.checkpoint_every=8", "train.zero_stage=2", "eval.max_tokens=32", "eval.prompts_per_level=8",
+    *SMALL_HEAD, "prompts.max_train=24", "prompts.max_heldout=8", "prompts.validation=4",
+    "responses.prompts_per_part=8", "responses.max_tokens=48", "states.sequences_per_shard=8", "train.num_ttt_steps=3",
+    "train.tokens_per_batch=512", "train.batches_per_step=2", "train.epochs=12", "train.checkpoint_every=8",
+    "train.zero_stage=2", "eval.max_tokens=32", "eval.prompts_per_level=8",
     "eval.concurrency=[1]",  # more at a time share batches by chance, and bf16 shows it in the text
 )  # fmt: skip
 
@@ -42,13 +43,7 @@ class Stage:
 
     def command(self, root: Path, *overrides: str) -> list[str]:
         """What a user types, with this interpreter."""
-        launcher: list[str] = []
-        if self.ranks:
-            several = ("--multi_gpu",) if self.ranks > 1 else ()
-            launcher = [
-                "-m", "accelerate.commands.launch", *several, "--num_processes", str(self.ranks), "--num_machines", "1",
-                "--mixed_precision", "no", "--dynamo_backend", "no",
-            ]  # fmt: skip
+        launcher = accelerate(self.ranks) if self.ranks else ()
         return [sys.executable, *launcher, self.script, f"output_dir={root}", *SMALL, *overrides]
 
     def names(self, root: Path) -> set[str]:

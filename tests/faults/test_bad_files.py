@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from drafthead import provenance
 from drafthead.config import Recipe
@@ -19,25 +18,15 @@ from drafthead.evaluation.identity import identity
 from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.files import read_public_head
-from drafthead.files import sha256_file, write_json
+from drafthead.files import write_json
 from drafthead.provenance import ArtefactError
 from drafthead.training import checkpoint
 from drafthead.training.setup import open_inputs
-from tests.exporting.runs import recipe_at, write_run
-from tests.training.conftest import small_recipe, synthetic_sequences, synthetic_store
+from tests.damage import cut_short, flip_bit, replace_tensors
+from tests.exporting.runs import bare_copy, list_files, recipe_at, write_run
+from tests.training.synthetic import small_recipe, synthetic_sequences, synthetic_store
 
 WORKLOAD = Workload([EvalPrompt("p", "chat", [5, 6, 7])], 0)
-
-
-def flip(path: Path, place: float = 0.5) -> None:
-    """Change one bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[int(len(content) * place)] ^= 0x10
-    path.write_bytes(content)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
 
 
 def read_all(recipe: Recipe) -> None:
@@ -73,18 +62,16 @@ class TestShards:
 
     @pytest.mark.parametrize("place", [0.2, 0.4, 0.6, 0.8, 0.999])
     def test_training_does_not_read_a_flipped_bit(self, recipe, place):
-        flip(shard_path(recipe.states_dir("train"), 1), place)
+        flip_bit(shard_path(recipe.states_dir("train"), 1), place)
         with pytest.raises(ArtefactError, match=r"shard-00001\S+: \S+ of sequence more\d+ is not what was written.*"):
             read_all(recipe)
 
     @pytest.mark.parametrize("name", ["offsets", "tail_offsets", "sums"])
     def test_nor_rows_at_a_wrong_place(self, recipe, name):
         path = shard_path(recipe.states_dir("train"), 1)
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-        tensors = load_file(path)
-        tensors[name].view(-1)[3] += 1 << 40
-        save_file(tensors, path, metadata=metadata)
+        wrong = load_file(path)[name].clone()
+        wrong.view(-1)[3] += 1 << 40
+        replace_tensors(path, {name: wrong})
         with pytest.raises(ArtefactError, match=r"shard-00001"):
             read_all(recipe)
 
@@ -92,9 +79,12 @@ class TestShards:
         ("damage", "message"),
         [
             (lambda d: shard_path(d, 1).unlink(), r"has lost shard-00001.*run: python data_gen/harvest.py"),
-            (lambda d: cut(shard_path(d, 1)), r"has lost shard-00001\.safetensors since it was made \(missing, or of"),
+            (
+                lambda d: cut_short(shard_path(d, 1)),
+                r"has lost shard-00001\.safetensors since it was made \(missing, or of",
+            ),
             (lambda d: shutil.copy(shard_path(d, 1), shard_path(d, 2)), r"holds shard-00002.*another harvest"),
-            (lambda d: cut(d / "manifest.json"), r"manifest.json is damaged"),
+            (lambda d: cut_short(d / "manifest.json"), r"manifest.json is damaged"),
             (lambda d: (d / "manifest.json").write_text("[]"), r"manifest.json is not a manifest"),
             (lambda d: (d / "manifest.json").write_text("{}"), r"manifest.json is not a manifest \(files: Field req"),
         ],
@@ -141,7 +131,7 @@ class TestManifests:
         provenance.begin(tmp_path, "prompts", {})
         (tmp_path / "file").write_text("abc")
         provenance.finish(tmp_path, {})
-        flip(tmp_path / "file")
+        flip_bit(tmp_path / "file")
         provenance.require(tmp_path, "prompts", "make it")
         with pytest.raises(ArtefactError, match="file has another SHA-256.*delete what changed and run: make it"):
             provenance.require(tmp_path, "prompts", "make it", every_byte=True)
@@ -167,32 +157,23 @@ def steps_at(run_dir: Path, *steps: int) -> list[Path]:
         (path / "model.safetensors").write_bytes(bytes(200))
         state = checkpoint.TrainState(step, 1, 1, 1.0, step, 1.0, (0.5,))
         write_json(path / "state.json", dataclasses.asdict(state))
-        relist(path)
+        list_files(path)
         paths.append(path)
     return paths
 
 
-def relist(path: Path) -> None:
-    files = {
-        str(p.relative_to(path)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
-        for p in path.rglob("*")
-        if p.is_file() and p.name != provenance.MANIFEST
-    }
-    write_json(path / provenance.MANIFEST, {"files": files})
-
-
 def other_version(path: Path) -> None:
     (path / "state.json").write_text('{"stage": 3}')
-    relist(path)
+    list_files(path)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: cut(path / "model.safetensors"),
-        lambda path: flip(path / "deepspeed" / "optimizer.pt"),
+        lambda path: cut_short(path / "model.safetensors"),
+        lambda path: flip_bit(path / "deepspeed" / "optimizer.pt"),
         lambda path: (path / "deepspeed" / "optimizer.pt").unlink(),
-        lambda path: cut(path / "manifest.json"),
+        lambda path: cut_short(path / "manifest.json"),
         lambda path: (path / "manifest.json").write_text("[]"),
         lambda path: (path / "manifest.json").unlink(),
         other_version,
@@ -234,8 +215,8 @@ class TestHeads:
     @pytest.mark.parametrize(
         ("name", "damage", "message"),
         [
-            ("model.safetensors", cut, "has lost model.safetensors since it was made"),
-            ("model.safetensors", flip, "model.safetensors has another SHA-256"),
+            ("model.safetensors", cut_short, "has lost model.safetensors since it was made"),
+            ("model.safetensors", flip_bit, "model.safetensors has another SHA-256"),
             ("config.json", Path.unlink, "has lost config.json"),
         ],
     )
@@ -244,7 +225,7 @@ class TestHeads:
         damage(head.head_dir / name)
         with pytest.raises(ArtefactError, match=message):
             identity(head, WORKLOAD, (BASELINE, HEAD))
-        if damage is flip:
+        if damage is flip_bit:
             with pytest.raises(ArtefactError, match="delete what changed and run: python export/head.py"):
                 export_head(head, serve_check=False)
             (head.head_dir / name).unlink()
@@ -261,30 +242,22 @@ class TestHeads:
         ],
     )
     def test_somebody_elses_config_is_read_before_an_engine_starts(self, head, tmp_path, change, message):
-        theirs = self.theirs(head, tmp_path)
+        theirs = bare_copy(head.head_dir, tmp_path / "theirs")
         config = json.loads((theirs / "config.json").read_text())
         text = change if isinstance(change, str) else json.dumps(config | change)
         (theirs / "config.json").write_text(text)
         self.refused(tmp_path, theirs, message)
 
     def test_so_are_their_tensors(self, head, tmp_path):
-        theirs = self.theirs(head, tmp_path)
-        tensors = load_file(theirs / "model.safetensors")
-        tensors["d2t"][0] += 10**6
-        save_file(tensors, theirs / "model.safetensors")
+        theirs = bare_copy(head.head_dir, tmp_path / "theirs")
+        offsets = load_file(theirs / "model.safetensors")["d2t"].clone()
+        offsets[0] += 10**6
+        replace_tensors(theirs / "model.safetensors", {"d2t": offsets})
         self.refused(tmp_path, theirs, r"d2t of \S+ leads to the target's tokens .* but there are 3072")
-        cut(theirs / "model.safetensors")
+        cut_short(theirs / "model.safetensors")
         self.refused(tmp_path, theirs, "is damaged or cut short")
         with pytest.raises(ValueError, match="is damaged or cut short"):
             read_public_head(str(theirs))
-
-    @staticmethod
-    def theirs(head: Recipe, folder: Path) -> Path:
-        directory = folder / "theirs"
-        directory.mkdir()
-        for name in ("config.json", "model.safetensors"):
-            shutil.copy(head.head_dir / name, directory)
-        return directory
 
     @staticmethod
     def refused(output: Path, theirs: Path, message: str) -> None:

@@ -201,6 +201,6 @@ def test_any_override_applies_or_is_named(key, ending, text):
 
 
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
-def test_numbers_are_finite(value):
+def test_a_number_that_is_not_finite_is_refused(value):
     with pytest.raises(ValueError, match="train.learning_rate: Input should be"):
         load_recipe(overrides=[f"train.learning_rate={value}"])

@@ -10,8 +10,9 @@ from drafthead.generation.responses import regenerate as stage
 from drafthead.serving import remote
 from drafthead.serving.load import LoadRequest, warm_up
 from drafthead.serving.server import Server, ServerError
-from tests.generation.conftest import small_recipe
-from tests.serving.test_remote import honest_reply, serving
+from tests.generation.small import small_recipe
+from tests.recipes import changed
+from tests.serving.little_server import honest_reply, serving
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -26,8 +27,7 @@ def test_parts_that_were_answered_before_a_server_died_are_kept(tmp_path, monkey
         return reply(body) if next(asked) < 9 else (503, {"error": "gone"})
 
     def at(server):
-        responses = recipe.responses.model_copy(update={"server_url": server.responses.server_url})
-        return recipe.model_copy(update={"responses": responses})
+        return changed(recipe, "responses", server_url=server.responses.server_url)
 
     with serving(dies) as server, pytest.raises(ServerError, match="answered 503"):
         stage.regenerate(at(server))

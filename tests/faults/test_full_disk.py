@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import REPO_ROOT
-from tests.generation.conftest import SMALL as SMALL_DATA
-from tests.training.conftest import small_recipe, synthetic_store
-from tests.training.launching import checkpoints, command, environment
+from tests.generation.small import SMALL as SMALL_DATA
+from tests.scripts import environment
+from tests.training.launching import checkpoints, command
+from tests.training.synthetic import small_recipe, synthetic_store
 
 _TMPFS = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")  # a mount that only the command sees
 
@@ -32,7 +33,7 @@ def full_and_then_not(folder: Path, size: str, stage: list[str]) -> list[str]:
     """Run a stage on a file system of `size`, again with room, and keep its files; what each said and ended with."""
     run = f"{shlex.join(stage)} 2>&1; echo ended with $?"
     script = f"""
-        set -u; export PYTHONPATH={REPO_ROOT}
+        set -u
         mount -t tmpfs -o size={size} none {folder}/disk
         {run}; find {folder}/disk -name '*.tmp' -o -name step_*; echo ====
         mount -o remount,size=200m {folder}/disk
@@ -46,7 +47,7 @@ def full_and_then_not(folder: Path, size: str, stage: list[str]) -> list[str]:
     return result.stdout.split("====")
 
 
-def test_prompts(tmp_path):
+def test_prompts_stop_on_a_full_disk_and_go_on_with_room(tmp_path):
     stage = [sys.executable, "data_gen/prompts.py", f"output_dir={tmp_path}/disk", *SMALL_DATA]
     full, roomy = full_and_then_not(tmp_path, "12k", stage)
     assert "DiskFullError: no room for" in full
@@ -56,13 +57,13 @@ def test_prompts(tmp_path):
     assert roomy.rstrip().endswith("ended with 0")
 
 
-def test_training(tmp_path):
+def test_training_stops_on_a_full_disk_and_resumes_with_room(tmp_path):
     recipe = small_recipe(tmp_path)
     synthetic_store(recipe, "train", 60, seed=0)
     synthetic_store(recipe, "validation", 6, seed=1)
     (tmp_path / "fs").mkdir()
     output = tmp_path / "fs" / "disk"
-    stage = command(recipe.model_copy(update={"output_dir": str(output)}), flags=("--quiet",))
+    stage = [sys.executable, *command(recipe.model_copy(update={"output_dir": str(output)}), flags=("--quiet",))]
     link = ["ln", "-sfn", str(Path(recipe.output_dir) / "data"), f"{output}/data"]
     both = ["sh", "-c", f"{shlex.join(link)} && {shlex.join(stage)}"]
     full, roomy = full_and_then_not(tmp_path / "fs", "9m", both)

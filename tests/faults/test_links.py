@@ -13,7 +13,7 @@ from drafthead.provenance import ArtefactError
 from drafthead.training import checkpoint
 from drafthead.training.setup import open_inputs
 from tests.exporting.runs import random_weights, recipe_at, write_run
-from tests.training.conftest import small_recipe, synthetic_store
+from tests.training.synthetic import small_recipe, synthetic_store
 
 
 @pytest.fixture

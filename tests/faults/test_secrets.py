@@ -4,20 +4,17 @@ The same is looked for in a run with a tracker (tests/training/test_options.py) 
 leave behind (tests/serving/test_server.py).
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, load_recipe
+from drafthead.config import DEFAULT_RECIPE, load_recipe
 from drafthead.exporting.card import write_card
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
 from drafthead.serving.server_command import server_command
 from tests.exporting.runs import recipe_at, write_run
 from tests.faults.secrets import MARKER, files_with, set_secrets
-from tests.generation.conftest import SMALL
+from tests.generation.small import SMALL
+from tests.scripts import run_python
 
 
 def test_stages_write_down_nothing_of_the_environment(tmp_path, monkeypatch):
@@ -27,10 +24,8 @@ def test_stages_write_down_nothing_of_the_environment(tmp_path, monkeypatch):
     import_head(recipe, str(export_head(first, serve_check=False)))
     export_head(recipe, serve_check=False)
     write_card(recipe, recipe.run_dir)
-    result = subprocess.run(
-        [sys.executable, "data_gen/prompts.py", f"output_dir={tmp_path}", *SMALL], cwd=REPO_ROOT, capture_output=True,
-        text=True, check=True, env={**os.environ, "PYTHONPATH": str(REPO_ROOT)},
-    )  # fmt: skip
+    result = run_python("data_gen/prompts.py", f"output_dir={tmp_path}", *SMALL)
+    assert result.returncode == 0, result.stderr
     assert MARKER not in result.stdout + result.stderr
     assert not files_with(tmp_path, MARKER)
     assert files_with(tmp_path, "data_gen/prompts.py") == []  # the search itself: the command is there by its name

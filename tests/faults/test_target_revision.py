@@ -18,8 +18,9 @@ from drafthead.generation.states.state_stores import claim
 from drafthead.models.target import load_target_spec, target_identity
 from drafthead.provenance import ArtefactError
 from drafthead.training.setup import open_inputs
+from tests.artefacts import cached_snapshot
 from tests.exporting.runs import write_run
-from tests.training.conftest import small_recipe, synthetic_store
+from tests.training.synthetic import small_recipe, synthetic_store
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -27,12 +28,10 @@ OLD, NEW = "a" * 40, "b" * 40
 @pytest.fixture
 def hub(tmp_path, monkeypatch) -> Path:
     """A cache with two commits of one model; its main branch and its tag v1 are the older one."""
-    model = tmp_path / "hub" / "models--acme--tiny"
+    model = cached_snapshot(tmp_path / "hub", "models--acme--tiny", OLD).parents[1]
     for commit in (OLD, NEW):
-        shutil.copytree(load_recipe().target_path, model / "snapshots" / commit)
-    (model / "refs").mkdir()
-    for name in ("main", "v1"):
-        (model / "refs" / name).write_text(OLD)
+        shutil.copytree(load_recipe().target_path, model / "snapshots" / commit, dirs_exist_ok=True)
+    (model / "refs" / "v1").write_text(OLD)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return model

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+from drafthead.config import Recipe
+from tests.generation.small import small_recipe
+
 FUNCTION = "```python\ndef {0}(self, {1}):\n    return self._{0}({1})\n```"
 NAMES = (("close", "code"), ("send", "data"), ("find", "name"), ("read", "size"), ("push", "item"), ("drop", "key"))
 
@@ -28,3 +31,12 @@ def write_chats(path: Path, answered: bool = True) -> Path:
         lines.append({"messages": messages if answered else messages[:-1], "split": split, "category": "chat"})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def chat_recipe(folder: Path, *overrides: str) -> Recipe:
+    """Five chats of one to three questions; room for most answers of the embedded target."""
+    path = write_chats(folder / "chats.jsonl")
+    return small_recipe(
+        folder, f"prompts.path={path}", "prompts.max_train=null", "prompts.validation=1", "responses.max_tokens=160",
+        "responses.temperature=0.0", "responses.reasoning_efforts=[high]", "responses.prompts_per_part=3", *overrides,
+    )  # fmt: skip

@@ -1,20 +1,12 @@
-"""A recipe small enough to run the generation stages in seconds, and its responses, made once."""
+"""Recipes of the generation stages, and the responses of one, made once."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from drafthead.config import Recipe, load_recipe
-
-SMALL = (
-    "prompts.max_train=12", "prompts.max_heldout=4", "prompts.validation=4", "responses.prompts_per_part=8",
-    "responses.max_tokens=32", "states.sequences_per_shard=8", "train.num_ttt_steps=3", "eval.max_tokens=32",
-)  # fmt: skip
-
-
-def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
-    return load_recipe(overrides=[f"output_dir={output_dir}", *SMALL, *overrides])
+from drafthead.config import Recipe
+from tests.generation.small import small_recipe
 
 
 @pytest.fixture

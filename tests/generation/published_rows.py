@@ -3,7 +3,11 @@
 Each entry: the extension it is published in, two rows or more, and what the first of them should become.
 """
 
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 
 class Published(NamedTuple):
@@ -180,3 +184,17 @@ PUBLISHED: dict[str, Published] = {
         "jzd", None, "throughput-only",
     ),
 }  # fmt: skip
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """In the form that the extension says: .parquet, .csv, .json, or lines of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    elif path.suffix == ".csv":
+        pd.DataFrame(rows).to_csv(path, index=False)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path

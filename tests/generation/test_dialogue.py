@@ -31,7 +31,7 @@ def spelled(messages) -> str:
         ("u1 a1 t1 a2 u2", ["u1 a1 t1 a2 u2"]),  # a tool's result answers the call of whoever made it
     ],
 )
-def test_every_question_on_top_of_the_targets_own_answers(conversation, asked):
+def test_every_question_is_asked_on_top_of_the_targets_own_answers(conversation, asked):
     opened = open_dialogue(prompt(conversation), turn_by_turn=True)
     found, ids, dialogue = [], [], opened
     while dialogue:
@@ -62,7 +62,7 @@ def test_a_given_history_is_one_question():
         ("", False),
     ],
 )
-def test_refusals_by_their_opening(text, refused):
+def test_a_refusal_is_known_by_its_opening(text, refused):
     assert is_refusal(text, ResponsesConfig(max_tokens=1).refusal_openings) == refused
 
 

@@ -1,53 +1,46 @@
 """The dry run: exact once the responses exist, an upper bound before, and no rate that nobody measured."""
 
-import subprocess
-import sys
-
 import pytest
+import torch
 
-from drafthead import provenance
-from drafthead.config import REPO_ROOT
-from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import Response, part_path, write_part
+from drafthead.config import REPO_ROOT, Recipe
 from drafthead.generation.plans.estimate import estimate, harvest_plan, print_estimate
 from drafthead.generation.plans.texts import Text
 from drafthead.generation.prompts.splits import make_prompts
-from drafthead.models.target import load_target_spec
 from drafthead.serving.capture.shard_writer import ShardSlot
 from drafthead.serving.rates import MEASURED
 from drafthead.stage_plan import Assumed
-from tests.generation.conftest import small_recipe
-from tests.serving.test_connector import writer_of
+from tests.artefacts import response, write_response_artefact
+from tests.generation.small import small_recipe
+from tests.recipes import changed
+from tests.scripts import run_here
+from tests.serving.slots import writer_of
 
 
 def with_responses(tmp_path, *overrides: str, lengths=((5, 3, 0), (7, 0, 0), (1, 4, 2))):
     """A recipe with responses of these lengths (prompt, response, continuation) in both splits."""
     recipe = small_recipe(tmp_path, *overrides)
     for split in ("train", "validation"):
-        directory = recipe.responses_dir(split)
-        provenance.begin(directory, RESPONSES, {})
-        responses = [
-            Response(str(i), "chat", [1] * p, [2] * r, [3] * c, "", "stop", 0.0, "low", 0)
-            for i, (p, r, c) in enumerate(lengths)
-        ]
-        write_part(part_path(directory, 0), responses)
-        provenance.finish(directory, {})
+        write_response_artefact(recipe.responses_dir(split), [response(str(i), *n) for i, n in enumerate(lengths)])
     return recipe
 
 
-def test_rows_are_those_that_the_store_keeps(tmp_path):
-    import torch
+def never_measured(recipe: Recipe) -> Recipe:
+    """The same target under a name that no measured rate has."""
+    return changed(recipe, "target", path=str(REPO_ROOT / "data_gen/tiny/target"))
 
-    for prompt, response, after in ((5, 3, 0), (7, 0, 0), (1, 4, 2), (0, 3, 1)):
-        writer, text = writer_of(2), Text(prompt, response, after)
-        writer.add(ShardSlot(str(tmp_path), 0, 0, 2, "x", prompt, response), torch.zeros(text.tokens), torch.randn(
-            text.tokens, 2, 4))  # fmt: skip
+
+def test_rows_are_those_that_the_store_keeps(tmp_path):
+    for prompt, answer, after in ((5, 3, 0), (7, 0, 0), (1, 4, 2), (0, 3, 1)):
+        writer, text = writer_of(2), Text(prompt, answer, after)
+        rows = torch.randn(text.tokens, 2, 4)
+        writer.add(ShardSlot(str(tmp_path), 0, 0, 2, "x", prompt, answer), torch.zeros(text.tokens), rows)
         (held,) = writer._pending.values()
         assert len(held[0].result().argmax) == text.rows
         writer.close()
 
 
-def test_the_numbers_by_hand(tmp_path):
+def test_tokens_and_bytes_are_those_counted_by_hand(tmp_path):
     # 8 + 7 + 7 tokens and 5 + 0 + 7 rows; three taps of 192 in bf16, id and mask; last_hidden, argmax, lse per row
     (train, validation) = estimate(with_responses(tmp_path))
     assert (train.exact, train.sequences, train.tokens, train.passes) == (True, 3, 22, 1)
@@ -119,8 +112,7 @@ def test_a_rate_is_given_measured_or_called_assumed(tmp_path, capsys):
     assert "price      2.44 at 2.00 per GPU and hour" in said
     assert harvest_plan(recipe, Assumed()).rate == str(MEASURED["data_gen/tiny/target"]["harvest"])
 
-    target = recipe.target.model_copy(update={"path": str(REPO_ROOT / "data_gen/tiny/target")})
-    elsewhere = harvest_plan(recipe.model_copy(update={"target": target}), Assumed(gpu="h200"))
+    elsewhere = harvest_plan(never_measured(recipe), Assumed(gpu="h200"))
     assert "ASSUMED, not measured" in elsewhere.rate
     assert "H200" in elsewhere.rate
 
@@ -138,30 +130,17 @@ def test_what_is_assumed_is_positive(options):
         Assumed(**options)
 
 
-def test_a_gpu_without_a_data_sheet_is_refused(tmp_path):
-    recipe = with_responses(tmp_path)
-    elsewhere = recipe.model_copy(
-        update={"target": recipe.target.model_copy(update={"path": str(REPO_ROOT / "data_gen/tiny/target")})}
-    )
-    with pytest.raises(ValueError, match="--gpu abacus is not known: a100, b200"):
-        harvest_plan(elsewhere, Assumed(gpu="abacus"))
-
-
-def test_measured_rates_name_their_run():
-    for path, stages in MEASURED.items():
-        assert load_target_spec(str(REPO_ROOT / path))
-        for rate in stages.values():
-            assert "python " in rate.source
-            assert "2026-" in rate.source
-
-
 @pytest.mark.parametrize(
     ("flag", "code", "said"), [("--dry-run", 0, "3 sequences, 22 tokens"), ("--verify", 1, "train")]
 )
-def test_the_script_runs_neither_model_nor_harvest(tmp_path, flag, code, said):
+def test_the_script_runs_neither_model_nor_harvest(tmp_path, capsys, flag, code, said):
     recipe = with_responses(tmp_path)
-    command = [sys.executable, "data_gen/harvest.py", flag, f"output_dir={tmp_path}"]
-    result = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == code, result.stderr
-    assert said in result.stdout
+    assert run_here("data_gen/harvest.py", flag, f"output_dir={tmp_path}") == code
+    assert said in capsys.readouterr().out
     assert not recipe.states_dir("train").exists()
+
+
+def test_a_gpu_without_a_data_sheet_is_refused(tmp_path):
+    recipe = with_responses(tmp_path)
+    with pytest.raises(ValueError, match="--gpu abacus is not known: a100, b200"):
+        harvest_plan(never_measured(recipe), Assumed(gpu="abacus"))

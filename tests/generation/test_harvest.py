@@ -1,6 +1,5 @@
-"""The state stores: right rows, the same bytes after a resume, and no states of another target's text."""
+"""The state stores of both backends, in bf16 and fp8: right rows, the same bytes after a resume, no foreign states."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,34 +8,43 @@ import pytest
 import torch
 
 from drafthead.config import Recipe
+from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.responses import read_responses
-from drafthead.data.store import Shard, StateStore, write_shard
+from drafthead.data.store import Shard, StateStore, shard_path, write_shard
+from drafthead.data.verify import verify_store
+from drafthead.generation.plans.estimate import estimate
 from drafthead.generation.states import harvest as stage
+from drafthead.generation.states.inspect_states import print_verification
 from drafthead.generation.states.shard_jobs import list_jobs
 from drafthead.generation.states.state_stores import argmax_agreement
+from drafthead.models.target import TargetHead
 from drafthead.provenance import ArtefactError, read_json
+from tests.damage import edit_config, flip_bit
+from tests.generation.small import copy_of, never, small_recipe
+from tests.recipes import changed
 
-
-def copy_of(recipe: Recipe, directory: Path, **states: object) -> Recipe:
-    """The same recipe, with other states settings, over a copy of its artefacts."""
-    shutil.copytree(recipe.directory(), directory)
-    settings = recipe.states.model_copy(update=states)
-    return recipe.model_copy(update={"output_dir": str(directory), "states": settings})
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def harvested(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    recipe = copy_of(regenerated, tmp_path_factory.mktemp("harvested") / "vllm")
-    stage.harvest(recipe)
-    return recipe
+def stores(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Recipe]:
+    """Finished stores of the same responses, by backend and format."""
+    made = {}
+    for backend in ("vllm", "transformers"):
+        for number_format in ("bf16", "fp8"):
+            directory = tmp_path_factory.mktemp("formats") / f"{backend}-{number_format}"
+            recipe = copy_of(regenerated, directory, backend=backend, format=number_format)
+            stage.harvest(recipe)
+            made[backend, number_format] = recipe
+    return made
 
 
-def no_model(*args: object) -> None:
-    raise AssertionError("a model was loaded although nothing is missing")
+@pytest.fixture(scope="module")
+def harvested(stores: dict[tuple[str, str], Recipe]) -> Recipe:
+    return stores["vllm", "bf16"]
 
 
-@pytest.mark.slow
-def test_sequences_masks_and_counts(harvested: Recipe):
+def test_stores_hold_the_responses_with_their_masks_and_say_how_many(harvested: Recipe):
     for split in stage.SPLITS:
         responses, states = read_responses(harvested.responses_dir(split)), StateStore(harvested.states_dir(split))
         assert len(states) == len(responses)
@@ -58,21 +66,6 @@ def test_sequences_masks_and_counts(harvested: Recipe):
     assert counts["bytes_per_token"] == pytest.approx(3 * 192 * 2 + 5 + tail * (192 * 2 + 8), rel=0.05)
 
 
-@pytest.mark.slow
-def test_both_backends_agree(harvested: Recipe, tmp_path: Path):
-    recipe = copy_of(harvested, tmp_path / "hf", backend="transformers")
-    for split in stage.SPLITS:
-        shutil.rmtree(recipe.states_dir(split))
-    stage.harvest(recipe)
-    for split in stage.SPLITS:
-        ours, theirs = StateStore(harvested.states_dir(split)), StateStore(recipe.states_dir(split))
-        for i in range(len(ours)):
-            for tap in ours.tap_ids:
-                difference = (ours[i].aux[tap].float() - theirs[i].aux[tap].float()).norm()
-                assert difference < 0.05 * theirs[i].aux[tap].float().norm()  # bf16 rounding, in another order
-
-
-@pytest.mark.slow
 def test_a_lost_shard_comes_back_byte_for_byte(harvested: Recipe, tmp_path: Path):
     recipe = copy_of(harvested, tmp_path / "resumed")
     directory = recipe.states_dir("train")
@@ -85,28 +78,22 @@ def test_a_lost_shard_comes_back_byte_for_byte(harvested: Recipe, tmp_path: Path
     assert lost.read_bytes() == before
     assert (directory / "shard-00000.safetensors").stat().st_mtime_ns == kept
     assert not list(directory.glob(".*.tmp"))
-    stage.harvest(recipe, run=no_model)  # complete: nothing to do
+    stage.harvest(recipe, run=never)  # complete: nothing to do
 
 
-@pytest.mark.slow
-def test_mismatches_are_refused(harvested: Recipe, tmp_path: Path):
-    taps = harvested.target.model_copy(update={"tap_ids": (1, 2, 3)})
+def test_other_taps_and_another_targets_text_are_refused(harvested: Recipe, tmp_path: Path):
     with pytest.raises(ArtefactError, match=r"tap_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
-        stage.harvest(harvested.model_copy(update={"target": taps}))
+        stage.harvest(changed(harvested, "target", tap_ids=(1, 2, 3)))
 
     other = Path(shutil.copytree(harvested.target_path, tmp_path / "other"))
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-6}))
-    target = harvested.target.model_copy(update={"path": str(other)})
+    edit_config(other, rms_norm_eps=1e-6)
     with pytest.raises(ArtefactError, match="the text would not be the target's own"):
-        stage.harvest(harvested.model_copy(update={"target": target}))
+        stage.harvest(changed(harvested, "target", path=str(other)))
 
 
-@pytest.mark.slow
-def test_texts_longer_than_the_engine_and_foreign_shards(harvested: Recipe, tmp_path: Path):
-    engine = harvested.engine.model_copy(update={"max_model_len": 64})
+def test_texts_longer_than_the_engine_and_foreign_shards_are_refused(harvested: Recipe, tmp_path: Path):
     with pytest.raises(ValueError, match=r"max_model_len 64 allows 63; set it to"):
-        list_jobs(harvested.model_copy(update={"engine": engine}), "train")
+        list_jobs(changed(harvested, "engine", max_model_len=64), "train")
 
     recipe = copy_of(harvested, tmp_path / "foreign")
     directory = recipe.states_dir("train")
@@ -119,7 +106,6 @@ def test_texts_longer_than_the_engine_and_foreign_shards(harvested: Recipe, tmp_
         stage.harvest(recipe)
 
 
-@pytest.mark.slow
 def test_states_that_do_not_lead_to_the_text_are_refused(harvested: Recipe, tmp_path: Path):
     recipe = copy_of(harvested, tmp_path / "wrong")
     (job,) = list_jobs(recipe, "validation")
@@ -132,8 +118,110 @@ def test_states_that_do_not_lead_to_the_text_are_refused(harvested: Recipe, tmp_
     assert argmax_agreement(list_jobs(harvested, "train")) is None  # sampled text proves nothing
 
 
-def test_responses_are_required(tmp_path: Path):
-    from tests.generation.conftest import small_recipe
+@pytest.mark.parametrize("backend", ["vllm", "transformers"])
+@pytest.mark.parametrize("split", stage.SPLITS)
+def test_fp8_rounds_the_taps_and_nothing_else(stores, backend, split):
+    exact, rounded = (StateStore(stores[backend, f].states_dir(split)) for f in ("bf16", "fp8"))
+    assert Shard(shard_path(stores[backend, "fp8"].states_dir(split), 0)).number_format == "fp8"
+    for i in range(len(exact)):
+        for name in ("input_ids", "loss_mask", "last_hidden", "argmax", "lse"):
+            assert torch.equal(getattr(exact[i], name), getattr(rounded[i], name)), name
+        for tap, rows in exact[i].aux.items():
+            assert torch.equal(rounded[i].aux[tap], dequantise(*quantise(rows)))
 
+
+@pytest.mark.parametrize("backend", ["vllm", "transformers"])
+def test_the_teacher_of_an_fp8_store_names_the_targets_argmax(stores, backend):
+    recipe = stores[backend, "fp8"]
+    head, agreed, total = TargetHead.load(recipe.target_path, dtype="bfloat16"), 0, 0
+    for split in stage.SPLITS:
+        states = StateStore(recipe.states_dir(split))
+        for i in range(len(states)):
+            argmax, _ = head.stats(states[i].last_hidden)
+            agreed, total = agreed + int((argmax == states[i].argmax).sum()), total + len(argmax)
+    assert total > 100
+    assert agreed / total >= 0.995
+
+
+def test_fp8_costs_little_more_than_half(stores):
+    sizes = [read_json(stores["vllm", f].states_dir("train") / "manifest.json")["counts"] for f in ("bf16", "fp8")]
+    assert sizes[1]["bytes_per_token"] < 0.65 * sizes[0]["bytes_per_token"]  # the teacher's rows stay in bf16
+
+
+def test_the_other_format_is_refused(stores, tmp_path: Path):
+    recipe = stores["vllm", "fp8"]
+    with pytest.raises(ArtefactError, match=r"format: found 'fp8', wanted 'bf16'"):
+        stage.harvest(changed(recipe, "states", format="bf16"))
+
+
+def test_a_store_of_the_first_layout_is_refused(stores, tmp_path: Path):
+    recipe = copy_of(stores["vllm", "fp8"], tmp_path / "old")
+    identity = recipe.states_dir("train") / "identity.json"
+    identity.write_text(identity.read_text().replace('"layout": 3', '"layout": 1'))
+    with pytest.raises(ArtefactError, match=r"layout: found 1, wanted 3"):
+        stage.harvest(recipe)
+    shutil.rmtree(tmp_path / "old")
+
+
+@pytest.mark.parametrize("split", stage.SPLITS)
+def test_both_backends_agree(stores, split):
+    """bf16 rounding in another order: states within 5 %."""
+    ours, theirs = (StateStore(stores[b, "bf16"].states_dir(split)) for b in ("vllm", "transformers"))
+    for i in range(len(ours)):
+        assert ours[i].first_row == theirs[i].first_row > 0
+        pairs = [
+            (ours[i].last_hidden, theirs[i].last_hidden),
+            *((ours[i].aux[t], theirs[i].aux[t]) for t in ours.tap_ids),
+        ]
+        for found, wanted in pairs:
+            assert (found.float() - wanted.float()).norm() < 0.05 * wanted.float().norm()
+
+
+def test_both_backends_agree_on_what_follows_greedy_text(stores):
+    """Log-sum-exps within the rounding of the states, and nearly every argmax."""
+    ours, theirs = (StateStore(stores[b, "bf16"].states_dir("validation")) for b in ("vllm", "transformers"))
+    agreed = total = 0
+    for i in range(len(ours)):
+        torch.testing.assert_close(ours[i].lse, theirs[i].lse, rtol=0.05, atol=0.2)
+        agreed += int((ours[i].argmax == theirs[i].argmax).sum())
+        total += len(ours[i].argmax)
+    assert agreed / total > 0.95
+
+
+def test_the_transformers_backends_last_boundary_gives_the_targets_logits(regenerated: Recipe):
+    from transformers import AutoModelForCausalLM
+
+    from drafthead.generation.states.harvest_transformers import capture
+
+    path = regenerated.target_path
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    text = torch.randint(12, 3000, (70,), generator=torch.Generator().manual_seed(0)).tolist()
+    last = capture(model, text, (8,))[:, 0]
+    with torch.no_grad():
+        logits = model(torch.tensor([text])).logits[0]
+    torch.testing.assert_close(TargetHead.load(path, dtype="float32").logits(last), logits, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("number_format", ["bf16", "fp8"])
+def test_the_dry_run_foretells_the_bytes_and_verification_finds_them_whole(stores, number_format, capsys):
+    recipe = stores["vllm", number_format]
+    for one in estimate(recipe):
+        paths = recipe.states_dir(one.split).glob("shard-*")
+        assert sum(path.stat().st_size for path in paths) == pytest.approx(one.disk_bytes, rel=0.01)
+        assert verify_store(recipe.states_dir(one.split)) == []
+    assert print_verification(recipe)
+
+
+def test_verification_names_a_changed_shard(stores, tmp_path: Path, capsys):
+    recipe = copy_of(stores["transformers", "fp8"], tmp_path / "changed")
+    path = shard_path(recipe.states_dir("train"), 1)
+    flip_bit(path)
+    assert not print_verification(recipe)
+    said = capsys.readouterr().out
+    assert "shard-00001.safetensors has another SHA-256" in said
+    assert "validation 1 shards, checksums, structure and values: whole" in said
+
+
+def test_responses_are_required(tmp_path: Path):
     with pytest.raises(ArtefactError, match=r"does not exist; run: python data_gen/regenerate\.py"):
         stage.harvest(small_recipe(tmp_path))

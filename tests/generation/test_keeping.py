@@ -15,6 +15,7 @@ from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.asking import NO_ROOM
 from drafthead.provenance import ArtefactError
 from tests.generation.chats import write_chats
+from tests.recipes import changed
 
 MIX = (
     "prompts.path=null",
@@ -75,9 +76,7 @@ def test_the_estimate_counts_kept_answers_as_they_are(recipe_in: Callable[..., R
 
 def test_prompts_that_were_written_without_answers_are_refused(recipe_in: Callable[..., Recipe], tmp_path: Path):
     recipe = mix(recipe_in, tmp_path)
-    regenerating = recipe.model_copy(
-        update={"responses": recipe.responses.model_copy(update={"regenerate": True, "history": "given"})}
-    )
+    regenerating = changed(recipe, "responses", regenerate=True, history="given")
     make_prompts(regenerating)
     assert all(prompt.answer is None for prompt in read_prompts(recipe.prompts_dir, "train"))
     with pytest.raises(ArtefactError, match=r"was written without the answers of its data; delete it and run"):

@@ -15,8 +15,8 @@ from drafthead.generation.prompts.mix import Mix, locate_sources, make_mix
 from drafthead.generation.prompts.report import describe, print_prompts, report_prompts
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.provenance import ArtefactError
-from tests.generation.published_rows import PUBLISHED
-from tests.generation.test_sources import write
+from tests.generation.published_rows import PUBLISHED, write_rows
+from tests.recipes import changed
 
 LONG = "this question has well over thirteen words in it so that copies of it are an overlap number"
 
@@ -24,7 +24,7 @@ LONG = "this question has well over thirteen words in it so that copies of it ar
 def questions(folder: Path, name: str, count: int, categories: tuple[str, ...] = ("all",)) -> str:
     """A file of different questions; path for a recipe."""
     rows = [{"prompt": f"{name} asks {i}", "category": categories[i % len(categories)]} for i in range(count)]
-    return str(write(folder / f"{name}.jsonl", rows))
+    return str(write_rows(folder / f"{name}.jsonl", rows))
 
 
 def mixed(*sources: dict[str, Any], **settings: Any) -> Mix:
@@ -36,7 +36,7 @@ def by(prompts: list[Prompt], key: str) -> Counter[str]:
     return Counter(getattr(p, key) for p in prompts)
 
 
-def test_counts_per_source_and_category(tmp_path):
+def test_counts_are_kept_per_source_and_category(tmp_path):
     a = {"name": "a", "path": questions(tmp_path, "a", 200, ("x", "y", "z")), "categories": {"x": 20, "y": 10}}
     b = {"name": "b", "path": questions(tmp_path, "b", 300), "train": 40, "heldout": 5}
     mix = mixed(a, b)
@@ -46,7 +46,7 @@ def test_counts_per_source_and_category(tmp_path):
     assert not mix.notes
 
 
-def test_weights_per_source_and_category(tmp_path):
+def test_weights_hold_per_source_and_category(tmp_path):
     a = {"name": "a", "path": questions(tmp_path, "a", 300, ("x", "y")), "weight": 3, "categories": {"x": 4, "y": 1}}
     b = {"name": "b", "path": questions(tmp_path, "b", 300), "weight": 1, "heldout": 5}
     mix = mixed(a, b, max_train=99)
@@ -86,7 +86,7 @@ def test_a_document_stays_on_one_side_whatever_is_asked(tmp_path):
         }
         for i in range(60)
     ]
-    a = {"name": "sharegpt", "path": str(write(tmp_path / "s.json", chats)), "turns": "all", "heldout_share": 0.3}
+    a = {"name": "sharegpt", "path": str(write_rows(tmp_path / "s.json", chats)), "turns": "all", "heldout_share": 0.3}
     sides: dict[str, set[str]] = {"train": set(), "heldout": set()}
     for heldout in (1, 20, 1000):
         mix = mixed({**a, "train": 1000, "heldout": heldout})
@@ -99,8 +99,8 @@ def test_a_document_stays_on_one_side_whatever_is_asked(tmp_path):
 
 
 def test_duplicates_count_once_and_held_out_wins(tmp_path):
-    held = str(write(tmp_path / "held.jsonl", [{"prompt": "Same  Question"}, {"prompt": "other"}]))
-    train = str(write(tmp_path / "t.jsonl", [{"prompt": t} for t in ("same question", "mine", "MINE", "yours")]))
+    held = str(write_rows(tmp_path / "held.jsonl", [{"prompt": "Same  Question"}, {"prompt": "other"}]))
+    train = str(write_rows(tmp_path / "t.jsonl", [{"prompt": t} for t in ("same question", "mine", "MINE", "yours")]))
     mix = mixed(
         {"name": "t", "path": train, "train": 10, "heldout_share": 1e-9},
         {"name": "h", "path": held, "heldout": 2, "heldout_share": 1},
@@ -115,8 +115,8 @@ def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
     wrapped = f"Please help me. {bench[7]['turns'][0].upper()}!"
     train = [{"prompt": wrapped}, *({"prompt": f"harmless {i}"} for i in range(30))]
     sources = (
-        {"name": "t", "path": str(write(tmp_path / "t.jsonl", train)), "train": 100, "heldout_share": 1e-9},
-        {"name": "mt-bench", "path": str(write(tmp_path / "b.jsonl", bench[:10]))},  # a guard: nothing is drawn of it
+        {"name": "t", "path": str(write_rows(tmp_path / "t.jsonl", train)), "train": 100, "heldout_share": 1e-9},
+        {"name": "mt-bench", "path": str(write_rows(tmp_path / "b.jsonl", bench[:10]))},  # a guard: none is drawn
         {"name": "t2", "path": questions(tmp_path, "t2", 50), "heldout": 2, "heldout_share": 0.3},
     )
     mix = mixed(*sources)
@@ -144,28 +144,9 @@ def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
 )
 def test_what_a_source_cannot_give_is_an_error(source, message, tmp_path):
     published = PUBLISHED[source["name"]]
-    path = write(tmp_path / f"rows{published.extension}", published.rows)
+    path = write_rows(tmp_path / f"rows{published.extension}", published.rows)
     with pytest.raises(ValueError, match=message):
         mixed({**source, "path": str(path)})
-
-
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ({}, "exactly one of path, preset and sources, found none"),
-        ({"path": "x", "preset": "standard"}, "found path and preset"),
-        ({"sources": []}, "found none"),
-        ({"sources": [{"name": "a", "train": 1}, {"name": "a"}]}, "source a is given twice"),
-        ({"sources": [{"name": "a", "train": 1, "weight": 1}]}, "has both train 1 and weight 1"),
-        ({"sources": [{"name": "a", "weight": 1}, {"name": "b", "train": 1}]}, "a has a weight and b a number"),
-        ({"sources": [{"name": "a", "categories": {"x": 0.5}}]}, "category x has 0.5 where a number"),
-        ({"sources": [{"name": "a", "trane": 1}]}, "trane"),
-        ({"preset": "other"}, "standard"),
-    ],
-)
-def test_a_mistake_in_the_recipe_is_named(prompts, message):
-    with pytest.raises(ValueError, match=message):
-        PromptsConfig.model_validate(prompts)
 
 
 @pytest.fixture
@@ -175,14 +156,11 @@ def standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_in: Callabl
     long = [{"input_tokens": [1, 2, 3 + i], "dataset": "pubmed"} for i in range(80)]
     issue = PUBLISHED["swe-bench"].rows[0]
     issues = [{**issue, "repo": f"r{i % 8}", "problem_statement": f"issue {i}"} for i in range(80)]
-    folders = {
-        "sharegpt": write(tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json", chats),
-        "mlperf-gpt-oss": write(tmp_path / "m" / "perf" / "perf_eval_ref.parquet", long),
-        "swe-bench": write(tmp_path / "w" / "data" / "train-0.parquet", issues[:40]),
-    }
-    write(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[40:]])
+    write_rows(tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json", chats)
+    write_rows(tmp_path / "m" / "perf" / "perf_eval_ref.parquet", long)
+    write_rows(tmp_path / "w" / "data" / "train-0.parquet", issues[:40])
+    write_rows(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[40:]])
     paths = {"sharegpt": "s", "mlperf-gpt-oss": "m", "swe-bench": "w"}
-    assert set(paths) == set(folders)
     preset = tuple(
         s.model_copy(update={"path": str(tmp_path / paths[s.name]), "train": 30, "heldout": 2})
         for s in module.PRESETS["standard"]
@@ -239,6 +217,5 @@ def test_the_report_has_lengths_categories_and_vocabulary(standard: Recipe):
 
 def test_the_report_does_without_the_targets_tokenizer(standard: Recipe):
     manifest = make_prompts(standard)
-    elsewhere = standard.target.model_copy(update={"path": "no/such/target"})
-    report_prompts(standard.model_copy(update={"target": elsewhere}), manifest)
+    report_prompts(changed(standard, "target", path="no/such/target"), manifest)
     assert "No lengths and no vocabulary" in (standard.results_dir / "prompts" / "report.md").read_text()

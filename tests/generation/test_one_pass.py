@@ -31,10 +31,10 @@ from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, read_json
 from drafthead.serving.capture.capturing import CapturingEngine, capturing_engine
 from drafthead.training.setup import open_inputs
-from tests.generation.conftest import SMALL
-from tests.generation.test_harvest import copy_of
-from tests.generation.test_scale_out import ENVIRONMENT
-from tests.generation.test_turns import chat_recipe
+from tests.generation.chats import chat_recipe
+from tests.generation.small import SMALL, copy_of, never
+from tests.recipes import changed
+from tests.scripts import environment
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +50,7 @@ class Passes:
 def with_one_pass(recipe: Recipe, folder: Path, **states: object) -> Recipe:
     """The same recipe in one pass, over a copy of its prompts."""
     shutil.copytree(recipe.prompts_dir, folder / "data" / recipe.name / "prompts")
-    settings = recipe.states.model_copy(update={"one_pass": True, **states})
-    return recipe.model_copy(update={"output_dir": str(folder), "states": settings})
+    return changed(recipe.model_copy(update={"output_dir": str(folder)}), "states", one_pass=True, **states)
 
 
 def answer(recipe: Recipe, engine: CapturingEngine) -> None:
@@ -68,10 +67,6 @@ def answer(recipe: Recipe, engine: CapturingEngine) -> None:
     answerer.finish()
     for split in SPLITS:
         stage.finish_split(recipe, split)
-
-
-def no_engine(*args: object) -> None:
-    raise AssertionError("states were captured, and yet an engine was to harvest them")
 
 
 @contextmanager
@@ -108,7 +103,7 @@ def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
     stage.regenerate(chats)
     with harvester_of(single) as run:
         for each in found.values():
-            harvest(each.one, run=no_engine)
+            harvest(each.one, run=never)
             harvest(each.two, run=run)
     return found
 
@@ -166,9 +161,8 @@ def test_training_reads_the_store(passes: dict[str, Passes]):
 def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_path: Path):
     one = with_one_pass(passes["single"].two, tmp_path)
     claim_waiting_room(one, _spec(one), "train")
-    target = one.target.model_copy(update={"tap_ids": (1, 2, 3)})
     with pytest.raises(ArtefactError, match=r"tap_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
-        claim_waiting_room(one.model_copy(update={"target": target}), _spec(one), "train")
+        claim_waiting_room(changed(one, "target", tap_ids=(1, 2, 3)), _spec(one), "train")
     with pytest.raises(ArtefactError, match=r"one_pass: found True, wanted None"):
         harvest(passes["single"].one.model_copy(update={"states": passes["single"].two.states}))
 
@@ -180,7 +174,7 @@ def test_a_killed_pass_is_resumed(passes: dict[str, Passes], tmp_path: Path):
     command = [sys.executable, "data_gen/regenerate.py", f"output_dir={tmp_path}", *SMALL]
     command += ["states.sequences_per_shard=2", "states.one_pass=true"]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=REPO_ROOT, env=environment(), stdout=log, stderr=log)
     waiting = waiting_room(one, "train") / "part-00000"
     while not list(waiting.glob("shard-*")):
         assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]

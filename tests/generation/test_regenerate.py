@@ -1,34 +1,21 @@
 """The target's answers: token-exact, resumable by part, continued past the stop where acceptance is replayed."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from drafthead.config import Recipe
-from drafthead.data.prompts import Prompt, prompt_id, read_prompts
+from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.data.responses import read_responses
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.asking import NO_ROOM, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.provenance import ArtefactError, read_json
-
-
-def ask(text: str) -> Prompt:
-    messages = ({"role": "user", "content": text},)
-    return Prompt(prompt_id(messages), "local", "chat", messages)
-
-
-def copy_of(recipe: Recipe, tmp_path: Path) -> Recipe:
-    """The same recipe over a copy of its artefacts."""
-    shutil.copytree(recipe.directory(), tmp_path / "copy")
-    return recipe.model_copy(update={"output_dir": str(tmp_path / "copy")})
-
-
-def no_engine(*args: object, **kwargs: object) -> None:
-    raise AssertionError("an engine was started although nothing is missing")
+from tests.artefacts import ask
+from tests.generation.small import copy_of, never
+from tests.recipes import changed
 
 
 def test_prompts_that_cannot_be_answered_are_left_out_with_a_reason(recipe_in: Callable[..., Recipe]):
@@ -50,7 +37,7 @@ def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe]):
     assert train.max_tokens - validation.max_tokens == 3  # train.num_ttt_steps
 
 
-def test_missing_prompts_and_target(recipe_in: Callable[..., Recipe]):
+def test_missing_prompts_and_taps_beyond_the_target_are_refused(recipe_in: Callable[..., Recipe]):
     with pytest.raises(ArtefactError, match=r"does not exist; run: python data_gen/prompts\.py"):
         stage.regenerate(recipe_in())
     with pytest.raises(ValueError, match=r"\[11\] lie beyond"):
@@ -59,7 +46,7 @@ def test_missing_prompts_and_target(recipe_in: Callable[..., Recipe]):
 
 def test_a_server_is_not_spread_over_a_cluster(recipe_in: Callable[..., Recipe]):
     with pytest.raises(ValueError, match=r"responses.server_url http://a:1 answers by itself.*leave out --cluster"):
-        stage.regenerate(recipe_in("responses.server_url=http://a:1"), run=no_engine)
+        stage.regenerate(recipe_in("responses.server_url=http://a:1"), run=never)
 
 
 @pytest.mark.slow
@@ -82,12 +69,12 @@ def test_responses_are_token_exact(regenerated: Recipe):
 
 @pytest.mark.slow
 def test_complete_responses_start_no_engine(regenerated: Recipe):
-    stage.regenerate(regenerated, run=no_engine)
+    stage.regenerate(regenerated, run=never)
 
 
 @pytest.mark.slow
 def test_half_finished_responses_are_continued(regenerated: Recipe, tmp_path: Path):
-    recipe = copy_of(regenerated, tmp_path)
+    recipe = copy_of(regenerated, tmp_path / "copy")
     directory = recipe.responses_dir("train")
     before = read_responses(directory)
     (directory / "manifest.json").unlink()  # what a kill -9 in the second part leaves
@@ -104,6 +91,5 @@ def test_half_finished_responses_are_continued(regenerated: Recipe, tmp_path: Pa
 
 @pytest.mark.slow
 def test_other_settings_are_refused(regenerated: Recipe):
-    hotter = regenerated.responses.model_copy(update={"temperature": 0.1})
     with pytest.raises(ArtefactError, match=r"settings\.temperature: found 0\.7, wanted 0\.1"):
-        stage.regenerate(regenerated.model_copy(update={"responses": hotter}))
+        stage.regenerate(changed(regenerated, "responses", temperature=0.1))

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
-import pandas as pd
 import pytest
 
 from drafthead.config import PromptSource
@@ -15,20 +13,8 @@ from drafthead.generation.sources.catalogue import CATALOGUE
 from drafthead.generation.sources.files import find, read
 from drafthead.generation.sources.gather import Pool, gather
 from drafthead.generation.sources.locate import download_command, locate
-from tests.generation.published_rows import PUBLISHED
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pd.DataFrame(rows).to_parquet(path)
-    elif path.suffix == ".csv":
-        pd.DataFrame(rows).to_csv(path, index=False)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from tests.artefacts import cached_snapshot
+from tests.generation.published_rows import PUBLISHED, write_rows
 
 
 def pool_of(name: str, path: Path, **settings: Any) -> Pool:
@@ -47,7 +33,7 @@ def test_every_known_source_has_rows_to_be_tested_on():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_rows_become_prompts(name, tmp_path):
     published = PUBLISHED[name]
-    pool = pool_of(name, write(tmp_path / f"rows{published.extension}", published.rows))
+    pool = pool_of(name, write_rows(tmp_path / f"rows{published.extension}", published.rows))
     prompts = [c.prompt for c in [*pool.train, *pool.heldout]]
     assert not pool.refused
     assert len(prompts) == len({p.id for p in prompts}) == len(published.rows)
@@ -65,14 +51,14 @@ def test_published_rows_become_prompts(name, tmp_path):
 
 
 def test_pieces_of_one_shared_chat_stay_together(tmp_path):
-    pool = pool_of("sharegpt", write(tmp_path / "s.json", PUBLISHED["sharegpt"].rows))
+    pool = pool_of("sharegpt", write_rows(tmp_path / "s.json", PUBLISHED["sharegpt"].rows))
     assert {c.prompt.document for c in [*pool.train, *pool.heldout]} == {"sharegpt:QWJhYvA"}
     assert not (pool.train and pool.heldout)
 
 
 def test_burstgpt_is_read_by_column_name_and_leaves_out_failures(tmp_path):
     old = [{"Request tokens": 3, "Timestamp": 1, "Response tokens": n, "Model": "GPT-4"} for n in (5, 0, 7)]
-    pool = pool_of("burstgpt", write(tmp_path / "b.csv", old))
+    pool = pool_of("burstgpt", write_rows(tmp_path / "b.csv", old))
     assert len(pool.heldout) == 2
     assert pool.refused == {"a failed request": 1}
 
@@ -88,9 +74,9 @@ OWN = [
 ]
 
 
-def test_a_file_of_ones_own_in_the_usual_columns(tmp_path):
+def test_a_file_of_ones_own_is_read_by_the_usual_columns(tmp_path):
     rows = [row for row, _ in OWN] + [{"prompt_ids": [1, 2]}, {"input_ids": "[3, 4]"}]
-    pool = pool_of("mine", write(tmp_path / "own.jsonl", rows))
+    pool = pool_of("mine", write_rows(tmp_path / "own.jsonl", rows))
     assert set(everything(pool)) == {asked for _, asked in OWN}
     assert {c.prompt.prompt_ids for c in [*pool.train, *pool.heldout]} == {None, (1, 2), (3, 4)}
     assert {p.category for p in everything(pool).values()} == {"all", "mine"}
@@ -98,8 +84,8 @@ def test_a_file_of_ones_own_in_the_usual_columns(tmp_path):
 
 
 @pytest.mark.parametrize("extension", [".jsonl", ".json", ".parquet", ".csv"])
-def test_local_files_of_every_kind(tmp_path, extension):
-    path = write(tmp_path / f"own{extension}", [{"prompt": "a", "id": "1"}, {"prompt": 'b, "c"\nd', "id": "2"}])
+def test_local_files_of_every_kind_are_read(tmp_path, extension):
+    path = write_rows(tmp_path / f"own{extension}", [{"prompt": "a", "id": "1"}, {"prompt": 'b, "c"\nd', "id": "2"}])
     assert set(everything(pool_of("mine", path))) == {"a", 'b, "c"\nd'}
     assert set(everything(pool_of("mine", tmp_path))) == {"a", 'b, "c"\nd'}  # the folder
 
@@ -107,7 +93,7 @@ def test_local_files_of_every_kind(tmp_path, extension):
 def test_tools_travel_with_the_prompt(tmp_path):
     tools = [{"type": "function", "function": {"name": "f"}}]
     rows = [{"messages": [{"role": "user", "content": "a"}], "tools": json.dumps(tools)}]
-    (candidate,) = pool_of("mine", write(tmp_path / "own.jsonl", rows)).train
+    (candidate,) = pool_of("mine", write_rows(tmp_path / "own.jsonl", rows)).train
     assert candidate.prompt.tools == tuple(tools)
 
 
@@ -130,18 +116,18 @@ def test_a_bad_file_is_named_with_its_line(tmp_path, content, message):
 
 def test_a_few_bad_rows_are_counted_not_fatal(tmp_path):
     rows = [{"prompt": f"question {i}"} for i in range(9)] + [{"prompt": "\ud800"}]
-    pool = pool_of("mine", write(tmp_path / "own.jsonl", rows))
+    pool = pool_of("mine", write_rows(tmp_path / "own.jsonl", rows))
     (reason,) = pool.refused
     assert "lone surrogate" in reason
     assert pool.examples[reason].endswith("own.jsonl:10")
 
 
-def test_lines_of_a_megabyte(tmp_path):
+def test_lines_of_a_megabyte_are_read(tmp_path):
     rows = [{"prompt": f"{i} " + "word " * 250_000} for i in range(3)]
-    assert len(everything(pool_of("mine", write(tmp_path / "own.jsonl", rows)))) == 3
+    assert len(everything(pool_of("mine", write_rows(tmp_path / "own.jsonl", rows)))) == 3
 
 
-def test_json_with_one_object_per_line_and_other_extensions(tmp_path):
+def test_json_of_one_object_per_line_is_read_and_other_extensions_refused(tmp_path):
     (tmp_path / "lines.json").write_text('\ufeff{"prompt": "a"}\n{"prompt": "b"}\n', encoding="utf-8")
     assert [row["prompt"] for _, row in read(tmp_path / "lines.json")] == ["a", "b"]
     with pytest.raises(ValueError, match=r"the extension must be one of \.jsonl"):
@@ -149,15 +135,14 @@ def test_json_with_one_object_per_line_and_other_extensions(tmp_path):
 
 
 def test_a_missing_shard_is_noticed(tmp_path):
-    write(tmp_path / "data" / "train-00000-of-00002.parquet", [{"prompt": "a"}])
+    write_rows(tmp_path / "data" / "train-00000-of-00002.parquet", [{"prompt": "a"}])
     with pytest.raises(ValueError, match="has 1 of the 2 files of data/train-00000-of-00002"):
         find(tmp_path, ["data/train-*.parquet"])
 
 
 @pytest.fixture
-def no_network(monkeypatch, tmp_path):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+def no_network(hub_cache, monkeypatch, tmp_path):
+    """A folder that stands for a machine: `hub`, its cache of the hub, and `checkout`."""
     monkeypatch.setattr(module, "REPO_ROOT", tmp_path / "checkout")
     return tmp_path
 
@@ -174,15 +159,12 @@ def test_a_missing_source_says_what_to_run(name, no_network):
 
 
 def test_the_hubs_cache_is_read_without_a_network(no_network):
-    folder = no_network / "hub" / "datasets--princeton-nlp--SWE-bench"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("c0ffee")
-    snapshot = folder / "snapshots" / "c0ffee" / "data"
+    snapshot = cached_snapshot(no_network / "hub", "datasets--princeton-nlp--SWE-bench", "c0ffee") / "data"
     rows = PUBLISHED["swe-bench"].rows
-    write(snapshot / "train-00000-of-00001.parquet", rows[:1])
+    write_rows(snapshot / "train-00000-of-00001.parquet", rows[:1])
     with pytest.raises(FileNotFoundError, match="swe-bench is not on this machine"):
         locate(PromptSource(name="swe-bench"))  # the test split is missing
-    write(snapshot / "test-00000-of-00001.parquet", rows[1:])
+    write_rows(snapshot / "test-00000-of-00001.parquet", rows[1:])
     located = locate(PromptSource(name="swe-bench", train=1))
     assert located.identity["commit"] == "c0ffee"
     pool = gather(located, seed=0, limit=None)
@@ -192,11 +174,11 @@ def test_the_hubs_cache_is_read_without_a_network(no_network):
 
 def test_a_source_in_the_checkout_is_found(no_network):
     rows = PUBLISHED["spec-bench"].rows
-    write(no_network / "checkout" / "data" / "sources" / "spec-bench" / "question.jsonl", rows)
+    write_rows(no_network / "checkout" / "data" / "sources" / "spec-bench" / "question.jsonl", rows)
     assert len(gather(locate(PromptSource(name="spec-bench")), seed=0, limit=None).heldout) == 2
 
 
-def test_unknown_names_and_paths(no_network):
+def test_unknown_names_and_paths_are_refused(no_network):
     with pytest.raises(ValueError, match=r"sharegtp is not a known source \(sharegpt, mlperf-gpt-oss,"):
         locate(PromptSource(name="sharegtp"))
     with pytest.raises(FileNotFoundError, match=r"path nowhere\.json of sharegpt does not exist"):
@@ -204,7 +186,7 @@ def test_unknown_names_and_paths(no_network):
 
 
 def test_another_data_set_under_a_known_name_is_refused(tmp_path):
-    path = write(tmp_path / "x.jsonl", [{"question": "a"}])
+    path = write_rows(tmp_path / "x.jsonl", [{"question": "a"}])
     with pytest.raises(ValueError, match=r"1 of 1 rows of swe-bench .*no column problem_statement; found: question"):
         pool_of("swe-bench", path)
     with pytest.raises(SchemaError):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import sys
+import sysconfig
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GptOssForCausalLM
+from transformers import GptOssForCausalLM
 
 from drafthead.generation.tiny.batches import encode_sample, group
 from drafthead.generation.tiny.corpus import Function, is_heldout, read_library
@@ -26,11 +26,6 @@ TINY = Path(__file__).parents[2] / "data_gen" / "tiny"
 TARGET = TINY / "target"
 # Held-out samples measure 0.62 (training.json); random weights give 8.0.
 MAX_ANSWER_LOSS = 1.0
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(TARGET)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ class TestTemplate:
         assert "<|channel|>analysis<|message|>old thoughts<|end|>" in last
         assert last.endswith("<|channel|>final<|message|>Yes<|return|>")
 
-    def test_developer_message(self, tokenizer: Any) -> None:
+    def test_a_system_prompt_becomes_a_developer_message(self, tokenizer: Any) -> None:
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
         assert "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>" in render(tokenizer, messages)
 
@@ -98,13 +93,13 @@ class TestTemplate:
 
 
 class TestShippedTarget:
-    def test_tokenizer_round_trip_and_control_ids(self, tokenizer: Any) -> None:
+    def test_text_comes_back_from_its_tokens_and_control_tokens_come_first(self, tokenizer: Any) -> None:
         text = "def f(x):\n    return {'é': x}\n"
         assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(len(SPECIAL_TOKENS)))
         assert tokenizer.eos_token == "<|return|>"
 
-    def test_architecture_and_loss(self, tokenizer: Any, rows: list[dict[str, Any]]) -> None:
+    def test_the_target_has_its_architecture_and_knows_its_task(self, tokenizer: Any) -> None:
         model = GptOssForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
         config = model.config
         assert model.num_parameters() == read_record(TARGET)["parameters"]
@@ -121,17 +116,17 @@ class TestShippedTarget:
         assert set(measured) == {*CATEGORIES, "all"}
         check(measured)
 
-    def test_size(self) -> None:
+    def test_target_and_prompts_stay_small(self) -> None:
         assert sum(path.stat().st_size for path in TARGET.iterdir()) <= 8 * 2**20
         assert (TINY / "prompts.jsonl").stat().st_size <= 3 * 2**20
 
 
 class TestShippedPrompts:
-    def test_counts(self, rows: list[dict[str, Any]]) -> None:
+    def test_each_workload_has_as_many_prompts(self, rows: list[dict[str, Any]]) -> None:
         counts = Counter((row["split"], row["category"]) for row in rows)
         assert counts == {(s, c): n for s, n in (("train", 600), ("heldout", 50)) for c in CATEGORIES}
 
-    def test_schema_and_ids(self, rows: list[dict[str, Any]]) -> None:
+    def test_every_row_has_the_schema_and_the_id_of_its_messages(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             assert set(row) == {"id", "source", "category", "split", "module", "messages"}
             assert row["source"] == "tiny"
@@ -143,38 +138,39 @@ class TestShippedPrompts:
             assert (row["split"] == "heldout") == is_heldout(row["module"])
         assert len({row["id"] for row in rows}) == len(rows)
 
-    def test_prompts_fit(self, tokenizer: Any, rows: list[dict[str, Any]]) -> None:
+    def test_every_prompt_fits_the_target(self, tokenizer: Any, rows: list[dict[str, Any]]) -> None:
         lengths = [len(tokenizer.encode(row["messages"][0]["content"])) for row in rows]
         assert max(lengths) <= 700
 
 
 class TestRules:
     def test_corpus_and_prompts_are_reproducible(self) -> None:
-        if sys.version_info[:2] != (3, 11):
-            pytest.skip("the shipped prompts were built from Python 3.11's library")
-        functions, classes = read_library()
-        first = prompt_rows(build_samples(functions[:1500], [], 1, 0), {"train": 5}, 0, ("chat", "code"))
-        again = prompt_rows(build_samples(functions[:1500], [], 1, 0), {"train": 5}, 0, ("chat", "code"))
-        assert first == again
-        assert len(classes) > 1000
+        packages = Path(sysconfig.get_path("stdlib")) / "asyncio"  # the whole library takes seconds to read
+
+        def build() -> list[dict[str, object]]:
+            functions, classes = read_library(packages)
+            assert len(classes) > 20
+            return prompt_rows(build_samples(functions, classes, 1, 0), {"train": 5}, 0, ("chat", "code"))
+
+        assert build() == build()
 
     @pytest.mark.parametrize(("verb", "form"), [("get", "gets"), ("try", "tries"), ("push", "pushes"), ("do", "does")])
-    def test_third_person(self, verb: str, form: str) -> None:
+    def test_a_verb_has_its_third_person(self, verb: str, form: str) -> None:
         assert third_person(verb) == form
 
-    def test_purpose_and_steps(self) -> None:
+    def test_a_function_is_put_into_words(self) -> None:
         function = function_of(
             "def parse_rate(text):\n    if text is None:\n        raise ValueError(text)\n    return 1"
         )
         assert purpose(function) == "parses the rate"
         assert [step(s) for s in function.node.body] == ["if `text` is `None`, raise `ValueError`", "return `1`"]
 
-    def test_repeated_share(self) -> None:
+    def test_the_share_of_repeated_grams_is_counted(self) -> None:
         assert repeated_share(list(range(20))) == 0.0
         assert repeated_share([1] * 17) == pytest.approx(0.9)
         assert repeated_share([1, 2]) == 0.0
 
-    def test_report_and_check(self) -> None:
+    def test_answers_that_do_not_end_are_reported_and_refused(self) -> None:
         answers = [Answer("chat", list(range(30)), True), Answer("chat", [7] * 256, False)]
         result = report(answers)
         assert result["all"]["good"] == 0.5

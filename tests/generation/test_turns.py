@@ -28,25 +28,10 @@ from drafthead.progress import progress_bar
 from drafthead.provenance import begin, read_json
 from drafthead.serving.remote import KEY_VARIABLE
 from drafthead.serving.server_process import running_server
-from tests.generation.chats import write_chats
-from tests.generation.conftest import small_recipe
+from tests.generation.chats import chat_recipe
+from tests.recipes import changed
 
 pytestmark = pytest.mark.slow
-
-
-def chat_recipe(folder: Path, *overrides: str) -> Recipe:
-    """Five chats of one to three questions; room for most answers of the embedded target."""
-    path = write_chats(folder / "chats.jsonl")
-    return small_recipe(
-        folder,
-        *(f"prompts.path={path}", "prompts.max_train=null", "prompts.validation=1", "responses.max_tokens=160"),
-        *(
-            "responses.temperature=0.0",
-            "responses.reasoning_efforts=[high]",
-            "responses.prompts_per_part=3",
-            *overrides,
-        ),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +83,6 @@ def test_what_is_wrong_with_answers_is_counted_and_ends_conversations(tmp_path: 
     make_prompts(recipe)
     prompts = read_prompts(recipe.prompts_dir, "train")
     questions = sum(m["role"] == "user" for p in prompts for m in p.messages)
-    settings = recipe.responses.model_copy(update={"on_truncated": "drop"})
     tokenizer = stage.load_tokenizer(recipe)
     with (
         answering(recipe, load_target_spec(recipe.target_path), tokenizer) as answerer,
@@ -106,7 +90,7 @@ def test_what_is_wrong_with_answers_is_counted_and_ends_conversations(tmp_path: 
     ):
         kept, ended = Interviewer(recipe, tokenizer, answerer).interview("train", prompts, bar)
         assert bar.n == questions
-        strict = Interviewer(recipe.model_copy(update={"responses": settings}), tokenizer, answerer)
+        strict = Interviewer(changed(recipe, "responses", on_truncated="drop"), tokenizer, answerer)
         none, dropped = strict.interview("train", prompts, bar)
     assert all(r.flags[0] == "truncated" and r.turn == 0 and r.finish_reason == "length" for r in kept)
     assert {entry.reason for entry in ended} == {ENDED + "cut off"}
@@ -139,14 +123,13 @@ def test_a_server_answers_as_the_engine_does(answered: Recipe, tmp_path: Path, m
     recipe = chat_recipe(tmp_path)
     make_prompts(recipe)
     with running_server(recipe, tmp_path / "server.log") as server:
-        settings = recipe.responses.model_copy(update={"server_url": server.base_url})
-        remote = recipe.model_copy(update={"responses": settings})
+        remote = changed(recipe, "responses", server_url=server.base_url)
         monkeypatch.setenv(KEY_VARIABLE, "wrong")
         with pytest.raises(ValueError, match=f"refuses the key in the environment variable {KEY_VARIABLE}"):
             stage.regenerate(remote)
         monkeypatch.setenv(KEY_VARIABLE, server.api_key)
         stage.regenerate(remote)
-        other = remote.model_copy(update={"engine": remote.engine.model_copy(update={"max_model_len": 2048})})
+        other = changed(remote, "engine", max_model_len=2048)
         with pytest.raises(ValueError, match=r"serves tiny with max_model_len 1024, but engine.max_model_len is 2048"):
             stage.run_here(other, stage.answering_parts(other, load_target_spec(other.target_path)), [])
     for split in stage.SPLITS:

@@ -7,33 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from drafthead.config import HeadConfig
 from drafthead.core.alignment import valid_positions
 from drafthead.core.layout import tail_layout
 from drafthead.models import draft
-from drafthead.models.draft import DraftModel, DraftShape
 from tests.models.naive_reference import naive_unroll
-
-YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
-    "original_max_position_embeddings": 64, "truncate": False,
-}  # fmt: skip
-
-
-def small_model(num_taps=3, num_layers=1, rope=YARN, seed=0, **norms) -> DraftModel:
-    head = HeadConfig(
-        draft_vocab_size=11, num_layers=num_layers, intermediate_size=12, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=4, **norms,
-    )  # fmt: skip
-    shape = DraftShape(head, 8, 20, num_taps, 1e-5, rope, 256)
-    torch.manual_seed(seed)
-    model = DraftModel(shape).double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(torch.rand_like(parameter) + 0.5)
-    return model
-
+from tests.models.small_draft import small_model
 
 NORMS = [
     dict(zip(("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), flags, strict=True))

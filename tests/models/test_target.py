@@ -19,6 +19,7 @@ from drafthead.models.target import (
     load_pieces,
     load_target_spec,
 )
+from tests.damage import edit_config
 
 TARGET = load_recipe().target_path
 
@@ -28,12 +29,7 @@ def target(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TARGET, tmp_path / "target"))
 
 
-def edit_config(target: Path, **changes: object) -> None:
-    path = target / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_spec_of_the_embedded_target():
+def test_the_embedded_targets_config_is_read():
     spec = load_target_spec(TARGET)
     assert (spec.hidden_size, spec.num_layers, spec.model_type) == (192, 8, "gpt_oss")
     assert spec.rope_parameters["rope_type"] == "yarn"
@@ -42,10 +38,9 @@ def test_spec_of_the_embedded_target():
 
 
 def test_old_rope_keys_become_current_ones(target: Path):
-    config = json.loads((target / "config.json").read_text())
-    del config["rope_parameters"]
-    config |= {"rope_theta": 150000, "rope_scaling": {"type": "yarn", "factor": 32.0}}
-    (target / "config.json").write_text(json.dumps(config))
+    edit_config(
+        target, rope_parameters=None, rope_theta=150000, rope_scaling={"type": "yarn", "factor": 32.0},
+    )  # fmt: skip
     assert load_target_spec(str(target)).rope_parameters == {"rope_type": "yarn", "rope_theta": 150000, "factor": 32.0}
 
 
@@ -60,7 +55,7 @@ def test_what_is_missing_is_named(target: Path):
         load_target_spec(str(target))
 
 
-def test_tap_beyond_the_last_layer():
+def test_a_tap_beyond_the_last_layer_is_refused():
     with pytest.raises(ValueError, match=r"\[9\] lie beyond .* 8 layers"):
         check_tap_ids(load_target_spec(TARGET), (2, 9))
     check_tap_ids(load_target_spec(TARGET), (0, 8))
@@ -72,7 +67,7 @@ def test_soft_capped_logits_are_refused(target: Path):
         load_target_spec(str(target))
 
 
-def test_pieces_from_shards_and_tied_embeddings(target: Path):
+def test_pieces_are_found_in_shards_and_in_tied_embeddings(target: Path):
     whole = load_file(target / "model.safetensors")
     expected = load_pieces(str(target))
     torch.testing.assert_close(expected.lm_head, whole["lm_head.weight"], rtol=0, atol=0)
@@ -120,7 +115,7 @@ def test_pieces_of_an_mxfp4_checkpoint_are_read_without_its_experts(target: Path
         torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
 
 
-def test_shape_that_contradicts_the_config(target: Path):
+def test_a_shape_that_contradicts_the_config_is_refused(target: Path):
     edit_config(target, vocab_size=99)
     with pytest.raises(ValueError, match=r"shape \(3072, 192\), but its config\.json says \(99, 192\)"):
         load_pieces(str(target))
@@ -134,7 +129,7 @@ def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):
     assert load_target_spec(str(target)).fingerprint != before
 
 
-def test_head_in_numbers_you_can_check():
+def test_the_head_computes_what_can_be_checked_by_hand():
     # H = 2: the norm of (3, 4) is (3, 4) / sqrt(12.5), weight (1, 2); lm_head has three rows.
     pieces = TargetPieces(torch.zeros(3, 2), torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0], [0, 1], [1, 1]]))
     head = TargetHead(pieces, 0.0, torch.float32)

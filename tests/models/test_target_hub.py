@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import load_recipe
-from drafthead.config.recipe import REPO_ROOT
+from tests.scripts import run_ok
 
 TARGET = Path(load_recipe().target_path)
 OLD, NEW = "a" * 40, "b" * 40
@@ -74,14 +71,9 @@ def hub() -> Iterator[Hub]:
 
 def run(hub: Hub, cache: Path, code: str) -> str:
     """The client reads its settings at import, hence a process of its own."""
-    more = {
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1",
-        "PYTHONPATH": str(REPO_ROOT),
-    }  # fmt: skip
-    environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | more
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    url = f"http://127.0.0.1:{hub.server_port}"
+    settings = {"HF_ENDPOINT": url, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    return run_ok("-c", code, **settings).strip()
 
 
 SPEC = """

@@ -1,45 +1,12 @@
 """The chain at its smallest, run once through the recipe scripts as a user runs them."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from drafthead.config import REPO_ROOT, Recipe, load_recipe
-
-# Enough for a head that clearly beats its controls, small enough for a test.
-SMALL_RUN = ("prompts.max_train=640", "prompts.max_heldout=80", "prompts.validation=24", "train.epochs=4")
-
-
-def run_script(
-    script: str, overrides: tuple[str, ...], launcher: tuple[str, ...] = (), timeout_s: float = 600
-) -> subprocess.CompletedProcess:
-    """Run a recipe script on the embedded recipe with overrides."""
-    return subprocess.run(
-        [sys.executable, *launcher, script, *overrides],
-        cwd=REPO_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
-        env={"OMP_NUM_THREADS": "2", **os.environ},
-    )
-
-
-ACCELERATE = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1",
-              "--mixed_precision", "no", "--dynamo_backend", "no")  # fmt: skip
-
-
-def run_ok(script: str, overrides: tuple[str, ...], launcher: tuple[str, ...] = (), timeout_s: float = 600) -> str:
-    result = run_script(script, overrides, launcher, timeout_s)
-    assert result.returncode == 0, f"{script}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
-    return result.stdout
-
-
-def overrides_for(output_dir: Path, *more: str) -> tuple[str, ...]:
-    return (f"output_dir={output_dir}", *SMALL_RUN, *more)
+from drafthead.config import Recipe, load_recipe
+from tests.pipeline.small_run import overrides_for
+from tests.scripts import accelerate, run_ok
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +14,9 @@ def tiny_run(tmp_path_factory) -> Recipe:
     """Prompts, responses, states, a trained and an exported head of the embedded recipe."""
     overrides = overrides_for(tmp_path_factory.mktemp("tiny"))
     for script in ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py"):
-        run_ok(script, overrides)
-    run_ok("train/eagle3.py", overrides, ACCELERATE)
-    run_ok("export/head.py", overrides)
+        run_ok(script, *overrides)
+    run_ok(*accelerate(), "train/eagle3.py", *overrides)
+    run_ok("export/head.py", *overrides)
     return load_recipe(overrides=overrides)
 
 
@@ -59,6 +26,6 @@ def blind_run(tiny_run, tmp_path_factory) -> Recipe:
     root = tmp_path_factory.mktemp("blind")
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
     overrides = overrides_for(root, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
-    run_ok("train/eagle3.py", overrides, ACCELERATE)
-    run_ok("export/head.py", (*overrides, "--no-serve-check"))
+    run_ok(*accelerate(), "train/eagle3.py", *overrides)
+    run_ok("export/head.py", *overrides, "--no-serve-check")
     return load_recipe(overrides=overrides)

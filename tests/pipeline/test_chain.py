@@ -11,7 +11,8 @@ from drafthead.core.looping import LIMIT
 from drafthead.core.statistics import acceptance_length_interval
 from drafthead.evaluation.measuring.acceptance import measure_acceptance, read_acceptance
 from drafthead.evaluation.results.summary import summarise_acceptance
-from tests.pipeline.conftest import SMALL_RUN, overrides_for, run_ok
+from tests.pipeline.small_run import SMALL_RUN, overrides_for
+from tests.scripts import run_ok
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ def test_the_draft_vocabulary_is_smaller_than_the_targets(tiny_run):
     assert offsets.any(), "d2t is not exercised when every offset is zero"
 
 
-def test_rerun_does_nothing_twice(tiny_run):
+def test_a_rerun_does_nothing_twice(tiny_run):
     root = Path(tiny_run.output_dir)
 
     def files():
@@ -45,11 +46,11 @@ def test_rerun_does_nothing_twice(tiny_run):
 
     before = files()
     for script in ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py", "export/head.py"):
-        run_ok(script, overrides_for(root))
+        run_ok(script, *overrides_for(root))
     assert files() == before
 
 
-def test_greedy_float32_answers_are_the_baselines(tiny_run):
+def test_greedy_float32_answers_are_the_same_as_the_baselines(tiny_run):
     recipe = load_recipe(
         overrides=[f"output_dir={tiny_run.output_dir}", *SMALL_RUN, "target.dtype=float32", "eval.methods=[eagle3]"]
     )
@@ -66,7 +67,7 @@ def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
     assert head["eagle3"].low > head["ngram"].high, head
     assert head["eagle3"].low > blind["eagle3"].high, (head, blind)
     # Exported again, the card has what was measured, by workload.
-    run_ok("export/head.py", overrides_of(tiny_run))
+    run_ok("export/head.py", *overrides_of(tiny_run))
     card = (tiny_run.head_dir / "README.md").read_text()
     for category in ("chat", "code", "long", "structured", "all"):
         assert f"| measured on held-out prompts: {category} | 3 | 0 | " in card
@@ -75,7 +76,7 @@ def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
 def _lengths(recipe, name: str) -> dict:
     """Method -> acceptance length with its interval, over prompts whose baseline answer does not loop."""
     # A process of its own: no engine starts in one that ran vLLM's n-gram method.
-    run_ok("eval/acceptance.py", overrides_of(recipe))
+    run_ok("eval/acceptance.py", *overrides_of(recipe))
     rows = read_acceptance(recipe.results_dir / name)
     baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
     kept = set(baseline.index[baseline["repeated"] <= LIMIT])

@@ -5,8 +5,8 @@ import pytest
 from drafthead.config import load_recipe
 from drafthead.models.target import load_target_spec
 from drafthead.provenance import require
-from tests.pipeline.conftest import ACCELERATE, run_ok
 from tests.pipeline.families import FAMILIES, write_target
+from tests.scripts import accelerate, run_ok
 
 _SMALL = (
     "target.tap_ids=[1,2,3]", "prompts.max_train=96", "prompts.max_heldout=8", "prompts.validation=16",
@@ -21,9 +21,9 @@ def test_a_family_gets_a_head_that_vllm_accepts(family, tmp_path):
     target = write_target(family, tmp_path / "target")
     overrides = (f"output_dir={tmp_path / 'out'}", f"target.path={target}", *_SMALL)
     for script in ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py"):
-        run_ok(script, overrides)
-    run_ok("train/eagle3.py", overrides, ACCELERATE)
-    run_ok("export/head.py", overrides)  # which compares served acceptance with the prediction
+        run_ok(script, *overrides)
+    run_ok(*accelerate(), "train/eagle3.py", *overrides)
+    run_ok("export/head.py", *overrides)  # which compares served acceptance with the prediction
     recipe = load_recipe(overrides=overrides)
     served = require(recipe.head_dir, "head", "export")["counts"]["serve_check"]
     assert served["served"] > 3

@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 
 from drafthead import provenance
-from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.spool import Spool, open_spool
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states import fill
 from drafthead.generation.states.harvest import harvest
-from tests.pipeline.conftest import ACCELERATE
+from tests.recipes import tiny_recipe
+from tests.scripts import accelerate, environment
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +35,7 @@ SMALL = (
     "train.epochs=4", "train.tokens_per_batch=512", "train.checkpoint_every=1000",
 )  # fmt: skip
 SPOOL = "states.spool_shards=6"  # three shards an epoch
-# The trainer takes all cores, and OpenMP threads that spin for one another starve whoever runs beside them.
-THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-HARVEST, TRAIN = ("data_gen/harvest.py",), (*ACCELERATE, "train/eagle3.py")
+HARVEST, TRAIN = ("data_gen/harvest.py",), (*accelerate(), "train/eagle3.py")
 
 
 class Side:
@@ -53,7 +52,7 @@ class Side:
             self.process.wait()
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
-                self._command, cwd=REPO_ROOT, env={**os.environ, **THREADS}, stdout=log, stderr=log,
+                self._command, cwd=REPO_ROOT, env=environment(), stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
 
@@ -102,7 +101,7 @@ def steps_and_losses(recipe: Recipe) -> list[tuple[int, float]]:
 
 def beside(ordinary: Recipe, root: Path, *overrides: str) -> Recipe:
     """A recipe with states and runs of its own over the same prompts and responses."""
-    recipe = load_recipe(overrides=[f"output_dir={root}", *SMALL, *overrides])
+    recipe = tiny_recipe(root, *SMALL, *overrides)
     recipe.prompts_dir.parent.mkdir(parents=True)
     for name in ("prompts", "responses"):
         recipe.prompts_dir.with_name(name).symlink_to(ordinary.prompts_dir.with_name(name))
@@ -112,7 +111,7 @@ def beside(ordinary: Recipe, root: Path, *overrides: str) -> Recipe:
 @pytest.fixture
 def ordinary(tmp_path) -> Recipe:
     """A recipe without a spool, harvested to the end."""
-    recipe = load_recipe(overrides=[f"output_dir={tmp_path / 'ordinary'}", *SMALL])
+    recipe = tiny_recipe(tmp_path / "ordinary", *SMALL)
     make_prompts(recipe)
     regenerate(recipe)
     harvest(recipe)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.config import load_recipe
 from drafthead.core.acceptance import empty_acceptance, match_text, replay
 from drafthead.core.alignment import valid_positions
 from drafthead.core.vocabulary import DraftVocabulary
@@ -22,6 +21,7 @@ from drafthead.serving.engine import generate, import_vllm, offline_engine
 from drafthead.training.objective import TTTObjective, score
 from drafthead.training.setup import frozen_target
 from drafthead.training.validate import replayable
+from tests.recipes import tiny_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +31,7 @@ def float32_recipe(tiny_run, tmp_path_factory):
     """Validation texts and states of the target in float32, where no rounding can decide between tokens."""
     root = tmp_path_factory.mktemp("parity")
     (root / "heads").symlink_to(tiny_run.head_dir.parent)
-    recipe = load_recipe(
-        overrides=[f"output_dir={root}", "target.dtype=float32", "prompts.max_train=28", "prompts.validation=24"]
-    )
+    recipe = tiny_recipe(root, "target.dtype=float32", "prompts.max_train=28", "prompts.validation=24")
     make_prompts(recipe)
     regenerate(recipe)
     harvest(recipe)

@@ -1,7 +1,6 @@
 """Published experiments in miniature, through real servers: `redhat` always, the others in `make presets`."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +15,15 @@ from drafthead.progress import wait_until
 from drafthead.provenance import require, verify_files
 from drafthead.serving.server import parse_metrics
 from drafthead.serving.server_command import server_environment
-from tests.pipeline.conftest import overrides_for, run_ok
+from tests.pipeline.small_run import overrides_for
+from tests.scripts import free_port, run_ok
 
 _PATIENCE_S = 1800  # techniques starts five servers, which answer 48 levels each
 
 
 def _run(recipe, preset: str, *more: str):
     overrides = overrides_for(Path(recipe.output_dir), *more)
-    printed = run_ok("eval/serving.py", ("--preset", preset, "--miniature", *overrides), timeout_s=_PATIENCE_S)
+    printed = run_ok("eval/serving.py", "--preset", preset, "--miniature", *overrides, timeout_s=_PATIENCE_S)
     directory = recipe.results_dir / f"serving-{preset}-miniature"
     require(directory, "serving", "the preset")
     assert verify_files(directory) == []
@@ -40,7 +40,7 @@ def _run(recipe, preset: str, *more: str):
 
 
 @pytest.mark.slow
-def test_redhat_in_miniature(tiny_run):
+def test_redhat_runs_in_miniature(tiny_run):
     printed, runs = _run(tiny_run, "redhat")
     assert set(zip(runs["arm"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}
     assert set(runs["workload"]) == {"sharegpt", "mlperf", "swe-bench"}
@@ -52,7 +52,7 @@ def test_redhat_in_miniature(tiny_run):
 
 @pytest.mark.presets
 @pytest.mark.parametrize("preset", [name for name in preset_names() if name != "redhat"])
-def test_every_other_preset_in_miniature(tiny_run, preset):
+def test_every_other_preset_runs_in_miniature(tiny_run, preset):
     printed, runs = _run(tiny_run, preset)
     assert (runs.loc[runs["arm"] == "eagle3", "drafts"] > 0).all()
     if preset == "techniques":
@@ -63,14 +63,14 @@ def test_every_other_preset_in_miniature(tiny_run, preset):
 
 
 @pytest.mark.presets
-def test_a_schedule_of_draft_lengths_beside_fixed_ones(tiny_run):
+def test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones(tiny_run):
     """vLLM drafts three tokens for one request and one for several, as the schedule says."""
     settings = (
         "eval.num_draft_tokens=[3,1]", "eval.concurrency=[1,4]", "eval.prompts_per_level=8", "eval.max_tokens=32",
     )  # fmt: skip
     schedule = ("--schedule", "[[1,1,3],[2,64,1]]")
     overrides = overrides_for(Path(tiny_run.output_dir), *settings)
-    printed = run_ok("eval/draft_lengths.py", (*schedule, *overrides), timeout_s=_PATIENCE_S)
+    printed = run_ok("eval/draft_lengths.py", *schedule, *overrides, timeout_s=_PATIENCE_S)
     assert "the best fixed draft length of this traffic" in printed
     runs = read_runs(tiny_run.results_dir / "draft-lengths" / "schedule")
     assert [(run.arm, run.k) for run in runs[runs["block"] == 0].itertuples()][::2] == [
@@ -84,11 +84,11 @@ def test_a_schedule_of_draft_lengths_beside_fixed_ones(tiny_run):
 
 
 @pytest.mark.presets
-def test_a_plan_before_any_head(tiny_run):
+def test_a_plan_is_made_before_any_head(tiny_run):
     """An untrained head is served beside the baseline, and the acceptance that a trained one needs is printed."""
     settings = ("eval.concurrency=[1,4]", "eval.num_draft_tokens=[3,1]", "eval.max_tokens=32")
     assumed = ("--measure", "--acceptance-length", "2.0", "3.0")
-    printed = run_ok("eval/plan.py", (*overrides_for(Path(tiny_run.output_dir), *settings), *assumed))
+    printed = run_ok("eval/plan.py", *overrides_for(Path(tiny_run.output_dir), *settings), *assumed)
     printed = " ".join(printed.split())  # titles are wrapped to the width of their table
     assert "Acceptance length that a head must reach" in printed
     assert any(word in printed for word in ("TRAINING CAN PAY", "CANNOT PAY", "IT DEPENDS"))
@@ -97,11 +97,9 @@ def test_a_plan_before_any_head(tiny_run):
 @pytest.mark.presets
 def test_the_speculators_layout_needs_no_target_named(tiny_run, tmp_path):
     """The head's directory is the model; nothing else is given but a port, and no CUDA graphs."""
-    run_ok("export/head.py", (*overrides_for(Path(tiny_run.output_dir)), "--format", "speculators", "--no-serve-check"))
+    run_ok("export/head.py", *overrides_for(Path(tiny_run.output_dir)), "--format", "speculators", "--no-serve-check")
     head = tiny_run.head_dir.with_name("tiny-speculators")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(head), "--enforce-eager"]
     log, environment = tmp_path / "serve.log", os.environ | server_environment(tiny_run)
     with (

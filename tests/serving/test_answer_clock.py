@@ -1,69 +1,83 @@
-"""A stream as a server sends it, cut where a network may cut it: the answer begins after the final channel's marker."""
+"""A stream from a server, cut where a network may cut it: the answer begins after the final channel's marker."""
 
 import asyncio
 import json
 import math
-from contextlib import asynccontextmanager
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
 
 from drafthead.serving.answer_clock import AnswerClock
 
 
-def _stream(*texts: str) -> list[bytes]:
+def stream(*texts: str) -> list[bytes]:
     lines = [f"data: {json.dumps({'choices': [{'text': text}]})}\n\n".encode() for text in texts]
     return [*lines, b"data: [DONE]\n\n"]
 
 
-def _ttfot(chunks: list[bytes], pause_before: int | None = None) -> tuple[float, float]:
-    """(time to the answer, time to the first chunk) of one request; half a second passes before a chunk."""
+def answered_with(chunks: list[bytes]) -> int | None:
+    """Which of these chunks, sent one by one, the answer came with; None where it has no time.
 
-    class Session:
-        @asynccontextmanager
-        async def post(self, **_options):
-            async def arrive():
-                for index, chunk in enumerate(chunks):
-                    if index == pause_before:
-                        await asyncio.sleep(0.5)
-                    yield chunk
+    The server waits with a chunk until the one before has been read, so that each arrives alone.
+    """
+    times: list[float] = []
+    read = asyncio.Event()
 
-            yield SimpleNamespace(status=200, reason="OK", content=SimpleNamespace(iter_any=arrive))
+    async def serve(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+            await read.wait()
+            read.clear()
+        return response
 
-    async def send(_request, session, _pbar):
-        loop = asyncio.get_running_loop()
-        start, first = loop.time(), None
-        async with session.post() as response:
+    async def send(request: Any, session: ClientSession, _pbar: Any) -> SimpleNamespace:
+        """As vLLM's client does: reads to the end, and notes when the first bytes came."""
+        start = time.perf_counter()
+        async with session.post(url=request.api_url) as response:
             async for _ in response.content.iter_any():
-                first = first or loop.time() - start
-        return SimpleNamespace(start_time=start, ttft=first)
+                times.append(time.perf_counter() - start)
+                read.set()
+        return SimpleNamespace(start_time=start, ttft=times[0], success=True, output_tokens=1)
 
-    clock = AnswerClock(send)
-    asyncio.run(clock(request_func_input=SimpleNamespace(prompt=[1, 2]), session=Session()))
-    ((_, seconds),) = clock.seconds.items()
-    return seconds, 0.5
+    async def run() -> AnswerClock:
+        application = web.Application()
+        application.router.add_post("/", serve)
+        clock = AnswerClock(send)
+        async with TestServer(application) as server, ClientSession() as session:
+            request = SimpleNamespace(prompt=[1, 2], api_url=str(server.make_url("/")))
+            await clock(request_func_input=request, session=session)
+        return clock
+
+    ((prompt, seconds),) = asyncio.run(run()).seconds.items()
+    assert prompt == (1, 2)
+    assert len(times) == len(chunks)
+    return None if math.isnan(seconds) else sum(arrived < seconds for arrived in times)
 
 
 def test_thinking_comes_before_the_answer():
     texts = ("<|channel|>", "analysis<|message|>hm", "<|end|><|start|>assistant<|channel|>final", "<|message|>", "Yes")
-    seconds, pause = _ttfot(_stream(*texts), pause_before=4)  # the marker is there, the answer is not
-    assert seconds >= pause
+    assert answered_with(stream(*texts)) == 4  # 3 has the marker, 4 the answer
 
 
 def test_a_message_may_arrive_in_pieces():
-    whole = b"".join(_stream("<|channel|>final<|message|>Yes"))
-    assert _ttfot([whole[:30], whole[30:]], pause_before=1)[0] >= 0.5
+    whole = b"".join(stream("<|channel|>final<|message|>Yes"))
+    assert answered_with([whole[:30], whole[30:]]) == 1
 
 
 def test_without_channels_the_answer_is_the_first_token():
-    assert _ttfot(_stream("Yes", "no"), pause_before=1)[0] < 0.5
+    assert answered_with(stream("Yes", "no")) == 0
 
 
 def test_an_answer_that_never_comes_has_no_time():
-    assert math.isnan(_ttfot(_stream("<|channel|>analysis<|message|>hm"))[0])
+    assert answered_with(stream("<|channel|>analysis<|message|>hm")) is None
 
 
-@pytest.mark.parametrize("text", ["", "<|channel|>final<|message|>"])
-def test_nothing_is_no_answer(text):
-    seconds, _ = _ttfot(_stream(text, ""))
-    assert math.isnan(seconds) == bool(text)
+@pytest.mark.parametrize(("text", "chunk"), [("", 0), ("<|channel|>final<|message|>", None)])
+def test_an_empty_answer_has_no_time_where_there_are_channels(text, chunk):
+    assert answered_with(stream(text, "")) == chunk

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ import torch
 from drafthead.config import load_recipe
 from drafthead.data.store import Shard, shard_path
 from drafthead.models.target import TargetHead, TargetSpec, load_target_spec
-from drafthead.serving.capture.shard_writer import ShardSlot, ShardWriter
+from drafthead.serving.capture.shard_writer import ShardSlot
+from tests.serving.slots import slots
 
 TAPS = tuple(range(9))  # all boundaries of the tiny target, 0 (embeddings) to L = 8
 BUDGET = 96  # tokens per engine step: the longer texts need several
@@ -35,12 +37,6 @@ def make_texts() -> list[list[list[int]]]:
 
     first = [text(5), text(300), text(128), text(1), text(97)]
     return [first, [first[1][:270] + text(40), text(33)]]
-
-
-def slots(directory: Path, shard: int, texts: list[list[int]]) -> list[ShardSlot]:
-    return [
-        ShardSlot(str(directory), shard, i, len(texts), f"{shard}-{i}", len(t) // 2, 2) for i, t in enumerate(texts)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -124,112 +120,81 @@ def test_an_error_of_the_writer_reaches_the_caller(harvested: Harvest):
     assert "file" in harvested.error_after
 
 
+class Scheduled:
+    """One request as the connector's scheduler side follows it: no engine, and vLLM's own records of each step."""
+
+    def __init__(self, params: dict, prompt_tokens: int, blocks: list[int]):
+        from vllm.config import KVTransferConfig, VllmConfig
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+        from drafthead.serving.capture.connector import HiddenStatesConnector, harvest_engine_options
+
+        options = harvest_engine_options(load_target_spec(load_recipe().target_path), None, TAPS, "float32")
+        spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=4, dtype=torch.float32)
+        groups = [KVCacheGroupSpec([name], spec) for name in ("model.layers.0", "cache_only_layers.0")]
+        self._connector = HiddenStatesConnector(
+            VllmConfig(kv_transfer_config=KVTransferConfig(**options["kv_transfer"])),
+            KVConnectorRole.SCHEDULER,
+            KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups),
+        )
+        self._params, self._prompt, self._blocks = params, [1] * prompt_tokens, blocks
+
+    def first(self, scheduled: int) -> Any:
+        """What the worker is told in the step that begins with the request."""
+        from vllm import SamplingParams
+        from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
+
+        params = SamplingParams(extra_args={"kv_transfer_params": self._params})
+        new = NewRequestData("r", self._prompt, [], params, None, self._of_both_groups(self._blocks), 0, None)
+        return self._tell([new], CachedRequestData.make_empty(), scheduled, 0)
+
+    def step(
+        self, computed: int, scheduled: int, blocks: list[int] | None = None, resumed: bool = False, drafts: int = 0
+    ) -> Any:
+        """What the worker is told in a later step, which computes so many tokens after those computed."""
+        from vllm.v1.core.sched.output import CachedRequestData
+
+        found = self._of_both_groups(blocks) if blocks else None
+        cached = CachedRequestData(["r"], {"r"} if resumed else set(), [], {}, [found], [computed], [0])
+        return self._tell([], cached, scheduled, drafts)
+
+    def _tell(self, new: list, cached: Any, scheduled: int, drafts: int) -> Any:
+        from vllm.v1.core.sched.output import SchedulerOutput
+
+        proposed = {"r": [9] * drafts} if drafts else {}
+        output = SchedulerOutput(new, cached, {"r": scheduled}, scheduled, proposed, {}, set(), [])
+        return self._connector.build_connector_meta(output)
+
+    @staticmethod
+    def _of_both_groups(blocks: list[int]) -> tuple[list[int], list[int]]:
+        """The target's own blocks come first; they hold no hidden states."""
+        return [20 + block for block in blocks], blocks
+
+
 @pytest.mark.slow
 def test_a_preempted_prompt_is_taken_from_its_new_blocks(tmp_path: Path):
-    from types import SimpleNamespace as Fake
-
-    from drafthead.serving.capture.connector import HiddenStatesConnector
-
-    connector = HiddenStatesConnector.__new__(HiddenStatesConnector)  # the scheduler's side needs no engine
-    connector._group, connector._requests = 1, {}
     (slot,) = slots(tmp_path, 0, [[1] * 10])
-    params = Fake(extra_args={"kv_transfer_params": slot.to_params()})
-    new = Fake(
-        req_id="r", sampling_params=params, prompt_token_ids=[1] * 10, block_ids=([9], [4]), num_computed_tokens=0
-    )
-
-    def step(computed: int, scheduled: int, blocks: object, resumed: bool) -> list[list[int]]:
-        cached = Fake(
-            req_ids=["r"],
-            new_block_ids=[blocks],
-            num_computed_tokens=[computed],
-            resumed_req_ids={"r"} if resumed else set(),
-        )
-        output = Fake(scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={"r": scheduled})
-        return [request.block_ids for request in connector.build_connector_meta(output).complete]
-
-    none = Fake(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set())
-    first = Fake(scheduled_new_reqs=[new], scheduled_cached_reqs=none, num_scheduled_tokens={"r": 4})
-    assert connector.build_connector_meta(first).complete == []
-    assert step(4, 4, ([8], [5]), resumed=False) == []
-    assert step(0, 6, ([7], [1, 2]), resumed=True) == []  # preempted at 8, begins again
-    assert step(6, 4, ([3], [6]), resumed=False) == [[1, 2, 6]]
-    assert step(10, 1, None, resumed=False) == []  # its answer is not captured
+    request = Scheduled(slot.to_params(), 10, [4])
+    assert request.first(4).complete == []
+    assert request.step(4, 4, [5]).complete == []
+    assert request.step(0, 6, [1, 2], resumed=True).complete == []  # preempted at 8, begins again
+    (complete,) = request.step(6, 4, [6]).complete
+    assert (complete.block_ids, complete.slot) == ([1, 2, 6], slot)
+    assert request.step(10, 1).complete == []  # its answer is not captured
 
 
 @pytest.mark.slow
 def test_a_preempted_answer_gives_each_row_once():
-    from types import SimpleNamespace as Fake
+    request = Scheduled({"keep": "a-1"}, 5, [7])
 
-    from drafthead.serving.capture.connector import HiddenStatesConnector
+    def rows(metadata: Any) -> list[tuple]:
+        return [(r.keep, r.start, r.stop, r.block_ids) for r in metadata.rows]
 
-    connector = HiddenStatesConnector.__new__(HiddenStatesConnector)
-    connector._group, connector._requests = 0, {}
-    params = Fake(extra_args={"kv_transfer_params": {"keep": "a-1"}})
-    new = Fake(req_id="r", sampling_params=params, prompt_token_ids=[1] * 5, block_ids=([7],), num_computed_tokens=0)
-    none = Fake(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set())
-
-    def step(computed: int, scheduled: int, blocks: object, resumed: bool = False, drafts: int = 0) -> list[tuple]:
-        cached = Fake(
-            req_ids=["r"],
-            new_block_ids=[blocks],
-            num_computed_tokens=[computed],
-            resumed_req_ids={"r"} if resumed else set(),
-        )
-        output = Fake(
-            scheduled_new_reqs=[] if computed or resumed else [new],
-            scheduled_cached_reqs=cached if computed or resumed else none,
-            num_scheduled_tokens={"r": scheduled},
-            scheduled_spec_decode_tokens={"r": [9] * drafts} if drafts else {},
-        )
-        return [(r.start, r.stop, r.block_ids) for r in connector.build_connector_meta(output).rows]
-
-    assert step(0, 5, None) == [(0, 5, [7])]
-    assert step(5, 1, None) == [(5, 6, [7])]
-    assert step(0, 4, ([2],), resumed=True) == []  # preempted with 7 tokens: its rows are computed once more
-    assert step(4, 3, ([3],)) == [(6, 7, [2, 3])]
-    assert step(7, 2, None, drafts=1) == [(7, 8, [2, 3])]  # nobody knows yet whether the draft will stand
-    assert step(9, 1, None) == [(8, 10, [2, 3])]  # it did
-
-
-def writer_of(num_layers: int, aside: bool = False) -> ShardWriter:
-    from drafthead.models.target import TargetPieces
-
-    pieces = TargetPieces(torch.eye(4), torch.ones(4), torch.eye(4))
-    return ShardWriter((1,), num_layers, TargetHead(pieces, 1e-5, torch.float32), aside=aside)
-
-
-def test_arrival_order_does_not_change_a_shard(tmp_path: Path):
-    texts = [[1, 2, 3], [2, 3], [3, 1, 0, 2]]
-    rows = [torch.randn(len(text), 2, 4) for text in texts]
-    written = []
-    for name, order in (("forward", [0, 1, 2]), ("backward", [2, 1, 0]), ("aside", [1, 0, 2])):
-        writer, places = writer_of(2, aside=name == "aside"), slots(tmp_path / name, 0, texts)
-        for i in order:
-            writer.add(places[i], torch.tensor(texts[i]), rows[i])
-        writer.finish()
-        writer.close()
-        written.append(shard_path(tmp_path / name, 0).read_bytes())
-    assert written[0] == written[1] == written[2]
-
-
-def test_what_fails_on_the_thread_reaches_the_caller_and_the_engines_threads_stay(tmp_path: Path):
-    before = torch.get_num_threads()
-    writer, (place,) = writer_of(2, aside=True), slots(tmp_path, 0, [[1, 2, 3]])
-    writer.add(place, torch.tensor([1, 2, 3]), torch.randn(3, 2, 5))  # lm_head reads states of 4
-    with pytest.raises(RuntimeError, match="size of tensor|must match"):
-        writer.finish()
-    writer.close()
-    assert torch.get_num_threads() == before
-
-
-def test_incomplete_and_wrong_rows_are_errors(tmp_path: Path):
-    writer, places = writer_of(2), slots(tmp_path, 0, [[1, 2], [3, 1]])
-    with pytest.raises(ValueError, match=r"shape \(3, 2, 4\), wanted \(2 tokens, 2 boundaries, H\)"):
-        writer.add(places[0], torch.tensor([1, 2]), torch.randn(3, 2, 4))
-    writer.add(places[0], torch.tensor([1, 2]), torch.randn(2, 2, 4))
-    with pytest.raises(ValueError, match="arrived twice"):
-        writer.add(places[0], torch.tensor([1, 2]), torch.randn(2, 2, 4))
-    with pytest.raises(ValueError, match="only 1 of its sequences arrived"):
-        writer.finish()
-    writer.close()
+    assert rows(request.first(5)) == [("a-1", 0, 5, [7])]
+    assert rows(request.step(5, 1)) == [("a-1", 5, 6, [7])]
+    assert rows(request.step(0, 4, [2], resumed=True)) == []  # preempted with 7 tokens: its rows are computed once more
+    assert rows(request.step(4, 3, [3])) == [("a-1", 6, 7, [2, 3])]
+    # Nobody knows yet whether the draft will stand; then it did.
+    assert rows(request.step(7, 2, drafts=1)) == [("a-1", 7, 8, [2, 3])]
+    assert rows(request.step(9, 1)) == [("a-1", 8, 10, [2, 3])]

@@ -6,7 +6,7 @@ import torch
 from drafthead.serving.capture.kept_rows import KeptRows
 
 
-def test_rows_of_all_steps_in_order_and_a_zero_for_the_last_token():
+def test_rows_of_all_steps_come_in_order_with_a_zero_for_the_last_token():
     kept = KeptRows()
     rows = torch.randn(5, 2, 4)
     kept.add("a", 0, torch.randn(3, 2, 4))  # an earlier request of that name

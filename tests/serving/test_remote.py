@@ -3,79 +3,19 @@
 A server that does everything right, `vllm serve`, is asked in tests/generation/test_turns.py.
 """
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from drafthead.config import Recipe, load_recipe
 from drafthead.serving import remote
 from drafthead.serving.answering import Ask
 from drafthead.serving.server import ServerError
-
-WORDS = [300, 301, 302]  # what the server below always says
-Reply = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(load_recipe().target_path)
+from tests.serving.little_server import WORDS, Reply, honest_reply, serving
 
 
 @pytest.fixture
 def honest(tokenizer) -> Reply:
     return honest_reply(tokenizer)
-
-
-def honest_reply(tokenizer: Any) -> Reply:
-    """A server that does as it is asked, and always says the same."""
-
-    def reply(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        choice = {"index": 0, "text": tokenizer.decode(WORDS), "finish_reason": "length", "logprobs": None}
-        ids = {"token_ids": WORDS, "prompt_token_ids": body["prompt"]} if body["return_token_ids"] else {}
-        return 200, {"id": "x", "object": "text_completion", "created": 0, "model": "m", "choices": [choice | ids]}
-
-    return reply
-
-
-@contextmanager
-def serving(
-    reply: Reply, models: tuple[dict[str, Any], ...] = ({"id": "m", "max_model_len": 1024},)
-) -> Iterator[Recipe]:
-    """A recipe whose server is a thread of this process."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(200, {"object": "list", "data": [{"object": "model", **model} for model in models]})
-
-        def do_POST(self) -> None:
-            self._send(*reply(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-
-        def _send(self, status: int, body: dict[str, Any]) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield load_recipe(overrides=[f"responses.server_url=http://127.0.0.1:{server.server_port}"])
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_answers_come_in_the_order_of_the_prompts(tokenizer, honest):
@@ -156,12 +96,6 @@ def test_refusals_and_silence_are_told_apart(tokenizer, monkeypatch):
         remote.server_answerer(recipe, tokenizer),
     ):
         pass
-
-
-def test_secrets_in_a_url_are_refused_and_not_repeated():
-    with pytest.raises(ValueError, match=remote.KEY_VARIABLE) as caught:
-        load_recipe(overrides=["responses.server_url=http://me:hunter2@host/v1"])
-    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.evaluation.measuring.request_metrics import load_reached
 from drafthead.evaluation.results.imports import import_results
 from drafthead.serving.endpoint import endpoint_server
-from drafthead.serving.load import LoadRequest, run_load, warm_up
+from drafthead.serving.load import LoadRequest, load_flags, run_load, warm_up
 from drafthead.serving.server import Server, ServerError, parse_metrics
 from drafthead.serving.server_command import server_command
 from drafthead.serving.server_process import running_server
@@ -48,8 +48,16 @@ def test_the_command_binds_to_loopback_and_holds_no_key():
     assert not any("key" in part for part in command)
 
 
+def test_a_load_is_asked_for_in_vllms_own_flags():
+    assert load_flags(LoadConfig(concurrency=8)) == ["--max-concurrency", "8", "--request-rate", "inf"]
+    burst = load_flags(LoadConfig(request_rate=64, burstiness=0.2, concurrency=32))
+    assert burst == ["--max-concurrency", "32", "--request-rate", "64", "--burstiness", "0.2"]
+    ramp = load_flags(LoadConfig(request_rate=8, ramp="linear", ramp_start=2))
+    assert ramp[:6] == ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "2", "--ramp-up-end-rps", "8"]
+
+
 @pytest.mark.slow
-def test_a_server_from_start_to_end(tmp_path, monkeypatch):
+def test_a_server_counts_what_it_answers_keeps_its_key_and_leaves_nothing(tmp_path, monkeypatch):
     set_secrets(monkeypatch)
     with running_server(load_recipe(), tmp_path / "server.log", speculative=NGRAM) as server:
         assert server.api_key not in repr(server)

@@ -7,58 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead import provenance
-from drafthead.config import load_recipe
 from drafthead.core.vocabulary import coverage
-from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import Response, part_path, write_part
 from drafthead.exporting.head import export_head
 from drafthead.models.special_tokens import special_tokens
 from drafthead.models.target import load_target_spec
 from drafthead.training.setup import draft_vocabulary, open_inputs, survey
+from tests.artefacts import response, write_response_artefact
 from tests.training import launching
 
 BY_COVERAGE = ("head.draft_vocab_size=0", "head.coverage=0.9")
-
-
-@pytest.mark.parametrize("overrides", [("head.coverage=0.98",), ("head.draft_vocab_size=0",)])
-def test_exactly_one_way_to_choose_a_size(overrides):
-    with pytest.raises(ValueError, match=r"head\.draft_vocab_size \d+ and head\.coverage .*: set exactly one"):
-        load_recipe(overrides=overrides)
-
-
-@pytest.mark.parametrize("share", ["0", "1.01", "-1"])
-def test_a_coverage_is_a_share(share):
-    with pytest.raises(ValueError, match=r"head\.coverage"):
-        load_recipe(overrides=["head.draft_vocab_size=0", f"head.coverage={share}"])
-
-
-def test_only_a_size_chosen_by_coverage_follows_the_vocabulary():
-    assert load_recipe(overrides=BY_COVERAGE).head.sized(320).draft_vocab_size == 320
-    assert load_recipe().head.sized(320).draft_vocab_size == 2048  # a mismatch is for the export to refuse
-
-
-def test_the_templates_control_tokens_are_found_and_reserved_ones_are_not():
-    from transformers import AutoTokenizer
-
-    path = load_recipe().target_path
-    special, emitted = special_tokens(path)
-    names = set(AutoTokenizer.from_pretrained(path).convert_ids_to_tokens(sorted(emitted)))
-    # <|return|> and <|call|> end a generation; the others stand in the template
-    assert names == {"<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"}
-    assert emitted < special
-
-
-def test_tokens_that_the_template_writes_by_variable_count(tmp_path):
-    target = tmp_path / "target"
-    shutil.copytree(load_recipe().target_path, target)
-    (target / "generation_config.json").unlink()
-    (target / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
-    from transformers import AutoTokenizer
-
-    _, emitted = special_tokens(str(target))
-    names = set(AutoTokenizer.from_pretrained(target).convert_ids_to_tokens(sorted(emitted)))
-    assert names == {"<|startoftext|>", "<|return|>"}
 
 
 def test_size_follows_coverage_and_control_tokens_are_in(fresh_recipe):
@@ -97,8 +54,6 @@ def test_a_run_by_coverage_trains_reports_and_exports(fresh_recipe):
 
 def with_categories(recipe) -> None:
     """Responses that say which category each training sequence belongs to."""
-    directory, names = recipe.responses_dir("train"), open_inputs(recipe).train.ids
-    provenance.begin(directory, RESPONSES, {})
-    kinds = [Response(n, ("chat", "code")[i % 2], [], [], [], "", "stop", 0, "low", 0) for i, n in enumerate(names)]
-    write_part(part_path(directory, 0), kinds)
-    provenance.finish(directory, {})
+    names = enumerate(open_inputs(recipe).train.ids)
+    given = [response(name, 0, 0, category=("chat", "code")[i % 2]) for i, name in names]
+    write_response_artefact(recipe.responses_dir("train"), given)

@@ -6,13 +6,12 @@ from drafthead import provenance
 from drafthead.data import spool as spools
 from drafthead.data import store
 from drafthead.data.packing import plan_stream
-from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import part_path, write_part
 from drafthead.data.windows import Window
 from drafthead.training.feed import SpoolFeed, _shards_of_steps
 from drafthead.training.states import open_states
-from tests.data.test_spool import planned, response
-from tests.training.conftest import small_recipe
+from tests.artefacts import response, write_response_artefact
+from tests.data.spools import planned
+from tests.training.synthetic import small_recipe
 
 
 def batches(*documents: tuple[int, ...]) -> list[list[Window]]:
@@ -54,10 +53,7 @@ def test_a_whole_store_is_no_spool_and_a_spool_no_whole_store(tmp_path):
 
 def test_a_spool_of_other_terms_is_refused_by_value(tmp_path):
     recipe = small_recipe(tmp_path, "states.spool_shards=4")
-    responses = recipe.responses_dir("train")
-    provenance.begin(responses, RESPONSES, {})
-    write_part(part_path(responses, 0), [response("a", 2, 3)])
-    made_from = provenance.reference(provenance.finish(responses, {}))
+    made_from = write_response_artefact(recipe.responses_dir("train"), [response("a", 2, 3)])
     identity = {**spools.terms(recipe), "responses": made_from, "tap_ids": [2, 4, 8]}
     provenance.begin(recipe.states_dir("train"), spools.KIND, identity)
     assert len(open_states(recipe, "train").states) == 1

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from drafthead import provenance
-from tests.training.conftest import small_recipe, synthetic_store
 from tests.training.launching import entries, launch, run
+from tests.training.synthetic import small_recipe, synthetic_store
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,10 @@ from drafthead.core.objectives import OBJECTIVES
 from drafthead.data.packing import pack
 from drafthead.data.store import StateStore, shard_path, write_shard
 from drafthead.data.windows import whole
-from drafthead.models.draft import DraftModel
-from drafthead.training.objective import FrozenTarget, TTTObjective, score, step_weights
-from tests.data.test_store import sequence
-from tests.models.test_draft import small_model
-
-NUM_STEPS = 3
+from drafthead.training.objective import TTTObjective, score, step_weights
+from tests.data.sequences import sequence
+from tests.models.small_draft import small_model
+from tests.training.toy import NUM_STEPS, frozen
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +22,6 @@ def store(tmp_path_factory) -> StateStore:
     ]
     write_shard(shard_path(directory, 0), documents, num_target_layers=3)
     return StateStore(directory)
-
-
-def frozen(model: DraftModel) -> FrozenTarget:
-    generator = torch.Generator().manual_seed(3)
-    rows = torch.randn(model.shape.vocab_size, 8, generator=generator, dtype=torch.float64)
-    ids = torch.arange(0, 2 * model.shape.head.draft_vocab_size, 2)[: model.shape.head.draft_vocab_size].clamp_max(19)
-    return FrozenTarget(rows, torch.ones(8, dtype=torch.float64), rows[ids], 1e-5, ids)
 
 
 def gradients(store: StateStore, micro_batches: list[list[int]], objective: str) -> list[torch.Tensor]:

@@ -8,13 +8,12 @@ import pytest
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data import spool as spools
-from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import Response, part_path, write_part
 from drafthead.data.spool import Spool, open_spool
 from drafthead.data.store import StateSequence, write_shard
 from drafthead.models.target import load_target_spec, target_identity
-from tests.training.conftest import small_recipe, synthetic_sequences, synthetic_store
+from tests.artefacts import response, write_response_artefact
 from tests.training.launching import entries, run
+from tests.training.synthetic import small_recipe, synthetic_sequences, synthetic_store
 
 pytestmark = pytest.mark.slow
 
@@ -28,14 +27,8 @@ ONLINE = (
 
 def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
     """Responses that say what the sequences say, and an empty spool made from them."""
-    directory = recipe.responses_dir("train")
-    provenance.begin(directory, RESPONSES, {})
-    texts = [(s.id, s.input_ids.tolist()) for s in sequences]
-    write_part(
-        part_path(directory, 0),
-        [Response(name, "chat", t[:4], t[4:-4], t[-4:], "", "stop", 0.7, "low", 0) for name, t in texts],
-    )
-    made_from = provenance.reference(provenance.finish(directory, {}))
+    given = [response(s.id, 4, s.num_tokens - 8, 4, ids=s.input_ids.tolist()) for s in sequences]
+    made_from = write_response_artefact(recipe.responses_dir("train"), given)
     identity = {
         **spools.terms(recipe), "responses": made_from, "tap_ids": list(recipe.target.tap_ids),
         "target": target_identity(recipe, load_target_spec(recipe.target_path)), "format": recipe.states.format,

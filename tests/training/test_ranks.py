@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from safetensors.torch import load_file
 from drafthead.config import REPO_ROOT
 from drafthead.exporting.head import export_head
 from drafthead.models.trained import best_checkpoint
-from tests.training.launching import checkpoints, command, entries, environment, forget_after, losses, run
+from tests.scripts import environment, free_port
+from tests.training.launching import checkpoints, command, entries, forget_after, losses, run
 
 pytestmark = pytest.mark.slow
 
@@ -105,22 +105,15 @@ def test_the_moving_average_goes_on_with_another_number_of_ranks(run_factory):
 
 def test_two_launchers_train_as_two_nodes(runs, run_factory):
     recipe = run_factory("nodes")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     flags = ("--multi_gpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "127.0.0.1",
-             "--main_process_port", str(port))  # fmt: skip
+             "--main_process_port", str(free_port()))  # fmt: skip
     nodes = [
         subprocess.Popen(
-            command(recipe, *TWO_PER_STEP, flags=(*flags, "--machine_rank", str(rank))),
-            cwd=REPO_ROOT,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, *command(recipe, *TWO_PER_STEP, flags=(*flags, "--machine_rank", str(rank)))],
+            cwd=REPO_ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
-    ]
+    ]  # fmt: skip
     errors = [node.communicate(timeout=300)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     assert losses(recipe.run_dir) == losses(runs(1, 2).run_dir)

@@ -15,9 +15,9 @@ from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.training.objective import TTTObjective
 from drafthead.training.validate import Validation, judged, validate
-from tests.data.test_store import sequence
-from tests.models.test_draft import small_model
-from tests.training.test_objective import NUM_STEPS, frozen
+from tests.data.sequences import sequence
+from tests.models.small_draft import small_model
+from tests.training.toy import NUM_STEPS, frozen
 
 # The first two tokens of each are the prompt; the vocabulary has 20 tokens.
 FRESH = [*range(20)]

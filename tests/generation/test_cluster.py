@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,12 +19,12 @@ from drafthead.data.verify import verify_store
 from drafthead.generation.states.harvest import SPLITS, harvest
 from drafthead.generation.states.shard_jobs import ShardJob, Share, to_do
 from drafthead.provenance import ArtefactError, read_json
-from tests.data.test_store import sequence
-from tests.generation.conftest import SMALL
-from tests.generation.test_harvest import copy_of
+from tests.artefacts import response
+from tests.damage import flip_bit
+from tests.data.sequences import sequence
+from tests.generation.small import SMALL, copy_of
+from tests.scripts import environment
 
-# The threads of two engines on two cores would starve one another.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(REPO_ROOT)}
 RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
 
 
@@ -73,7 +72,7 @@ def lose_a_worker(script: str, overrides: list[str], written: Callable[[], list[
     """
     command = [sys.executable, script, "--cluster", "--workers", "2", *overrides]
     with log.open("w") as file:
-        driver = psutil.Popen(command, cwd=REPO_ROOT, env=ENVIRONMENT | RAY_OF_ITS_OWN, stdout=file, stderr=file)
+        driver = psutil.Popen(command, cwd=REPO_ROOT, env=environment(**RAY_OF_ITS_OWN), stdout=file, stderr=file)
     try:
         while not written():
             assert driver.poll() is None, log.read_text()[-3000:]
@@ -129,7 +128,7 @@ def test_the_tasks_of_the_slurm_example_make_the_same_store(undisturbed, regener
         subprocess.Popen(
             ["bash", "docs/slurm/harvest.sbatch", "configs/tiny.yaml", *overrides],
             cwd=REPO_ROOT,
-            env={**ENVIRONMENT, "PYTHON": sys.executable, "SLURM_ARRAY_TASK_ID": i, "SLURM_ARRAY_TASK_COUNT": "2"},
+            env=environment(PYTHON=sys.executable, SLURM_ARRAY_TASK_ID=i, SLURM_ARRAY_TASK_COUNT="2"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -170,13 +169,11 @@ def test_a_spool_has_one_harvester(recipe_in):
 
 
 def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):
-    jobs = [ShardJob(tmp_path, index, [SimpleNamespace(id=f"{index}")]) for index in range(3)]
+    jobs = [ShardJob(tmp_path, index, [response(f"{index}", 2, 7)]) for index in range(3)]
     for job in jobs[:2]:
         write_shard(job.path, [sequence(f"{job.index}", 9)], num_target_layers=5)
     assert to_do(jobs) == jobs[2:]
-    content = bytearray(jobs[1].path.read_bytes())
-    content[-1] ^= 8
-    jobs[1].path.write_bytes(content)
+    flip_bit(jobs[1].path)
     with pytest.raises(ArtefactError, match=r"shard-00001.safetensors has SHA-256 .* its bytes were changed"):
         to_do(jobs)
 

@@ -5,19 +5,16 @@ of its own in tests/docs/commands.py, or a mark on its page.
 """
 
 import json
-import os
-import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from drafthead.config import REPO_ROOT, Recipe
+from drafthead.config import Recipe
 from tests.docs.commands import RUN_BY, Command, documented
-from tests.evaluation.test_imports import GUIDELLM, VLLM
-from tests.pipeline.conftest import SMALL_RUN
+from tests.evaluation.result_files import GUIDELLM, VLLM
+from tests.pipeline.small_run import SMALL_RUN
+from tests.scripts import run_here, run_ok
 
 pytestmark = pytest.mark.slow
 # Few prompts and one load: every command runs, and nothing is read off the figures.
@@ -51,21 +48,19 @@ def keyed() -> list:
 
 
 @pytest.mark.parametrize("key", keyed())
-def test_a_documented_command_runs(key, folder, tiny_run, monkeypatch, capsys):
+def test_a_documented_command_runs(key, folder, tiny_run, capsys):
     results = folder / "results" / "tiny"
     first = AFTER.get(key)
     if first and not (results / "results.parquet").exists():  # this test alone, without the one before it
-        run_apart(to_run()[first], filled(to_run()[first], folder, tiny_run))
+        run_ok(to_run()[first].script, *filled(to_run()[first], folder, tiny_run))
     if "results.parquet" in to_run()[key].words:
         shutil.copy(results / "results.parquet", folder)
     command = to_run()[key]
     arguments = filled(command, folder, tiny_run)
     if key in ENGINES:
-        said = run_apart(command, arguments)
-    else:  # as the interpreter runs a script, without loading torch once more
-        monkeypatch.chdir(REPO_ROOT)
-        monkeypatch.setattr("sys.argv", [command.script, *arguments])
-        runpy.run_path(command.script, run_name="__main__")
+        said = run_ok(command.script, *arguments)
+    else:
+        assert run_here(command.script, *arguments) == 0
         said = capsys.readouterr().out
     assert said.strip(), command
 
@@ -82,13 +77,3 @@ def filled(command: Command, folder: Path, tiny_run: Recipe) -> list[str]:
         "benchmarks.json": (str(folder / "benchmarks.json"),),
     }
     return [part for word in command.arguments for part in places.get(word, (word,))]
-
-
-def run_apart(command: Command, arguments: list[str]) -> str:
-    """In a process of its own, as everything that starts engines; what it prints."""
-    asked = [sys.executable, command.script, *arguments]
-    result = subprocess.run(
-        asked, cwd=REPO_ROOT, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert result.returncode == 0, f"{command}\n{result.stdout[-2000:]}\n{result.stderr[-3000:]}"
-    return result.stdout

@@ -10,21 +10,19 @@ import torch
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.core.layout import tail_layout
 from drafthead.exporting.contract import exported_tensors, head_config
 from drafthead.exporting.head import write_head
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
-from drafthead.models.draft import DraftShape, draft_shape, frozen_copy
+from drafthead.models.draft import DraftShape, draft_shape
 from drafthead.models.target import TargetSpec, load_target_spec
 from tests.exporting.runs import random_weights, recipe_at
-from tests.exporting.vllm_model import VllmDraft, one_rank, two_steps
+from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps
 
 pytestmark = pytest.mark.slow
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 TAPS = {1: (6,), 2: (3, 8), 3: (2, 4, 6), 4: (0, 2, 5, 8)}
-TOKENS = 6
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,6 @@ def recipe_of(root: Path, norms: tuple[bool, ...], taps: int, layers: int, vocab
         root, f"name=h{name}", f"target.tap_ids={list(TAPS[taps])}", f"head.num_layers={layers}",
         f"head.draft_vocab_size={vocabulary}", "export.dtype=float32", *switches,
     )  # fmt: skip
-
-
-def our_logits(shape: DraftShape, weights: dict[str, Tensor], aux: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, V) of the first step and (V,) of the second from the last position, minus infinity where no draft id is."""
-    model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
-    # vLLM's rows hold the embedding they read: one more token in front, and states of two more that nobody sees.
-    tokens, aux = torch.cat([embeddings[:1], embeddings]), torch.nn.functional.pad(aux, (0, 0, 0, 2))
-    states = model.unroll(aux, tokens, torch.arange(TOKENS + 2), tail_layout([TOKENS + 2], [0]), 2)[:, :TOKENS]
-    logits = torch.full((2, TOKENS, shape.vocab_size), float("-inf"))
-    logits[:, :, weights["t2d"].nonzero()[:, 0]] = model.lm_head(states)
-    return logits[0], logits[1, -1]
 
 
 def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor], **changed: bool) -> Path:

@@ -1,7 +1,5 @@
 """Import of public heads: every layout gives the weights that went in, and what cannot be read is refused."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,6 +9,7 @@ from drafthead.exporting.importing.head import import_head
 from drafthead.models.draft import draft_shape
 from drafthead.models.target import load_pieces, load_target_spec
 from drafthead.provenance import read_json, verify_files
+from tests.damage import edit_config
 from tests.exporting.public import head_of, published
 from tests.exporting.runs import random_weights, recipe_at, write_run
 
@@ -63,9 +62,7 @@ def test_export_import_export_gives_equal_files(tmp_path, layout):
 def test_an_imported_head_keeps_its_own_rotation(tmp_path):
     recipe = recipe_at(tmp_path, *PLAIN)
     source = published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
-    config = json.loads((source / "config.json").read_text())
-    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
-    (source / "config.json").write_text(json.dumps(config))
+    edit_config(source, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     import_head(recipe, str(source))
     exported = read_json(export_head(recipe, serve_check=False) / "config.json")
     assert exported["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
@@ -125,7 +122,6 @@ def test_a_tensor_that_cannot_be_represented_is_refused(tmp_path, tensor, value,
 def test_a_config_that_cannot_be_represented_is_refused(tmp_path, change, message):
     recipe = recipe_at(tmp_path)
     source = published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
-    config = json.loads((source / "config.json").read_text()) | change
-    (source / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    edit_config(source, **change)
     with pytest.raises(ValueError, match=message):
         import_head(recipe, str(source))

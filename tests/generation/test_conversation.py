@@ -12,7 +12,7 @@ def say(*pairs: tuple[str, str]) -> list[dict]:
 
 
 @pytest.mark.parametrize(("spelling", "role"), ROLES.items())
-def test_every_spelling_of_a_role(spelling, role):
+def test_every_spelling_of_a_role_is_read(spelling, role):
     rows = [
         {"from": "human", "value": "hello"},
         {"from": spelling.upper(), "value": "x"},
@@ -31,7 +31,7 @@ def test_a_chat_cut_in_pieces_starts_at_its_first_question():
     assert parse_messages(say(("system", ""), ("user", "u"))) == tuple(say(("user", "u")))
 
 
-def test_tools_and_parts_of_text():
+def test_tool_calls_are_kept_and_parts_of_text_joined():
     call = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
     rows = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -65,7 +65,7 @@ def test_what_is_no_conversation_has_a_reason(rows, reason):
         parse_messages(rows)
 
 
-def test_which_questions_become_prompts():
+def test_the_first_the_last_or_all_questions_become_prompts():
     chat = say(("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "4"))
     assert cut(chat, "first") == [tuple(chat[:1])]
     assert cut(chat, "last") == [tuple(chat[:3])]

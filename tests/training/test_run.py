@@ -1,6 +1,7 @@
 """Training through `accelerate launch` with real DeepSpeed: what a run leaves behind, and what it refuses."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -8,31 +9,21 @@ from safetensors.torch import load_file
 
 from drafthead import provenance
 from drafthead.exporting.head import export_head
-from tests.training.conftest import small_recipe
 from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def finished(synthetic_data, tmp_path_factory):
-    """One undisturbed run that the others are compared with."""
-    root = tmp_path_factory.mktemp("finished")
-    (root / "data").symlink_to(synthetic_data / "data")
-    recipe = small_recipe(root)
-    run(recipe)
-    return recipe
-
-
-def test_a_run_learns_and_says_so(finished):
-    steps, validations = entries(finished.run_dir), entries(finished.run_dir, "validation")
-    manifest = provenance.require(finished.run_dir, "run", "train")
+def test_a_run_learns_and_says_so(finished_run):
+    steps, validations = entries(finished_run.run_dir), entries(finished_run.run_dir, "validation")
+    manifest = provenance.require(finished_run.run_dir, "run", "train")
     assert [e["step"] for e in steps] == list(range(1, manifest["counts"]["total_steps"] + 1))
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
     assert manifest["counts"]["best_acceptance_length"] > 2
-    assert len(checkpoints(finished.run_dir)) <= 3  # two newest and the best
+    assert len(checkpoints(finished_run.run_dir)) <= 3  # two newest and the best
     # Every step carries the newest replay: length and joint prefix acceptance at the K to be served.
     replayed = {v["step"]: v for v in validations}
+    assert replayed.keys() & {e["step"] for e in steps[:-1]}
     for before, after in pairwise(steps):
         if before["step"] in replayed:
             assert after["acceptance_length"] == replayed[before["step"]]["acceptance_length"]
@@ -41,12 +32,12 @@ def test_a_run_learns_and_says_so(finished):
     assert all(e["tokens_per_second"] > 0 and e["memory_gib"] > 0 and e["grad_norm"] > 0 for e in steps)
 
 
-def test_a_finished_run_is_not_repeated(finished):
-    assert "is complete; nothing to do" in run(finished)
+def test_a_finished_run_is_not_repeated(finished_run):
+    assert "is complete; nothing to do" in run(finished_run)
 
 
-def test_the_finished_run_exports(finished):
-    directory = export_head(finished, serve_check=False)  # the texts are made up: nothing to serve
+def test_the_finished_run_can_be_exported(finished_run):
+    directory = export_head(finished_run, serve_check=False)  # the texts are made up: nothing to serve
     weights, config = load_file(directory / "model.safetensors"), json.loads((directory / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 8]
     assert weights["fc.weight"].shape == (192, 3 * 192)
@@ -54,9 +45,9 @@ def test_the_finished_run_exports(finished):
     assert {str(t.dtype) for n, t in weights.items() if n not in ("d2t", "t2d")} == {"torch.bfloat16"}
 
 
-def test_a_damaged_checkpoint_is_passed_over(fresh_recipe):
+def test_a_damaged_checkpoint_is_passed_over(finished_run, fresh_recipe):
     recipe = fresh_recipe()
-    run(recipe)
+    shutil.copytree(finished_run.run_dir, recipe.run_dir)  # other tests look at the finished one
     before = losses(recipe.run_dir)
     newest = checkpoints(recipe.run_dir)[-1]
     forget_after(recipe.run_dir, int(newest.name.removeprefix("step_")))
@@ -84,8 +75,13 @@ def test_ranks_that_do_not_divide_a_step_are_refused(fresh_recipe):
     assert "train.batches_per_step 3 is not divisible by 2 ranks; set it to 4" in result.stderr
 
 
-def test_another_configuration_does_not_overwrite_a_run(finished):
-    result = launch(finished, "train.learning_rate=0.5")
+def test_another_configuration_does_not_overwrite_a_run(finished_run):
+
+    def files() -> dict:
+        return {path: path.stat().st_mtime_ns for path in finished_run.run_dir.rglob("*") if path.is_file()}
+
+    before = files()
+    result = launch(finished_run, "train.learning_rate=0.5")
     assert result.returncode != 0
     assert "train.learning_rate: found 0.003, wanted 0.5" in result.stderr
-    assert losses(finished.run_dir)
+    assert files() == before

@@ -13,7 +13,7 @@ from drafthead.data.packing import PackedBatch, pack
 from drafthead.data.store import Shard, StateSequence, StateStore, shard_path, write_shard
 from drafthead.data.windows import cut
 from drafthead.provenance import ArtefactError
-from tests.data.test_store import assert_same, sequence
+from tests.data.sequences import assert_same, sequence
 
 
 def tail_only(full: StateSequence) -> StateSequence:

@@ -1,8 +1,6 @@
 """From JSONL to splits: what is refused, what is dropped, and that draws are even and repeatable."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from drafthead.config import REPO_ROOT, Recipe
+from drafthead.config import Recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.generation.prompts.splits import draw_evenly, make_prompts, read_source
 from drafthead.provenance import ArtefactError
+from tests.scripts import run_python
 
 
 def line(text: str, split: str = "train", **more: Any) -> str:
@@ -91,7 +90,7 @@ def test_another_max_train_keeps_the_validation_prompts(tmp_path: Path, recipe_i
     assert first == second
 
 
-def test_too_much_validation_and_missing_file(tmp_path: Path, recipe_in: Callable[..., Recipe]):
+def test_too_much_validation_and_a_missing_file_are_refused(tmp_path: Path, recipe_in: Callable[..., Recipe]):
     source = write(tmp_path / "p.jsonl", line("one"), line("two", split="heldout"))
     with pytest.raises(ValueError, match=r"prompts\.validation 4 leaves nothing to train on: .* has 1 training"):
         make_prompts(recipe_in(f"prompts.path={source}"))
@@ -100,8 +99,7 @@ def test_too_much_validation_and_missing_file(tmp_path: Path, recipe_in: Callabl
 
 
 def test_the_recipe_ends_with_a_message_not_a_traceback(tmp_path: Path):
-    command = [sys.executable, "data_gen/prompts.py", f"output_dir={tmp_path}", "prompts.path=nowhere.jsonl"]
-    result = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, check=False)
+    result = run_python("data_gen/prompts.py", f"output_dir={tmp_path}", "prompts.path=nowhere.jsonl")
     assert result.returncode == 2
     assert "prompts.path nowhere.jsonl does not exist" in result.stderr
     assert "Traceback" not in result.stderr

@@ -1,6 +1,5 @@
 """Training on from another run's weights: exactly those weights, checked against the recipe, and needed only once."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from drafthead.config import Recipe
 from drafthead.core.alignment import valid_positions
 from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data.packing import pack, plan_stream
-from drafthead.data.prompts import write_prompts
 from drafthead.data.trained_on import known_before
 from drafthead.exporting.card import write_card
 from drafthead.exporting.head import export_head
@@ -24,10 +22,11 @@ from drafthead.provenance import read_json
 from drafthead.training.objective import TTTObjective, score, step_weights
 from drafthead.training.setup import frozen_target, open_inputs, survey
 from drafthead.training.start import find_start, keep_start, started_model
-from tests.exporting.runs import random_weights, write_run
-from tests.exporting.test_lineage import ask
-from tests.training.conftest import small_recipe
+from tests.artefacts import ask, write_prompt_artefact
+from tests.damage import edit_config
+from tests.exporting.runs import bare_copy, random_weights, write_run
 from tests.training.launching import entries, forget_after, losses, run
+from tests.training.synthetic import small_recipe
 
 CPU = torch.device("cpu")
 
@@ -47,10 +46,10 @@ def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
 
 
 @pytest.mark.slow
-def test_training_goes_on_where_an_exported_head_left_off(run_factory):
+def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_factory):
     """Train, export, import, start from it: the same weights to the last bit, and a record of where they came from."""
     first, second = run_factory("first"), run_factory("second")
-    run(first)
+    shutil.copytree(finished_run.run_dir, first.run_dir)
     head = export_head(small_recipe(Path(first.output_dir), "export.dtype=float32"), serve_check=False)
     import_head(small_recipe(Path(second.output_dir), "name=elsewhere"), str(head))
     recipe = small_recipe(Path(second.output_dir), "train.start_from=runs/elsewhere")
@@ -164,12 +163,9 @@ def test_a_damaged_checkpoint_is_refused(ancestor):
 def test_an_imported_heads_own_rotation_goes_with_it(ancestor, tmp_path):
     """Its rotary embedding and epsilon differ from the target's: they are trained with, recorded and exported."""
     head = export_head(ancestor, serve_check=False)
-    config = read_json(head / "config.json")
-    config |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rms_norm_eps": 1e-4}
-    public = tmp_path / "public"
-    public.mkdir()
-    (public / "config.json").write_text(json.dumps(config))
-    shutil.copy(head / "model.safetensors", public)
+    public = bare_copy(head, tmp_path / "public")
+    edit_config(public, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, rms_norm_eps=1e-4)
+    config = read_json(public / "config.json")
     shutil.rmtree(ancestor.run_dir)
     import_head(ancestor, str(public))
     recipe = started(ancestor)
@@ -190,11 +186,7 @@ def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
     prompts = ancestor.directory("own", "data", "x")  # beside the shared data, which is linked
     recipe = started(ancestor, f"output_dir={prompts.parents[1]}")
     shutil.copytree(ancestor.run_dir, recipe.directory("runs", "other"))
-    folder = recipe.directory("data", "other", "prompts")
-    provenance.begin(folder, "prompts", {})
-    for split in ("train", "validation"):
-        write_prompts(folder / f"{split}.parquet", [ask(split)])
-    provenance.finish(folder, {})
+    write_prompt_artefact(recipe.model_copy(update={"name": "other"}))
     start = find_start(recipe, load_target_spec(recipe.target_path))
     assert not provenance.begin(recipe.run_dir, "run", start.identity)
     keep_start(recipe, start)

@@ -7,7 +7,8 @@ from drafthead.evaluation.decision.analysis import analyse, read_results
 from drafthead.evaluation.reporting.report import print_report
 from drafthead.evaluation.reporting.serving_tables import serving_tables
 from drafthead.evaluation.results.one_file import Results
-from tests.evaluation.rows import tiny_recipe, write_results
+from tests.evaluation.rows import write_results
+from tests.recipes import tiny_recipe
 
 
 @pytest.fixture(scope="module")

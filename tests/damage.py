@@ -1,0 +1,40 @@
+"""What happens to files: a bit flips, the end is missing, a tensor or a setting is another."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+def flip_bit(path: Path, place: float = 1.0) -> None:
+    """Change one bit of a file.
+
+    Args:
+        path: of the file.
+        place: where, from 0 (its first byte) to 1 (its last).
+    """
+    content = bytearray(path.read_bytes())
+    content[min(int(len(content) * place), len(content) - 1)] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut_short(path: Path, count: int = 100) -> None:
+    """Take so many bytes off the end of a file."""
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def replace_tensors(path: Path, changes: dict[str, Tensor]) -> None:
+    """Replace or add tensors of a safetensors file; its metadata stays."""
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file({**load_file(path), **changes}, path, metadata=metadata)
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Change keys of a model's config.json; None takes one out."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))

@@ -1,0 +1,27 @@
+"""A recipe small enough to run the generation stages in seconds, and copies of what it made."""
+
+import shutil
+from pathlib import Path
+
+from drafthead.config import Recipe
+from tests.recipes import changed, tiny_recipe
+
+SMALL = (
+    "prompts.max_train=12", "prompts.max_heldout=4", "prompts.validation=4", "responses.prompts_per_part=8",
+    "responses.max_tokens=32", "states.sequences_per_shard=8", "train.num_ttt_steps=3", "eval.max_tokens=32",
+)  # fmt: skip
+
+
+def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
+    return tiny_recipe(output_dir, *SMALL, *overrides)
+
+
+def copy_of(recipe: Recipe, directory: Path, **states: object) -> Recipe:
+    """The same recipe, with other states settings, over a copy of its artefacts."""
+    shutil.copytree(recipe.directory(), directory)
+    return changed(recipe.model_copy(update={"output_dir": str(directory)}), "states", **states)
+
+
+def never(*args: object, **kwargs: object) -> None:
+    """In the place of what makes answers or states, where all are there."""
+    raise AssertionError("a model was to be run although nothing is missing")

@@ -1,0 +1,71 @@
+"""Python in processes of its own: the project's scripts as a user starts them, and pieces of code."""
+
+import contextlib
+import os
+import runpy
+import socket
+import subprocess
+import sys
+
+from drafthead.config import REPO_ROOT
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a child process gets: this one's variables as they are now, the checkout to import from, `more`.
+
+    One thread each: OpenMP threads that spin for one another would starve whatever runs beside them.
+    """
+    settings = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "WANDB_MODE": "offline"}
+    return {**os.environ, **settings, "PYTHONPATH": str(REPO_ROOT), **more}
+
+
+def accelerate(ranks: int = 1) -> tuple[str, ...]:
+    """Arguments that put accelerate's launcher before a script, with nothing left for it to ask."""
+    several = ("--multi_gpu",) if ranks > 1 else ()
+    return (
+        "-m", "accelerate.commands.launch", *several, "--num_processes", str(ranks), "--num_machines", "1",
+        "--mixed_precision", "no", "--dynamo_backend", "no",
+    )  # fmt: skip
+
+
+def run_python(*arguments: str, timeout_s: float = 600, **variables: str) -> subprocess.CompletedProcess:
+    """Run this interpreter in the checkout, to whatever end.
+
+    Args:
+        arguments: a script below the checkout, or what else Python takes, and what follows it.
+        timeout_s: seconds.
+        variables: of the environment.
+    """
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=REPO_ROOT, capture_output=True, text=True, check=False, timeout=timeout_s,
+        env=environment(**variables),
+    )  # fmt: skip
+
+
+def run_ok(*arguments: str, timeout_s: float = 600, **variables: str) -> str:
+    """Run what must succeed; returns what it printed."""
+    result = run_python(*arguments, timeout_s=timeout_s, **variables)
+    assert result.returncode == 0, f"{arguments}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
+    return result.stdout
+
+
+def run_here(script: str, *arguments: str) -> int:
+    """Run a script in this process, where torch is loaded already; returns what it ends with. Never what starts n-gram
+    drafting, which leaves a process unable to start a further engine.
+    """
+    before, sys.argv = sys.argv, [script, *arguments]
+    try:
+        with contextlib.chdir(REPO_ROOT):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,67 @@
+"""Hidden states that no target computed, of texts that are quickly learnt, and a recipe small enough for them."""
+
+from pathlib import Path
+
+import torch
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.data import store
+from drafthead.data.store import StateSequence
+from drafthead.models.target import TargetHead, load_pieces, load_target_spec, target_identity
+from tests.recipes import SMALL_HEAD, tiny_recipe
+
+SMALL = (
+    *SMALL_HEAD, "target.tap_ids=[2,4,8]", "train.num_ttt_steps=3", "train.tokens_per_batch=96", "train.epochs=1",
+    "train.checkpoint_every=4", "train.learning_rate=3e-3",
+)  # fmt: skip
+
+
+def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
+    return tiny_recipe(output_dir, *SMALL, *overrides)
+
+
+def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None) -> None:
+    """A whole store in one shard."""
+    spec = load_target_spec(recipe.target_path)
+    sequences = synthetic_sequences(recipe, split, count, seed, poisoned)
+    directory = recipe.states_dir(split)
+    identity = {
+        "target": target_identity(recipe, spec), "tap_ids": list(recipe.target.tap_ids),
+        "format": recipe.states.format, "made": "synthetic",
+    }  # fmt: skip
+    assert not provenance.begin(directory, store.KIND, identity)
+    store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers, recipe.states.format)
+    provenance.finish(directory, {"sequences": count})
+
+
+def synthetic_sequences(
+    recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None
+) -> list[StateSequence]:
+    """Texts in which a token decides the next one, and states from which the target's head reads it off."""
+    spec = load_target_spec(recipe.target_path)
+    head = TargetHead.load(recipe.target_path, dtype="float32")
+    pieces = load_pieces(recipe.target_path)
+    rows = pieces.lm_head.float()
+    # Tokens that their own row of lm_head predicts, so that the text is what the target would say.
+    own = (rows @ rows.T).argmax(1) == torch.arange(len(rows))
+    alphabet = own.nonzero()[:64, 0]
+    generator = torch.Generator().manual_seed(seed)
+    sequences = []
+    for i in range(count):
+        length = int(torch.randint(16, 40, (1,), generator=generator))
+        first = int(torch.randint(0, 64, (1,), generator=generator))
+        tokens = alphabet[(torch.arange(length + 1) * 7 + first) % 64]
+        states = rows[tokens[1:]] / pieces.final_norm.float()  # the final norm multiplies its weight back in
+        states = torch.nn.functional.normalize(states, dim=-1) * spec.hidden_size**0.5
+        states = states + 0.02 * torch.randn(states.shape, generator=generator)
+        mask = torch.ones(length, dtype=torch.uint8)
+        mask[:4] = 0
+        mask[-4:] = 0  # said after the stop
+        argmax, lse = head.stats(states)
+        aux = {tap: (states * (1 + tap)).bfloat16() for tap in recipe.target.tap_ids}
+        if i == poisoned:
+            aux[recipe.target.tap_ids[0]][5, 7] = float("nan")
+        name = f"{split}{i:04d}"
+        sequences.append(StateSequence(name, tokens[:-1].int(), mask, aux, states.bfloat16(), argmax, lse))
+    return sequences
