@@ -10,7 +10,18 @@ import pytest
 from drafthead.config import REPO_ROOT
 
 PACKAGE = REPO_ROOT / "drafthead"
-FOUNDATIONS = {"config", "provenance", "files", "processes", "made_by", "space", "progress", "cli", "stage_plan"}
+FOUNDATIONS = {
+    "config",
+    "provenance",
+    "files",
+    "locks",
+    "processes",
+    "made_by",
+    "space",
+    "progress",
+    "cli",
+    "stage_plan",
+}
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
     **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),

@@ -36,7 +36,7 @@ def write_untrained(recipe: Recipe) -> Path:
         "head": recipe.head.model_dump(mode="json"),
         "untrained": True,
     }
-    if provenance.begin(recipe.head_dir, KIND, identity):
+    if provenance.begin(recipe.head_dir, KIND, identity, alone=True):
         return recipe.head_dir
     shape = draft_shape(recipe, spec)
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """The training loop: steps, and now and then a validation and a checkpoint."""
 
+import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,11 +33,14 @@ def train(recipe: Recipe) -> Path:
 
     Raises:
         ArtefactError: inputs are missing, unfinished or do not fit the recipe.
+        InUseError: another process is training this run.
         ValueError: the recipe or the environment cannot be trained with.
         FloatingPointError: the loss or a gradient is not finite.
     """
     inputs = open_inputs(recipe)
-    if provenance.begin(recipe.run_dir, KIND, inputs.identity, thinned=True):
+    # One rank for all: the launcher ends the others with it.
+    first = os.environ.get("RANK", "0") == "0"
+    if provenance.begin(recipe.run_dir, KIND, inputs.identity, thinned=True, alone=first):
         print(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     run = prepare(recipe, inputs)

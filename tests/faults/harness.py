@@ -23,6 +23,7 @@ from typing import Literal
 import psutil
 
 from drafthead.config import REPO_ROOT
+from drafthead.locks import LOCK
 from tests.faults.stages import Stage
 
 Phase = Literal["start-up", "work", "writing"]
@@ -91,7 +92,7 @@ class Watch:
 
     @property
     def temporary(self) -> set[str]:
-        return {name for name in self.new if ".tmp" in name or "/." in name}
+        return {name for name in self.new if (".tmp" in name or "/." in name) and not name.endswith(LOCK)}
 
     def until(self, done: Callable[[], bool], alive: Callable[[], bool]) -> None:
         while alive():

@@ -55,7 +55,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_a
     check_tensors(tensors, _shape(found, spec))
     files = {p.name: sha256_file(p) for p in sorted(public.directory.glob("*.safetensors"))}
     identity = _identity(recipe, spec, found, {"path": source, "revision": revision, "files": files})
-    if provenance.begin(recipe.run_dir, KIND, identity, thinned=True):
+    if provenance.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):
         print(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     checkpoint = recipe.run_dir / "checkpoints" / _CHECKPOINT
