@@ -55,7 +55,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         InUseError: another process is exporting to the same directory.
         ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     source = open_checkpoint(recipe, checkpoint, spec)
     directory = recipe.head_dir
     if provenance.begin(directory, KIND, _identity(recipe, spec, source), alone=True):

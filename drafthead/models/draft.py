@@ -81,7 +81,7 @@ def planned_shape(recipe: Recipe) -> DraftShape:
         FileNotFoundError: the target's config.json is missing.
         ValueError: a tap lies beyond the target.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_tap_ids(spec, recipe.target.tap_ids)
     return replace(draft_shape(recipe, spec), head=recipe.head.sized(spec.vocab_size))
 

@@ -73,13 +73,12 @@ class TargetPieces:
     lm_head: Tensor
 
 
-def load_target_spec(path: str, revision: str | None = None, trust_remote_code: bool = False) -> TargetSpec:
-    """Read a target's shape and identity; nothing larger than 256 KiB per shard is read.
+def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
+    """Read a target's shape and identity, as data: no code runs, and no more than 256 KiB per shard is read.
 
     Args:
         path: a directory, or a hub id whose files are cached or can be downloaded.
         revision: of a hub id.
-        trust_remote_code: accepted for symmetry with the recipe; config.json is read as data, so no code runs.
 
     Raises:
         FileNotFoundError: there is no such directory, or it lacks a file (which is named).

@@ -14,8 +14,8 @@ from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary, size_f
 from drafthead.data.store import States
 from drafthead.data.windows import Window, cut
 from drafthead.models.draft import DraftModel, DraftShape
-from drafthead.models.special_tokens import special_tokens
 from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
+from drafthead.models.tokenizer import special_tokens
 from drafthead.training.objective import FrozenTarget
 from drafthead.training.start import Start, find_start
 from drafthead.training.states import open_states
@@ -48,7 +48,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
             `train.start_from` is no checkpoint.
         ValueError: a tap id lies beyond the target, or `train.start_from` holds another head.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_tap_ids(spec, recipe.target.tap_ids)
     start = find_start(recipe, spec)
     references, stores = {}, {}
@@ -132,8 +132,10 @@ def draft_vocabulary(recipe: Recipe, counts: Survey) -> DraftVocabulary:
 
     As many as head.draft_vocab_size says, or as head.coverage asks for.
     """
-    special, emitted = special_tokens(recipe.target_path, recipe.target.revision)
-    required = torch.tensor(sorted(i for i in special if i in emitted or counts.seen[i] > 0), dtype=torch.long)
+    special, emitted = special_tokens(recipe)
+    # Multimodal tokenizers have ids past the rows of lm_head: read, never said.
+    sayable = (i for i in special if i < len(counts.seen))
+    required = torch.tensor(sorted(i for i in sayable if i in emitted or counts.seen[i] > 0), dtype=torch.long)
     share = recipe.head.coverage
     size = recipe.head.draft_vocab_size if share is None else size_for_coverage(counts.generated, share, required)
     return choose_vocabulary(counts.generated, size, required)

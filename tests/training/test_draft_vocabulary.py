@@ -13,9 +13,9 @@ from drafthead.core.vocabulary import coverage
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import Response, part_path, write_part
 from drafthead.exporting.head import export_head
-from drafthead.models.special_tokens import special_tokens
 from drafthead.models.target import load_target_spec
-from drafthead.training.setup import draft_vocabulary, open_inputs, survey
+from drafthead.models.tokenizer import special_tokens
+from drafthead.training.setup import Survey, draft_vocabulary, open_inputs, survey
 from tests.training import launching
 
 BY_COVERAGE = ("head.draft_vocab_size=0", "head.coverage=0.9")
@@ -41,9 +41,9 @@ def test_only_a_size_chosen_by_coverage_follows_the_vocabulary():
 def test_the_templates_control_tokens_are_found_and_reserved_ones_are_not():
     from transformers import AutoTokenizer
 
-    path = load_recipe().target_path
-    special, emitted = special_tokens(path)
-    names = set(AutoTokenizer.from_pretrained(path).convert_ids_to_tokens(sorted(emitted)))
+    recipe = load_recipe()
+    special, emitted = special_tokens(recipe)
+    names = set(AutoTokenizer.from_pretrained(recipe.target_path).convert_ids_to_tokens(sorted(emitted)))
     # <|return|> and <|call|> end a generation; the others stand in the template
     assert names == {"<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"}
     assert emitted < special
@@ -56,7 +56,7 @@ def test_tokens_that_the_template_writes_by_variable_count(tmp_path):
     (target / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     from transformers import AutoTokenizer
 
-    _, emitted = special_tokens(str(target))
+    _, emitted = special_tokens(load_recipe(overrides=[f"target.path={target}"]))
     names = set(AutoTokenizer.from_pretrained(target).convert_ids_to_tokens(sorted(emitted)))
     assert names == {"<|startoftext|>", "<|return|>"}
 
@@ -69,12 +69,23 @@ def test_size_follows_coverage_and_control_tokens_are_in(fresh_recipe):
     vocabulary = draft_vocabulary(recipe, found)
     assert coverage(found.generated, vocabulary) >= 0.9
     assert len(vocabulary.d2t) % 64 == 0
-    _, emitted = special_tokens(recipe.target_path)
+    _, emitted = special_tokens(recipe)
     assert vocabulary.t2d[torch.tensor(sorted(emitted))].all()
     assert set(found.by_category) == {"even", "odd"}
     last = inputs.train.tokens(len(inputs.train) - 1)  # its category is not known
     missing = torch.bincount(last[0][last[1]], minlength=inputs.spec.vocab_size)
     assert torch.equal(sum(found.by_category.values()) + missing, found.generated)
+
+
+def test_special_tokens_past_the_rows_of_lm_head_are_left_out(fresh_recipe):
+    """As the image token of a multimodal tokenizer: the head has no row to copy for it."""
+    recipe = fresh_recipe("head.draft_vocab_size=4")
+    ids = torch.tensor(sorted(special_tokens(recipe)[1]))
+    few = int(ids.median())  # as if the target's vocabulary ended among the special tokens
+    counts = torch.ones(few, dtype=torch.long)
+    vocabulary = draft_vocabulary(recipe, Survey(counts, torch.zeros_like(counts), [], 0, {}))
+    assert vocabulary.t2d[ids[ids < few]].all()
+    assert len(vocabulary.t2d) == few
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_a
         ValueError: pickled tensors, another target, an unknown tensor, or a recipe that describes another head.
     """
     public = read_public_head(source, revision)
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     plain = from_speculators(public.config) if is_speculators(public.config) else public.config
     named = renamed(public.tensors)
     if "fc.weight" not in named:

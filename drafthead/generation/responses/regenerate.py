@@ -34,10 +34,11 @@ from drafthead.data.responses import (
 from drafthead.generation.responses.asking import continuation
 from drafthead.generation.responses.judging import FLAGS
 from drafthead.generation.responses.keeping import Keeper
-from drafthead.generation.responses.parts import Part, answering_parts, list_parts, load_tokenizer
+from drafthead.generation.responses.parts import Part, answering_parts, list_parts
 from drafthead.generation.running import Runner, run_here
 from drafthead.generation.states.one_pass import claim_waiting_room
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
+from drafthead.models.tokenizer import load_tokenizer
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, finish, reference, require
 
@@ -65,11 +66,11 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
             f"responses.server_url {recipe.responses.server_url} answers by itself, at engine.max_num_seqs "
             f"{recipe.engine.max_num_seqs} requests at a time: leave out --cluster, or the URL for engines of our own"
         )
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_tap_ids(spec, recipe.target.tap_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
     _check_answers(recipe, prompts)
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe, templated=True)
     day = {"template_day": str(template_day(recipe))} if reads_clock(tokenizer) else {}
     unfinished = [
         split
