@@ -5,7 +5,7 @@ from typing import Any
 
 from drafthead import provenance
 from drafthead.config import HeadConfig, Recipe
-from drafthead.models.target import TargetSpec
+from drafthead.models.target import TargetSpec, target_names
 from drafthead.models.trained import Checkpoint, best_checkpoint, read_checkpoint
 
 
@@ -23,15 +23,16 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
 
 def _check_recipe(recipe: Recipe, spec: TargetSpec, run: dict[str, Any], run_dir: Path) -> None:
     """A switch such as norm_before_residual changes no tensor's shape, only what the head computes."""
+    trained_target, target = target_names(run["target"], recipe, spec)
     described = {
         "head": recipe.head.model_dump(mode="json"),
         "target.tap_ids": list(recipe.target.tap_ids),
-        "target fingerprint": spec.fingerprint,
+        "target": target,
     }
     trained = {
         "head": HeadConfig.model_validate(run["head"]).model_dump(mode="json"),
         "target.tap_ids": run["tap_ids"],
-        "target fingerprint": run["target"]["fingerprint"],
+        "target": trained_target,
     }
     if described != trained:
         lines = provenance.describe_difference(trained, described)

@@ -9,7 +9,7 @@ Shapes: T tokens, H hidden, V target vocabulary, L blocks.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,24 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
 def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, str | None]:
     """Which target an artefact was made from or for; the fingerprint is what consumers compare."""
     return {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
+
+
+def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
+    """The target of an artefact and the recipe's as a person reads them: equal where the fingerprints are.
+
+    Args:
+        found: from `target_identity`, when the artefact was made.
+        recipe: of today.
+        spec: of the recipe's target.
+    """
+    wanted = target_identity(recipe, spec)
+    same = found["fingerprint"] == wanted["fingerprint"]  # a directory may have moved
+    return _name(wanted if same else found), _name(wanted)
+
+
+def _name(target: Mapping[str, Any]) -> str:
+    at = f" at revision {target['revision']}" if target["revision"] else ""
+    return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]})"
 
 
 def check_tap_ids(spec: TargetSpec, tap_ids: Sequence[int]) -> None:

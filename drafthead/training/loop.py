@@ -13,6 +13,7 @@ from drafthead.data.packing import pack, plan_epoch
 from drafthead.models.draft import frozen_copy
 from drafthead.progress import progress_bar
 from drafthead.training import checkpoint
+from drafthead.training.accelerator import accumulation_steps
 from drafthead.training.metrics import MetricsLog
 from drafthead.training.objective import TTTObjective
 from drafthead.training.run import Run, prepare
@@ -37,6 +38,7 @@ def train(recipe: Recipe) -> Path:
         ValueError: the recipe or the environment cannot be trained with.
         FloatingPointError: the loss or a gradient is not finite.
     """
+    accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
     inputs = open_inputs(recipe)
     # One rank for all: the launcher ends the others with it.
     first = os.environ.get("RANK", "0") == "0"

@@ -14,7 +14,14 @@ from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary, size_f
 from drafthead.data.store import States
 from drafthead.data.windows import Window, cut
 from drafthead.models.draft import DraftModel, DraftShape
-from drafthead.models.target import TargetPieces, TargetSpec, check_tap_ids, load_target_spec, target_identity
+from drafthead.models.target import (
+    TargetPieces,
+    TargetSpec,
+    check_tap_ids,
+    load_target_spec,
+    target_identity,
+    target_names,
+)
 from drafthead.models.tokenizer import special_tokens
 from drafthead.training.objective import FrozenTarget
 from drafthead.training.start import Start, find_start
@@ -70,13 +77,14 @@ def open_inputs(recipe: Recipe) -> Inputs:
 
 
 def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Path) -> None:
+    found_target, target = target_names(identity["target"], recipe, spec)
     wanted = {
-        "target fingerprint": spec.fingerprint,
+        "target": target,
         "target.tap_ids": list(recipe.target.tap_ids),
         "states.format": recipe.states.format,
     }
     found = {
-        "target fingerprint": identity["target"]["fingerprint"],
+        "target": found_target,
         "target.tap_ids": identity["tap_ids"],
         "states.format": identity.get("format"),
     }
@@ -116,11 +124,12 @@ def survey(
     silent = 0
     for i in range(len(store)):
         tokens, mask = store.tokens(i)
-        seen += torch.bincount(tokens, minlength=vocab_size)
-        said = torch.bincount(tokens[mask], minlength=vocab_size)
-        generated += said
+        said = tokens[mask]
+        counted = [(seen, tokens), (generated, said)]
         if (category := (categories or {}).get(store.ids[i])) is not None:
-            by_category[category] = by_category.get(category, 0) + said
+            counted.append((by_category.setdefault(category, torch.zeros_like(generated)), said))
+        for counts, ids in counted:  # in place: a histogram per document would cost more than everything else here
+            counts.index_add_(0, ids, torch.ones_like(ids))
         found = cut(i, mask, budget, num_steps)
         silent += not found
         windows += found

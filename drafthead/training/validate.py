@@ -35,14 +35,18 @@ class Validation:
 
 
 def judged(store: States, num_steps: int) -> list[Window]:
-    """The validation documents that are replayed, whole, since rounds cross windows: all whose answer does not loop.
+    """The validation documents that are replayed, whole, since rounds cross windows: all with an answer, not looping.
 
     Args:
         store: of the validation split; states are not read.
         num_steps: TTT steps.
     """
     texts = (store.tokens(i) for i in range(len(store)))
-    return [whole(i, mask, num_steps) for i, (ids, mask) in enumerate(texts) if not loops(ids[last_answer(mask)])]
+    return [
+        whole(i, mask, num_steps)
+        for i, (ids, mask) in enumerate(texts)
+        if mask.any() and not loops(ids[last_answer(mask)])
+    ]
 
 
 def replayable(loss_mask: Tensor) -> Tensor:
