@@ -43,7 +43,8 @@ def train(recipe: Recipe) -> Path:
     # One rank for all: the launcher ends the others with it.
     first = os.environ.get("RANK", "0") == "0"
     if provenance.begin(recipe.run_dir, KIND, inputs.identity, thinned=True, alone=first):
-        print(f"{recipe.run_dir} is complete; nothing to do")
+        if first:
+            print(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     run = prepare(recipe, inputs)
     log = MetricsLog(recipe.run_dir / "metrics.jsonl", run.state.step) if run.accelerator.is_main_process else None

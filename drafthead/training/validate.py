@@ -80,9 +80,10 @@ def validate(
         scored = score(objective, batch, target, valid, scale)
         total += float(scored.step_sums[0])
         counted += int(valid[0].sum())
-        matches = match_text(scored.predictions, target.target_ids, batch.row_ids)[:num_drafts]
+        matches = match_text(scored.predictions, target.target_ids, batch.row_ids)[:num_drafts].cpu()
+        said = batch.loss_mask.cpu()
         for a, b in spans:
-            acceptance += replay(matches[:, a:b].cpu(), batch.loss_mask[a:b].cpu())
+            acceptance += replay(matches[:, a:b], said[a:b])
     sums = over_ranks(
         torch.tensor([total, counted, acceptance.drafts, *acceptance.accepted_per_position], dtype=torch.float64)
     )
