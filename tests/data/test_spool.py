@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drafthead.config import load_recipe
 from drafthead.data.packing import plan_epoch, plan_stream
-from drafthead.data.responses import Response, Texts, part_path, write_part
+from drafthead.data.responses import Response, Texts, iter_responses, part_path, read_parts, write_part
 from drafthead.data.spool import Demand, Spool
 from drafthead.data.spooled import SpooledStates
 from drafthead.data.store import write_shard
@@ -154,6 +154,18 @@ def test_texts_are_read_in_parts(tmp_path):
         assert np.flatnonzero(mask).tolist() == wanted[i].response_ids  # ids count from 0
     with pytest.raises(ArtefactError, match=r"regenerate\.py"):
         Texts(tmp_path / "none")
+
+
+def test_parts_hold_the_same_ids_in_four_bytes_each(tmp_path):
+    wanted = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2)]
+    texts_in(tmp_path, wanted, per_part=2)
+    assert list(iter_responses(tmp_path)) == wanted
+    parts = read_parts(tmp_path)
+    assert [[found.id for found in part] for part in parts.values()] == [["a", "b"], ["c"]]
+    for found, given in zip((found for part in parts.values() for found in part), wanted, strict=True):
+        for name in ("prompt_ids", "response_ids", "continuation_ids"):
+            assert [*getattr(found, name)] == getattr(given, name)
+            assert getattr(found, name).itemsize == 4
 
 
 @pytest.fixture

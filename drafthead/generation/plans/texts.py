@@ -9,7 +9,7 @@ from typing import Literal
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import Said
-from drafthead.data.responses import read_responses
+from drafthead.data.responses import iter_responses
 from drafthead.generation.responses.asking import Request, continuation, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.generation.responses.keeping import Keeper
@@ -68,7 +68,7 @@ class Texts:
 def texts_of(recipe: Recipe, split: str, assumed: Assumed) -> Texts:
     """The texts of "train" or "validation", as well as they are known."""
     if (recipe.responses_dir(split) / MANIFEST).exists():
-        said = read_responses(recipe.responses_dir(split))
+        said = iter_responses(recipe.responses_dir(split))
         texts = [Text(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids)) for r in said]
         return Texts(split, texts, "responses")
     if (recipe.prompts_dir / MANIFEST).exists():
