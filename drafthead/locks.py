@@ -14,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 LOCK = ".lock"
+PATIENCE = 5.0  # seconds; a killed process may take some to give its GPU's memory back, and its lock with it
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _held: dict[Path, FileLock] = {}
 
@@ -30,7 +31,7 @@ def hold(directory: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LOCK
-    lock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+    lock = FileLock(path, timeout=PATIENCE, thread_local=False, fallback_to_soft=False)
     try:
         if holds(directory):
             raise Timeout(str(path))

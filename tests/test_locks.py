@@ -6,11 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from drafthead import provenance
+from drafthead import locks, provenance
 from drafthead.locks import LOCK, InUseError, holds
 
 STAGE = """
@@ -37,7 +38,8 @@ def other(tmp_path):
         process.kill()
 
 
-def test_the_second_process_is_told_who_holds_the_directory(other, tmp_path):
+def test_the_second_process_is_told_who_holds_the_directory(other, tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 0.1)
     run = tmp_path / "run"
     wanted = rf"process {other.pid} on {re.escape(socket.gethostname())} is writing into {run}: .* end it"
     for _ in range(2):
@@ -50,10 +52,10 @@ def test_the_second_process_is_told_who_holds_the_directory(other, tmp_path):
 def test_a_killed_process_holds_nothing(other, tmp_path):
     run = tmp_path / "run"
     (run / ".identity.json.0a1b2c3d.tmp").write_text("half")
-    other.send_signal(signal.SIGKILL)
-    other.wait()
-    assert (run / LOCK).exists()
+    threading.Timer(0.3, other.send_signal, [signal.SIGKILL]).start()  # resumed while it is still dying
     assert not begin(run)
+    assert other.wait() == -signal.SIGKILL
+    assert (run / LOCK).exists()
     assert holds(run)
     (run / "weights").write_text("rows")
     (run / ".manifest.json.0a1b2c3d.tmp").write_text("half")  # of an earlier kill
@@ -66,8 +68,8 @@ def test_what_is_complete_or_another_recipes_is_not_held(tmp_path):
     run = tmp_path / "run"
     assert not begin(run)
     assert not begin(run), "the same process may try again"
-    refused = subprocess.run([sys.executable, "-c", STAGE, str(run)], capture_output=True, text=True)
-    assert f"InUseError: process {os.getpid()} on" in refused.stderr
+    with pytest.raises(InUseError, match=f"process {os.getpid()} on"):
+        locks.hold(run)
     provenance.finish(run, {})
     assert begin(run)
     assert not holds(run)
