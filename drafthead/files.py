@@ -26,7 +26,8 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
 
     Args:
         path: the name that the file gets.
-        several_writers: otherwise nobody else writes this name, and what a killed writer left aside is removed.
+        several_writers: others may write the same content under this name, and remove ours once theirs is there.
+            Otherwise nobody else writes this name, and what a killed writer left aside is removed.
 
     Raises:
         DiskFullError: the block found no room to write.
@@ -43,6 +44,9 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
+    except FileNotFoundError:
+        if not (several_writers and path.exists()):
+            raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -20,7 +20,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ValidationError
 
-from drafthead.files import sha256_file, write_json
+from drafthead import locks
+from drafthead.files import remove_leftovers, sha256_file, write_json
 from drafthead.made_by import made_by
 
 SCHEMA_VERSION = 1
@@ -101,7 +102,7 @@ def _checked(directory: Path, form: type[BaseModel]) -> dict[str, Any]:
     return manifest
 
 
-def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = False) -> bool:
+def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = False, alone: bool = False) -> bool:
     """Claim `directory` for an artefact; True when it is complete already and there is nothing to do.
 
     Several processes may claim it for the same artefact at the same time. A complete one that has lost a file since
@@ -112,11 +113,26 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
         kind: of artefact.
         identity: what it is made from.
         thinned: files may be missing from a complete one, as old checkpoints of a run.
+        alone: keep other processes that ask for the same out, until `finish` or the end of this one.
 
     Raises:
         ArtefactError: the directory holds an artefact, whole or half, of another identity.
+        InUseError: another process is making this artefact alone.
     """
     _check_links(directory)
+    if alone and not locks.holds(directory):
+        locks.hold(directory)
+    try:
+        complete = _claimed(directory, kind, identity, thinned)
+    except ArtefactError:
+        locks.let_go(directory)
+        raise
+    if complete:
+        locks.let_go(directory)
+    return complete
+
+
+def _claimed(directory: Path, kind: str, identity: dict[str, Any], thinned: bool) -> bool:
     wanted = json.loads(json.dumps({"kind": kind, "schema_version": SCHEMA_VERSION, **identity}))
     path = directory / IDENTITY
     # One listing: another process may claim the directory and fill it between two looks.
@@ -135,6 +151,7 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
             f"{directory} was made from something else:\n{describe_difference(found, wanted)}\n"
             f"delete {directory}, or give the recipe another name (name=...)"
         )
+    _remove_leftovers(directory)
     return (directory / MANIFEST).exists() and (thinned or not _reopened(directory))
 
 
@@ -186,7 +203,19 @@ def finish(
         "made_by": made_by(),
     }
     write_json(directory / MANIFEST, manifest, several_writers=True)
+    _remove_leftovers(directory)
+    locks.let_go(directory)
     return manifest
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Delete what killed writers of a claim or a manifest left aside.
+
+    Those of living writers may go too, once the file has its name: what they write is the same (see `atomic_path`).
+    """
+    for name in (IDENTITY, MANIFEST):
+        if (directory / name).exists():
+            remove_leftovers(directory / name)
 
 
 def _visible_files(directory: Path) -> list[str]:

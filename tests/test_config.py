@@ -39,6 +39,8 @@ def test_every_shipped_recipe_loads(path):
         ("eval.traffic.concurrency.4=0", "4: 0.0 must both be positive"),
         ("responses.max_tokens=1024", "max_tokens 1024 leaves no room"),
         ("head.num_key_value_heads=3", "not a multiple of head.num_key_value_heads 3"),
+        ("head.head_dim=20", "head.head_dim: .*multiple of 8 .given: 20"),
+        ("train.seed=-1", "train.seed: .*greater than or equal to 0"),
         ("name=../elsewhere", "name"),
         ("train", "not of the form section.key=value"),
     ],

@@ -11,7 +11,18 @@ from drafthead.config import REPO_ROOT
 from tests.scripts import run_python
 
 PACKAGE = REPO_ROOT / "drafthead"
-FOUNDATIONS = {"config", "provenance", "files", "processes", "made_by", "space", "progress", "cli", "stage_plan"}
+FOUNDATIONS = {
+    "config",
+    "provenance",
+    "files",
+    "locks",
+    "processes",
+    "made_by",
+    "space",
+    "progress",
+    "cli",
+    "stage_plan",
+}
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
     **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from drafthead import provenance
-from drafthead.files import atomic_path, write_json
+from drafthead.files import atomic_path, remove_leftovers, write_json
 from drafthead.provenance import ArtefactError
 
 
@@ -105,6 +105,17 @@ def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path
     with atomic_path(tmp_path / "shard-1") as temporary:
         temporary.write_text("whole")
     assert sorted(tmp_path.iterdir()) == sorted([*beside[1:], tmp_path / "shard-1"])
+
+
+def test_a_writer_whose_file_another_one_has_written_and_cleared_is_content(tmp_path):
+    path = tmp_path / "identity.json"
+    with atomic_path(path, several_writers=True) as temporary:
+        temporary.write_text("same")
+        write_json(path, "same", several_writers=True)
+        remove_leftovers(path)
+    assert provenance.read_json(path) == "same"
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "other", several_writers=True):
+        pass
 
 
 def test_what_lies_below_a_hidden_folder_is_no_part_of_an_artefact(tmp_path):

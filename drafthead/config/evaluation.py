@@ -150,7 +150,7 @@ class EvalConfig(Section):
     synthetic_acceptance_length: float | None = Field(default=None, ge=1)
     traffic: TrafficConfig = TrafficConfig()
     slo: SLOConfig = SLOConfig()
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _check_lists(self) -> Self:

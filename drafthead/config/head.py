@@ -17,7 +17,7 @@ class HeadConfig(Section):
     intermediate_size: int = Field(gt=0)
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
+    head_dim: int = Field(gt=0, multiple_of=8)  # as flash attention wants it, in training and in vLLM
     norm_before_residual: bool = False
     norm_before_fc: bool = True
     fc_norm: bool = False

@@ -45,7 +45,7 @@ class PromptsConfig(Section):
     max_train: int | None = Field(default=None, gt=0)
     max_heldout: int | None = Field(default=None, gt=0)
     validation: int = Field(default=48, gt=0)  # drawn from the training split; picks the checkpoint
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     # For chat templates that write the current date, such as gpt-oss's; None: the day the prompts were made.
     date: datetime.date | None = None
 

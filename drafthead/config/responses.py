@@ -53,7 +53,7 @@ class ResponsesConfig(Section):
     on_refused: Verdict = "keep"
     on_loop: Verdict = "keep"
     refusal_openings: tuple[str, ...] = REFUSALS
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:

@@ -34,7 +34,7 @@ class TrainConfig(Section):
     keep_checkpoints: int = Field(default=2, gt=0)
     tracker: Literal["none", "wandb", "tensorboard"] = "none"
     zero_hidden_states: bool = False  # control experiment: hide the target's states from the head
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:

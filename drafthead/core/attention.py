@@ -32,7 +32,12 @@ from drafthead.core import dense_attention
 
 
 def ttt_attention(
-    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], cu_queries: Tensor, cu_keys: Tensor
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    cu_queries: Tensor,
+    cu_keys: Tensor,
+    longest: tuple[int, int] | None = None,
 ) -> Tensor:
     """Attend from TTT step k, where k = len(keys) - 1.
 
@@ -42,19 +47,21 @@ def ttt_attention(
         values: as keys.
         cu_queries: (S + 1,) int32 document boundaries among the rows.
         cu_keys: (S + 1,) int32 document boundaries among the tokens.
+        longest: most rows and most tokens of a document; None: looked up, for which a GPU has to be waited for.
 
     Returns:
         (R, Q, D).
     """
     pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
-    return _TTTAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, *pairs)
+    longest = longest or (_longest(cu_queries), _longest(cu_keys))
+    return _TTTAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, longest, *pairs)
 
 
 class _TTTAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, cu_queries, cu_keys, *pairs):
+    def forward(ctx, query, key, value, cu_queries, cu_keys, longest, *pairs):
         scale = query.shape[-1] ** -0.5
-        block_out, block_lse, saved_rng = _block_forward(query, key, value, cu_queries, cu_keys, scale)
+        block_out, block_lse, saved_rng = _block_forward(query, key, value, cu_queries, cu_keys, longest, scale)
         diagonal = [_grouped_dot(query, k_j) * scale for k_j in pairs[0::2]]  # each (R, Q)
         lse = torch.logsumexp(torch.stack([block_lse, *diagonal]), dim=0)  # (R, Q)
         out = (block_lse - lse).exp()[..., None] * block_out
@@ -62,7 +69,7 @@ class _TTTAttention(torch.autograd.Function):
             _add_scaled(out, (score - lse).exp(), v_j)
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, cu_queries, cu_keys, out, lse, *saved_rng, *pairs)
-        ctx.num_rng = len(saved_rng)
+        ctx.num_rng, ctx.longest = len(saved_rng), longest
         return out
 
     @staticmethod
@@ -71,7 +78,7 @@ class _TTTAttention(torch.autograd.Function):
         rng, pairs = rest[: ctx.num_rng], rest[ctx.num_rng :]
         groups, scale = key.shape[1], query.shape[-1] ** -0.5
         grad_query, grad_key, grad_value = _block_backward(
-            grad_out.contiguous(), query, key, value, out, lse, cu_queries, cu_keys, scale, rng
+            grad_out.contiguous(), query, key, value, out, lse, cu_queries, cu_keys, ctx.longest, scale, rng
         )
         row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
         grad_query, grad_pairs = grad_query.to(lse.dtype), []
@@ -81,7 +88,7 @@ class _TTTAttention(torch.autograd.Function):
             _add_scaled(grad_query, grad_score, k_j)
             grad_pairs.append(_reduce(grad_score[..., None] * query, groups).to(k_j.dtype))
             grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
-        return grad_query.to(query.dtype), grad_key, grad_value, None, None, *grad_pairs
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None, *grad_pairs
 
 
 def _expand(states: Tensor, num_heads: int) -> Tensor:
@@ -108,13 +115,12 @@ def _grouped_dot(query: Tensor, states: Tensor) -> Tensor:
     return torch.einsum("rgqd,rgd->rgq", grouped.to(wide), states.to(wide)).flatten(1)
 
 
-def _block_forward(query, key, value, cu_queries, cu_keys, scale):
+def _block_forward(query, key, value, cu_queries, cu_keys, longest, scale):
     """Causal attention within each document: output (R, Q, D), log-sum-exp (R, Q), backward's extras."""
     if _whole_batch(query):
         # With fewer queries than keys the kernel aligns them at the document's end. lse is (Q, R) float32.
         out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
-            query, key, value, cu_queries, cu_keys, _most_queries(cu_queries), _longest(cu_keys), 0.0, True, False,
-            scale=scale,
+            query, key, value, cu_queries, cu_keys, *_most(longest), 0.0, True, False, scale=scale,
         )  # fmt: skip
         return out, lse.T, (rng, unused)
     attend, _ = _document_kernels(query)
@@ -131,12 +137,12 @@ def _block_forward(query, key, value, cu_queries, cu_keys, scale):
     return torch.cat(outs), torch.cat(lses), ()
 
 
-def _block_backward(grad_out, query, key, value, out, lse, cu_queries, cu_keys, scale, rng):
+def _block_backward(grad_out, query, key, value, out, lse, cu_queries, cu_keys, longest, scale, rng):
     """Gradients of the block part, given the merged output and log-sum-exp."""
     if _whole_batch(query):
         return torch.ops.aten._flash_attention_backward(
-            grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, _most_queries(cu_queries),
-            _longest(cu_keys), 0.0, True, *rng, scale=scale,
+            grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, *_most(longest), 0.0, True, *rng,
+            scale=scale,
         )  # fmt: skip
     _, differentiate = _document_kernels(query)
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
@@ -175,9 +181,9 @@ def _longest(cu_seqlens: Tensor) -> int:
     return int(cu_seqlens.diff().max())
 
 
-def _most_queries(cu_queries: Tensor) -> int:
-    """An upper bound that is never 1: there torch takes a decoding path that expects a query of every document."""
-    return max(_longest(cu_queries), 2)
+def _most(longest: tuple[int, int]) -> tuple[int, int]:
+    """Upper bounds; that of queries is never 1: there torch takes a decoding path that wants one of every document."""
+    return max(longest[0], 2), longest[1]
 
 
 def _documents(cu_queries: Tensor, cu_keys: Tensor) -> Iterator[tuple[slice, list[tuple[slice, bool]]]]:

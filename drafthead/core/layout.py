@@ -13,7 +13,7 @@ Shapes: T tokens, R rows, S documents.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,15 +27,20 @@ class Layout:
         cu_seqlens: (S + 1,) int32, where each document begins among the T tokens, then T.
         rows: (R,) int64, ascending token indices of the rows: the tail of each document.
         cu_rows: (S + 1,) int32, where each document begins among the R rows, then R.
+        longest: most tokens of a document. Known on the host: asking a GPU for it would wait for all it has to do.
+        most_rows: most rows of a document, likewise.
     """
 
     cu_seqlens: Tensor
     rows: Tensor
     cu_rows: Tensor
+    longest: int
+    most_rows: int
 
     def to(self, device: torch.device) -> "Layout":
         """The same layout on a device."""
-        return Layout(*(t.to(device, non_blocking=True) for t in (self.cu_seqlens, self.rows, self.cu_rows)))
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("cu_seqlens", "rows", "cu_rows")}
+        return replace(self, **moved)
 
 
 def first_loss_row(loss_mask: Tensor) -> int:
@@ -59,4 +64,4 @@ def tail_layout(lengths: Sequence[int], firsts: Sequence[int]) -> Layout:
     starts = cu_seqlens[:-1].tolist()
     rows = [torch.arange(s + f, s + n) for s, f, n in zip(starts, firsts, lengths, strict=True)]
     cu_rows = torch.tensor([0, *(len(r) for r in rows)]).cumsum(0)
-    return Layout(cu_seqlens.int(), torch.cat(rows), cu_rows.int())
+    return Layout(cu_seqlens.int(), torch.cat(rows), cu_rows.int(), max(lengths), max(map(len, rows)))

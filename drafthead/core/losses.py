@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from drafthead.core import rows
 from drafthead.core.chunks import chunks
-from drafthead.core.objectives import ObjectiveName, Target
+from drafthead.core.objectives import FORMULAS, ObjectiveName, Target
 
 CHUNK_ROWS = {"cpu": 1024, "cuda": 4096}  # rows of logits that exist at a time
 
@@ -75,7 +75,12 @@ def head_loss(
         valid: (K, T) bool, from `alignment.valid_positions`.
         scale: (K,) weight of one position's loss at each step.
         objective: what l is.
+
+    Raises:
+        ValueError: there is no such objective, or, on CUDA, no kernel has its formula.
     """
+    if objective not in FORMULAS:
+        raise ValueError(f"objective {objective!r} is not known; choose one of {', '.join(FORMULAS)}")
     needs_grad = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
     loss, step_sums, predictions = _FusedHeadLoss.apply(
         states, weight, teacher.hidden, teacher.weight, teacher.lse, valid, scale, objective, needs_grad

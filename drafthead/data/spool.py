@@ -18,22 +18,21 @@ fits on disk, the ordinary store is better. On several nodes the spool lies on a
 harvester share, with renames that are atomic for all; rank 0 alone deletes.
 """
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drafthead import locks
 from drafthead.config import Recipe
 from drafthead.data import checksums
 from drafthead.data.store import shard_path
 from drafthead.files import write_json
-from drafthead.provenance import ArtefactError, read_json
+from drafthead.provenance import read_json
 
 KIND = "spool"
 _PROGRESS = "progress.json"
-_LOCK = ".harvester.lock"
 
 
 @dataclass(frozen=True)
@@ -108,19 +107,15 @@ class Spool:
         """Claim the harvester's side, and remove what a killed harvester left half written.
 
         Raises:
-            ArtefactError: another harvester is filling this spool.
+            InUseError: another harvester is filling this spool; two would exceed its capacity.
         """
-        with (self.directory / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ArtefactError(
-                    f"another harvester is filling {self.directory}: two would exceed its "
-                    f"{self.capacity} shards; end one of them"
-                ) from None
+        locks.hold(self.directory)
+        try:
             for leftover in self.directory.glob(".shard-*.tmp"):
                 leftover.unlink()
             yield
+        finally:
+            locks.let_go(self.directory)
 
 
 def open_spool(recipe: Recipe, num_documents: int) -> Spool:

@@ -72,7 +72,8 @@ def cut(document: int, loss_mask: Tensor, budget: int, num_steps: int) -> list[W
         return []
     length = loss_mask.shape[0]
     if length <= budget:
-        return [whole(document, loss_mask, num_steps)]
+        window = whole(document, loss_mask, num_steps)
+        return [window] if window.valid[0] else []
     windows = []
     for first in range(first_loss_row(loss_mask), length, rows):
         end = min(first + rows, length)

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from drafthead.config import Recipe, local_or_hub
 from drafthead.config.evaluation import ArmConfig, Method
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
+from drafthead.models.tokenizer import load_tokenizer
 from drafthead.provenance import require
 
 BASELINE, BASELINE_AGAIN = "none", "none-again"
@@ -87,9 +86,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
     require(recipe.prompts_dir, KIND, _MAKE_PROMPTS, every_byte=True)
     heldout = read_prompts(recipe.prompts_dir, "heldout")
     _check_not_trained_on(recipe, heldout)
-    tokenizer = AutoTokenizer.from_pretrained(
-        recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
-    )
+    tokenizer = load_tokenizer(recipe)
     rendered, unrenderable = _render(renderer(recipe, tokenizer), heldout, effort or recipe.eval.reasoning_effort)
     for reason, count in unrenderable.items():
         print(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")

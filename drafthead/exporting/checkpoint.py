@@ -5,7 +5,7 @@ from typing import Any
 
 from drafthead import provenance
 from drafthead.config import HeadConfig, Recipe
-from drafthead.models.target import TargetSpec, compared_targets, target_identity
+from drafthead.models.target import TargetSpec, target_names
 from drafthead.models.trained import Checkpoint, best_checkpoint, read_checkpoint
 
 
@@ -23,7 +23,7 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
 
 def _check_recipe(recipe: Recipe, spec: TargetSpec, run: dict[str, Any], run_dir: Path) -> None:
     """A switch such as norm_before_residual changes no tensor's shape, only what the head computes."""
-    trained_for, target = compared_targets(run["target"], target_identity(recipe, spec))
+    trained_target, target = target_names(run["target"], recipe, spec)
     described = {
         "head": recipe.head.model_dump(mode="json"),
         "target.tap_ids": list(recipe.target.tap_ids),
@@ -32,7 +32,7 @@ def _check_recipe(recipe: Recipe, spec: TargetSpec, run: dict[str, Any], run_dir
     trained = {
         "head": HeadConfig.model_validate(run["head"]).model_dump(mode="json"),
         "target.tap_ids": run["tap_ids"],
-        "target": trained_for,
+        "target": trained_target,
     }
     if described != trained:
         lines = provenance.describe_difference(trained, described)

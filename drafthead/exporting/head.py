@@ -16,7 +16,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafthead import provenance
+from drafthead import locks, provenance
 from drafthead.config import Recipe
 from drafthead.exporting.card import CARD
 from drafthead.exporting.checkpoint import open_checkpoint
@@ -52,12 +52,13 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
     Raises:
         ArtefactError: there is no finished run, the checkpoint is damaged, the prompts here are not the run's, or
             there is nothing to check serving on.
+        InUseError: another process is exporting to the same directory.
         ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     source = open_checkpoint(recipe, checkpoint, spec)
     directory = recipe.head_dir
-    if provenance.begin(directory, KIND, _identity(recipe, spec, source)):
+    if provenance.begin(directory, KIND, _identity(recipe, spec, source), alone=True):
         _check_again(recipe, spec, source, serve_check)
         return directory
     candidate = directory / _CANDIDATE
@@ -170,6 +171,7 @@ def write_head(directory: Path, config: dict, tensors: dict[str, Tensor]) -> Non
 
 def _unclaim(directory: Path) -> None:
     """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
+    locks.let_go(directory)
     left = [path.name for path in directory.iterdir()]
     if left == [provenance.IDENTITY]:
         (directory / provenance.IDENTITY).unlink()

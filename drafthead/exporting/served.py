@@ -10,7 +10,7 @@ from typing import Any
 from drafthead.exporting.fp8 import METHOD
 from drafthead.exporting.speculators import from_speculators, is_speculators
 from drafthead.models.draft import DraftShape
-from drafthead.models.target import rope_parameters_of
+from drafthead.models.target_rope import rope_parameters_of
 
 TARGET_DEFAULT = "the target's default"
 

@@ -29,14 +29,14 @@ def write_untrained(recipe: Recipe) -> Path:
             "head.coverage needs the target's responses to choose a size: for a plan give head.draft_vocab_size, "
             "with head.coverage=null"
         )
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     identity = {
         "target": target_identity(recipe, spec),
         "tap_ids": list(recipe.target.tap_ids),
         "head": recipe.head.model_dump(mode="json"),
         "untrained": True,
     }
-    if provenance.begin(recipe.head_dir, KIND, identity):
+    if provenance.begin(recipe.head_dir, KIND, identity, alone=True):
         return recipe.head_dir
     shape = draft_shape(recipe, spec)
     torch.manual_seed(0)

@@ -89,12 +89,14 @@ class Step:
         queries: (R,) which of them go on, or None for all.
         cu_queries: (S + 1,) document boundaries among those.
         cu_keys: (S + 1,) document boundaries among the step-0 keys.
+        longest: most queries and most step-0 keys of a document.
     """
 
     rope: tuple[Tensor, Tensor]
     queries: Tensor | None
     cu_queries: Tensor
     cu_keys: Tensor
+    longest: tuple[int, int]
 
     def select(self, states: Tensor) -> Tensor:
         """The positions that go on."""
@@ -130,7 +132,7 @@ class Attention(nn.Module):
         past = past.extended(key, self.v_proj(states, self.states, value).unflatten(-1, heads))
         query = self.q_proj(step.select(states), self.states, query).unflatten(-1, heads)
         query = rotate(query, *map(step.select, step.rope))
-        mixed = ttt_attention(query, past.keys, past.values, step.cu_queries, step.cu_keys)
+        mixed = ttt_attention(query, past.keys, past.values, step.cu_queries, step.cu_keys, step.longest)
         return self.o_proj(mixed.flatten(1)), past
 
 

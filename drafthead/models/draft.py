@@ -81,7 +81,7 @@ def planned_shape(recipe: Recipe) -> DraftShape:
         FileNotFoundError: the target's config.json is missing.
         ValueError: a tap lies beyond the target.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_tap_ids(spec, recipe.target.tap_ids)
     return replace(draft_shape(recipe, spec), head=recipe.head.sized(spec.vocab_size))
 
@@ -179,11 +179,12 @@ class DraftModel(nn.Module):
     @staticmethod
     def _plan(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> Step:
         """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
+        of_rows = (layout.most_rows, layout.longest)
         if k == 0 and last_layer and len(layout.rows) < rope[0].shape[0]:
-            return Step(rope, layout.rows, layout.cu_rows, layout.cu_seqlens)
+            return Step(rope, layout.rows, layout.cu_rows, layout.cu_seqlens, of_rows)
         if k == 0:
-            return Step(rope, None, layout.cu_seqlens, layout.cu_seqlens)
-        return Step(rope, None, layout.cu_rows, layout.cu_seqlens)
+            return Step(rope, None, layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest))
+        return Step(rope, None, layout.cu_rows, layout.cu_seqlens, of_rows)
 
 
 def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> DraftModel:

@@ -20,10 +20,22 @@ from torch import Tensor
 
 from drafthead.config import Recipe
 from drafthead.models.target_files import fingerprint_of, local_files
+from drafthead.models.target_rope import head_rope
 
 _EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "embed_tokens.weight")
 _NORM = ("model.norm.weight", "language_model.model.norm.weight", "norm.weight")
 _HEAD = ("lm_head.weight", "language_model.lm_head.weight")
+# Keys that scale or cap logits beyond lm_head(norm(h)).
+_LOGITS = (
+    "final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier",
+    "logits_soft_cap", "dim_model_base",
+)  # fmt: skip
+# Families whose norms multiply by 1 + weight; a test looks for them in transformers.
+CENTRED_NORMS = frozenset({
+    "gemma", "gemma2", "gemma3", "gemma3_text", "minimax_m3_vl", "minimax_m3_vl_text", "qwen3_5", "qwen3_5_text",
+    "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "recurrent_gemma", "step3p5",
+    "step3p7", "vaultgemma",
+})  # fmt: skip
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -37,7 +49,7 @@ class TargetSpec:
         num_layers: L; boundary ids run from 0 (embeddings) to L (input of the final norm).
         vocab_size: V.
         rms_norm_eps: of the final norm.
-        rope_parameters: in transformers' current form: rope_type, rope_theta and the type's own keys.
+        rope_parameters: of a head for it, in transformers' current form: rope_type, rope_theta, the type's own keys.
         max_position_embeddings: longest position the target was made for.
         tie_word_embeddings: whether lm_head is the embedding.
         dtype: the checkpoint's dtype, by name.
@@ -64,7 +76,7 @@ class TargetPieces:
 
     Attributes:
         embed_tokens: (V, H).
-        final_norm: (H,).
+        final_norm: (H,), what the normed state is multiplied with; float32 where the checkpoint has it less 1.
         lm_head: (V, H); the same tensor as embed_tokens when they are tied.
     """
 
@@ -73,13 +85,12 @@ class TargetPieces:
     lm_head: Tensor
 
 
-def load_target_spec(path: str, revision: str | None = None, trust_remote_code: bool = False) -> TargetSpec:
-    """Read a target's shape and identity; nothing larger than 256 KiB per shard is read.
+def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
+    """Read a target's shape and identity, as data: no code runs, and no more than 256 KiB per shard is read.
 
     Args:
         path: a directory, or a hub id whose files are cached or can be downloaded.
         revision: of a hub id.
-        trust_remote_code: accepted for symmetry with the recipe; config.json is read as data, so no code runs.
 
     Raises:
         FileNotFoundError: there is no such directory, or it lacks a file (which is named).
@@ -87,7 +98,7 @@ def load_target_spec(path: str, revision: str | None = None, trust_remote_code: 
     """
     directory = local_files(path, revision, ("config.json",))
     config = _text_config(directory / "config.json")
-    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+    for key in _LOGITS:
         if config.get(key) not in (None, 1, 1.0):
             raise ValueError(
                 f"target {path} sets {key}={config[key]}: its logits are not lm_head(norm(h)), "
@@ -100,7 +111,7 @@ def load_target_spec(path: str, revision: str | None = None, trust_remote_code: 
             num_layers=config["num_hidden_layers"],
             vocab_size=config["vocab_size"],
             rms_norm_eps=config["rms_norm_eps"],
-            rope_parameters=rope_parameters_of(config),
+            rope_parameters=head_rope(config, path),
             max_position_embeddings=config["max_position_embeddings"],
             tie_word_embeddings=config.get("tie_word_embeddings", False),
             dtype=config.get("dtype") or config.get("torch_dtype") or "bfloat16",
@@ -118,17 +129,23 @@ def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, str | None]:
     return {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
 
 
-def name_target(identity: Mapping[str, str | None]) -> str:
+def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
+    """The target of an artefact and the recipe's as a person reads them: equal where the fingerprints are.
+
+    Args:
+        found: from `target_identity`, when the artefact was made.
+        recipe: of today.
+        spec: of the recipe's target.
+    """
+    wanted = target_identity(recipe, spec)
+    same = found["fingerprint"] == wanted["fingerprint"]  # a directory may have moved
+    return name_target(wanted if same else found), name_target(wanted)
+
+
+def name_target(target: Mapping[str, Any]) -> str:
     """A target in words: what the recipe calls it, and the start of its fingerprint."""
-    at = f" at revision {identity['revision']}" if identity["revision"] else ""
-    return f"{identity['path']}{at} (fingerprint {str(identity['fingerprint'])[:12]})"
-
-
-def compared_targets(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> tuple[str, str]:
-    """Both in words, and equal exactly when it is one target: by whatever path or branch it was reached."""
-    if found["fingerprint"] == wanted["fingerprint"]:
-        return name_target(found), name_target(found)
-    return name_target(found), name_target(wanted)
+    at = f" at revision {target['revision']}" if target["revision"] else ""
+    return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]})"
 
 
 def check_tap_ids(spec: TargetSpec, tap_ids: Sequence[int]) -> None:
@@ -166,7 +183,10 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
     weight_map = _weight_map(path, revision)
     embed_tokens = _read(path, revision, weight_map, _EMBEDDING)
     lm_head = embed_tokens if spec.tie_word_embeddings else _read(path, revision, weight_map, _HEAD)
-    pieces = TargetPieces(embed_tokens, _read(path, revision, weight_map, _NORM), lm_head)
+    final_norm = _read(path, revision, weight_map, _NORM)
+    if spec.model_type in CENTRED_NORMS:
+        final_norm = 1 + final_norm.float()
+    pieces = TargetPieces(embed_tokens, final_norm, lm_head)
     for name, expected in (
         ("embed_tokens", (spec.vocab_size, spec.hidden_size)),
         ("final_norm", (spec.hidden_size,)),
@@ -239,14 +259,6 @@ def _text_config(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     return {**config, **config.get("text_config", {})}  # multimodal checkpoints nest the language model
-
-
-def rope_parameters_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Checkpoints made before transformers 5 keep theta beside `rope_scaling`, whose type may be `type`."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    parameters.setdefault("rope_type", parameters.pop("type", "default"))
-    parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    return parameters
 
 
 def _weight_map(path: str, revision: str | None) -> dict[str, str]:

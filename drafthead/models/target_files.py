@@ -58,27 +58,25 @@ def pinned_revision(path: str, revision: str | None = None) -> str | None:
 def fingerprint_of(path: str, revision: str | None = None) -> str:
     """Which target this is: a hex digest that artefacts carry and consumers compare.
 
-    A hub target is its small files and the commit of its snapshot. A directory is its small files and, of every
-    shard, the size and 64 samples of 4 KiB, spread evenly: other weights of the same shape differ.
+    A hub target is the commit of its snapshot, whichever of its files are here. A directory is its small files and,
+    of every shard, the size and 64 samples of 4 KiB, spread evenly: other weights of the same shape differ.
 
     Raises:
         FileNotFoundError: config.json or a shard named by the index is missing.
     """
     directory = local_files(path, revision, ("config.json",))
-    local_files(path, revision, (*_SMALL_FILES, _INDEX), optional=True)
+    if not Path(path).is_dir():
+        return directory.name  # snapshots/<commit>
     marks = tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(directory.iterdir()) if p.is_file())
-    return _fingerprint(directory, not Path(path).is_dir(), marks)
+    return _fingerprint(directory, marks)
 
 
 @lru_cache(maxsize=8)
-def _fingerprint(directory: Path, from_hub: bool, marks: tuple) -> str:
+def _fingerprint(directory: Path, marks: tuple) -> str:
     sha = hashlib.sha256()
     for name in (*_SMALL_FILES, _INDEX):
         if (directory / name).is_file():
             sha.update(f"{name}\n".encode() + (directory / name).read_bytes())
-    if from_hub:
-        sha.update(directory.name.encode())  # snapshots/<commit>
-        return sha.hexdigest()
     for shard in _shards(directory):
         size = shard.stat().st_size
         sha.update(f"{shard.name} {size}\n".encode())

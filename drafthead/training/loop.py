@@ -1,5 +1,6 @@
 """The training loop: steps, and now and then a validation and a checkpoint."""
 
+import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from drafthead.data.packing import pack, plan_epoch
 from drafthead.models.draft import frozen_copy
 from drafthead.progress import progress_bar
 from drafthead.training import checkpoint
+from drafthead.training.accelerator import accumulation_steps
 from drafthead.training.metrics import MetricsLog
 from drafthead.training.objective import TTTObjective
 from drafthead.training.run import Run, prepare
@@ -32,12 +34,17 @@ def train(recipe: Recipe) -> Path:
 
     Raises:
         ArtefactError: inputs are missing, unfinished or do not fit the recipe.
+        InUseError: another process is training this run.
         ValueError: the recipe or the environment cannot be trained with.
         FloatingPointError: the loss or a gradient is not finite.
     """
+    accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
     inputs = open_inputs(recipe)
-    if provenance.begin(recipe.run_dir, KIND, inputs.identity, thinned=True):
-        print(f"{recipe.run_dir} is complete; nothing to do")
+    # One rank for all: the launcher ends the others with it.
+    first = os.environ.get("RANK", "0") == "0"
+    if provenance.begin(recipe.run_dir, KIND, inputs.identity, thinned=True, alone=first):
+        if first:
+            print(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     run = prepare(recipe, inputs)
     log = MetricsLog(recipe.run_dir / "metrics.jsonl", run.state.step) if run.accelerator.is_main_process else None

@@ -17,8 +17,10 @@ from drafthead.data.responses import read_categories
 from drafthead.data.windows import Window
 from drafthead.models.draft import DraftModel, DraftShape, draft_shape
 from drafthead.models.target import TargetPieces, load_pieces
+from drafthead.provenance import digest
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import build_accelerator
+from drafthead.training.agreement import check_ranks, check_vocabulary
 from drafthead.training.feed import Feed, build_feed
 from drafthead.training.metrics import flatten, start_tracker
 from drafthead.training.objective import FrozenTarget, TTTObjective
@@ -102,6 +104,7 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
         draft, config.num_ttt_steps, config.objective, config.zero_hidden_states, config.gradient_checkpointing
     )
     accelerator = build_accelerator(config, objective, str(recipe.run_dir))
+    check_ranks({**inputs.identity, "draft vocabulary": digest(vocabulary.d2t.tolist())})
     if config.tracker != "none":
         start_tracker(accelerator, recipe)
     engine, optimizer = accelerator.prepare(objective, build_optimizer(config, draft))
@@ -114,7 +117,7 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
         target=frozen_target(pieces, inputs.spec, vocabulary, accelerator.device, _DTYPES[config.precision]),
         vocabulary=vocabulary, stream=stream, judged=judged(inputs.validation, config.num_ttt_steps), feed=feed,
         prefetch=Prefetch(stream, partial(pack, inputs.train), pin=accelerator.device.type == "cuda"),
-        state=_restore(recipe, accelerator, engine),
+        state=_restore(recipe, accelerator, engine, vocabulary),
     )  # fmt: skip
     if run.total_steps == 0:
         raise ValueError(
@@ -129,11 +132,13 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
             f"in {len(found.windows)} windows{silent}; draft vocabulary {len(vocabulary.d2t)} of "
             f"{inputs.spec.vocab_size} covers {share:.2%} of generated tokens"
         )
+        if left_over := len(stream) % config.batches_per_step:
+            print(f"the last {left_over} of {len(stream)} packed batches do not fill a step and are not trained on")
         for category, counts in sorted(found.by_category.items()):
             print(f"  {category:<20} {coverage(counts, vocabulary):.2%} of {int(counts.sum()):,}")
         if looping := len(inputs.validation) - len(run.judged):
             print(
-                f"{looping} of {len(inputs.validation)} validation answers loop and are left out of acceptance, "
+                f"{looping} of {len(inputs.validation)} validation answers loop or are empty: left out of acceptance, "
                 "as they are in evaluation"
             )
     return run
@@ -160,7 +165,7 @@ def _shape(recipe: Recipe, inputs: Inputs, vocabulary: DraftVocabulary) -> Draft
     return draft_shape(recipe.model_copy(update={"head": head}), inputs.spec)
 
 
-def _restore(recipe: Recipe, accelerator: Any, engine: Any) -> checkpoint.TrainState:
+def _restore(recipe: Recipe, accelerator: Any, engine: Any, vocabulary: DraftVocabulary) -> checkpoint.TrainState:
     from accelerate.utils import broadcast_object_list
 
     ranks, config = accelerator.num_processes, recipe.train
@@ -175,6 +180,7 @@ def _restore(recipe: Recipe, accelerator: Any, engine: Any) -> checkpoint.TrainS
     if found is None:
         return checkpoint.TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
     path, state = found
+    check_vocabulary(path, vocabulary)
     averaged = config.ema_decay is not None
     if state.world_size != ranks and (config.optimizer == "muon" or (averaged and config.zero_stage == 3)):
         raise ValueError(

@@ -14,15 +14,15 @@ from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary, size_f
 from drafthead.data.store import States
 from drafthead.data.windows import Window, cut
 from drafthead.models.draft import DraftModel, DraftShape
-from drafthead.models.special_tokens import special_tokens
 from drafthead.models.target import (
     TargetPieces,
     TargetSpec,
     check_tap_ids,
-    compared_targets,
     load_target_spec,
     target_identity,
+    target_names,
 )
+from drafthead.models.tokenizer import special_tokens
 from drafthead.training.objective import FrozenTarget
 from drafthead.training.start import Start, find_start
 from drafthead.training.states import open_states
@@ -55,7 +55,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
             `train.start_from` is no checkpoint.
         ValueError: a tap id lies beyond the target, or `train.start_from` holds another head.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_tap_ids(spec, recipe.target.tap_ids)
     start = find_start(recipe, spec)
     references, stores = {}, {}
@@ -77,14 +77,14 @@ def open_inputs(recipe: Recipe) -> Inputs:
 
 
 def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Path) -> None:
-    made_for, target = compared_targets(identity["target"], target_identity(recipe, spec))
+    found_target, target = target_names(identity["target"], recipe, spec)
     wanted = {
         "target": target,
         "target.tap_ids": list(recipe.target.tap_ids),
         "states.format": recipe.states.format,
     }
     found = {
-        "target": made_for,
+        "target": found_target,
         "target.tap_ids": identity["tap_ids"],
         "states.format": identity.get("format"),
     }
@@ -124,11 +124,12 @@ def survey(
     silent = 0
     for i in range(len(store)):
         tokens, mask = store.tokens(i)
-        seen += torch.bincount(tokens, minlength=vocab_size)
-        said = torch.bincount(tokens[mask], minlength=vocab_size)
-        generated += said
+        said = tokens[mask]
+        counted = [(seen, tokens), (generated, said)]
         if (category := (categories or {}).get(store.ids[i])) is not None:
-            by_category[category] = by_category.get(category, 0) + said
+            counted.append((by_category.setdefault(category, torch.zeros_like(generated)), said))
+        for counts, ids in counted:  # in place: a histogram per document would cost more than everything else here
+            counts.index_add_(0, ids, torch.ones_like(ids))
         found = cut(i, mask, budget, num_steps)
         silent += not found
         windows += found
@@ -140,8 +141,10 @@ def draft_vocabulary(recipe: Recipe, counts: Survey) -> DraftVocabulary:
 
     As many as head.draft_vocab_size says, or as head.coverage asks for.
     """
-    special, emitted = special_tokens(recipe.target_path, recipe.target.revision)
-    required = torch.tensor(sorted(i for i in special if i in emitted or counts.seen[i] > 0), dtype=torch.long)
+    special, emitted = special_tokens(recipe)
+    # Multimodal tokenizers have ids past the rows of lm_head: read, never said.
+    sayable = (i for i in special if i < len(counts.seen))
+    required = torch.tensor(sorted(i for i in sayable if i in emitted or counts.seen[i] > 0), dtype=torch.long)
     share = recipe.head.coverage
     size = recipe.head.draft_vocab_size if share is None else size_for_coverage(counts.generated, share, required)
     return choose_vocabulary(counts.generated, size, required)

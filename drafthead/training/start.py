@@ -24,7 +24,7 @@ from drafthead.data.prompts import ids_of
 from drafthead.data.trained_on import known_before, write_trained_on
 from drafthead.files import atomic_path, sha256_file
 from drafthead.models.draft import DraftModel, DraftShape
-from drafthead.models.target import TargetSpec, compared_targets, target_identity
+from drafthead.models.target import TargetSpec, target_names
 from drafthead.models.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.progress import wait_until
 
@@ -152,9 +152,9 @@ def _check_recipe(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> None:
         described["draft_vocab_size"] = size
     wanted = {f"head.{key}": value for key, value in described.items()}
     found = {f"head.{key}": value for key, value in head.items()}
-    made_for, target = compared_targets(source.run["target"], target_identity(recipe, spec))
+    heads_target, target = target_names(source.run["target"], recipe, spec)
     wanted |= {"target.tap_ids": list(recipe.target.tap_ids), "target": target}
-    found |= {"target.tap_ids": list(source.tap_ids), "target": made_for}
+    found |= {"target.tap_ids": list(source.tap_ids), "target": heads_target}
     lines = [f"  {key}: recipe {wanted[key]!r}, head {found[key]!r}" for key in wanted if wanted[key] != found[key]]
     if lines:
         raise ValueError(

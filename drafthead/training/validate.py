@@ -35,14 +35,18 @@ class Validation:
 
 
 def judged(store: States, num_steps: int) -> list[Window]:
-    """The validation documents that are replayed, whole, since rounds cross windows: all whose answer does not loop.
+    """The validation documents that are replayed, whole, since rounds cross windows: all with an answer, not looping.
 
     Args:
         store: of the validation split; states are not read.
         num_steps: TTT steps.
     """
     texts = (store.tokens(i) for i in range(len(store)))
-    return [whole(i, mask, num_steps) for i, (ids, mask) in enumerate(texts) if not loops(ids[last_answer(mask)])]
+    return [
+        whole(i, mask, num_steps)
+        for i, (ids, mask) in enumerate(texts)
+        if mask.any() and not loops(ids[last_answer(mask)])
+    ]
 
 
 def replayable(loss_mask: Tensor) -> Tensor:
@@ -76,9 +80,10 @@ def validate(
         scored = score(objective, batch, target, valid, scale)
         total += float(scored.step_sums[0])
         counted += int(valid[0].sum())
-        matches = match_text(scored.predictions, target.target_ids, batch.row_ids)[:num_drafts]
+        matches = match_text(scored.predictions, target.target_ids, batch.row_ids)[:num_drafts].cpu()
+        said = batch.loss_mask.cpu()
         for a, b in spans:
-            acceptance += replay(matches[:, a:b].cpu(), batch.loss_mask[a:b].cpu())
+            acceptance += replay(matches[:, a:b], said[a:b])
     sums = over_ranks(
         torch.tensor([total, counted, acceptance.drafts, *acceptance.accepted_per_position], dtype=torch.float64)
     )

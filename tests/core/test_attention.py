@@ -5,6 +5,7 @@ import torch
 
 from drafthead.core import attention, dense_attention
 from drafthead.core.attention import ttt_attention
+from drafthead.core.layout import tail_layout
 
 
 def dense_attention_reference(query, keys, values, cu_queries, cu_keys):
@@ -100,3 +101,10 @@ def test_training_types_follow_float32(device, dtype, num_steps, heads, rows):
         assert one.dtype == dtype
         assert one.isfinite().all()
         assert (one.double().cpu() - reference).norm() <= tolerance * reference.norm() + 1e-6
+
+
+def test_a_layout_knows_the_longest_document_without_asking_a_gpu():
+    layout = tail_layout([5, 3, 9], [4, 0, 7]).to(torch.device("cpu"))
+    assert (layout.longest, layout.most_rows) == (9, 3)
+    assert layout.cu_seqlens.diff().max() == layout.longest
+    assert layout.cu_rows.diff().max() == layout.most_rows

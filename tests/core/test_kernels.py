@@ -18,6 +18,14 @@ def test_cases_where_this_machine_can_run_them():
     assert " passed" in said
 
 
+def test_an_objective_without_a_formula_in_the_kernel_is_refused_by_name():
+    from drafthead.core.kernels import score_rows
+
+    nothing = torch.zeros(1, 4), None, torch.zeros(1, dtype=torch.long), torch.ones(1), None
+    with pytest.raises(ValueError, match=r"objective 'sixth' has no Triton form.*score\.py.*forward_kl"):
+        score_rows("sixth", *nothing)
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_kernels_compile_for_cuda(tmp_path, monkeypatch, objective, capability):

@@ -1,11 +1,14 @@
 """The fused, chunked head and loss against plain logits and autograd."""
 
+from typing import get_args
+
 import pytest
 import torch
 
+from drafthead.config import TrainConfig
 from drafthead.core import losses
 from drafthead.core.losses import Teacher, head_loss
-from drafthead.core.objectives import OBJECTIVES
+from drafthead.core.objectives import FORMULAS, OBJECTIVES
 
 
 def dense_loss(states, weight, teacher, valid, scale):
@@ -120,3 +123,13 @@ def test_gradients_are_handed_out_once():
     (grad,) = torch.autograd.grad(again.loss.square(), states, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
+
+
+def test_an_unknown_objective_is_refused_by_name_even_where_nothing_counts():
+    states, weight, teacher, valid, scale = random_problem(2, 5)
+    with pytest.raises(ValueError, match=r"objective 'focal' is not known; choose one of forward_kl, reverse_kl"):
+        head_loss(states, weight, teacher, torch.zeros_like(valid), scale, "focal")
+
+
+def test_the_recipe_offers_every_objective_there_is():
+    assert get_args(TrainConfig.model_fields["objective"].annotation) == OBJECTIVES == tuple(FORMULAS)

@@ -1,5 +1,7 @@
 """The spool: bounded at every moment, no shard lost or written for nothing, and killed sides agree again."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,12 @@ from hypothesis import strategies as st
 
 from drafthead.config import load_recipe
 from drafthead.data.packing import plan_epoch, plan_stream
-from drafthead.data.responses import Response, Texts, part_path, write_part
+from drafthead.data.responses import Response, Texts, iter_responses, part_path, read_parts, write_part
 from drafthead.data.spool import Demand, Spool
 from drafthead.data.spooled import SpooledStates
 from drafthead.data.store import write_shard
 from drafthead.data.windows import Window, whole
+from drafthead.locks import InUseError
 from drafthead.provenance import ArtefactError
 from tests.artefacts import response
 from tests.data.sequences import sequence
@@ -83,7 +86,7 @@ def test_one_harvester_at_a_time_and_leftovers_of_a_killed_one_go(tmp_path):
     leftover.touch()
     with spool.filling():
         assert not leftover.exists()
-        with pytest.raises(ArtefactError, match=r"another harvester is filling .*exceed its 4 shards"), spool.filling():
+        with pytest.raises(InUseError, match=rf"process {os.getpid()} on .* is writing into"), spool.filling():
             pass
     with spool.filling():
         pass
@@ -142,6 +145,18 @@ def test_texts_of_several_parts_are_read_as_one(tmp_path):
         assert np.flatnonzero(mask).tolist() == wanted[i].response_ids  # ids count from 0
     with pytest.raises(ArtefactError, match=r"regenerate\.py"):
         Texts(tmp_path / "none")
+
+
+def test_parts_hold_the_same_ids_in_four_bytes_each(tmp_path):
+    wanted = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2)]
+    texts_in(tmp_path, wanted, per_part=2)
+    assert list(iter_responses(tmp_path)) == wanted
+    parts = read_parts(tmp_path)
+    assert [[found.id for found in part] for part in parts.values()] == [["a", "b"], ["c"]]
+    for found, given in zip((found for part in parts.values() for found in part), wanted, strict=True):
+        for name in ("prompt_ids", "response_ids", "continuation_ids"):
+            assert [*getattr(found, name)] == getattr(given, name)
+            assert getattr(found, name).itemsize == 4
 
 
 @pytest.fixture

@@ -51,3 +51,9 @@ def test_a_document_without_generated_tokens_has_no_window():
 def test_a_budget_too_small_for_the_steps_is_refused():
     with pytest.raises(ValueError, match=r"train.tokens_per_batch 6 is too small for 4 TTT steps; set it to 7"):
         cut(0, torch.ones(30), 6, 4)
+
+
+def test_a_document_without_a_valid_position_has_no_window():
+    """One token of prompt and one of answer: no draft starts before the first token."""
+    assert cut(0, torch.tensor([0, 1]), budget=8, num_steps=2) == []
+    assert cut(0, torch.tensor([0, 0]), budget=8, num_steps=2) == []

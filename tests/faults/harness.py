@@ -21,6 +21,7 @@ from typing import Literal
 import psutil
 
 from drafthead.config import REPO_ROOT
+from drafthead.locks import LOCK
 from tests.faults.stages import Stage
 from tests.scripts import environment, run_here
 
@@ -85,7 +86,7 @@ class Watch:
 
     @property
     def temporary(self) -> set[str]:
-        return {name for name in self.new if ".tmp" in name or "/." in name}
+        return {name for name in self.new if (".tmp" in name or "/." in name) and not name.endswith(LOCK)}
 
     def until(self, done: Callable[[], bool], alive: Callable[[], bool]) -> None:
         while alive():

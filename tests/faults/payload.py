@@ -42,10 +42,8 @@ def visible_files(folder: Path, deep: bool) -> list[Path]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What a killed writer left aside. The few bytes of a claim or a manifest may stay: they have several writers."""
-    harmless = (f".{provenance.IDENTITY}.*", f".{provenance.MANIFEST}.*")
-    found = (path for path in folder.rglob(".*") if path.name.startswith("."))
-    return [path for path in found if not any(fnmatch(path.name, pattern) for pattern in harmless)]
+    """What a killed process left aside: half-written files, notes, locks."""
+    return [path for path in folder.rglob(".*") if path.name.startswith(".")]
 
 
 def content(path: Path) -> str:

@@ -14,7 +14,7 @@ YARN = {
 def small_model(num_taps=3, num_layers=1, rope=YARN, seed=0, **norms) -> DraftModel:
     head = HeadConfig(
         draft_vocab_size=11, num_layers=num_layers, intermediate_size=12, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=4, **norms,
+        num_key_value_heads=2, head_dim=8, **norms,
     )  # fmt: skip
     shape = DraftShape(head, 8, 20, num_taps, 1e-5, rope, 256)
     torch.manual_seed(seed)

@@ -18,6 +18,8 @@ from drafthead.models.target import (
     check_tap_ids,
     load_pieces,
     load_target_spec,
+    target_identity,
+    target_names,
 )
 from tests.damage import edit_config
 
@@ -148,3 +150,13 @@ def test_stats_do_not_depend_on_the_chunk():
     torch.testing.assert_close(whole[0], parts[0])
     torch.testing.assert_close(whole[1], parts[1])
     assert [t.shape for t in head.stats(hidden[:0])] == [torch.Size([0]), torch.Size([0])]
+
+
+def test_two_targets_are_named_with_revision_and_fingerprint_and_one_that_moved_is_the_same():
+    recipe, spec = load_recipe(), load_target_spec(TARGET)
+    other = {"path": "openai/gpt-oss-20b", "revision": "v1", "fingerprint": "c0ffee" * 6}
+    found, wanted = target_names(other, recipe, spec)
+    assert found == "openai/gpt-oss-20b at revision v1 (fingerprint c0ffeec0ffee)"
+    assert wanted == f"{recipe.target.path} (fingerprint {spec.fingerprint[:12]})"
+    moved = {**target_identity(recipe, spec), "path": "/elsewhere"}
+    assert target_names(moved, recipe, spec) == (wanted, wanted)

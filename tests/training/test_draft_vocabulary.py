@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from drafthead.core.vocabulary import coverage
 from drafthead.exporting.head import export_head
-from drafthead.models.special_tokens import special_tokens
 from drafthead.models.target import load_target_spec
-from drafthead.training.setup import draft_vocabulary, open_inputs, survey
+from drafthead.models.tokenizer import special_tokens
+from drafthead.training.setup import Survey, draft_vocabulary, open_inputs, survey
 from tests.artefacts import response, write_response_artefact
 from tests.training import launching
 
@@ -26,12 +26,23 @@ def test_size_follows_coverage_and_control_tokens_are_in(fresh_recipe):
     vocabulary = draft_vocabulary(recipe, found)
     assert coverage(found.generated, vocabulary) >= 0.9
     assert len(vocabulary.d2t) % 64 == 0
-    _, emitted = special_tokens(recipe.target_path)
+    _, emitted = special_tokens(recipe)
     assert vocabulary.t2d[torch.tensor(sorted(emitted))].all()
     assert set(found.by_category) == {"even", "odd"}
     last = inputs.train.tokens(len(inputs.train) - 1)  # its category is not known
     missing = torch.bincount(last[0][last[1]], minlength=inputs.spec.vocab_size)
     assert torch.equal(sum(found.by_category.values()) + missing, found.generated)
+
+
+def test_special_tokens_past_the_rows_of_lm_head_are_left_out(fresh_recipe):
+    """As the image token of a multimodal tokenizer: the head has no row to copy for it."""
+    recipe = fresh_recipe("head.draft_vocab_size=4")
+    ids = torch.tensor(sorted(special_tokens(recipe)[1]))
+    few = int(ids.median())  # as if the target's vocabulary ended among the special tokens
+    counts = torch.ones(few, dtype=torch.long)
+    vocabulary = draft_vocabulary(recipe, Survey(counts, torch.zeros_like(counts), [], 0, {}))
+    assert vocabulary.t2d[ids[ids < few]].all()
+    assert len(vocabulary.t2d) == few
 
 
 @pytest.mark.slow

@@ -114,6 +114,8 @@ def score_kernel(
             tl.store(grad + start + lanes, slope * row_scale, mask=inside)
 
 
+# Whose formulas stand above. The kernel would give any other a loss of 1 and some gradient.
+WRITTEN = ("forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance")
 tuned_score_kernel = tuned(score_kernel, key=["size", "OBJECTIVE", "NEEDS_GRAD"], overwritten="grad")
 
 
@@ -126,7 +128,16 @@ def score_rows(
     grad: Tensor | None,
     block: int | None = None,
 ) -> RowLoss:
-    """As `drafthead.core.rows.score_rows`, for contiguous float32 logits; `block` fixes the tuned block size."""
+    """As `drafthead.core.rows.score_rows`, for contiguous float32 logits; `block` fixes the tuned block size.
+
+    Raises:
+        ValueError: the kernel does not know the objective.
+    """
+    if objective not in WRITTEN:
+        raise ValueError(
+            f"objective {objective!r} has no Triton form: add its formula to drafthead/core/kernels/score.py, or "
+            f"train with one of {', '.join(WRITTEN)}"
+        )
     loss, best = torch.empty_like(scale), torch.empty_like(met)
     sharpness = 1 / GREEDY_TAU if objective == "greedy_acceptance" else 1.0
     out = logits if grad is None else grad

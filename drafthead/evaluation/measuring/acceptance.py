@@ -56,7 +56,7 @@ def measure_acceptance(recipe: Recipe) -> Path:
     directory = acceptance_dir(recipe)
     workloads = {effort: load_workload(recipe, effort) for effort in recipe.eval.reasoning_efforts}
     found = conditions(recipe)
-    if begin(directory, KIND, _identity(recipe, workloads)):
+    if begin(directory, KIND, _identity(recipe, workloads), alone=True):
         return directory
     missing = [c for c in found if not c.path(directory).exists()]
     total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))

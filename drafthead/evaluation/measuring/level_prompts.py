@@ -4,11 +4,11 @@ import hashlib
 
 import numpy as np
 import pandas as pd
-from transformers import AutoTokenizer
 
 from drafthead.config import Recipe
 from drafthead.evaluation.measuring.plan import Level, Plan, WorkloadSpec
 from drafthead.evaluation.workload import Workload
+from drafthead.models.tokenizer import load_tokenizer
 from drafthead.serving.load import LoadRequest
 
 
@@ -68,7 +68,7 @@ def _random_prompts(recipe: Recipe, level: Level) -> list[LoadRequest]:
         raise ValueError(
             f"{level.workload.name} takes {length} + {longest} tokens, engine.max_model_len is {room}: raise it"
         )
-    tokenizer = AutoTokenizer.from_pretrained(recipe.target_path, revision=recipe.target.revision)
+    tokenizer = load_tokenizer(recipe)
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.all_special_ids)
     digest = hashlib.sha256(level.workload.name.encode()).digest()
     rng = np.random.default_rng([recipe.eval.seed, int.from_bytes(digest[:4])])

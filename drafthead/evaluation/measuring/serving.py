@@ -64,7 +64,7 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
     workload = load_workload(recipe)
     arms = list(dict.fromkeys([BASELINE, *(run.arm for run in plan.runs if not run.endpoint)]))
     prompts = plan_prompts(recipe, plan, workload)
-    if begin(directory, KIND, identity(recipe, workload, arms) | _plan_identity(recipe, plan, prompts)):
+    if begin(directory, KIND, identity(recipe, workload, arms) | _plan_identity(recipe, plan, prompts), alone=True):
         return directory
     threading.Thread(target=preload, daemon=True).start()  # while the first server starts
     for index, run in enumerate(plan.runs):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from drafthead.config import HeadConfig
 from drafthead.exporting.served import TARGET_DEFAULT, served_values
-from drafthead.models.target import TargetSpec, rope_parameters_of
+from drafthead.models.target import TargetSpec
+from drafthead.models.target_rope import rope_parameters_of
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_a
         ValueError: pickled tensors, another target, an unknown tensor, or a recipe that describes another head.
     """
     public = read_public_head(source, revision)
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     plain = from_speculators(public.config) if is_speculators(public.config) else public.config
     named = renamed(public.tensors)
     if "fc.weight" not in named:
@@ -55,7 +55,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_a
     check_tensors(tensors, _shape(found, spec))
     files = {p.name: sha256_file(p) for p in sorted(public.directory.glob("*.safetensors"))}
     identity = _identity(recipe, spec, found, {"path": source, "revision": revision, "files": files})
-    if provenance.begin(recipe.run_dir, KIND, identity, thinned=True):
+    if provenance.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):
         print(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     checkpoint = recipe.run_dir / "checkpoints" / _CHECKPOINT

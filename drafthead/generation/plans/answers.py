@@ -24,7 +24,7 @@ def answer_plan(recipe: Recipe, assumed: Assumed, found: list[Texts] | None = No
         ValueError: the recipe does not fit it.
     """
     check_tap_ids(
-        load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code),
+        load_target_spec(recipe.target_path, recipe.target.revision),
         recipe.target.tap_ids,
     )
     found = found or [texts_of(recipe, split, assumed) for split in SPLITS]

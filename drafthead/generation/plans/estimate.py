@@ -58,7 +58,7 @@ def estimate(recipe: Recipe, assumed: Assumed = NOTHING, found: Sequence[Texts] 
 
 
 def _spec(recipe: Recipe) -> TargetSpec:
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_tap_ids(spec, recipe.target.tap_ids)
     return spec
 

@@ -9,11 +9,12 @@ from typing import Literal
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import Said
-from drafthead.data.responses import read_responses
+from drafthead.data.responses import iter_responses
 from drafthead.generation.responses.asking import Request, continuation, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.generation.responses.keeping import Keeper
-from drafthead.generation.responses.regenerate import is_answered, load_tokenizer
+from drafthead.generation.responses.regenerate import is_answered
+from drafthead.models.tokenizer import load_tokenizer
 from drafthead.progress import progress_bar
 from drafthead.provenance import MANIFEST
 from drafthead.stage_plan import PROMPTS, Assumed
@@ -67,7 +68,7 @@ class Texts:
 def texts_of(recipe: Recipe, split: str, assumed: Assumed) -> Texts:
     """The texts of "train" or "validation", as well as they are known."""
     if (recipe.responses_dir(split) / MANIFEST).exists():
-        said = read_responses(recipe.responses_dir(split))
+        said = iter_responses(recipe.responses_dir(split))
         texts = [Text(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids)) for r in said]
         return Texts(split, texts, "responses")
     if (recipe.prompts_dir / MANIFEST).exists():
@@ -109,7 +110,7 @@ def _assumed_text(recipe: Recipe, split: str, assumed: Assumed) -> Text:
 
 
 def _of_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[Text]:
-    tokenizer, prompts = load_tokenizer(recipe), read_prompts(recipe.prompts_dir, split)
+    tokenizer, prompts = load_tokenizer(recipe, templated=True), read_prompts(recipe.prompts_dir, split)
     if not is_answered(recipe, split):
         with progress_bar(len(prompts), "reading answers", "prompt") as bar:
             kept, _ = Keeper(recipe, tokenizer).keep(prompts, bar)

@@ -20,6 +20,7 @@ from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.generation.prompts.mix import PRESETS, summarise
 from drafthead.generation.sources.catalogue import CATALOGUE
+from drafthead.models.tokenizer import load_tokenizer
 from drafthead.provenance import reference
 
 SAMPLE = 5_000
@@ -110,11 +111,7 @@ def measure(recipe: Recipe, splits: Mapping[str, Sequence[Prompt]]) -> list[Meas
     Raises:
         OSError: the target's tokenizer is not on this machine.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
-    )
+    tokenizer = load_tokenizer(recipe)
     render, measured = renderer(recipe, tokenizer), []
     for split, prompts in splits.items():
         result = Measured(split, [], [], np.zeros(len(tokenizer), dtype=np.int64), Counter())

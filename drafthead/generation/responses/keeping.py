@@ -18,7 +18,7 @@ from drafthead.data.responses import LeftOut, Response
 from drafthead.generation.draw import draw_sampling
 from drafthead.generation.responses.asking import NO_ROOM, room_after
 from drafthead.generation.responses.judging import DROPPED, dropped, judge
-from drafthead.models.special_tokens import stop_tokens
+from drafthead.models.tokenizer import stop_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +32,7 @@ class Keeper:
     def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase"):
         """Raises ValueError when the chat template gives no stable boundaries."""
         self._recipe, self._tokenizer = recipe, tokenizer
-        stops = stop_tokens(tokenizer, recipe.target_path, recipe.target.revision)
+        stops = stop_tokens(recipe, tokenizer)
         self._kept = KeptAnswers(renderer(recipe, tokenizer), tokenizer, stops)
 
     def keep(self, prompts: Sequence[Prompt], bar: tqdm) -> tuple[list[Response], list[LeftOut]]:

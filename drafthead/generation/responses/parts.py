@@ -22,6 +22,7 @@ from drafthead.generation.responses.turns import Interviewer
 from drafthead.generation.running import Task
 from drafthead.generation.states.one_pass import forget_part, shards_of_part
 from drafthead.models.target import TargetSpec
+from drafthead.models.tokenizer import load_tokenizer
 from drafthead.serving.answering import Answerer, engine_answerer
 from drafthead.serving.capture.capturing import CapturingEngine, capturing_engine
 
@@ -90,7 +91,7 @@ def answering_parts(recipe: Recipe, spec: TargetSpec) -> Task:
 @contextmanager
 def part_answerer(recipe: Recipe, spec: TargetSpec) -> Iterator[PartAnswerer]:
     """A running engine, or the recipe's server, that makes parts."""
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe, templated=True)
     with answering(recipe, spec, tokenizer) as answerer:
         yield PartAnswerer(recipe, tokenizer, answerer)
 
@@ -106,22 +107,3 @@ def answering(
     from drafthead.serving.remote import server_answerer
 
     return server_answerer(recipe, tokenizer)
-
-
-def load_tokenizer(recipe: Recipe) -> "PreTrainedTokenizerBase":
-    """The target's tokenizer.
-
-    Raises:
-        ValueError: it has no chat template.
-    """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        recipe.target_path, revision=recipe.target.revision, trust_remote_code=recipe.target.trust_remote_code
-    )
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"the tokenizer of {recipe.target.path} has no chat template; a head must be trained on templated prompts, "
-            "use the instruction-tuned checkpoint"
-        )
-    return tokenizer

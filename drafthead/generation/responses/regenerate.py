@@ -15,7 +15,7 @@ made. Pre-tokenised prompts are read as they are: the reasoning effort noted wit
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
@@ -25,19 +25,20 @@ from drafthead.data.responses import (
     KIND,
     LeftOut,
     Response,
+    iter_responses,
     read_left_out,
     read_makers,
     read_part,
-    read_responses,
     write_part,
 )
 from drafthead.generation.responses.asking import continuation
 from drafthead.generation.responses.judging import FLAGS
 from drafthead.generation.responses.keeping import Keeper
-from drafthead.generation.responses.parts import Part, answering_parts, list_parts, load_tokenizer
+from drafthead.generation.responses.parts import Part, answering_parts, list_parts
 from drafthead.generation.running import Runner, run_here
 from drafthead.generation.states.one_pass import claim_waiting_room
 from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
+from drafthead.models.tokenizer import load_tokenizer
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, finish, reference, require
 
@@ -65,11 +66,11 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
             f"responses.server_url {recipe.responses.server_url} answers by itself, at engine.max_num_seqs "
             f"{recipe.engine.max_num_seqs} requests at a time: leave out --cluster, or the URL for engines of our own"
         )
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_tap_ids(spec, recipe.target.tap_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
     _check_answers(recipe, prompts)
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe, templated=True)
     day = {"template_day": str(template_day(recipe))} if reads_clock(tokenizer) else {}
     unfinished = [
         split
@@ -135,30 +136,34 @@ def finish_split(recipe: Recipe, split: str) -> None:
         ValueError: they hold no answer.
     """
     directory = recipe.responses_dir(split)
-    responses, left_out = read_responses(directory), read_left_out(directory)
-    if not responses:
+    left_out = read_left_out(directory)
+    counts = _counts(iter_responses(directory), left_out)
+    if not counts["responses"]:
         raise ValueError(
             f"no {split} prompt could be answered: {_reasons(left_out)}; correct it and delete {directory}"
         )
-    finish(directory, _counts(responses, left_out) | {"answered_by": read_makers(directory)})
+    finish(directory, counts | {"answered_by": read_makers(directory)})
 
 
-def _counts(responses: Sequence[Response], left_out: Sequence[LeftOut]) -> dict[str, Any]:
+def _counts(responses: Iterable[Response], left_out: Sequence[LeftOut]) -> dict[str, Any]:
     drops = [entry for entry in left_out if entry.flags]
+    kept: Counter[str] = Counter()
+    flags: Counter[str] = Counter()
+    for response in responses:
+        kept["responses"] += 1
+        kept["prompt_tokens"] += len(response.prompt_ids)
+        kept["response_tokens"] += len(response.response_ids)
+        flags.update(set(response.flags))
     return {
-        "responses": len(responses),
+        "responses": kept["responses"],
         "skipped": _reasons([entry for entry in left_out if not entry.flags]),
         # Of all that was answered; an answer may have several flags, and one that a recipe drops is enough.
         "flagged": {
-            flag: {
-                "kept": sum(flag in response.flags for response in responses),
-                "dropped": sum(flag in entry.flags for entry in drops),
-            }
-            for flag in FLAGS
+            flag: {"kept": flags[flag], "dropped": sum(flag in entry.flags for entry in drops)} for flag in FLAGS
         },
         "dropped": len(drops),
-        "prompt_tokens": sum(len(r.prompt_ids) for r in responses),
-        "response_tokens": sum(len(r.response_ids) for r in responses),
+        "prompt_tokens": kept["prompt_tokens"],
+        "response_tokens": kept["response_tokens"],
     }
 
 

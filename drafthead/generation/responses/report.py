@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from drafthead.config import Recipe
-from drafthead.data.responses import KIND, LeftOut, Response, read_left_out, read_responses
+from drafthead.data.responses import KIND, LeftOut, Response, read_left_out, read_parts
 from drafthead.generation.responses.judging import FLAGS
 from drafthead.provenance import require
 
@@ -23,7 +23,8 @@ def print_responses(recipe: Recipe, splits: Sequence[str]) -> None:
     for split in splits:
         directory = recipe.responses_dir(split)
         counts = require(directory, KIND, "python data_gen/regenerate.py RECIPE")["counts"]
-        responses, drops = read_responses(directory), [entry for entry in read_left_out(directory) if entry.flags]
+        responses = [response for part in read_parts(directory).values() for response in part]
+        drops = [entry for entry in read_left_out(directory) if entry.flags]
         categories = {r.category for r in responses} | {entry.category for entry in drops}
         for category in [*sorted(categories), "all"]:
             kept = [r for r in responses if category in (r.category, "all")]

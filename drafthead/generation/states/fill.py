@@ -38,7 +38,8 @@ def harvest_online(recipe: Recipe, spec: TargetSpec, validation: bool) -> None:
         validation: whether the validation split is unfinished; both directories are claimed already.
 
     Raises:
-        ArtefactError: another harvester fills the spool, or a shard in it is damaged or foreign.
+        ArtefactError: a shard in the spool is damaged or foreign.
+        InUseError: another harvester fills it.
         ValueError: a text is too long, or a shard could not be written.
     """
     jobs = list_jobs(recipe, "train")

@@ -40,7 +40,7 @@ def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner = run_here) -> boo
         FileNotFoundError: the target is missing.
         ValueError: a tap lies beyond the target, a text is too long, or a shard could not be written.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision, recipe.target.trust_remote_code)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_tap_ids(spec, recipe.target.tap_ids)
     if recipe.states.spool_shards is not None and (run is not run_here or share != WHOLE):
         raise ValueError(

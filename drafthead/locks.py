@@ -1,0 +1,70 @@
+"""One process at a time writes into a directory: the second one is told who does, before it has changed anything.
+
+The lock is the kernel's (flock), on a hidden file that says who holds it. It ends with its process, SIGKILL included,
+so a killed stage never stands in the way of the command that resumes it. A file system that knows no locks (Lustre
+mounted without `flock`, say) gets a line of warning instead.
+"""
+
+import errno
+import json
+import os
+import socket
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+LOCK = ".lock"
+PATIENCE = 5.0  # seconds; a killed process may take some to give its GPU's memory back, and its lock with it
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_held: dict[Path, FileLock] = {}
+
+
+class InUseError(ValueError):
+    """Another process writes into the directory."""
+
+
+def hold(directory: Path) -> None:
+    """Keep every other process out of a directory, which is made, until `let_go` or the end of this process.
+
+    Raises:
+        InUseError: a process, which is named, holds it; this one counts.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / LOCK
+    lock = FileLock(path, timeout=PATIENCE, thread_local=False, fallback_to_soft=False)
+    try:
+        if holds(directory):
+            raise Timeout(str(path))
+        lock.acquire()
+    except Timeout:
+        raise InUseError(
+            f"{_holder(path)} is writing into {directory}: wait until it ends, or end it; the same command then "
+            "continues. To work beside it, give the recipe another name (name=...)"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        print(f"{directory}: its file system has no locks; see to it that no second process writes there")
+        return
+    path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+    _held[directory.resolve()] = lock
+
+
+def holds(directory: Path) -> bool:
+    """Whether this process holds the directory."""
+    return directory.resolve() in _held
+
+
+def let_go(directory: Path) -> None:
+    """Let other processes in again, if this one kept them out."""
+    if lock := _held.pop(directory.resolve(), None):
+        (directory / LOCK).unlink(missing_ok=True)  # still locked: whoever opened it meanwhile finds it without a name
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    try:
+        record = json.loads(path.read_text())
+        return f"process {record['pid']} on {record['host']}"
+    except (OSError, ValueError, KeyError, TypeError):  # it has just been taken, or let go
+        return "another process"

@@ -1,0 +1,79 @@
+"""Two processes that start the same work: the second is told who does it, and a kill stands in nobody's way."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from drafthead import locks, provenance
+from drafthead.locks import LOCK, InUseError, holds
+
+STAGE = """
+import sys, time
+from pathlib import Path
+from drafthead import provenance
+complete = provenance.begin(Path(sys.argv[1]), "run", {"seed": 0}, alone=True)
+print("complete" if complete else "began", flush=True)
+time.sleep(3600)
+"""
+
+
+def begin(directory: Path) -> bool:
+    return provenance.begin(directory, "run", {"seed": 0}, alone=True)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that has begun the same work."""
+    with subprocess.Popen([sys.executable, "-c", STAGE, str(tmp_path / "run")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"began\n"
+        yield process
+        process.kill()
+
+
+def test_the_second_process_is_told_who_holds_the_directory(other, tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "PATIENCE", 0.1)
+    run = tmp_path / "run"
+    wanted = rf"process {other.pid} on {re.escape(socket.gethostname())} is writing into {run}: .* end it"
+    for _ in range(2):
+        with pytest.raises(InUseError, match=wanted):
+            begin(run)
+    assert {path.name for path in run.iterdir()} == {LOCK, provenance.IDENTITY}
+    assert not provenance.begin(run, "run", {"seed": 0}), "ranks of the process that holds it begin as well"
+
+
+def test_a_killed_process_holds_nothing(other, tmp_path):
+    run = tmp_path / "run"
+    (run / ".identity.json.0a1b2c3d.tmp").write_text("half")
+    threading.Timer(0.3, other.send_signal, [signal.SIGKILL]).start()  # resumed while it is still dying
+    assert not begin(run)
+    assert other.wait() == -signal.SIGKILL
+    assert (run / LOCK).exists()
+    assert holds(run)
+    (run / "weights").write_text("rows")
+    (run / ".manifest.json.0a1b2c3d.tmp").write_text("half")  # of an earlier kill
+    manifest = provenance.finish(run, {})
+    assert [*manifest["files"]] == ["weights"]
+    assert sorted(path.name for path in run.iterdir()) == [provenance.IDENTITY, provenance.MANIFEST, "weights"]
+
+
+def test_what_is_complete_or_another_recipes_is_not_held(tmp_path):
+    run = tmp_path / "run"
+    assert not begin(run)
+    assert not begin(run), "the same process may try again"
+    with pytest.raises(InUseError, match=f"process {os.getpid()} on"):
+        locks.hold(run)
+    provenance.finish(run, {})
+    assert begin(run)
+    assert not holds(run)
+    with pytest.raises(provenance.ArtefactError, match="was made from something else"):
+        provenance.begin(run, "run", {"seed": 1}, alone=True)
+    assert not holds(run)
+    assert not (run / LOCK).exists()
