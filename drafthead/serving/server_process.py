@@ -73,7 +73,7 @@ def running_server(
             base_url = f"http://{HOST}:{port}"
             _wait_until_healthy(process, base_url, log_path, timeout_s)
             started = time.monotonic() - begun
-            yield Server(base_url, recipe.name, key, log_path, tuple(command), started)
+            yield Server(base_url, recipe.name, key, log_path, tuple(command), started, process=process)
         finally:
             _stop_group(process)
 

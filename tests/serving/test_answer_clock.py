@@ -36,7 +36,7 @@ def _ttfot(chunks: list[bytes], pause_before: int | None = None) -> tuple[float,
         async with session.post() as response:
             async for _ in response.content.iter_any():
                 first = first or loop.time() - start
-        return SimpleNamespace(start_time=start, ttft=first)
+        return SimpleNamespace(start_time=start, ttft=first, success=True, output_tokens=1)
 
     clock = AnswerClock(send)
     asyncio.run(clock(request_func_input=SimpleNamespace(prompt=[1, 2]), session=Session()))
