@@ -45,7 +45,8 @@ class PositionAcceptance:
 
     Attributes:
         unconditional: share of drafts in which positions 0 to k were all accepted.
-        conditional: the same among the drafts in which positions 0 to k-1 were accepted.
+        conditional: the same among the drafts that got as far as position k: that proposed a token there, and in which
+            positions 0 to k-1 were accepted.
     """
 
     unconditional: Array
@@ -67,16 +68,21 @@ def acceptance_rate(proposed: ArrayLike, accepted: ArrayLike) -> float:
     return float(ratio_of_sums(np.asarray(accepted, float), np.asarray(proposed, float)))
 
 
-def acceptance_by_position(drafts: ArrayLike, accepted_at: ArrayLike) -> PositionAcceptance:
+def acceptance_by_position(
+    drafts: ArrayLike, accepted_at: ArrayLike, reached_at: ArrayLike | None = None
+) -> PositionAcceptance:
     """Acceptance at each draft position.
 
     Args:
         drafts: (P,) verification steps that had a draft.
         accepted_at: (P, K) how often position k was accepted, which implies all positions before it.
+        reached_at: (P, K) how often all positions before k were accepted and one was proposed at k; None: whenever they
+            were accepted, which holds where every draft is K tokens long.
     """
     counts = np.asarray(accepted_at, float).sum(axis=0)  # (K,)
     total = np.asarray(drafts, float).sum()
-    reached = np.concatenate([[total], counts[:-1]])  # drafts that got as far as position k
+    all_long = np.concatenate([[total], counts[:-1]])
+    reached = all_long if reached_at is None else np.asarray(reached_at, float).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return PositionAcceptance(counts / total, counts / reached)
 
