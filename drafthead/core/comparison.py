@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from drafthead.core.statistics import (
@@ -23,6 +23,7 @@ from drafthead.core.statistics import (
     bootstrap_interval,
     ratio_of_sums,
     resampled_bounds,
+    stratified_draws,
 )
 
 # Fewer give no interval. Resampled, 2 prompts without any difference are called resolved 44 times in a hundred, 8 still
@@ -85,9 +86,7 @@ def mixed_throughput_change(
     takes Σ w / speedup as long: a weighted harmonic mean.
 
     Prompts are resampled over all loads at once, because one that is slow at a load is slow at the others too; loads
-    resampled apart would miss that. They are drawn in strata, those that the same loads sent (a stratified bootstrap,
-    Davison and Hinkley 1997, section 3.2): how many prompts a load sends is chosen, not chance, and a draw over all of
-    them would now and then leave a short load without any.
+    resampled apart would miss that. They are drawn in strata, see `stratified_draws`.
 
     Args:
         tokens, share_s: (L, P) of the treated arm, output tokens and share of the wall time of every prompt at every
@@ -108,23 +107,9 @@ def mixed_throughput_change(
     value = float(log_ratio(np.ones(sent.shape[1])))
     if sent.sum(axis=1).min() < FEWEST_PROMPTS:
         return _as_change(Interval(value, np.nan, np.nan), better=1)
-    drawn = log_ratio(_stratified(sent, RESAMPLES, np.random.default_rng(seed)))
+    drawn = log_ratio(stratified_draws(sent, RESAMPLES, np.random.default_rng(seed)))
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return _as_change(Interval(value, float(low), float(high)), better=1)
-
-
-def _stratified(sent: NDArray[np.bool_], resamples: int, rng: np.random.Generator) -> Array:
-    """How often each prompt is drawn, (resamples, P), from strata of prompts that the same loads sent.
-
-    Args:
-        sent: (L, P) whether a load sent a prompt.
-    """
-    times = np.zeros((resamples, sent.shape[1]))
-    patterns, stratum = np.unique(sent, axis=1, return_inverse=True)
-    for index in range(patterns.shape[1]):
-        members = np.flatnonzero(stratum.ravel() == index)
-        times[:, members] = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), resamples)
-    return times
 
 
 def across_blocks(change: Change, by_block: ArrayLike) -> Change:

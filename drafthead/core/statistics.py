@@ -159,3 +159,21 @@ def resampled_bounds(data: tuple[Array, ...], statistic: Callable[..., Array], s
             data, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES,
             confidence_level=CONFIDENCE, method=method, rng=np.random.default_rng(seed),
         ).confidence_interval  # fmt: skip
+
+
+def stratified_draws(sent: NDArray[np.bool_], resamples: int, rng: np.random.Generator) -> Array:
+    """How often each prompt is drawn in each resampling, (resamples, P): a stratified bootstrap over several loads.
+
+    A stratum are the prompts that the same loads sent (Davison and Hinkley 1997, section 3.2). How many prompts a load
+    sends is chosen, not chance, and a draw over all of them would now and then leave a short load without any: no
+    figure, and so no interval. A prompt that several loads sent is drawn for all of them at once.
+
+    Args:
+        sent: (L, P) whether a load sent a prompt.
+    """
+    times = np.zeros((resamples, sent.shape[1]))
+    patterns, stratum = np.unique(sent, axis=1, return_inverse=True)
+    for index in range(patterns.shape[1]):
+        members = np.flatnonzero(stratum.ravel() == index)
+        times[:, members] = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), resamples)
+    return times

@@ -7,14 +7,13 @@ from drafthead.core import statistics
 from drafthead.core.comparison import (
     FEWEST_PROMPTS,
     Change,
-    _stratified,
     across_blocks,
     mixed_throughput_change,
     percentile,
     statistic_change,
     throughput_change,
 )
-from drafthead.core.statistics import Interval
+from drafthead.core.statistics import Interval, stratified_draws
 
 
 @pytest.mark.parametrize(("faster", "sign"), [(0.8, 1), (1.25, -1)])
@@ -124,7 +123,7 @@ def test_the_interval_over_a_mix_covers_and_calls_nothing_a_gain(monkeypatch):
 
 def test_a_short_load_is_never_left_out_of_a_mix():
     sent = np.array([[i < n for i in range(200)] for n in (3, 200)])
-    times = _stratified(sent, 500, np.random.default_rng(0))
+    times = stratified_draws(sent, 500, np.random.default_rng(0))
     assert (times @ sent.T == [3, 200]).all()  # drawn over all prompts at once, 5 in 100 would miss the first load
     rng = np.random.default_rng(1)
     change = mixed_throughput_change(*_mix(rng, (FEWEST_PROMPTS, 400), 0.3), [0.5, 0.5])

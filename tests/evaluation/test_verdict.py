@@ -264,6 +264,13 @@ def test_payback_time_follows_from_manifest_price_and_traffic(recipe, levels):
     assert "serving gets dearer" in payback_text(busy, slow, resolved=True)
 
 
+def test_a_load_of_few_prompts_is_priced_too(rows):
+    """Four of 160: in half of the resamplings of all prompts at once there would be none of them."""
+    few = rows.requests["prompt_id"].isin([f"p{i:03d}" for i in range(4)])
+    short = ServingRows(rows.requests[(rows.requests["concurrency"] != 1) | few], rows.runs)
+    assert all(np.isfinite(p.speedup.low) for p in price(speed_samples(short, "eagle3", 64), (1, 2, 8), 64).prices)
+
+
 def test_prices_cover_what_they_predict(recipe, rows, priced):
     """At pairs that were run, the interval holds the speed that the rows were made with."""
     from tests.evaluation.rows import _speed

@@ -67,3 +67,33 @@ def test_an_answer_that_never_comes_has_no_time():
 def test_nothing_is_no_answer(text):
     seconds, _ = _ttfot(_stream(text, ""))
     assert math.isnan(seconds) == bool(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("status", "chunks", "error"),
+    [
+        (200, [*_stream("said")[:-1], b'data: {"usage": {"completion_tokens": 1, "prompt_tokens": 2}}\n\n'], ""),
+        (200, _stream("said"), "the stream ended without the server's count of tokens"),
+        (200, [*_stream("said")[:-1], b'data: {"error": {"message": "engine dead"}}\n\n'], "the answer was cut short"),
+        (503, [], "refused without a reason"),
+    ],
+)
+def test_a_failure_is_one_to_vllms_own_client(status, chunks, error):
+    """Which takes an answer for whole once a token of it came, and needs a reason to call it a failure."""
+    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncInput, async_request_openai_completions
+
+    class Session:
+        @asynccontextmanager
+        async def post(self, **_options):
+            async def arrive():
+                for chunk in chunks:
+                    yield chunk
+
+            yield SimpleNamespace(status=status, reason="", content=SimpleNamespace(iter_any=arrive))
+
+    request = RequestFuncInput(prompt=[1, 2], api_url="http://x/v1/completions", prompt_len=2, output_len=4, model="m")
+    output = asyncio.run(AnswerClock(async_request_openai_completions)(request, Session()))
+    assert output.success == (not error)
+    assert error in output.error
+    assert bool(output.error) == bool(error)
