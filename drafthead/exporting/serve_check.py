@@ -107,7 +107,7 @@ def serve_answers(
     # A head of the speculators layout is started as users will: by its own directory, which names the target.
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":
-        options = {"speculative": {"method": "eagle3", "model": str(directory), "num_speculative_tokens": K}}
+        options = {"speculative_config": {"method": "eagle3", "model": str(directory), "num_speculative_tokens": K}}
     with offline_engine(recipe, per_request_spec_decode_metrics="summary", **options) as llm:
         running = llm.llm_engine.vllm_config.speculative_config
         assert running is not None

@@ -37,7 +37,7 @@ class AnswerClock:
 
 
 def _own_up(output: Any) -> None:
-    """Call a failure one, and give it a reason.
+    """Call a failure one.
 
     The client takes an answer for whole once a token of it came. A stream that broke off, because the engine died
     behind the server, then passes for an answer of one token; what it lacks is the count of tokens that ends every
@@ -49,8 +49,6 @@ def _own_up(output: Any) -> None:
             "the stream ended without the server's count of tokens: the answer was cut short, or the server knows no "
             "stream_options.include_usage"
         )
-    elif not output.success:
-        output.error = output.error or "refused without a reason"
 
 
 class _WatchedSession:

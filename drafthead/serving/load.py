@@ -249,7 +249,8 @@ def request_times(ids: Sequence[str], raw: dict[str, Any]) -> list[RequestTimes]
     return [
         RequestTimes(
             id=name,
-            error=raw["errors"][i],
+            # The client's reason is the status line's, which may be empty; a request without tokens failed.
+            error=raw["errors"][i] or ("" if raw["output_lens"][i] else "refused without a reason"),
             prompt_tokens=raw["input_lens"][i],
             output_tokens=raw["output_lens"][i],
             start_s=raw["start_times"][i] - first,
