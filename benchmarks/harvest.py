@@ -65,7 +65,7 @@ def plain_engine(recipe: Recipe) -> AbstractContextManager[Any]:
     """The engine of a harvest, without what makes it one."""
     from drafthead.serving.engine import offline_engine
 
-    return offline_engine(recipe, prefix_caching=False, log_stats=False, async_scheduling=False)
+    return offline_engine(recipe, enable_prefix_caching=False, disable_log_stats=True, async_scheduling=False)
 
 
 def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:

@@ -78,3 +78,8 @@ def write_json(path: Path, value: Any, several_writers: bool = False) -> None:
     """Write a JSON file whole or not at all; `several_writers` as for `atomic_path`."""
     with atomic_path(path, several_writers) as temporary:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def in_markdown(text: object) -> str:
+    """Somebody's words as plain text in a table or a list: no markup, no HTML, no line of its own."""
+    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")

@@ -65,11 +65,11 @@ def measured_acceptance(recipe: Recipe) -> "list[Measured]":
     identity = read_manifest(directory)["identity"]
     if identity.get("head") != reference(read_manifest(recipe.head_dir)):
         return []
-    found = summarise_acceptance(read_acceptance(directory)).methods
+    summary = summarise_acceptance(read_acceptance(directory))
     return [
-        Measured(m.category, identity["num_draft_tokens"], m.prompts, m.length.value, m.length.low, m.length.high)
-        for m in found
-        if m.method == "eagle3"
+        Measured(m.category, m.K, summary.temperature, m.prompts, m.length.value, m.length.low, m.length.high)
+        for m in summary.methods
+        if m.method == "eagle3" and m.length.value == m.length.value  # a workload may have no answer that counts
     ]
 
 

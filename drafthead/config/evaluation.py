@@ -144,7 +144,7 @@ class EvalConfig(Section):
     prompts_per_level: int = Field(default=64, gt=0)
     # A level of more places than prompts is refused, unless it may be measured and named by what was reached.
     allow_unreached: bool = False
-    repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts
+    repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts; their spread widens the intervals
     price_per_gpu_hour: float | None = Field(default=None, gt=0)
     # Plans only: vLLM accepts the head's drafts at this length, whatever they are (CUDA only).
     synthetic_acceptance_length: float | None = Field(default=None, ge=1)

@@ -45,7 +45,8 @@ class PositionAcceptance:
 
     Attributes:
         unconditional: share of drafts in which positions 0 to k were all accepted.
-        conditional: the same among the drafts in which positions 0 to k-1 were accepted.
+        conditional: the same among the drafts that got as far as position k: that proposed a token there, and in which
+            positions 0 to k-1 were accepted.
     """
 
     unconditional: Array
@@ -67,16 +68,21 @@ def acceptance_rate(proposed: ArrayLike, accepted: ArrayLike) -> float:
     return float(ratio_of_sums(np.asarray(accepted, float), np.asarray(proposed, float)))
 
 
-def acceptance_by_position(drafts: ArrayLike, accepted_at: ArrayLike) -> PositionAcceptance:
+def acceptance_by_position(
+    drafts: ArrayLike, accepted_at: ArrayLike, reached_at: ArrayLike | None = None
+) -> PositionAcceptance:
     """Acceptance at each draft position.
 
     Args:
         drafts: (P,) verification steps that had a draft.
         accepted_at: (P, K) how often position k was accepted, which implies all positions before it.
+        reached_at: (P, K) how often all positions before k were accepted and one was proposed at k; None: whenever they
+            were accepted, which holds where every draft is K tokens long.
     """
     counts = np.asarray(accepted_at, float).sum(axis=0)  # (K,)
     total = np.asarray(drafts, float).sum()
-    reached = np.concatenate([[total], counts[:-1]])  # drafts that got as far as position k
+    all_long = np.concatenate([[total], counts[:-1]])
+    reached = all_long if reached_at is None else np.asarray(reached_at, float).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return PositionAcceptance(counts / total, counts / reached)
 
@@ -153,3 +159,21 @@ def resampled_bounds(data: tuple[Array, ...], statistic: Callable[..., Array], s
             data, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES,
             confidence_level=CONFIDENCE, method=method, rng=np.random.default_rng(seed),
         ).confidence_interval  # fmt: skip
+
+
+def stratified_draws(sent: NDArray[np.bool_], resamples: int, rng: np.random.Generator) -> Array:
+    """How often each prompt is drawn in each resampling, (resamples, P): a stratified bootstrap over several loads.
+
+    A stratum are the prompts that the same loads sent (Davison and Hinkley 1997, section 3.2). How many prompts a load
+    sends is chosen, not chance, and a draw over all of them would now and then leave a short load without any: no
+    figure, and so no interval. A prompt that several loads sent is drawn for all of them at once.
+
+    Args:
+        sent: (L, P) whether a load sent a prompt.
+    """
+    times = np.zeros((resamples, sent.shape[1]))
+    patterns, stratum = np.unique(sent, axis=1, return_inverse=True)
+    for index in range(patterns.shape[1]):
+        members = np.flatnonzero(stratum.ravel() == index)
+        times[:, members] = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), resamples)
+    return times

@@ -8,10 +8,11 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.core.acceptance import Acceptance
+from drafthead.core.looping import loops
 from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data import store as state_store
 from drafthead.data.store import StateStore
-from drafthead.exporting.replay import Answer, choose_answers, predicted_rounds
+from drafthead.exporting.replay import Answer, first_answers, fitting_answers, predicted_rounds
 from drafthead.models.draft import DraftShape, frozen_copy
 from drafthead.models.target import load_pieces
 
@@ -27,12 +28,14 @@ class ValidationAnswers:
         chosen: which of its documents.
         embeddings: (V, H) of the target.
         num_drafts: K to be served.
+        looping: answers passed over because they go in circles, as in training and evaluation (core.looping).
     """
 
     store: StateStore
     chosen: list[Answer]
     embeddings: Tensor
     num_drafts: int
+    looping: int
 
     def rounds(self, weights: dict[str, Tensor], shape: DraftShape) -> list[Acceptance]:
         """Drafting rounds of a head over every answer, in float32.
@@ -50,7 +53,9 @@ class ValidationAnswers:
 def validation_answers(
     recipe: Recipe, tap_ids: tuple[int, ...], prompts: int = PROMPTS, tokens: int = TOKENS
 ) -> ValidationAnswers:
-    """The first answers of the validation split that the engine has room for.
+    """The first answers of the validation split that the engine has room for and that do not loop.
+
+    Where all of them loop they are taken after all: that an engine serves what was trained shows on them too.
 
     Args:
         recipe: target, engine, validation states and K.
@@ -62,14 +67,16 @@ def validation_answers(
     """
     store = _store(recipe, tap_ids)
     K = recipe.eval.num_draft_tokens
-    chosen = choose_answers(store, prompts, tokens, recipe.engine.max_model_len - K - 1)
-    if not chosen:
+    fitting = fitting_answers(store, recipe.engine.max_model_len - K - 1)
+    straight = [answer for answer in fitting if not loops(answer.answer_ids)] or fitting
+    if not fitting:
         raise provenance.ArtefactError(
             f"no answer of {recipe.states_dir('validation')} fits engine.max_model_len {recipe.engine.max_model_len}; "
             "raise it, or export with --no-serve-check"
         )
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    return ValidationAnswers(store, chosen, pieces.embed_tokens, K)
+    chosen = first_answers(straight, prompts, tokens)
+    return ValidationAnswers(store, chosen, pieces.embed_tokens, K, len(fitting) - len(straight))
 
 
 def _store(recipe: Recipe, tap_ids: tuple[int, ...]) -> StateStore:

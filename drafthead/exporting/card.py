@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.exporting.served import served_values
-from drafthead.files import atomic_path
+from drafthead.files import atomic_path, in_markdown
 
 CARD = "README.md"
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -24,10 +24,11 @@ _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 @dataclass(frozen=True)
 class Measured:
-    """Acceptance length on held-out prompts of one category at K draft tokens, with its interval."""
+    """Acceptance length on held-out prompts of one category at K draft tokens and T, with its interval."""
 
     category: str
     K: int
+    temperature: float
     prompts: int
     length: float
     low: float
@@ -54,6 +55,7 @@ def write_card(
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
+    environment.filters["plain"] = in_markdown
     facts = _facts(recipe, manifest, run_dir)
     facts["directory"] = published_as or facts["directory"]
     text = environment.get_template("card.md.jinja").render(facts, measured=measured)

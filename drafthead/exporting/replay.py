@@ -7,7 +7,9 @@ compared answer by answer. float32 throughout; what this gives up is speed, whic
 Shapes: T tokens of one document, R rows, K draft tokens, H hidden, D draft vocabulary, V target vocabulary.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -33,29 +35,27 @@ class Answer:
     prompt_ids: list[int]
     answer_ids: list[int]
 
+    @property
+    def tokens(self) -> int:
+        """Of prompt and answer together."""
+        return len(self.prompt_ids) + len(self.answer_ids)
 
-def choose_answers(store: StateStore, limit: int, budget: int, longest: int) -> list[Answer]:
-    """The first answers of a store that can be compared with an engine's.
+
+def fitting_answers(store: StateStore, longest: int) -> list[Answer]:
+    """The answers of a store that can be compared with an engine's.
 
     Args:
         store: T = 0 answers of the target.
-        limit: at most so many.
-        budget: tokens of all together; at least one answer is chosen.
         longest: tokens of prompt and answer together.
     """
-    chosen: list[Answer] = []
-    tokens = 0
-    for index in range(len(store)):
-        ids, mask = store.tokens(index)
-        answer = _last_turn(index, ids, mask)
-        size = len(answer.prompt_ids) + len(answer.answer_ids)
-        if not answer.prompt_ids or not answer.answer_ids or size > longest:
-            continue
-        if chosen and (len(chosen) == limit or tokens + size > budget):
-            break
-        chosen.append(answer)
-        tokens += size
-    return chosen
+    answers = [_last_turn(index, *store.tokens(index)) for index in range(len(store))]
+    return [a for a in answers if a.prompt_ids and a.answer_ids and a.tokens <= longest]
+
+
+def first_answers(answers: list[Answer], limit: int, budget: int) -> list[Answer]:
+    """At most `limit` of them, with `budget` tokens of all together; at least one."""
+    tokens = list(accumulate(answer.tokens for answer in answers))
+    return answers[: max(1, min(limit, bisect_right(tokens, budget)))]
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from drafthead.config import Recipe
 from drafthead.core.acceptance import Acceptance, empty_acceptance
-from drafthead.exporting.answers import validation_answers
+from drafthead.exporting.answers import ValidationAnswers, validation_answers
 from drafthead.exporting.contract import as_served
 from drafthead.exporting.replay import Answer
 from drafthead.exporting.served import check_served
@@ -32,6 +32,7 @@ class ServeCheck:
 
     Attributes:
         prompts: answered.
+        looping: validation answers that go in circles and were left out, as they are in training and evaluation.
         same_text: of those, answers that equal the stored ones token for token.
         same_rounds: of those, answers whose counters equal the replayed ones, position by position.
         compared: "answers that came out as stored" or "all answers".
@@ -42,6 +43,7 @@ class ServeCheck:
     """
 
     prompts: int
+    looping: int
     same_text: int
     same_rounds: int
     compared: str
@@ -55,7 +57,8 @@ class ServeCheck:
         return (
             f"served in vLLM: acceptance length {self.served:.3f}, predicted {self.predicted:.3f} (within "
             f"{self.tolerance:.0%}; {self.rounds} rounds over {self.compared}). Of {self.prompts} validation prompts "
-            f"{self.same_text} have the stored answer, {self.same_rounds} with exactly the predicted rounds"
+            f"{self.same_text} have the stored answer, {self.same_rounds} with exactly the predicted rounds; "
+            f"{self.looping} whose answer loops left out"
         )
 
 
@@ -79,7 +82,7 @@ def check_serving(
     source = as_served(weights, "fp8") if recipe.export.dtype == "fp8" else weights
     predicted = answers.rounds(source, shape)
     served = serve_answers(recipe, directory, answers.chosen, shape, tap_ids)
-    return _compare(directory, answers.chosen, predicted, served)
+    return _compare(directory, answers, predicted, served)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def serve_answers(
     # A head of the speculators layout is started as users will: by its own directory, which names the target.
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":
-        options = {"speculative": {"method": "eagle3", "model": str(directory), "num_speculative_tokens": K}}
+        options = {"speculative_config": {"method": "eagle3", "model": str(directory), "num_speculative_tokens": K}}
     with offline_engine(recipe, per_request_spec_decode_metrics="summary", **options) as llm:
         running = llm.llm_engine.vllm_config.speculative_config
         assert running is not None
@@ -120,16 +123,19 @@ def _counted(answer: Any, K: int) -> Served:
     return Served(list(answer.token_ids), Acceptance(sum(histogram), accepted))
 
 
-def _compare(directory: Path, answers: list[Answer], predicted: list[Acceptance], served: list[Served]) -> ServeCheck:
-    same = [a.answer_ids == s.ids for a, s in zip(answers, served, strict=True)]
+def _compare(
+    directory: Path, answers: ValidationAnswers, predicted: list[Acceptance], served: list[Served]
+) -> ServeCheck:
+    same = [a.answer_ids == s.ids for a, s in zip(answers.chosen, served, strict=True)]
     none = empty_acceptance(len(predicted[0].accepted_per_position))
     comparable = sum(p.drafts for p, equal in zip(predicted, same, strict=True) if equal)
     strict = 2 * comparable >= sum(p.drafts for p in predicted) and comparable > 0
-    kept = same if strict else [True] * len(answers)
+    kept = same if strict else [True] * len(same)
     ours = sum((p for p, keep in zip(predicted, kept, strict=True) if keep), start=none)
     theirs = sum((s.acceptance for s, keep in zip(served, kept, strict=True) if keep), start=none)
     check = ServeCheck(
-        prompts=len(answers),
+        prompts=len(same),
+        looping=answers.looping,
         same_text=sum(same),
         same_rounds=sum(p == s.acceptance for p, s, ok in zip(predicted, served, same, strict=True) if ok),
         compared="answers that came out as stored" if strict else "all answers",

@@ -106,5 +106,5 @@ def engine_answerer(recipe: Recipe) -> Iterator[Answerer]:
     """The recipe's target in an engine of this process, which is gone when the block ends."""
     from drafthead.serving.engine import offline_engine  # vLLM takes seconds to import
 
-    with offline_engine(recipe, seeded=True, log_stats=False) as llm:
+    with offline_engine(recipe, seeded=True, disable_log_stats=True) as llm:
         yield EngineAnswerer(llm)

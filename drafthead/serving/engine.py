@@ -66,99 +66,65 @@ def import_vllm() -> Any:
     return vllm
 
 
-def engine_arguments(
-    recipe: Recipe,
-    *,
-    dtype: str | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    prefix_caching: bool = True,
-    log_stats: bool = True,
-    seeded: bool = False,
-) -> dict[str, Any]:
-    """The keyword arguments of vLLM's engine that follow from the recipe; None takes the recipe's value."""
+def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> dict[str, Any]:
+    """The keyword arguments of vLLM's engine that follow from the recipe.
+
+    Args:
+        recipe: target and engine sections are used.
+        seeded: requests will carry seeds of their own (on CPU that excludes chunked prefill).
+        more: vLLM's own arguments, instead of the recipe's or beside them; None leaves one out.
+    """
     engine = recipe.engine
     arguments: dict[str, Any] = {
         "model": recipe.target_path,
         "revision": pinned_revision(recipe.target_path, recipe.target.revision),
         "trust_remote_code": recipe.target.trust_remote_code,
-        "dtype": dtype or recipe.target.dtype,
+        "dtype": recipe.target.dtype,
         "max_model_len": engine.max_model_len,
-        "max_num_seqs": max_num_seqs or engine.max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens or engine.max_num_batched_tokens,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
         "tensor_parallel_size": engine.tensor_parallel_size,
-        "enable_prefix_caching": prefix_caching,
-        "disable_log_stats": not log_stats,
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
         "use_tqdm_on_load": False,
         "seed": 0,
     }
     if on_cpu():
         # Compiling costs a minute per engine and saves less on models small enough for a CPU.
         arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": engine.kv_cache_space_gib << 30}
-        if seeded:
-            # vLLM 0.32 rewinds the generator of a seeded request after a partial prefill, which only CUDA's
-            # generators can do: "CPU Generator does not use offset".
-            batched = max(arguments["max_num_batched_tokens"] or 4096, engine.max_model_len)
-            arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    arguments |= {key: value for key, value in more.items() if value is not None}
+    if seeded and on_cpu():
+        # vLLM 0.32 rewinds the generator of a seeded request after a partial prefill, which only CUDA's
+        # generators can do: "CPU Generator does not use offset".
+        batched = max(arguments["max_num_batched_tokens"] or 4096, engine.max_model_len)
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
     return arguments
 
 
 @contextmanager
-def offline_engine(
-    recipe: Recipe,
-    *,
-    speculative: dict[str, Any] | None = None,
-    kv_transfer: dict[str, Any] | None = None,
-    dtype: str | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    prefix_caching: bool = True,
-    log_stats: bool = True,
-    seeded: bool = False,
-    **more: Any,
-) -> Iterator["LLM"]:
+def offline_engine(recipe: Recipe, *, seeded: bool = False, **more: Any) -> Iterator["LLM"]:
     """A running `vllm.LLM` on the recipe's target, shut down and freed when the block ends.
 
     Args:
-        recipe: target and engine sections are used.
-        speculative: vLLM's speculative_config, such as a draft head.
-        kv_transfer: vLLM's kv_transfer_config.
-        dtype: instead of the recipe's target.dtype.
-        max_num_seqs: instead of the recipe's.
-        max_num_batched_tokens: instead of the recipe's; small values force chunked prefill.
-        prefix_caching: reuse the KV cache of common beginnings.
-        log_stats: keep the counters that `LLM.get_metrics()` returns.
-        seeded: requests will carry seeds of their own (on CPU that excludes chunked prefill).
-        more: further keyword arguments of `vllm.LLM`.
+        recipe, seeded, more: as in `engine_arguments`; with `speculative_config`, say, it drafts.
 
     Raises:
         ValueError: vLLM is not installed, or the recipe asks for tensor parallelism on CPU.
     """
     vllm = import_vllm()
-    arguments = engine_arguments(
-        recipe,
-        dtype=dtype,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        prefix_caching=prefix_caching,
-        log_stats=log_stats,
-        seeded=seeded,
-    )
     if on_cpu() and recipe.engine.tensor_parallel_size > 1:
         raise ValueError(
             f"engine.tensor_parallel_size {recipe.engine.tensor_parallel_size} needs GPUs: "
             "on CPU the engine runs in one process; set it to 1"
         )
-    for key, value in (("speculative_config", speculative), ("kv_transfer_config", kv_transfer)):
-        if value is not None:
-            arguments[key] = value
+    arguments = engine_arguments(recipe, seeded=seeded, **more)
     if on_cpu():
         repair_cpu_build()
     with _process_state(in_process=on_cpu()):
         with children_end_with_us():
-            llm = vllm.LLM(**{**arguments, **more})
+            llm = vllm.LLM(**arguments)
         try:
             yield llm
         finally:

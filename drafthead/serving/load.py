@@ -18,7 +18,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def run_load(
         title: of the progress bar.
 
     Raises:
-        ServerError: the client failed or returned another number of requests.
+        ServerError: the server ended, the client failed or returned another number of requests.
     """
     directory.mkdir(parents=True, exist_ok=True)
     prompts = directory / f"{label}.prompts.jsonl"
@@ -138,7 +138,7 @@ def run_load(
         *("--save-result", "--save-detailed", "--result-dir", str(directory), "--result-filename", f"{label}.json"),
     ]
     with (directory / f"{label}.log").open("w") as log, progress_bar(len(requests), title, "request") as bar:
-        answered = _run_client(flags, server.api_key, log, bar)
+        answered = _run_client(flags, server, log, bar)
     raw = json.loads((directory / f"{label}.json").read_text())
     times = [
         replace(t, ttfot_s=answered.get(tuple(r.prompt_ids), math.nan))
@@ -177,17 +177,19 @@ def _where(server: Server, prompts: Path, count: int) -> list[str]:
     ]
 
 
-def _run_client(flags: list[str], api_key: str, log: Any, bar: Any) -> dict[tuple[int, ...], float]:
+def _run_client(flags: list[str], server: Server, log: Any, bar: Any) -> dict[tuple[int, ...], float]:
     """Run the client; returns when each prompt's answer began, see `AnswerClock`."""
     client: Any = importlib.import_module(_CLIENT)
     parser_class = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
     parser: argparse.ArgumentParser = parser_class(prog="vllm bench serve")
     client.add_cli_args(parser)
-    environment = {"OPENAI_API_KEY": api_key or "none", "NO_PROXY": HOST, "no_proxy": HOST}
-    clock = AnswerClock(client.ASYNC_REQUEST_FUNCS[_BACKEND])
+    environment = {"OPENAI_API_KEY": server.api_key or "none", "NO_PROXY": HOST, "no_proxy": HOST}
+    clock = AnswerClock(_while_it_runs(server, client.ASYNC_REQUEST_FUNCS[_BACKEND]))
     with _environment(environment), contextlib.redirect_stdout(log), _equipped(client, bar, clock):
         try:
             asyncio.run(client.main_async(parser.parse_args(flags)))
+        except ServerError:
+            raise
         except Exception as error:
             raise ServerError(f"vLLM's benchmark client failed: {error}; its log: {log.name}") from error
         finally:
@@ -195,6 +197,18 @@ def _run_client(flags: list[str], api_key: str, log: Any, bar: Any) -> dict[tupl
             # interpreter, and Triton lists hundreds of them as leaked when this process ends.
             gc.unfreeze()
     return clock.seconds
+
+
+def _while_it_runs(server: Server, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """`send`, which gives up the load once the server has ended: the client would send what is left to nobody."""
+
+    async def send_or_give_up(request: Any, session: Any, pbar: Any = None) -> Any:
+        output = await send(request, session, pbar)
+        if not output.success and server.how_it_ended():
+            raise server.gone("in the middle of a load")
+        return output
+
+    return send_or_give_up
 
 
 @contextlib.contextmanager
@@ -235,7 +249,8 @@ def request_times(ids: Sequence[str], raw: dict[str, Any]) -> list[RequestTimes]
     return [
         RequestTimes(
             id=name,
-            error=raw["errors"][i],
+            # The client's reason is the status line's, which may be empty; a request without tokens failed.
+            error=raw["errors"][i] or ("" if raw["output_lens"][i] else "refused without a reason"),
             prompt_tokens=raw["input_lens"][i],
             output_tokens=raw["output_lens"][i],
             start_s=raw["start_times"][i] - first,

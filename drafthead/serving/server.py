@@ -1,5 +1,9 @@
 """A vLLM server that answers: requests with its key, its cache, its counters."""
 
+import signal
+import subprocess
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ class Server:
         command: what was started.
         start_s: seconds from the start of the process to its first healthy answer.
         managed: whether it was started here; another's may lack the cache reset and the counters.
+        process: that was started; None for one of somebody else's.
     """
 
     base_url: str
@@ -33,6 +38,7 @@ class Server:
     command: tuple[str, ...]
     start_s: float
     managed: bool = True
+    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     @property
     def port(self) -> int:
@@ -48,30 +54,65 @@ class Server:
         """One request; what was answered is the caller's to judge.
 
         Raises:
-            ServerError: nobody answers any more; the message ends with the last lines of the server's log.
+            ServerError: nobody answers any more, see `gone`.
         """
         try:
             with self.client(timeout_s) as client:
                 return client.request(method, path, **options)
         except httpx.TransportError as error:
-            said = f" Last lines of {self.log_path}:\n{log_tail(self.log_path)}" if self.log_path else ""
-            raise ServerError(
-                f"{self.base_url} ({self.model}) stopped answering ({type(error).__name__}: {error}); what was "
-                f"measured before is kept, the same command continues.{said}"
-            ) from error
+            raise self.gone(f"{type(error).__name__}: {error}", patience_s=2) from error
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False when a server of somebody else's has no such route.
+    def how_it_ended(self, patience_s: float = 0) -> str:
+        """In words; empty while it runs, and for one of somebody else's.
+
+        Args:
+            patience_s: to wait for its end: its connections break a moment before.
+        """
+        if self.process is None:
+            return ""
+        with suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(patience_s)
+            return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+        return ""
+
+    def gone(self, seen: str, patience_s: float = 0) -> ServerError:
+        """The error for a server that nobody can reach any more; it ends with the last lines of the server's log.
+
+        Args:
+            seen: how that showed.
+            patience_s: as in `how_it_ended`.
+        """
+        how = self.how_it_ended(patience_s)
+        said = f" Last lines of {self.log_path}:\n{log_tail(self.log_path)}" if self.log_path else ""
+        return ServerError(
+            f"{self.base_url} ({self.model}) stopped answering ({seen}{f'; {how}' if how else ''}); what was "
+            f"measured before is kept, the same command continues.{said}"
+        )
+
+    def reset_prefix_cache(self, patience_s: float = 30) -> bool:
+        """Forget all cached prefixes; False when a server of somebody else's cannot.
+
+        A server that still holds blocks, as it does for a moment after the last answer, says `{"success": false}` with
+        code 200 (vLLM 0.32) and is asked again.
+
+        Args:
+            patience_s: for how long.
 
         Raises:
             ServerError: the server refuses, as it does while requests run, or is gone.
         """
-        answer = self.ask("POST", "/reset_prefix_cache")
-        if not self.managed and answer.is_error:
+        deadline = time.monotonic() + patience_s
+        while True:
+            answer = self.ask("POST", "/reset_prefix_cache")
+            held = answer.is_success and b'"success":false' in answer.content.replace(b" ", b"")
+            if not held or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        if answer.is_success and not held:
+            return True
+        if not self.managed:
             return False
-        if answer.status_code != httpx.codes.OK:
-            raise ServerError(f"reset_prefix_cache answered {answer.status_code}: {answer.text[:200]}")
-        return True
+        raise ServerError(f"reset_prefix_cache answered {answer.status_code}: {answer.text[:200]}")
 
     def metrics(self) -> dict[str, float]:
         """The server's counters and gauges by name; labelled samples are summed.

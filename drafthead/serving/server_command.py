@@ -24,6 +24,10 @@ def server_command(
         "-m",
         SERVER_MODULE,
         *server_flags(recipe, speculative),
+        # Sampling as requests say, and as offline: otherwise the model's generation_config.json fills in top_k, top_p
+        # and min_p, which requests above T = 0 leave out.
+        "--generation-config",
+        "vllm",
         "--host",
         HOST,
         "--port",

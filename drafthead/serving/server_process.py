@@ -53,7 +53,8 @@ def running_server(
         timeout_s: how long the start may take, in seconds.
 
     Raises:
-        ServerError: the server died or did not answer in time; the message ends with its last lines.
+        ServerError: the server died or did not answer in time (the message ends with its last lines), or another
+            program took its port.
     """
     key, port = secrets.token_urlsafe(24), _free_port()
     command = server_command(recipe, port, speculative, extra_args)
@@ -73,13 +74,15 @@ def running_server(
             base_url = f"http://{HOST}:{port}"
             _wait_until_healthy(process, base_url, log_path, timeout_s)
             started = time.monotonic() - begun
-            yield Server(base_url, recipe.name, key, log_path, tuple(command), started)
+            server = Server(base_url, recipe.name, key, log_path, tuple(command), started, process=process)
+            _check_ours(server)
+            yield server
         finally:
             _stop_group(process)
 
 
 def _free_port() -> int:
-    # Another process may take it before the server does; the server then dies and its log says so.
+    # Another process may take it before the server does, which is seconds later: see _check_ours.
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
@@ -111,6 +114,17 @@ def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path
             time.sleep(0.25)
             bar.total = max(_USUAL_START_S, int(waited) + 1)
             bar.update(int(waited) - bar.n)
+
+
+def _check_ours(server: Server) -> None:
+    """Only the server that was started here knows the key.
+
+    Raises:
+        ServerError: another one took the port first.
+    """
+    strangers_key = server.ask("GET", "/v1/models", headers={"Authorization": "Bearer somebody-elses"})
+    if strangers_key.is_success or not server.ask("GET", "/v1/models").is_success:
+        raise ServerError(f"another server answers on {server.base_url}, which was free before; run the command again")
 
 
 def _stop_group(process: subprocess.Popen) -> None:

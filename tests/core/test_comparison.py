@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from drafthead.core import statistics
-from drafthead.core.comparison import mixed_throughput_change, percentile, statistic_change, throughput_change
+from drafthead.core.comparison import (
+    FEWEST_PROMPTS,
+    Change,
+    across_blocks,
+    mixed_throughput_change,
+    percentile,
+    statistic_change,
+    throughput_change,
+)
+from drafthead.core.statistics import Interval, stratified_draws
 
 
 @pytest.mark.parametrize(("faster", "sign"), [(0.8, 1), (1.25, -1)])
@@ -110,3 +119,47 @@ def test_the_interval_over_a_mix_covers_and_calls_nothing_a_gain(monkeypatch):
         changes = [mixed_throughput_change(*_mix(rng, (100, 160), gain), [0.5, 0.5], seed=i) for i in range(100)]
         assert 0.90 <= np.mean([c.interval.low <= gain <= c.interval.high for c in changes]) <= 0.985
         assert resolved[0] <= np.mean([c.resolved for c in changes]) <= resolved[1]
+
+
+def test_a_short_load_is_never_left_out_of_a_mix():
+    sent = np.array([[i < n for i in range(200)] for n in (3, 200)])
+    times = stratified_draws(sent, 500, np.random.default_rng(0))
+    assert (times @ sent.T == [3, 200]).all()  # drawn over all prompts at once, 5 in 100 would miss the first load
+    rng = np.random.default_rng(1)
+    change = mixed_throughput_change(*_mix(rng, (FEWEST_PROMPTS, 400), 0.3), [0.5, 0.5])
+    assert change.resolved
+
+
+def test_too_few_prompts_have_no_interval():
+    rng = np.random.default_rng(0)
+    for prompts in (0, 1, 2, FEWEST_PROMPTS - 1):
+        head, baseline = rng.uniform(1, 1.1, prompts), rng.uniform(2, 2.2, prompts)
+        changes = [statistic_change(head, baseline, percentile(95)), throughput_change(head, head, head, baseline)]
+        if prompts:
+            changes += [mixed_throughput_change(*(np.tile(a, (2, 1)) for a in (head, head, head, baseline)), [1, 1])]
+            assert all(c.interval.value > 0.5 for c in changes)
+        assert not any(c.resolved or np.isfinite(c.interval.low) for c in changes)
+
+
+def test_what_server_starts_differ_by_is_in_the_interval():
+    change = Change(Interval(0.02, 0.01, 0.03), resolved=True)
+    assert across_blocks(change, [0.02]) == change
+    same = across_blocks(change, [0.02, 0.02]).interval
+    assert (same.value, same.low, same.high) == pytest.approx((0.02, 0.01, 0.03))
+    assert not across_blocks(change, [0.045, -0.005]).resolved
+    assert across_blocks(Change(Interval(0.2, 0.19, 0.21), True), [0.2, 0.21]).resolved
+    assert not across_blocks(change, [0.02, np.nan]).resolved
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 5])
+def test_starts_that_differ_by_chance_are_no_gain(blocks):
+    rng = np.random.default_rng(7)
+    resolved = []
+    for _ in range(2000):
+        alone = rng.normal(0, 0.03, blocks)
+        value = alone.mean()
+        prompts = Change(Interval(*np.expm1([value, value - 0.005, value + 0.005])), bool(abs(value) > 0.005))
+        resolved.append((prompts.resolved, across_blocks(prompts, np.expm1(alone)).resolved))
+    by_prompts, by_blocks = np.mean(resolved, axis=0)
+    assert by_prompts > 0.6
+    assert by_blocks <= 0.07

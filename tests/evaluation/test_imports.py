@@ -26,6 +26,8 @@ def test_both_tools_give_the_same_figures(tmp_path):
     for level in (ours, theirs):
         row = level.requests.iloc[0]
         assert len(level.requests) == 1  # the failed one is left out
+    assert (ours.failed, theirs.failed) == (1, 0)
+    for level in (ours, theirs):
         assert (row["ttft_s"], row["e2e_s"], row["itl_s"]) == (1.0, 4.0, 1.5)
         assert row["tpot_s"] == pytest.approx(3 / 6)
         assert row["tpot_all_s"] == pytest.approx(4 / 7)
@@ -33,12 +35,23 @@ def test_both_tools_give_the_same_figures(tmp_path):
     assert theirs.requests["ttfot_s"].iloc[0] == 2.0
 
 
+def test_requests_that_failed_are_not_fast_ones(tmp_path):
+    """A status line may give no reason; then nothing but the missing tokens says that it failed."""
+    silent = VLLM | {"errors": ["", ""]}
+    assert _import(tmp_path, silent)[0].requests["ttft_s"].tolist() == [1.0]
+    with pytest.raises(ValueError, match="all 2 requests failed, the first with: refused"):
+        _import(tmp_path, silent | {"output_lens": [0, 0], "errors": ["refused", ""]})
+    cut = json.loads(json.dumps(GUIDELLM))
+    cut["benchmarks"][0]["requests"] |= {"errored": [{}], "incomplete": [{}, {}]}
+    assert _import(tmp_path, cut)[0].failed == 3
+
+
 def test_what_guidellm_calls_itl_is_our_tpot(tmp_path):
     level = _import(tmp_path, GUIDELLM)[0]
     assert 1e3 * level.requests["tpot_s"].iloc[0] == pytest.approx(level.stated["ITL"])
     assert 1e3 * level.requests["tpot_all_s"].iloc[0] == pytest.approx(level.stated["TPOT"], rel=1e-3)
     cells = [cell.text for cell in imported_table([[level]]).rows[0]]
-    assert cells[4:10] == ["1000.0", "2000.0", "500.0", "1500.0", "571.4", "4000.0"]
+    assert cells[5:11] == ["1000.0", "2000.0", "500.0", "1500.0", "571.4", "4000.0"]
     assert cells[-1] == "TTFT 1000.0, TPOT 571.4, ITL 500.0"
 
 

@@ -1,6 +1,7 @@
 """From rows with a known outcome to tables, verdict, HTML, Markdown and PNGs."""
 
 import re
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -8,9 +9,9 @@ import pytest
 from drafthead.evaluation.decision.analysis import analyse, read_results
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.reporting.brief import brief_table, print_brief
-from drafthead.evaluation.reporting.report import print_report, write_report
-from drafthead.evaluation.reporting.tables import change_cell
+from drafthead.evaluation.reporting.brief import acceptance_line, brief_table, print_brief
+from drafthead.evaluation.reporting.report import build_report, print_report, render, write_report
+from drafthead.evaluation.reporting.tables import acceptance_tables, change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.one_file import read_one_file
 from drafthead.evaluation.results.summary import summarise_acceptance
@@ -76,9 +77,40 @@ def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
     assert head.prompts == 150
     assert head.length.low < 1 + 0.7 + 0.49 + 0.343 < head.length.high
     assert head.length.value == pytest.approx(1 + 3 * head.rate)
-    assert summary.head_minus_other["ngram"].low > 0
     assert ngram.length.value < head.length.value
     assert summary.identical["none-again"].value == 1
+
+
+def test_arms_are_shown_at_their_own_draft_length_and_temperature(recipe):
+    """Five n-gram tokens beside three of the head, of which n-gram proposes a second one every other time."""
+    rows = acceptance.read_acceptance(recipe.results_dir / "acceptance").assign(temperature=0.7)
+    ngram = rows["arm"] == "ngram"
+    rows.loc[ngram, "k"] = 5
+    counts = {"drafts": 10, "accepted_at": [8, 2, 1, 0, 0], "reached_at": [10, 4, 2, 1, 0]}
+    for column, value in counts.items():
+        rows[column] = pd.Series([value if own else old for own, old in zip(ngram, rows[column], strict=True)])
+    summary = summarise_acceptance(rows)
+    given = summary.of("ngram").positions.conditional
+    assert given[:4].tolist() == [0.8, 0.5, 0.5, 0.0]  # 2 of the 4 that proposed a second token, not of 8
+    lengths, positions = acceptance_tables(summary)  # above T = 0 equality says nothing
+    assert lengths.title == "Acceptance length, T = 0.7"
+    assert "compare at equal K" in lengths.note
+    assert {(row[1].text, row[2].text) for row in lengths.rows} == {("EAGLE-3 head", "3"), ("n-gram", "5")}
+    assert {len(row) for row in positions.rows} == {len(positions.columns)} == {2 + 5}
+    assert "identical" not in acceptance_line(summary)
+
+
+def test_other_peoples_words_are_no_markup(recipe, analysis):
+    summary = analysis.acceptance
+    hostile = "<img src=http://x.invalid/a.png>|\n# made up $\\frac$"
+    methods = [replace(m, category=hostile if m.category == "chat" else m.category) for m in summary.methods]
+    report = build_report(recipe, replace(analysis, acceptance=replace(summary, methods=methods)))
+    for name in ("report.html", "report.md"):
+        text = render(report, f"{name}.jinja")
+        assert "<img src=http" not in text
+        assert "&lt;img src=http" in text
+    assert "\n# made up" not in text
+    assert "--speculative-config '{" in text  # the command is for a shell
 
 
 def test_html_is_one_file_that_loads_nothing(recipe, analysis):

@@ -9,6 +9,7 @@ from drafthead.evaluation.reporting.schedule_check import (
     compare,
     measure_schedule,
     modelled_schedule,
+    settled,
 )
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, read_serving
@@ -70,3 +71,13 @@ def test_what_leaves_no_choice_is_refused(tmp_path):
         measure_schedule(recipe, [[1, 64, 3]])
     with pytest.raises(ValueError, match="none may be above 3"):
         measure_schedule(recipe, [[1, 2, 4], [3, 64, 1]])
+
+
+def test_one_draft_length_for_every_load_is_an_answer(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    assert settled(recipe, [[1, 2, 3], [3, 64, 1]]) == ""
+    answer = settled(recipe, [[1, 64, 3]])
+    assert answer.startswith("K = 3 at every load")
+    assert "--speculative-config" in answer
+    assert '"num_speculative_tokens":3' in answer
+    assert "serve without the head" in settled(recipe, [[1, 64, 0]])

@@ -5,6 +5,7 @@ import re
 import shlex
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from drafthead.config import load_recipe
@@ -17,7 +18,7 @@ from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.training_cost import payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.evaluation.results.levels import Level, summarise_serving
-from drafthead.evaluation.results.serving_rows import completed, read_serving
+from drafthead.evaluation.results.serving_rows import ServingRows, completed, read_serving
 from drafthead.provenance import begin, finish
 from tests.evaluation.rows import speed_at, write_results
 from tests.recipes import tiny_recipe
@@ -120,6 +121,54 @@ def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path
     assert "gains more than its acceptance length of 2.40 allows" in verdict.reason
 
 
+def _with_failures(rows: ServingRows, failed: int) -> ServingRows:
+    """The first requests of the head failed at once, as seen by a client that keeps the times it has."""
+    requests, runs = rows.requests.copy(), rows.runs.copy()
+    requests = requests[requests["k"] != 1]
+    lost = requests[requests["arm"] == "eagle3"].groupby("concurrency").head(failed).index
+    requests.loc[lost, ["error", "output_tokens", "e2e_s"]] = ["connection refused", 0, 0.0]
+    runs = runs[runs["k"] != 1]
+    return ServingRows(requests, runs.assign(failed=(runs["arm"] == "eagle3") * failed))
+
+
+@pytest.mark.parametrize(("failed", "decision"), [(1, DEPLOY), (8, UNKNOWN), (160, UNKNOWN)])
+def test_requests_that_failed_are_no_gain(rows, failed, decision):
+    level = summarise_serving(_with_failures(rows, failed))[0]
+    verdict = judge(level)
+    assert (level.failed, level.pairs) == (failed, 160 - failed)
+    assert verdict.decision == decision
+    assert f"{failed} of 320 requests failed" in verdict.reason
+    assert decide([level], {1: 1.0}).change.resolved == (decision == DEPLOY)
+
+
+def test_answers_of_one_token_have_no_time_per_token(rows):
+    requests = rows.requests.assign(output_tokens=1, tpot_s=np.nan, itl_s=np.nan)
+    level = summarise_serving(ServingRows(requests, rows.runs))[0]
+    assert np.isnan(level.changes["tpot_p95"].interval.value)
+    verdict = judge(level, SLOConfig(tpot_ms=20))
+    assert verdict.decision == UNKNOWN
+    assert "TPOT P95 no request has it" in verdict.reason
+
+
+def test_blocks_that_disagree_decide_nothing(rows):
+    """The head is half as fast again in one block of server starts, and as fast as the baseline in the next."""
+
+    def twice(frame: pd.DataFrame, *columns: str) -> pd.DataFrame:
+        again = frame.assign(block=1)
+        again.loc[again["arm"] == "eagle3", list(columns)] *= 1.5
+        return pd.concat([frame, again], ignore_index=True)
+
+    one_length = [frame[frame["k"] != 1] for frame in rows]
+    blocks = ServingRows(twice(one_length[0], "e2e_s", "ttft_s", "tpot_s"), twice(one_length[1], "duration_s"))
+    level = summarise_serving(blocks)[0]
+    alone = summarise_serving(ServingRows(*one_length))[0]
+    first = alone.changes["output_tokens_per_s"].interval.value
+    assert level.by_block["output_tokens_per_s"] == pytest.approx([first, (1 + first) / 1.5 - 1])
+    assert judge(alone).decision == DEPLOY
+    assert judge(level).decision == UNKNOWN
+    assert not decide([level], {1: 1.0}).change.resolved
+
+
 def test_a_load_only_the_head_can_serve_is_a_gain(levels):
     verdict = _decide(levels, (1,), SLOConfig(ttft_ms=17, percentile=90))
     assert verdict.decision == DEPLOY
@@ -212,6 +261,13 @@ def test_payback_time_follows_from_manifest_price_and_traffic(recipe, levels):
     assert "unresolved" in payback_text(busy, own, resolved=False)
     slow = [level for level in levels if level.K == 3 and level.concurrency == 32]
     assert "serving gets dearer" in payback_text(busy, slow, resolved=True)
+
+
+def test_a_load_of_few_prompts_is_priced_too(rows):
+    """Four of 160: in half of the resamplings of all prompts at once there would be none of them."""
+    few = rows.requests["prompt_id"].isin([f"p{i:03d}" for i in range(4)])
+    short = ServingRows(rows.requests[(rows.requests["concurrency"] != 1) | few], rows.runs)
+    assert all(np.isfinite(p.speedup.low) for p in price(speed_samples(short, "eagle3", 64), (1, 2, 8), 64).prices)
 
 
 def test_prices_cover_what_they_predict(recipe, rows, priced):

@@ -24,6 +24,9 @@ def head(tmp_path):
     return recipe
 
 
+_MEASURED = [Measured("all", 3, 0, 147, 2.694, 2.62, 2.77), Measured("a|b <img>\nc", 5, 0.7, 9, 1.5, 1.4, 1.6)]
+
+
 @pytest.fixture
 def api(monkeypatch):
     """The hub's client with its real signatures and no network."""
@@ -55,8 +58,9 @@ def test_results_and_licence_appear_without_touching_the_artefact(head, tmp_path
     before = (head.head_dir / provenance.MANIFEST).read_bytes()
     licensed = recipe_at(tmp_path / "second", "export.license=apache-2.0")
     export_head(licensed, serve_check=False)
-    text = write_card(licensed, head.run_dir, [Measured("all", 3, 147, 2.694, 2.62, 2.77)], "me/head").read_text()
+    text = write_card(licensed, head.run_dir, _MEASURED, "me/head").read_text()
     assert "| measured on held-out prompts: all | 3 | 0 | 147 | 2.69 [2.62, 2.77] |" in text
+    assert "| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60] |" in text
     assert 'license: "apache-2.0"' in text
     assert '"model":"me/head"' in text
     assert (head.head_dir / provenance.MANIFEST).read_bytes() == before

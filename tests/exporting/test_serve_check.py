@@ -13,7 +13,9 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
+from drafthead.core.acceptance import last_answer
 from drafthead.core.alignment import valid_positions
+from drafthead.core.looping import loops
 from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.data import store as state_store
 from drafthead.data.packing import pack
@@ -101,7 +103,10 @@ def test_an_engine_runs_the_rounds_we_predict(answers, tmp_path: Path, name):
     counts = manifest["counts"]
     assert unchecked["counts"]["serve_check"] is None
     check = counts["serve_check"]
-    assert check["same_text"] == check["prompts"] == 12, "speculation changed a greedy float32 answer"
+    texts = [answers.tokens(index) for index in range(len(answers))]
+    assert check["looping"] == sum(loops(ids[last_answer(mask)]) for ids, mask in texts) > 0
+    assert check["prompts"] + check["looping"] == len(texts) == 12
+    assert check["same_text"] == check["prompts"], "speculation changed a greedy float32 answer"
     if recipe.export.dtype == "fp8":  # that counters and replay agree to 5 % is what the export itself asked for
         cost = counts["fp8_cost"]
         assert cost["change"] == pytest.approx(cost["fp8"] - cost["bf16"])

@@ -33,7 +33,7 @@ class VllmDraft:
         from vllm.engine.arg_utils import EngineArgs
 
         speculative = {"method": "eagle3", "model": str(first_head), "num_speculative_tokens": 3}
-        arguments = engine_arguments(recipe, dtype="float32") | {"speculative_config": speculative}
+        arguments = engine_arguments(recipe, dtype="float32", speculative_config=speculative)
         arguments.pop("use_tqdm_on_load")
         self.config: Any = EngineArgs(**arguments).create_engine_config()
 

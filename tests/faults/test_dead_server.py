@@ -1,15 +1,21 @@
 """Servers that are not there, or die on the way: what was done is kept, and the message says how to go on."""
 
 import itertools
+import re
+import time
+from pathlib import Path
 
 import pytest
 
 from drafthead.data.responses import read_responses
+from drafthead.evaluation.measuring.serving import read_requests
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.serving import remote
 from drafthead.serving.load import LoadRequest, warm_up
 from drafthead.serving.server import Server, ServerError
+from tests.faults.harness import finish, log_of, started
+from tests.faults.stages import STAGES
 from tests.generation.small import small_recipe
 from tests.recipes import changed
 from tests.serving.little_server import honest_reply, serving
@@ -46,6 +52,42 @@ def test_nobody_at_the_url_is_said_with_the_way_on(tmp_path, monkeypatch):
     make_prompts(recipe)
     with pytest.raises(ServerError, match=rf"{NOBODY}/v1 did not answer .* the same command continues"):
         stage.regenerate(recipe)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_server_killed_in_the_middle_of_a_load_costs_that_server_alone(tmp_path):
+    """A real one, between the first answer of a level and the last."""
+    overrides = ("eval.methods=[ngram]", "eval.served=[ngram]", "eval.max_tokens=192")
+    stage = STAGES["serving"]
+    finish(STAGES["prompts"], tmp_path, *overrides)
+    with started(stage, tmp_path, *overrides) as process:
+        answering = tmp_path / stage.writes[0] / "logs" / "01-ngram-k3-tp1.server.log"
+        while process.poll() is None and not _answered(answering, 3):  # the warm-up and two prompts of eight
+            time.sleep(0.01)
+        (server,) = (c for c in process.children(recursive=True) if "api_server" in " ".join(c.cmdline()))
+        server.kill()
+        assert process.wait(120) == 2
+    said = log_of(stage, tmp_path)
+    assert re.search(r"\nServerError: .* stopped answering \(in the middle of a load; it was killed by SIGKILL\)", said)
+    assert "the same command continues" in said
+    assert str(answering) in said
+    assert "Traceback" not in said
+    assert "All requests failed" not in said
+    first = stage.payload(tmp_path, finished=False)
+    assert {name.rpartition("/")[2] for name in first if name.endswith("parquet")} == {
+        "requests-00-none-k0-tp1.parquet", "runs-00-none-k0-tp1.parquet"
+    }  # fmt: skip
+    finish(stage, tmp_path, *overrides)
+    assert first.items() <= stage.payload(tmp_path).items()
+    rows = read_requests(tmp_path / stage.writes[0])
+    assert rows.groupby("arm").size().to_dict() == {"none": 8, "ngram": 8}
+    assert not rows["error"].any()
+
+
+def _answered(log: Path, requests: int) -> bool:
+    """Whether the server has begun so many answers."""
+    return log.exists() and log.read_text(errors="replace").count("POST /v1/completions") >= requests
 
 
 def test_a_server_that_is_gone_between_levels_shows_its_last_words(tmp_path):

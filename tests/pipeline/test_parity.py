@@ -67,7 +67,7 @@ def served(recipe) -> dict:
     responses = read_responses(recipe.responses_dir("validation"))
     params = import_vllm().SamplingParams(temperature=0, max_tokens=recipe.responses.max_tokens, detokenize=False)
     options = {"per_request_spec_decode_metrics": "summary"}
-    with offline_engine(recipe, speculative=speculative_config(recipe, "eagle3"), **options) as llm:
+    with offline_engine(recipe, speculative_config=speculative_config(recipe, "eagle3"), **options) as llm:
         outputs = generate(llm, [r.prompt_ids for r in responses], params)
     counted = {}
     for response, output in zip(responses, outputs, strict=True):

@@ -35,7 +35,7 @@ def serving(
             self._send(200, {"object": "list", "data": [{"object": "model", **model} for model in models]})
 
         def do_POST(self) -> None:
-            self._send(*reply(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self._send(*reply(json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")))
 
         def _send(self, status: int, body: dict[str, Any]) -> None:
             data = json.dumps(body).encode()

@@ -13,12 +13,14 @@ from drafthead.config import load_recipe
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.evaluation.measuring.request_metrics import load_reached
 from drafthead.evaluation.results.imports import import_results
+from drafthead.serving import server_process
 from drafthead.serving.endpoint import endpoint_server
 from drafthead.serving.load import LoadRequest, load_flags, run_load, warm_up
 from drafthead.serving.server import Server, ServerError, parse_metrics
 from drafthead.serving.server_command import server_command
 from drafthead.serving.server_process import running_server
 from tests.faults.secrets import MARKER, files_with, set_secrets
+from tests.serving.little_server import serving
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 PROMPTS = [LoadRequest(f"p{i}", [5, 6, 7, 20 + i, 30, 31, 30, 31]) for i in range(6)]
@@ -46,6 +48,7 @@ def test_the_command_binds_to_loopback_and_holds_no_key():
     command = server_command(load_recipe(), 12345, NGRAM)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert not any("key" in part for part in command)
+    assert command[command.index("--generation-config") + 1] == "vllm"  # requests say how to sample, not the model
 
 
 def test_a_load_is_asked_for_in_vllms_own_flags():
@@ -145,6 +148,29 @@ def test_a_server_that_dies_shows_its_last_words(tmp_path):
         running_server(load_recipe(), tmp_path / "server.log", extra_args=["--no-such-flag"]),
     ):
         pass
+
+
+def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch):
+    """It answers at once, long before ours has started and would have found the port taken."""
+    with serving(lambda body: (200, body)) as theirs:
+        port = int(theirs.responses.server_url.rsplit(":", 1)[1].partition("/")[0])
+        monkeypatch.setattr(server_process, "_free_port", lambda: port)
+        with (
+            pytest.raises(ServerError, match=rf"another server answers on http://127.0.0.1:{port}"),
+            running_server(load_recipe(), tmp_path / "server.log"),
+        ):
+            pass
+
+
+def test_a_cache_that_is_not_reset_at_once_is_asked_again():
+    """vLLM says so with code 200, while blocks are still held."""
+    answers = iter([False, False, True])
+    with serving(lambda _body: (200, {"success": next(answers, False)})) as theirs:
+        url = theirs.responses.server_url.removesuffix("/v1")
+        assert Server(url, "m", "key", None, (), 1.0).reset_prefix_cache()
+        with pytest.raises(ServerError, match=r"reset_prefix_cache answered 200: .*false"):
+            Server(url, "m", "key", None, (), 1.0).reset_prefix_cache(patience_s=0)
+        assert not Server(url, "m", "key", None, (), 1.0, managed=False).reset_prefix_cache(patience_s=0)
 
 
 def _listens_beyond_loopback(port: int) -> bool:

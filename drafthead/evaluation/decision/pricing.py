@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
-from drafthead.core.statistics import CONFIDENCE, Array, Interval
+from drafthead.core.statistics import CONFIDENCE, Array, Interval, stratified_draws
 from drafthead.evaluation.decision.cost_fit import fit, refit
 from drafthead.evaluation.decision.cost_model import CostModel
 from drafthead.evaluation.decision.speed import SpeedSamples
@@ -77,19 +76,9 @@ def _bounds(
     samples: SpeedSamples, model: CostModel, pairs: Sequence[tuple[float, int]], seed: int
 ) -> tuple[Array, Array]:
     """Bounds of the speedup at each pair, by bootstrap over prompts of the whole fit."""
-    prompts = np.arange(samples.tokens.shape[1])
     batches, K = ([pair[i] for pair in pairs] for i in (0, 1))
     lengths = np.log([model.curve.length(int(k)) for k in K])
-
-    def speedups(indices: Array, axis: int = -1) -> Array:
-        rows = np.atleast_2d(np.asarray(indices, int))
-        found = []
-        for row in rows:
-            found.append(lengths - np.log(refit(model, samples.points(row)).step_ratios(batches, K)))
-        return np.array(found).T.reshape(len(pairs), *np.shape(indices)[:-1])
-
-    bounds = stats.bootstrap(
-        (prompts,), speedups, vectorized=True, n_resamples=_RESAMPLES, confidence_level=CONFIDENCE,
-        method="percentile", rng=np.random.default_rng(seed),
-    ).confidence_interval  # fmt: skip
-    return np.exp(bounds.low), np.exp(bounds.high)
+    draws = stratified_draws(samples.tokens > 0, _RESAMPLES, np.random.default_rng(seed))
+    logs = [lengths - np.log(refit(model, samples.points(drawn)).step_ratios(batches, K)) for drawn in draws]
+    low, high = np.quantile(logs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    return np.exp(low), np.exp(high)

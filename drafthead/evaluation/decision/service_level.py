@@ -42,12 +42,15 @@ def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
         for side, found in verdicts.items():
             times = level.paired[f"{column}_{side}"].dropna().to_numpy(float)
             found.append(_keeps(times, limit_ms / 1e3, slo.percentile / 100))
-            figures.append(f"{1e3 * np.percentile(times, slo.percentile):.1f} ms ({found[-1]})")
+            at = f"{1e3 * np.percentile(times, slo.percentile):.1f} ms" if len(times) else "no request has it"
+            figures.append(f"{at} ({found[-1]})")
         said.append(f"{name} P{slo.percentile} {' → '.join(figures)} of {limit_ms:g} ms")
     return ServiceLevel(_worst(verdicts["base"]), _worst(verdicts["head"]), "; ".join(said))
 
 
 def _keeps(times: Array, limit: float, share: float) -> Kept:
+    if not len(times):  # answers of one token have no time per token
+        return "unresolved"
     within = stats.binomtest(int((times <= limit).sum()), len(times)).proportion_ci(CONFIDENCE, method="exact")
     if within.low >= share:
         return "kept"

@@ -84,12 +84,10 @@ class SpeedSamples:
     tokens: Array
     positions: tuple[float, ...]
 
-    def points(self, prompts: Array | None = None) -> list[SpeedPoint]:
-        """The points over all prompts, or over a resampling of them, given as (P,) indices."""
-        seconds, tokens = self.decode_s, self.tokens
-        if prompts is not None:
-            seconds, tokens = seconds[:, prompts], tokens[:, prompts]
-        tpot = seconds.sum(axis=1) / tokens.sum(axis=1)
+    def points(self, drawn: Array | None = None) -> list[SpeedPoint]:
+        """The points over all prompts, or over a resampling of them, given as (P,) how often each is drawn."""
+        times = np.ones(self.tokens.shape[1]) if drawn is None else drawn
+        tpot = (self.decode_s @ times) / (self.tokens @ times)
         return [
             SpeedPoint(float(b), None if k < 0 else int(k), float(t), float(a))
             for b, k, t, a in zip(self.batch, self.K, tpot, self.length, strict=True)

@@ -2,8 +2,8 @@
 
 Level by level the rule looks at output throughput at equal requests in flight and at the median latency of a request,
 which is what the operator pays and what the user feels, and at the service level if the recipe has one. A level whose
-load was not reached, whose interval includes zero, or whose gain exceeds what its acceptance can give (a step with
-drafts is never shorter than one without), decides nothing. Over all levels the traffic decides.
+load was not reached, whose requests failed, whose interval includes zero, or whose gain exceeds what its acceptance can
+give (a step with drafts is never shorter than one without), decides nothing. Over all levels the traffic decides.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,16 @@ import numpy as np
 import pandas as pd
 
 from drafthead.config.traffic import SLOConfig
-from drafthead.core.comparison import Change, mixed_throughput_change
+from drafthead.core.comparison import Change, across_blocks, mixed_throughput_change
 from drafthead.core.statistics import Array, Interval
 from drafthead.evaluation.decision.pricing import Priced
 from drafthead.evaluation.decision.service_level import service_level
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import NAMES
 
+MOST_FAILED = (
+    0.01  # of the requests: those that failed may be the slow ones, and the others had the server to themselves
+)
 DEPLOY, UP_TO, DO_NOT, UNKNOWN = "DEPLOY", "DEPLOY UP TO", "DO NOT DEPLOY", "INCONCLUSIVE"
 
 
@@ -66,12 +69,9 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     c = level.concurrency
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
     said = f"output throughput {change_text(throughput)}, median latency {change_text(latency)}"
-    if not level.reached:
-        arms = ", ".join(f"{value:.1f} ({NAMES[arm]})" for arm, value in level.achieved.items())
-        return LevelVerdict(c, UNKNOWN, f"not reached: asked {c} in flight, achieved {arms}")
-    if _beyond_acceptance(level):
-        noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
-        return LevelVerdict(c, UNKNOWN, f"{noise}, so the machine was not the same for both: {said}")
+    if wrong := _unfit(level):
+        return LevelVerdict(c, UNKNOWN, f"{wrong}: {said}")
+    said += f"; {_failures(level)}" if level.failed else ""
     service = service_level(level, slo or SLOConfig())
     said += f"; {service.said}" if service.said else ""
     if service.head == "missed":
@@ -92,9 +92,22 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     return LevelVerdict(c, UNKNOWN, f"unresolved at {level.pairs} prompts: {said}")
 
 
-def _beyond_acceptance(level: Level) -> bool:
-    """Whether the gain is more than one token's time per accepted draft: no head can do that."""
-    return level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1
+def _unfit(level: Level) -> str:
+    """Why a level decides nothing, whatever its figures; empty where it can."""
+    if level.failed > MOST_FAILED * level.requests:
+        return f"{_failures(level)}, see the column `error` of requests-*.parquet"
+    if not level.reached:
+        arms = ", ".join(f"{value:.1f} ({NAMES[arm]})" for arm, value in level.achieved.items())
+        return f"not reached: asked {level.concurrency} in flight, achieved {arms}"
+    # More than one token's time per accepted draft: no head can do that.
+    if level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1:
+        noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
+        return f"{noise}, so the machine was not the same for both"
+    return ""
+
+
+def _failures(level: Level) -> str:
+    return f"{level.failed} of {level.requests} requests failed"
 
 
 def judge_price(priced: Priced, concurrency: int, K: int, slo: SLOConfig | None = None) -> LevelVerdict:
@@ -147,7 +160,7 @@ def _overall(
     good = [v.concurrency for v in found if v.decision == DEPLOY]
     bad = [v.concurrency for v in found if v.decision == DO_NOT]
     reached = [measured[c] for c in shares if c in measured]
-    reached = [level for level in reached if level.reached and not _beyond_acceptance(level)]
+    reached = [level for level in reached if not _unfit(level)]
     change = _traffic_change(reached, shares)
     over_all = f"over the traffic {change_text(change)} output throughput"
     if not good:
@@ -181,10 +194,13 @@ def _traffic_change(levels: Sequence[Level], shares: dict[int, float]) -> Change
         frame = pd.DataFrame({level.concurrency: level.paired[column] for level in levels})
         return frame.fillna(0.0).to_numpy(float).T
 
-    return mixed_throughput_change(
+    weights = np.array([shares[level.concurrency] for level in levels])
+    change = mixed_throughput_change(
         stacked("output_tokens_head"), stacked("share_s_head"), stacked("output_tokens_base"), stacked("share_s_base"),
-        [shares[level.concurrency] for level in levels],
+        weights,
     )  # fmt: skip
+    by_block = np.stack([level.by_block[THROUGHPUT.key] for level in levels])  # (L, B)
+    return across_blocks(change, weights.sum() / (weights[:, None] / (1 + by_block)).sum(axis=0) - 1)
 
 
 def change_text(change: Change) -> str:

@@ -132,7 +132,7 @@ def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloa
     # vLLM refuses the option without speculation.
     options: dict[str, Any] = {"per_request_spec_decode_metrics": "detailed"} if speculative else {}
     seeded = any(c.temperature > 0 for c in group)
-    with offline_engine(recipe, speculative=speculative, seeded=seeded, **options) as llm:
+    with offline_engine(recipe, speculative_config=speculative, seeded=seeded, **options) as llm:
         for condition in group:
             prompts = workloads[condition.effort].prompts
             llm.reset_prefix_cache()

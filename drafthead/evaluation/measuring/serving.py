@@ -32,7 +32,7 @@ from drafthead.provenance import begin, finish
 from drafthead.serving.capacity import server_capacity
 from drafthead.serving.endpoint import endpoint_server
 from drafthead.serving.load import LoadRequest, LoadResult, preload, run_load, warm_up
-from drafthead.serving.server import Server
+from drafthead.serving.server import Server, ServerError
 from drafthead.serving.server_process import running_server
 
 KIND = "serving"
@@ -148,7 +148,14 @@ def _run_level(
         ignore_eos=level.workload.random is not None,
         title=f"{NAMES[run.arm]}, {level.workload.name}, {level.load.name}",
     )
-    return result, _counted(before, server.metrics(), run.k)
+    counted = _counted(before, server.metrics(), run.k)
+    if all(request.error for request in result.requests):
+        raise ServerError(
+            f"every one of the {len(prompts)} requests of {level.name} failed ({name}), the first with: "
+            f"{result.requests[0].error.strip()[-300:]}. Servers measured before are kept, the same command continues"
+            + (f". The server's log: {server.log_path}" if server.log_path else "")
+        )
+    return result, counted
 
 
 def _key(run: ServerRun, level: Level) -> dict[str, Any]:

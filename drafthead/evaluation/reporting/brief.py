@@ -59,6 +59,7 @@ def _cells(level: Level) -> list[Cell]:
 def acceptance_line(summary: AcceptanceSummary) -> str:
     """Acceptance length of every method over all prompts, and how often the text stayed the same."""
     pooled = [m for m in summary.methods if m.category == "all"]
-    lengths = ", ".join(f"{NAMES[m.method]} {interval_text(m.length)}" for m in pooled)
+    lengths = ", ".join(f"{NAMES[m.method]} {interval_text(m.length)} (K = {m.K})" for m in pooled)
     same = ", ".join(f"{NAMES[arm]} {100 * share.value:.0f} %" for arm, share in summary.identical.items())
-    return f"Acceptance length at T = 0: {lengths}. Answers identical to the baseline's: {same}."
+    said = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
+    return f"{said} Answers identical to the baseline's: {same}." if same else said

@@ -50,5 +50,6 @@ def _positions(axes: Axes, summary: AcceptanceSummary) -> None:
         at = np.arange(1, len(positions.unconditional) + 1)
         axes.plot(at, 100 * positions.unconditional, "o-", color=colour_of(method, methods), label=NAMES[method])
         axes.plot(at, 100 * positions.conditional, "o--", color=colour_of(method, methods), alpha=0.6)
-    axes.set(xticks=at, xlabel="draft position", ylabel="accepted (%)", ylim=(0, 100))
+    longest = max(m.K for m in summary.methods)
+    axes.set(xticks=range(1, longest + 1), xlabel="draft position", ylabel="accepted (%)", ylim=(0, 100))
     legend_above(axes)

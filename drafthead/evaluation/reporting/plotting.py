@@ -41,6 +41,7 @@ def _render(draw: Callable[[Figure], None], size: tuple[float, float], theme: st
     colours = _THEMES[theme]
     style: dict[Any, Any] = {
         "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+        "text.parse_math": False,  # a dollar in the name of a source is a dollar
         "axes.axisbelow": True, "legend.frameon": False, "figure.facecolor": colours["paper"],
         "axes.facecolor": colours["paper"], "grid.color": colours["grid"], "axes.edgecolor": colours["ink"],
         **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), colours["ink"]),

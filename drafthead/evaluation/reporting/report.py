@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from drafthead.config import Recipe
 from drafthead.evaluation.decision.analysis import Analysis
@@ -29,14 +30,12 @@ from drafthead.evaluation.reporting.serving_figures import serving_pictures
 from drafthead.evaluation.reporting.serving_tables import memory_table, print_serving, serving_tables
 from drafthead.evaluation.reporting.tables import (
     Table,
-    acceptance_table,
-    lossless_table,
-    position_table,
+    acceptance_tables,
     print_acceptance,
     print_table,
 )
 from drafthead.evaluation.results.one_file import NAME, Results, write_one_file
-from drafthead.files import atomic_path
+from drafthead.files import atomic_path, in_markdown
 
 _TONES = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 
@@ -110,12 +109,11 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
 
 def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
     summary, levels = analysis.acceptance, analysis.levels
-    tables = [acceptance_table(summary), position_table(summary), lossless_table(summary)]
     served = serving_tables(levels, recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size)
     memory, beside = memory_table(analysis.rows.runs), published_table(levels)
     decided = _cost_model_tables(recipe, analysis)
     sections = [
-        Section("Acceptance", tables, acceptance_pictures(summary)),
+        Section("Acceptance", acceptance_tables(summary), acceptance_pictures(summary)),
         Section("Serving", [*served, *([memory] if memory else [])], serving_pictures(levels)),
         Section("Every load and draft length", [*matrix_tables(levels), *decided], decision_pictures(analysis)),
     ]
@@ -129,15 +127,22 @@ def _cost_model_tables(recipe: Recipe, analysis: Analysis) -> list[Table]:
 
 def render(report: Report, template: str) -> str:
     """Fill one of the templates beside this module."""
+    page = template.startswith("report.html")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("drafthead.evaluation.reporting", "templates"),
-        autoescape=template.startswith("report.html"),
+        autoescape=page,
+        finalize=None if page else _in_markdown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
     return environment.get_template(template).render(report=report, formulas=FORMULAS, tones=_TONES)
+
+
+def _in_markdown(value: Any) -> Any:
+    """Names of sources and models are somebody else's words; what the template calls safe stays as it is."""
+    return value if isinstance(value, Markup) else in_markdown(value)
 
 
 def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
@@ -149,7 +154,7 @@ def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
         ("Target", f"{identity['target']} ({identity['dtype']}, fingerprint {identity['target_fingerprint'][:12]})"),
         ("Head", f"{recipe.head_dir} (reference {identity.get('head', 'none')[:12]})"),
         ("Draft tokens K", str(identity["num_draft_tokens"])),
-        ("Temperature", "0 (greedy)"),
+        ("Temperature", f"{analysis.acceptance.temperature:g}" + " (greedy)" * (not analysis.acceptance.temperature)),
         ("Answers", f"at most {identity['max_tokens']} tokens, reasoning effort {identity['reasoning_effort']}"),
         (
             "Prompts",
@@ -172,8 +177,8 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
         )
     if recipe.eval.repeats == 1:
         caveats.append(
-            "One server start per arm: the intervals cover prompts, not what differs between starts. "
-            "Set eval.repeats=2 for an ABBA design."
+            "One server start per arm: the intervals cover prompts, not what differs between starts. Set "
+            "eval.repeats=3 for blocks in alternating order, whose spread is then part of every interval."
         )
     if recipe.eval.traffic.concurrency is None:
         caveats.append(

@@ -7,15 +7,17 @@ length is picked by the same measurement, which favours it a little.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ArmConfig
-from drafthead.core.comparison import Change, mixed_throughput_change, throughput_change
+from drafthead.core.comparison import Change, across_blocks, mixed_throughput_change, throughput_change
+from drafthead.core.statistics import Array
 from drafthead.evaluation.decision.cost_fit import fit
+from drafthead.evaluation.decision.deployment import deployed_config, speculative_flag
 from drafthead.evaluation.decision.schedule import KEY, Schedule, best_schedule
 from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.verdict import change_text
@@ -23,7 +25,7 @@ from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, summarise_serving
-from drafthead.evaluation.results.serving_rows import ServingRows, read_serving
+from drafthead.evaluation.results.serving_rows import read_serving
 from drafthead.evaluation.workload import HEAD
 
 ARM = "schedule"
@@ -37,20 +39,21 @@ class ScheduleCheck:
     Attributes:
         table: every load and the traffic, fixed lengths and the schedule.
         best: the fixed draft length that serves the traffic fastest.
-        change: output throughput of the schedule over the traffic, against that length.
-        by_block: the same as a fraction, block by block: what they differ by, no interval over prompts can see.
+        change: output throughput of the schedule over the traffic, against that length; the interval holds what
+            blocks differ by.
+        by_block: the same as a fraction, block by block.
     """
 
     table: Table
     best: int
     change: Change
-    by_block: tuple[float, ...] = ()
+    by_block: tuple[float, ...]
 
     def sentence(self) -> str:
         """For the terminal."""
         against = f"against K = {self.best}, the best fixed draft length of this traffic"
         blocks = ", ".join(f"{change:+.1%}" for change in self.by_block)
-        apart = f" Server starts apart: {blocks}." if blocks else ""
+        apart = f" Server starts apart: {blocks}." if len(self.by_block) > 1 else ""
         return f"The schedule: {change_text(self.change)} output throughput {against}.{apart}"
 
 
@@ -70,6 +73,20 @@ def modelled_schedule(recipe: Recipe) -> Schedule:
     directory = measure_serving(fixed, recipe_plan(fixed), _directory(recipe) / "fixed")
     samples = speed_samples(read_serving(directory), HEAD, recipe.engine.max_num_seqs)
     return best_schedule(fit(samples.points(), samples.positions), recipe.engine.max_num_seqs)
+
+
+def settled(recipe: Recipe, schedule: Schedule) -> str:
+    """What to do where the cost model has one draft length for every batch; empty where it has several."""
+    if len(schedule) > 1:
+        return ""
+    ((_, last, K),) = schedule
+    if K == 0:
+        return f"K = 0 at every load: drafting pays at no batch of 1 to {last} requests; serve without the head."
+    flag = speculative_flag(deployed_config(recipe, HEAD, K))
+    return (
+        f"K = {K} at every load: no other draft length is faster by a per cent at any batch of 1 to {last} requests. "
+        f"There is no schedule to serve; start it with\n  {flag}"
+    )
 
 
 def measure_schedule(recipe: Recipe, schedule: Schedule) -> Path:
@@ -104,12 +121,8 @@ def _directory(recipe: Recipe) -> Path:
 
 def check_schedule(recipe: Recipe, directory: Path) -> ScheduleCheck:
     """Compare what `measure_schedule` left, over the recipe's traffic."""
-    rows = read_serving(directory)
-    levels = summarise_serving(rows)
-    shares = recipe.eval.traffic.shares(tuple(sorted({level.concurrency for level in levels})))
-    check = compare(levels, shares)
-    blocks = (ServingRows(*(frame[frame["block"] == b] for frame in rows)) for b in sorted(set(rows.runs["block"])))
-    return replace(check, by_block=tuple(_gain_over(summarise_serving(own), check.best, shares) for own in blocks))
+    levels = summarise_serving(read_serving(directory))
+    return compare(levels, recipe.eval.traffic.shares(tuple(sorted({level.concurrency for level in levels}))))
 
 
 def compare(levels: Sequence[Level], shares: dict[int, float]) -> ScheduleCheck:
@@ -126,7 +139,7 @@ def compare(levels: Sequence[Level], shares: dict[int, float]) -> ScheduleCheck:
             fixed.setdefault(level.K, {})[level.concurrency] = level
     weights = {c: shares[c] for c in sorted(ours) if c in shares}
     best = max(fixed, key=lambda K: _gain(fixed[K], weights))
-    change = _over_traffic(ours, fixed[best], weights)
+    change, apart = _over_traffic(ours, fixed[best], weights), _apart(ours, fixed[best], weights)
     rows = []
     for c in weights:
         fastest = max(fixed, key=lambda K: fixed[K][c].change(THROUGHPUT))
@@ -140,10 +153,12 @@ def compare(levels: Sequence[Level], shares: dict[int, float]) -> ScheduleCheck:
     columns = ["Concurrency", "Share", *lengths, "Schedule (%)", "Best fixed", "Schedule against it (%)"]
     note = (
         "Output throughput against no speculation, and of the schedule against the best fixed draft length; brackets: "
-        "95 % paired bootstrap over prompts, which cannot see what differs between server starts. Grey: the interval "
-        "includes zero."
+        "95 % paired bootstrap over prompts, with what differs between blocks of server starts. Grey: the interval "
+        "includes zero, or there is none."
     )
-    return ScheduleCheck(Table("A schedule of draft lengths beside fixed ones", columns, rows, note), best, change)
+    return ScheduleCheck(
+        Table("A schedule of draft lengths beside fixed ones", columns, rows, note), best, change, apart
+    )
 
 
 def _percent(change: float) -> Cell:
@@ -151,8 +166,13 @@ def _percent(change: float) -> Cell:
 
 
 def _gain(levels: dict[int, Level], weights: dict[int, float]) -> float:
-    """Change of throughput over the traffic against no speculation: 1 / Σ share / speedup − 1."""
-    time = sum(share / (1 + levels[c].change(THROUGHPUT)) for c, share in weights.items())
+    """Change of throughput over the traffic against no speculation, as a fraction."""
+    return _mixed({c: levels[c].change(THROUGHPUT) for c in weights}, weights)
+
+
+def _mixed(changes: dict[int, float], weights: dict[int, float]) -> float:
+    """1 / Σ share / speedup − 1."""
+    time = sum(share / (1 + changes[c]) for c, share in weights.items())
     return sum(weights.values()) / time - 1
 
 
@@ -160,16 +180,12 @@ def _of(levels: Sequence[Level], arm: str) -> dict[int, Level]:
     return {level.concurrency: level for level in levels if level.arm == arm}
 
 
-def _gain_over(levels: Sequence[Level], K: int, shares: dict[int, float]) -> float:
-    """Change of throughput over the traffic from K to the schedule, as a fraction."""
-    ours, fixed = _of(levels, ARM), _of([level for level in levels if level.K == K], HEAD)
-    weights = {c: shares[c] for c in sorted(ours) if c in shares}
-    return (1 + _gain(ours, weights)) / (1 + _gain(fixed, weights)) - 1
-
-
 def _at_load(schedule: Level, fixed: Level) -> Change:
     both = _joined(schedule, fixed)
-    return throughput_change(both["output_tokens"], both["share_s"], both["output_tokens_fixed"], both["share_s_fixed"])
+    change = throughput_change(
+        both["output_tokens"], both["share_s"], both["output_tokens_fixed"], both["share_s_fixed"]
+    )
+    return across_blocks(change, (1 + _by_block(schedule)) / (1 + _by_block(fixed)) - 1)
 
 
 def _over_traffic(schedule: dict[int, Level], fixed: dict[int, Level], weights: dict[int, float]) -> Change:
@@ -180,9 +196,25 @@ def _over_traffic(schedule: dict[int, Level], fixed: dict[int, Level], weights: 
 
     # What the fixed length spends at each load, where the baseline spends the traffic's share.
     spent = [share / (1 + fixed[c].change(THROUGHPUT)) for c, share in weights.items()]
-    return mixed_throughput_change(
+    change = mixed_throughput_change(
         stacked("output_tokens"), stacked("share_s"), stacked("output_tokens_fixed"), stacked("share_s_fixed"), spent
     )
+    return across_blocks(change, _apart(schedule, fixed, weights))
+
+
+def _apart(schedule: dict[int, Level], fixed: dict[int, Level], weights: dict[int, float]) -> tuple[float, ...]:
+    """Change of throughput over the traffic from the fixed length to the schedule, in each block alone."""
+    by_block = [[_mixed(own, weights) for own in _blocks(levels, weights)] for levels in (schedule, fixed)]
+    return tuple((1 + ours) / (1 + theirs) - 1 for ours, theirs in zip(*by_block, strict=True))
+
+
+def _blocks(levels: dict[int, Level], weights: dict[int, float]) -> list[dict[int, float]]:
+    """Load -> change against no speculation, for every block."""
+    return [dict(zip(weights, own, strict=True)) for own in zip(*(_by_block(levels[c]) for c in weights), strict=True)]
+
+
+def _by_block(level: Level) -> Array:
+    return level.by_block[THROUGHPUT.key]
 
 
 def _joined(schedule: Level, fixed: Level) -> pd.DataFrame:

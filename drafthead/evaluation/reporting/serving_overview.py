@@ -62,11 +62,24 @@ def imported_table(levels: Sequence[Sequence[ImportedLevel]]) -> Table:
     """Levels of other tools' files, by our formulas and beside what the tool itself printed."""
     rows = []
     for level in (level for file in levels for level in file):
-        texts = [level.tool, level.name, str(len(level.requests)), f"{level.output_tokens_per_s:.1f}"]
+        texts = [
+            level.tool,
+            level.name,
+            str(len(level.requests)),
+            str(level.failed),
+            f"{level.output_tokens_per_s:.1f}",
+        ]
         texts += _medians(level.requests)
         texts += [", ".join(f"{name} {value:.1f}" for name, value in level.stated.items()) or "–"]
         rows.append([Cell(text) for text in texts])
-    columns = ["Tool", "Level", "Requests", "Output tok/s", *(f"{label}, median (ms)" for label in _TIMES.values())]
+    columns = [
+        "Tool",
+        "Level",
+        "Requests",
+        "Failed",
+        "Output tok/s",
+        *(f"{label}, median (ms)" for label in _TIMES.values()),
+    ]
     return Table("Imported results", [*columns, "Its own medians (ms)"], rows, _formulas(), text_columns=2)
 
 

@@ -157,6 +157,8 @@ def _cost_table(levels: Sequence[Level], price: float, gpus: int) -> Table:
         f"{price:g} per GPU and hour × {served} GPU(s), in the currency of the price; all costs on output tokens. The "
         "change is that of throughput, which is the inverse of cost: positive = cheaper."
     )
+    if any(level.K == 0 for level in levels):
+        note += " An endpoint is priced as if it ran on as many."
     return Table(
         "Cost per 1M output tokens", ["Arm", _load_label(levels), "Baseline", "Arm's cost", "Change (%)"], rows, note
     )

@@ -77,24 +77,32 @@ def acceptance_table(summary: AcceptanceSummary) -> Table:
         f"{summary.ended:.0%} of the baseline's answers end by themselves. Brackets: 95 % bootstrap over prompts. "
         "Tokens per step counts steps without a draft too."
     )
-    columns = ["Workload", "Method", "Prompts", "Acceptance length (tokens)", "Rate (%)", "Tokens per step"]
+    columns = ["Workload", "Method", "K", "Prompts", "Acceptance length (tokens)", "Rate (%)", "Tokens per step"]
     entries = sorted(summary.methods, key=lambda m: (m.category != ALL, m.category))
-    return Table("Acceptance length, T = 0", columns, [_acceptance_row(m) for m in entries], note, text_columns=2)
+    if len({m.K for m in entries}) > 1:
+        note += " Acceptance length grows with K by construction: compare at equal K."
+    return Table(
+        f"Acceptance length, T = {summary.temperature:g}",
+        columns,
+        [_acceptance_row(m) for m in entries],
+        note,
+        text_columns=2,
+    )
 
 
 def _acceptance_row(m: MethodAcceptance) -> list[Cell]:
     rate = "–" if np.isnan(m.rate) else f"{100 * m.rate:.1f}"
     per_step = "–" if np.isnan(m.tokens_per_step) else f"{m.tokens_per_step:.2f}"
-    texts = [m.category, NAMES[m.method], str(m.prompts), interval_text(m.length), rate, per_step]
+    texts = [m.category, NAMES[m.method], str(m.K), str(m.prompts), interval_text(m.length), rate, per_step]
     return [Cell(t) for t in texts]
 
 
 def position_table(summary: AcceptanceSummary) -> Table:
     """Acceptance at every draft position, all workloads together."""
     pooled = [m for m in summary.methods if m.category == ALL]
-    K = len(pooled[0].positions.unconditional)
+    K = max(m.K for m in pooled)
     rows = [
-        [Cell(NAMES[m.method]), Cell(kind), *(Cell("–" if np.isnan(v) else f"{100 * v:.1f}") for v in values)]
+        [Cell(NAMES[m.method]), Cell(kind), *map(_share, values), *[Cell("")] * (K - m.K)]
         for m in pooled
         for kind, values in (
             ("all drafts", m.positions.unconditional),
@@ -103,6 +111,10 @@ def position_table(summary: AcceptanceSummary) -> Table:
     ]
     columns = ["Method", "Share of", *(f"Position {k + 1} (%)" for k in range(K))]
     return Table("Acceptance by draft position", columns, rows, text_columns=2)
+
+
+def _share(value: float) -> Cell:
+    return Cell("–" if np.isnan(value) else f"{100 * value:.1f}")
 
 
 def lossless_table(summary: AcceptanceSummary) -> Table:
@@ -125,7 +137,13 @@ def print_table(table: Table, console: Console | None = None) -> None:
     (console or Console(width=None if sys.stdout.isatty() else 140)).print(rich)
 
 
+def acceptance_tables(summary: AcceptanceSummary) -> list[Table]:
+    """Every table of the offline measurement; whether answers stayed the same is asked of greedy ones only."""
+    tables = [acceptance_table(summary), position_table(summary)]
+    return [*tables, lossless_table(summary)] if summary.identical else tables
+
+
 def print_acceptance(summary: AcceptanceSummary) -> None:
     """The tables of the offline measurement."""
-    for table in (acceptance_table(summary), position_table(summary), lossless_table(summary)):
+    for table in acceptance_tables(summary):
         print_table(table)

@@ -33,6 +33,7 @@ class ImportedLevel:
         name: of the level.
         requests: one row per successful request: prompt_tokens, output_tokens, start_s and the metrics of
             `RequestMetrics`; ttfot_s too where the tool knows it.
+        failed: requests that failed, or were cut off when the tool's time was over; no figure counts them.
         duration_s: from the first sending to the last token.
         stated: medians in milliseconds as the tool itself printed them: TTFT, TPOT and ITL by its own definitions.
     """
@@ -40,6 +41,7 @@ class ImportedLevel:
     tool: str
     name: str
     requests: pd.DataFrame
+    failed: int
     duration_s: float
     stated: dict[str, float] = field(default_factory=dict)
 
@@ -54,7 +56,7 @@ def import_results(path: str | Path) -> list[ImportedLevel]:
 
     Raises:
         FileNotFoundError: it does not exist.
-        ValueError: it is neither, or has no single requests.
+        ValueError: it is neither, has no single requests, or none that succeeded.
     """
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -77,7 +79,12 @@ def _vllm_bench(path: str | Path, raw: dict[str, Any]) -> ImportedLevel:
     # Absent where the client ran without a tokenizer, as it does from here.
     stated: dict[str, float] = {label: raw[name] for label, name in names.items() if name in raw}
     rows = [_row(t, request_metrics(t)) for t in times if not t.error]
-    return ImportedLevel("vllm bench", _vllm_load(raw), pd.DataFrame(rows), float(raw["duration"]), stated)
+    failed = [t.error for t in times if t.error]
+    if not rows:
+        raise ValueError(f"{path}: all {len(failed)} requests failed, the first with: {failed[0].strip()[-200:]}")
+    return ImportedLevel(
+        "vllm bench", _vllm_load(raw), pd.DataFrame(rows), len(failed), float(raw["duration"]), stated
+    )
 
 
 def _vllm_load(raw: dict[str, Any]) -> str:
@@ -114,7 +121,8 @@ def _guidellm(path: str | Path, benchmark: dict[str, Any]) -> ImportedLevel:
     stated = {label: float(benchmark["metrics"][name]["successful"]["median"]) for label, name in names.items()}
     strategy = benchmark.get("config", {}).get("strategy", {})
     name = "-".join(str(strategy[key]) for key in ("type_", "streams", "rate") if strategy.get(key))
-    return ImportedLevel("guidellm", name or "benchmark", rows, duration, stated)
+    failed = sum(len(benchmark["requests"].get(kind) or ()) for kind in ("errored", "incomplete"))
+    return ImportedLevel("guidellm", name or "benchmark", rows, failed, duration, stated)
 
 
 def _guidellm_row(request: dict[str, Any], begun: float) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from drafthead.core.comparison import Change, percentile, statistic_change, throughput_change
-from drafthead.core.statistics import acceptance_length, geometric_mean
+from drafthead.core.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
+from drafthead.core.statistics import Array, acceptance_length, geometric_mean
 from drafthead.evaluation.results.serving_rows import LEVEL_KEYS, ServingRows, arms_of
 from drafthead.evaluation.workload import BASELINE
 
@@ -49,9 +49,10 @@ class Level:
         achieved: "none" and the arm -> requests in flight.
         reached: in both.
         pairs: prompts answered without error in both arms of every block.
-        failed: requests that failed, both together.
+        requests, failed: sent, and how many of them failed, both arms together.
         values: measure -> (baseline, arm), in SI units.
-        changes: measure -> relative change, positive = better.
+        changes: measure -> relative change, positive = better; with several blocks, what they differ by is in it.
+        by_block: measure -> the change in each block alone, as a fraction.
         acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
         paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
             baseline (suffix _base) and the arm (suffix _head).
@@ -67,9 +68,11 @@ class Level:
     achieved: dict[str, float]
     reached: bool
     pairs: int
+    requests: int
     failed: int
     values: dict[str, tuple[float, float]]
     changes: dict[str, Change]
+    by_block: dict[str, Array]
     acceptance_length: float
     paired: pd.DataFrame
     gpus: int | None = None
@@ -144,31 +147,56 @@ def _chosen(frame: pd.DataFrame, arm: str, K: int) -> pd.DataFrame:
 def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
     workload, load, concurrency = str(key[0]), str(key[1]), int(key[2])
     base, head = _paired_prompts(requests, runs, arm)
+    blocks = [
+        _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], arm) for b in sorted({*runs["block"]})
+    ]
     arms = {name: runs[runs["arm"] == name] for name in (BASELINE, arm)}
-    values, changes = {}, {}
+    values, changes, by_block = {}, {}, {}
     for measure in MEASURES:
+        alone = by_block[measure.key] = np.array([_change_of(measure, *block) for block in blocks])
         if measure is THROUGHPUT:
             values[measure.key] = (_throughput(arms[BASELINE]), _throughput(arms[arm]))
-            changes[measure.key] = throughput_change(
+            change = throughput_change(
                 head["output_tokens"], head["share_s"], base["output_tokens"], base["share_s"]
             )
         else:
-            pair = pd.DataFrame({"b": base[measure.column], "h": head[measure.column]}).dropna()
-            values[measure.key] = (float(measure.statistic(pair["b"])), float(measure.statistic(pair["h"])))
-            changes[measure.key] = statistic_change(pair["h"], pair["b"], measure.statistic, waves=concurrency)
+            pair = _pair(measure, base, head)
+            values[measure.key] = (_statistic(measure, pair["b"]), _statistic(measure, pair["h"]))
+            change = statistic_change(pair["h"], pair["b"], measure.statistic, waves=concurrency)
+        changes[measure.key] = across_blocks(change, alone)
     return Level(
         workload, load, concurrency, arm, K,
         achieved={name: float(rows["achieved"].mean()) for name, rows in arms.items()},
         reached=bool(runs["reached"].all()),
         pairs=len(base),
+        requests=int(runs["requests"].sum()),
         failed=int(runs["failed"].sum()),
         values=values,
         changes=changes,
+        by_block=by_block,
         acceptance_length=_acceptance_length(arms[arm]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
         gpus=int(runs["tensor_parallel"].iloc[0]) if "tensor_parallel" in runs else None,
         tokens_per_request=float(runs["output_tokens"].sum() / (runs["requests"] - runs["failed"]).sum()),
     )  # fmt: skip
+
+
+def _pair(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> pd.DataFrame:
+    """A measure of every request that has it in both arms; an answer of one token has no time per token."""
+    return pd.DataFrame({"b": base[measure.column], "h": head[measure.column]}).dropna()
+
+
+def _statistic(measure: Measure, values: pd.Series) -> float:
+    return float(measure.statistic(values)) if len(values) else np.nan
+
+
+def _change_of(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> float:
+    """The change alone, as a fraction; positive is better."""
+    if measure is THROUGHPUT:
+        rates = [f["output_tokens"].sum() / f["share_s"].sum() if len(f) else np.nan for f in (head, base)]
+        return float(rates[0] / rates[1] - 1)
+    pair = _pair(measure, base, head)
+    return _statistic(measure, pair["b"]) / _statistic(measure, pair["h"]) - 1
 
 
 def _acceptance_length(runs: pd.DataFrame) -> float:
@@ -199,6 +227,8 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, arm: str) -> tup
     pooled = good.groupby(["arm", "prompt_id"]).agg(
         output_tokens=("output_tokens", "sum"), share_s=("share_s", "sum"), sent=("start_s", "mean"), **times
     )
-    base, other = (pd.DataFrame(pooled.xs(name, level="arm")) for name in (BASELINE, arm))
+    base, other = (
+        pd.DataFrame(pooled[pooled.index.get_level_values("arm") == name].droplevel("arm")) for name in (BASELINE, arm)
+    )
     order = base.sort_values("sent", kind="stable").index
     return base.loc[order], other.loc[order]

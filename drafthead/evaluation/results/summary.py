@@ -7,15 +7,14 @@ import pandas as pd
 
 from drafthead.core import looping
 from drafthead.core.statistics import (
+    Array,
     Interval,
     PositionAcceptance,
     acceptance_by_position,
     acceptance_length_interval,
     acceptance_rate,
-    length_difference,
     proportion_interval,
 )
-from drafthead.evaluation.measuring.serving import HEAD
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN
 
 ALL = "all"
@@ -26,7 +25,7 @@ class MethodAcceptance:
     """One method on one workload, over prompts whose baseline answer does not loop.
 
     Attributes:
-        method, category: which; category "all" pools every prompt.
+        method, category, K: which; category "all" pools every prompt.
         prompts: how many.
         length: acceptance length, 1 + accepted / drafts.
         rate: accepted / proposed.
@@ -37,6 +36,7 @@ class MethodAcceptance:
 
     method: str
     category: str
+    K: int
     prompts: int
     length: Interval
     rate: float
@@ -46,24 +46,24 @@ class MethodAcceptance:
 
 @dataclass(frozen=True)
 class AcceptanceSummary:
-    """What the offline measurement says.
+    """What the offline measurement says of its main condition.
 
     Attributes:
+        temperature: of the answers.
         prompts: held-out prompts answered.
         looping: how many baseline answers repeat themselves and are left out of acceptance.
         ended: share of baseline answers that end by themselves.
         methods: one entry per method and workload, "all" first.
         identical: arm -> share of prompts answered exactly as by the baseline, looping ones included. The
-            second baseline is the noise floor.
-        head_minus_other: method -> acceptance length of the head minus that method's, paired by prompt.
+            second baseline is the noise floor. Empty above T = 0, where equality says nothing.
     """
 
+    temperature: float
     prompts: int
     looping: int
     ended: float
     methods: list[MethodAcceptance]
     identical: dict[str, Interval]
-    head_minus_other: dict[str, Interval]
 
     def of(self, method: str, category: str = ALL) -> MethodAcceptance:
         """The entry of a method on a workload."""
@@ -77,19 +77,20 @@ def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
     kept = baseline.index[baseline["repeated"] <= looping.LIMIT]
     methods = [arm for arm in arms if arm not in (BASELINE, BASELINE_AGAIN)]
     categories = [ALL, *sorted({*baseline["category"]} - {ALL})]
+    temperature = float(baseline["temperature"].iloc[0])
+    others = [arm for arm in arms if arm != BASELINE] if temperature == 0 else []
     return AcceptanceSummary(
+        temperature=temperature,
         prompts=len(baseline),
         looping=len(baseline) - len(kept),
         ended=float((baseline["finish_reason"] == "stop").mean()),
         methods=[_method(m, c, arms[m].loc[kept]) for m in methods for c in categories],
-        identical={arm: _identical(baseline, group) for arm, group in arms.items() if arm != BASELINE},
-        head_minus_other={
-            m: _difference(arms[HEAD].loc[kept], arms[m].loc[kept]) for m in methods if m != HEAD and HEAD in arms
-        },
+        identical={arm: _identical(baseline, arms[arm]) for arm in others},
     )
 
 
 def _method(method: str, category: str, rows: pd.DataFrame) -> MethodAcceptance:
+    K = int(rows["k"].max()) if len(rows) else 0
     rows = rows if category == ALL else rows[rows["category"] == category]
     drafts, accepted = rows["drafts"], rows["accepted"]
     tokens = rows["num_tokens"]
@@ -98,13 +99,12 @@ def _method(method: str, category: str, rows: pd.DataFrame) -> MethodAcceptance:
     return MethodAcceptance(
         method=method,
         category=category,
+        K=K,
         prompts=len(rows),
         length=acceptance_length_interval(drafts, accepted),
         rate=acceptance_rate(rows["proposed"], accepted),
         tokens_per_step=float(tokens.sum() / steps.sum()) if len(rows) else np.nan,
-        positions=acceptance_by_position(
-            drafts, np.stack(list(rows["accepted_at"])) if len(rows) else np.zeros((0, 1))
-        ),
+        positions=acceptance_by_position(drafts, _stacked(rows["accepted_at"], K), _stacked(rows["reached_at"], K)),
     )
 
 
@@ -113,5 +113,6 @@ def _identical(baseline: pd.DataFrame, arm: pd.DataFrame) -> Interval:
     return proportion_interval(int(same.sum()), len(same))
 
 
-def _difference(head: pd.DataFrame, other: pd.DataFrame) -> Interval:
-    return length_difference(head["drafts"], head["accepted"], other["drafts"], other["accepted"])
+def _stacked(lists: pd.Series, K: int) -> Array:
+    """(prompts, K)"""
+    return np.array([*lists], float).reshape(len(lists), K)

@@ -69,7 +69,7 @@ def harvest_engine(recipe: Recipe, spec: TargetSpec, **more: Any) -> Iterator["L
     target = recipe.target
     options = harvest_engine_options(spec, target.revision, target.tap_ids, target.dtype, recipe.states.format)
     # Without cached prefixes every row is computed by the request it belongs to.
-    with offline_engine(recipe, prefix_caching=False, log_stats=False, **options, **more) as llm:
+    with offline_engine(recipe, enable_prefix_caching=False, disable_log_stats=True, **options, **more) as llm:
         yield llm
 
 

@@ -49,12 +49,12 @@ def harvest_engine_options(
     """Keyword arguments that turn `offline_engine` into a harvester."""
     boundaries = list(captured_ids(spec, tap_ids))
     return {
-        "speculative": {
+        "speculative_config": {
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,
             "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": boundaries}},
         },
-        "kv_transfer": {
+        "kv_transfer_config": {
             "kv_connector": "HiddenStatesConnector",
             "kv_connector_module_path": "drafthead.serving.capture.connector",
             "kv_role": "kv_producer",
