@@ -11,17 +11,8 @@ from drafthead.config import REPO_ROOT
 
 PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {
-    "config",
-    "provenance",
-    "files",
-    "locks",
-    "processes",
-    "made_by",
-    "space",
-    "progress",
-    "cli",
-    "stage_plan",
-}
+    "config", "provenance", "files", "locks", "processes", "made_by", "space", "progress", "cli", "stage_plan",
+}  # fmt: skip
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
     **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),
