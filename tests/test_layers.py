@@ -12,17 +12,8 @@ from tests.scripts import run_python
 
 PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {
-    "config",
-    "provenance",
-    "files",
-    "locks",
-    "processes",
-    "made_by",
-    "space",
-    "progress",
-    "cli",
-    "stage_plan",
-}
+    "config", "provenance", "files", "locks", "processes", "made_by", "space", "progress", "cli", "stage_plan",
+}  # fmt: skip
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
     **dict.fromkeys(FOUNDATIONS, FOUNDATIONS),
