@@ -168,6 +168,16 @@ def test_blocks_that_disagree_decide_nothing(rows):
     assert not decide([level], {1: 1.0}).change.resolved
 
 
+def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
+    """K = 3 is 1.5 times as fast at 1 and slower at 32, K = 1 is 1.4 and 1.1 times as fast: the share of 32 decides."""
+    write_results(tiny_recipe(tmp_path), head_speed={1: 1.5, 32: 0.9}, prompts=96, lengths=(1, 3))
+    levels = summarise_serving(read_serving(tiny_recipe(tmp_path).results_dir / "serving"))
+    for share, chosen in ((0.1, (1, "DEPLOY")), (0.9, (3, "DEPLOY UP TO concurrency 1"))):
+        traffic = (f"eval.traffic.concurrency.1={share}", f"eval.traffic.concurrency.32={1 - share}")
+        (verdict,) = verdicts_of(tiny_recipe(tmp_path, *traffic), levels, {})
+        assert (verdict.K, verdict.headline) == chosen
+
+
 def test_a_load_only_the_head_can_serve_is_a_gain(levels):
     verdict = _decide(levels, (1,), SLOConfig(ttft_ms=17, percentile=90))
     assert verdict.decision == DEPLOY
@@ -262,6 +272,11 @@ def test_payback_time_follows_from_manifest_price_and_traffic(recipe, levels):
     assert "unresolved" in payback_text(busy, own, resolved=False)
     slow = [level for level in levels if level.K == 3 and level.concurrency == 32]
     assert "serving gets dearer" in payback_text(busy, slow, resolved=True)
+    # Up to 1 in flight: at 32 nothing is drafted, and of the day's tokens those made there save nothing.
+    busiest, _ = slow[0].values["output_tokens_per_s"]
+    tokens, seconds = baseline + busiest, baseline / head + 1
+    saved = 1e9 / 3600 * 3.6 * (2 / tokens - seconds / tokens)
+    assert f"paid back after {57.6 / saved:,.1f} days" in payback_text(busy, [*own, *slow], resolved=True, up_to=1)
 
 
 def test_a_load_of_few_prompts_is_priced_too(rows):
