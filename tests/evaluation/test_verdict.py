@@ -120,19 +120,23 @@ def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path
     assert "gains more than its acceptance length of 2.40 allows" in verdict.reason
 
 
+@pytest.fixture(scope="module")
+def one_load(rows) -> ServingRows:
+    """One request at a time, without drafts and at K = 3."""
+    return ServingRows(*(frame[(frame["concurrency"] == 1) & (frame["k"] != 1)] for frame in rows))
+
+
 def _with_failures(rows: ServingRows, failed: int) -> ServingRows:
     """The first requests of the head failed at once, as seen by a client that keeps the times it has."""
     requests, runs = rows.requests.copy(), rows.runs.copy()
-    requests = requests[requests["k"] != 1]
     lost = requests[requests["arm"] == "eagle3"].groupby("concurrency").head(failed).index
     requests.loc[lost, ["error", "output_tokens", "e2e_s"]] = ["connection refused", 0, 0.0]
-    runs = runs[runs["k"] != 1]
     return ServingRows(requests, runs.assign(failed=(runs["arm"] == "eagle3") * failed))
 
 
 @pytest.mark.parametrize(("failed", "decision"), [(1, DEPLOY), (8, UNKNOWN), (160, UNKNOWN)])
-def test_requests_that_failed_are_no_gain(rows, failed, decision):
-    level = summarise_serving(_with_failures(rows, failed))[0]
+def test_requests_that_failed_are_no_gain(one_load, failed, decision):
+    (level,) = summarise_serving(_with_failures(one_load, failed))
     verdict = judge(level)
     assert (level.failed, level.pairs) == (failed, 160 - failed)
     assert verdict.decision == decision
@@ -140,16 +144,16 @@ def test_requests_that_failed_are_no_gain(rows, failed, decision):
     assert decide([level], {1: 1.0}).change.resolved == (decision == DEPLOY)
 
 
-def test_answers_of_one_token_have_no_time_per_token(rows):
-    requests = rows.requests.assign(output_tokens=1, tpot_s=np.nan, itl_s=np.nan)
-    level = summarise_serving(ServingRows(requests, rows.runs))[0]
+def test_answers_of_one_token_have_no_time_per_token(one_load):
+    requests = one_load.requests.assign(output_tokens=1, tpot_s=np.nan, itl_s=np.nan)
+    (level,) = summarise_serving(ServingRows(requests, one_load.runs))
     assert np.isnan(level.changes["tpot_p95"].interval.value)
     verdict = judge(level, SLOConfig(tpot_ms=20))
     assert verdict.decision == UNKNOWN
     assert "TPOT P95 no request has it" in verdict.reason
 
 
-def test_blocks_that_disagree_decide_nothing(rows):
+def test_blocks_that_disagree_decide_nothing(one_load):
     """The head is half as fast again in one block of server starts, and as fast as the baseline in the next."""
 
     def twice(frame: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -157,10 +161,8 @@ def test_blocks_that_disagree_decide_nothing(rows):
         again.loc[again["arm"] == "eagle3", list(columns)] *= 1.5
         return pd.concat([frame, again], ignore_index=True)
 
-    one_length = [frame[frame["k"] != 1] for frame in rows]
-    blocks = ServingRows(twice(one_length[0], "e2e_s", "ttft_s", "tpot_s"), twice(one_length[1], "duration_s"))
-    level = summarise_serving(blocks)[0]
-    alone = summarise_serving(ServingRows(*one_length))[0]
+    blocks = ServingRows(twice(one_load.requests, "e2e_s", "ttft_s", "tpot_s"), twice(one_load.runs, "duration_s"))
+    (level,), (alone,) = summarise_serving(blocks), summarise_serving(one_load)
     first = alone.changes["output_tokens_per_s"].interval.value
     assert level.by_block["output_tokens_per_s"] == pytest.approx([first, (1 + first) / 1.5 - 1])
     assert judge(alone).decision == DEPLOY
