@@ -121,19 +121,23 @@ def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path
     assert "gains more than its acceptance length of 2.40 allows" in verdict.reason
 
 
+@pytest.fixture(scope="module")
+def one_load(rows) -> ServingRows:
+    """One request at a time, without drafts and at K = 3."""
+    return ServingRows(*(frame[(frame["concurrency"] == 1) & (frame["k"] != 1)] for frame in rows))
+
+
 def _with_failures(rows: ServingRows, failed: int) -> ServingRows:
     """The first requests of the head failed at once, as seen by a client that keeps the times it has."""
     requests, runs = rows.requests.copy(), rows.runs.copy()
-    requests = requests[requests["k"] != 1]
     lost = requests[requests["arm"] == "eagle3"].groupby("concurrency").head(failed).index
     requests.loc[lost, ["error", "output_tokens", "e2e_s"]] = ["connection refused", 0, 0.0]
-    runs = runs[runs["k"] != 1]
     return ServingRows(requests, runs.assign(failed=(runs["arm"] == "eagle3") * failed))
 
 
 @pytest.mark.parametrize(("failed", "decision"), [(1, DEPLOY), (8, UNKNOWN), (160, UNKNOWN)])
-def test_requests_that_failed_are_no_gain(rows, failed, decision):
-    level = summarise_serving(_with_failures(rows, failed))[0]
+def test_requests_that_failed_are_no_gain(one_load, failed, decision):
+    (level,) = summarise_serving(_with_failures(one_load, failed))
     verdict = judge(level)
     assert (level.failed, level.pairs) == (failed, 160 - failed)
     assert verdict.decision == decision
@@ -141,16 +145,16 @@ def test_requests_that_failed_are_no_gain(rows, failed, decision):
     assert decide([level], {1: 1.0}).change.resolved == (decision == DEPLOY)
 
 
-def test_answers_of_one_token_have_no_time_per_token(rows):
-    requests = rows.requests.assign(output_tokens=1, tpot_s=np.nan, itl_s=np.nan)
-    level = summarise_serving(ServingRows(requests, rows.runs))[0]
+def test_answers_of_one_token_have_no_time_per_token(one_load):
+    requests = one_load.requests.assign(output_tokens=1, tpot_s=np.nan, itl_s=np.nan)
+    (level,) = summarise_serving(ServingRows(requests, one_load.runs))
     assert np.isnan(level.changes["tpot_p95"].interval.value)
     verdict = judge(level, SLOConfig(tpot_ms=20))
     assert verdict.decision == UNKNOWN
     assert "TPOT P95 no request has it" in verdict.reason
 
 
-def test_blocks_that_disagree_decide_nothing(rows):
+def test_blocks_that_disagree_decide_nothing(one_load):
     """The head is half as fast again in one block of server starts, and as fast as the baseline in the next."""
 
     def twice(frame: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -158,15 +162,23 @@ def test_blocks_that_disagree_decide_nothing(rows):
         again.loc[again["arm"] == "eagle3", list(columns)] *= 1.5
         return pd.concat([frame, again], ignore_index=True)
 
-    one_length = [frame[frame["k"] != 1] for frame in rows]
-    blocks = ServingRows(twice(one_length[0], "e2e_s", "ttft_s", "tpot_s"), twice(one_length[1], "duration_s"))
-    level = summarise_serving(blocks)[0]
-    alone = summarise_serving(ServingRows(*one_length))[0]
+    blocks = ServingRows(twice(one_load.requests, "e2e_s", "ttft_s", "tpot_s"), twice(one_load.runs, "duration_s"))
+    (level,), (alone,) = summarise_serving(blocks), summarise_serving(one_load)
     first = alone.changes["output_tokens_per_s"].interval.value
     assert level.by_block["output_tokens_per_s"] == pytest.approx([first, (1 + first) / 1.5 - 1])
     assert judge(alone).decision == DEPLOY
     assert judge(level).decision == UNKNOWN
     assert not decide([level], {1: 1.0}).change.resolved
+
+
+def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
+    """K = 3 is 1.5 times as fast at 1 and slower at 32, K = 1 is 1.4 and 1.1 times as fast: the share of 32 decides."""
+    write_results(tiny_recipe(tmp_path), head_speed={1: 1.5, 32: 0.9}, prompts=96, lengths=(1, 3))
+    levels = summarise_serving(read_serving(tiny_recipe(tmp_path).results_dir / "serving"))
+    for share, chosen in ((0.1, (1, "DEPLOY")), (0.9, (3, "DEPLOY UP TO concurrency 1"))):
+        traffic = (f"eval.traffic.concurrency.1={share}", f"eval.traffic.concurrency.32={1 - share}")
+        (verdict,) = verdicts_of(tiny_recipe(tmp_path, *traffic), levels, {})
+        assert (verdict.K, verdict.headline) == chosen
 
 
 def test_a_load_only_the_head_can_serve_is_a_gain(levels):
@@ -261,6 +273,11 @@ def test_payback_time_follows_from_manifest_price_and_traffic(recipe, levels):
     assert "unresolved" in payback_text(busy, own, resolved=False)
     slow = [level for level in levels if level.K == 3 and level.concurrency == 32]
     assert "serving gets dearer" in payback_text(busy, slow, resolved=True)
+    # Up to 1 in flight: at 32 nothing is drafted, and of the day's tokens those made there save nothing.
+    busiest, _ = slow[0].values["output_tokens_per_s"]
+    tokens, seconds = baseline + busiest, baseline / head + 1
+    saved = 1e9 / 3600 * 3.6 * (2 / tokens - seconds / tokens)
+    assert f"paid back after {57.6 / saved:,.1f} days" in payback_text(busy, [*own, *slow], resolved=True, up_to=1)
 
 
 def test_a_load_of_few_prompts_is_priced_too(rows):

@@ -48,11 +48,10 @@ class Analysis:
 
     @property
     def main_levels(self) -> list[Level]:
-        """The levels that the main verdict rests on."""
+        """The levels of the main verdict's arm and draft length that were reached, those above c* included."""
         v = self.main
         found = [x for x in self.levels if (x.workload, x.arm, x.K) == (v.workload, v.arm, v.K)]
-        found = [level for level in found if level.reached and level.steady]
-        return [level for level in found if v.up_to is None or level.concurrency <= v.up_to]
+        return [level for level in found if level.reached and level.steady]
 
     @property
     def schedule(self) -> Schedule | None:
@@ -131,12 +130,14 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
                 decide([level for level in of_arm if level.K == K], shares, slo, model)
                 for K in sorted({level.K for level in of_arm})
             ]
-            found.append(max(by_length, key=_gain))
+            found.append(max(by_length, key=lambda verdict: _gain(verdict, shares)))
     return found
 
 
-def _gain(verdict: Verdict) -> tuple[bool, float]:
-    value = verdict.change.interval.value
+def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:
+    """Whether the head is deployed, and the change over the whole traffic: none above c*, where nothing is drafted."""
+    share = sum(share for c, share in shares.items() if verdict.up_to is None or c <= verdict.up_to)
+    value = 1 / (share / (1 + verdict.change.interval.value) + 1 - share) - 1
     return verdict.decision in (DEPLOY, UP_TO), -np.inf if np.isnan(value) else value
 
 

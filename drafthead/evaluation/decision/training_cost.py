@@ -28,14 +28,17 @@ def training_cost(recipe: Recipe) -> TrainingCost | None:
     return TrainingCost(found["seconds"], found["ranks"]) if found else None
 
 
-def mixed_throughput(levels: list[Level], shares: dict[int, float]) -> tuple[float, float]:
+def mixed_throughput(levels: list[Level], shares: dict[int, float], up_to: int | None = None) -> tuple[float, float]:
     """Output tokens per second over the traffic, baseline and head.
 
-    At a share w of its time the baseline makes w · throughput tokens; the head needs w / speedup for them.
+    At a share w of its time the baseline makes w · throughput tokens; the head needs w / speedup for them. Above
+    `up_to` requests in flight nothing is drafted, so nothing is saved.
     """
     tokens = seconds = 0.0
     for level in levels:
         baseline, head = level.values[THROUGHPUT.key]
+        if up_to is not None and level.concurrency > up_to:
+            head = baseline
         share = shares.get(level.concurrency, 0.0)
         tokens += share * baseline
         seconds += share * baseline / head
@@ -43,12 +46,13 @@ def mixed_throughput(levels: list[Level], shares: dict[int, float]) -> tuple[flo
     return tokens / total, tokens / seconds
 
 
-def earned(recipe: Recipe, levels: list[Level]) -> tuple[TrainingCost, Payback] | None:
+def earned(recipe: Recipe, levels: list[Level], up_to: int | None = None) -> tuple[TrainingCost, Payback] | None:
     """The payback of the head over the traffic; None without a price, a daily amount, or a known cost.
 
     Args:
         recipe: its price, traffic and head.
         levels: that were measured and reached, of the arm and K that the verdict is about.
+        up_to: c* of a verdict that has one.
     """
     price, tokens = recipe.eval.price_per_gpu_hour, recipe.eval.traffic.output_tokens_per_day
     cost = training_cost(recipe)
@@ -57,15 +61,15 @@ def earned(recipe: Recipe, levels: list[Level]) -> tuple[TrainingCost, Payback] 
     if price is None or tokens is None or cost is None or not levels:
         return None
     gpus = recipe.engine.tensor_parallel_size
-    costs = [cost_per_million(price, gpus, rate) for rate in mixed_throughput(levels, shares)]
+    costs = [cost_per_million(price, gpus, rate) for rate in mixed_throughput(levels, shares, up_to)]
     return cost, payback(price * cost.gpu_hours, tokens, *costs)
 
 
-def payback_text(recipe: Recipe, levels: list[Level], resolved: bool) -> str:
+def payback_text(recipe: Recipe, levels: list[Level], resolved: bool, up_to: int | None = None) -> str:
     """The payback in a sentence; what is missing for it otherwise; empty where nothing is known at all.
 
     Args:
-        recipe, levels: as in `earned`.
+        recipe, levels, up_to: as in `earned`.
         resolved: whether the change of throughput is.
     """
     cost = training_cost(recipe)
@@ -73,7 +77,7 @@ def payback_text(recipe: Recipe, levels: list[Level], resolved: bool) -> str:
         return ""
     hours = f"{cost.ranks} × {cost.seconds / SECONDS_PER_HOUR:,.2f} h"
     trained = f"Training took {cost.gpu_hours:,.2f} device hours ({hours})"
-    found = earned(recipe, levels)
+    found = earned(recipe, levels, up_to)
     if found is None:
         return f"{trained}; eval.price_per_gpu_hour and eval.traffic.output_tokens_per_day give the payback time."
     _, back = found

@@ -27,7 +27,7 @@ def print_advice(recipe: Recipe, analysis: Analysis, brief: bool = False) -> Non
     """What to start, `brief` by its flag where there is one, and when the head has paid for itself."""
     advice = advise(recipe, analysis)
     print(f"\n{advice.said}\n  {(brief and advice.flag) or advice.command}")
-    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
+    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
         print(f"\n{text}")
 
 

@@ -185,6 +185,6 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
             "No traffic is given, so every measured load counts alike: set eval.traffic.concurrency.C=SHARE for each."
         )
     caveats += [f"Cost model, {workload} prompts. {model_text(priced)}" for workload, priced in analysis.priced.items()]
-    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved):
+    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
         caveats.append(text)
     return caveats

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from drafthead.core.comparison import FEWEST_PROMPTS
 from drafthead.evaluation.decision.cost import cost_per_million
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, print_table
 from drafthead.evaluation.results.levels import MEASURES, THROUGHPUT, Level, geometric_means
@@ -71,9 +72,10 @@ def _measures_table(arm: str, K: int, levels: Sequence[Level]) -> Table:
             rows.append([Cell(name), Cell(load), *map(Cell, values), change])
     note = (
         "Positive = better everywhere. Change relative to the baseline, for times baseline / head − 1; brackets: "
-        "95 % paired bootstrap over prompts. Grey: the interval includes zero, or there is none because requests "
-        "waited together. ITL is the gap between chunks, and a chunk of a speculative server carries several tokens: "
-        "it gets worse by design; TPOT is per token."
+        "95 % paired bootstrap over prompts, with what blocks of server starts differ by. Grey: the interval includes "
+        f"zero, or there is none: fewer than {FEWEST_PROMPTS} prompts, or requests that waited together. "
+        "ITL is the gap between chunks, and a chunk of a speculative server carries several tokens: it gets worse by "
+        "design; TPOT is per token."
     )
     if any(not level.steady for level in levels):
         note += (
