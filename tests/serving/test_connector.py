@@ -134,7 +134,7 @@ class Scheduled:
         spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=4, dtype=torch.float32)
         groups = [KVCacheGroupSpec([name], spec) for name in ("model.layers.0", "cache_only_layers.0")]
         self._connector = HiddenStatesConnector(
-            VllmConfig(kv_transfer_config=KVTransferConfig(**options["kv_transfer"])),
+            VllmConfig(kv_transfer_config=KVTransferConfig(**options["kv_transfer_config"])),
             KVConnectorRole.SCHEDULER,
             KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups),
         )
