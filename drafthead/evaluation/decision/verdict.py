@@ -20,9 +20,8 @@ from drafthead.evaluation.decision.service_level import service_level
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import NAMES
 
-MOST_FAILED = (
-    0.01  # of the requests: those that failed may be the slow ones, and the others had the server to themselves
-)
+# Of the requests: those that failed may be the slow ones, and the others had the server to themselves.
+MOST_FAILED = 0.01
 DEPLOY, UP_TO, DO_NOT, UNKNOWN = "DEPLOY", "DEPLOY UP TO", "DO NOT DEPLOY", "INCONCLUSIVE"
 
 
