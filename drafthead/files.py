@@ -22,7 +22,10 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
-    """A temporary name beside `path`, synced and renamed to it when the block ends without an error.
+    """A temporary name, synced and renamed to `path` when the block ends without an error.
+
+    It lies in a hidden folder of its own beside `path`, because a writer may have its own way of being atomic:
+    safetensors 0.8 writes `.tmpXXXXXX` beside the name it is given, which nobody could tell from another writer's.
 
     Args:
         path: the name that the file gets.
@@ -36,9 +39,11 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     if not several_writers:
         remove_leftovers(path)
     # Random: writers on several machines have the same process ids.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = aside / path.name
     try:
         with told_when_full(path, temporary):
+            aside.mkdir()
             yield temporary
         temporary.chmod(0o644)  # some writers create files that only their owner can read
         sync(temporary)
@@ -48,13 +53,13 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
         if not (several_writers and path.exists()):
             raise
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_leftovers(path: Path) -> None:
     """Delete what writers of `path` that were killed left beside it."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        leftover.unlink(missing_ok=True)
+    for aside in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def delete_folder(path: Path) -> None:

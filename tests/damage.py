@@ -21,6 +21,15 @@ def flip_bit(path: Path, place: float = 1.0) -> None:
     path.write_bytes(content)
 
 
+def half_written(path: Path) -> Path:
+    """What a writer of `path` leaves aside when it is killed: its folder, with half a file."""
+    aside = path.with_name(f".{path.name}.0a1b2c3d.tmp")
+    aside.mkdir()
+    (aside / path.name).write_bytes(b"half")
+    (aside / ".tmpHalf0").write_bytes(b"half")  # of a library that has its own way of being atomic
+    return aside
+
+
 def cut_short(path: Path, count: int = 100) -> None:
     """Take so many bytes off the end of a file."""
     path.write_bytes(path.read_bytes()[:-count])

@@ -13,6 +13,7 @@ import pytest
 
 from drafthead import locks, provenance
 from drafthead.locks import LOCK, InUseError, holds
+from tests.damage import half_written
 
 STAGE = """
 import sys, time
@@ -51,14 +52,14 @@ def test_the_second_process_is_told_who_holds_the_directory(other, tmp_path, mon
 
 def test_a_killed_process_holds_nothing(other, tmp_path):
     run = tmp_path / "run"
-    (run / ".identity.json.0a1b2c3d.tmp").write_text("half")
+    half_written(run / provenance.IDENTITY)
     threading.Timer(0.3, other.send_signal, [signal.SIGKILL]).start()  # resumed while it is still dying
     assert not begin(run)
     assert other.wait() == -signal.SIGKILL
     assert (run / LOCK).exists()
     assert holds(run)
     (run / "weights").write_text("rows")
-    (run / ".manifest.json.0a1b2c3d.tmp").write_text("half")  # of an earlier kill
+    half_written(run / provenance.MANIFEST)  # of an earlier kill
     manifest = provenance.finish(run, {})
     assert [*manifest["files"]] == ["weights"]
     assert sorted(path.name for path in run.iterdir()) == [provenance.IDENTITY, provenance.MANIFEST, "weights"]

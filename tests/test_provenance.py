@@ -7,6 +7,7 @@ import pytest
 from drafthead import provenance
 from drafthead.files import atomic_path, remove_leftovers, write_json
 from drafthead.provenance import ArtefactError
+from tests.damage import half_written
 
 
 def test_an_artefact_from_claim_to_manifest(tmp_path):
@@ -99,12 +100,12 @@ def test_damaged_json_says_what_to_do(tmp_path):
 
 
 def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path):
-    beside = [tmp_path / name for name in (".shard-1.0a1b2c3d.tmp", ".shard-10.0a1b2c3d.tmp", ".shard-1.sha256")]
-    for path in beside:
-        path.write_text("half")
+    half_written(tmp_path / "shard-1")
+    others = half_written(tmp_path / "shard-10")
+    (tmp_path / ".shard-1.sha256").write_text("noted")
     with atomic_path(tmp_path / "shard-1") as temporary:
         temporary.write_text("whole")
-    assert sorted(tmp_path.iterdir()) == sorted([*beside[1:], tmp_path / "shard-1"])
+    assert set(tmp_path.iterdir()) == {others, tmp_path / ".shard-1.sha256", tmp_path / "shard-1"}
 
 
 def test_a_writer_whose_file_another_one_has_written_and_cleared_is_content(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from drafthead.data import checksums
 from drafthead.data.store import shard_path, write_shard
 from drafthead.provenance import ArtefactError, begin, finish, verify_files
-from tests.damage import flip_bit
+from tests.damage import flip_bit, half_written
 from tests.data.sequences import sequence
 
 
@@ -40,11 +40,9 @@ def test_a_manifest_takes_the_writers_checksum(shard):
 
 def test_what_a_killed_writer_left_goes_with_the_next_and_other_shards_are_left_alone(shard):
     own, note, other = (
-        shard.with_name(name)
-        for name in (".shard-00003.safetensors.1a2b.tmp", "..shard-00003.sha256.1a2b.tmp", ".shard-00004.safetensors.1a2b.tmp")
+        half_written(shard.with_name(name))
+        for name in ("shard-00003.safetensors", ".shard-00003.sha256", "shard-00004.safetensors")
     )
-    for path in (own, note, other):
-        path.write_bytes(b"half")
     write_shard(shard, [sequence("a", 9)], num_target_layers=5)
     assert not own.exists()
     assert not note.exists()

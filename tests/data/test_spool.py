@@ -17,6 +17,7 @@ from drafthead.data.store import write_shard
 from drafthead.data.windows import Window, whole
 from drafthead.locks import InUseError
 from drafthead.provenance import ArtefactError
+from tests.damage import half_written
 from tests.artefacts import response
 from tests.data.sequences import sequence
 from tests.data.spools import planned
@@ -82,8 +83,7 @@ def test_training_that_falls_back_gets_its_shards_again(tmp_path):
 
 def test_one_harvester_at_a_time_and_leftovers_of_a_killed_one_go(tmp_path):
     spool = spool_in(tmp_path)
-    leftover = tmp_path / ".shard-00001.safetensors.77.tmp"
-    leftover.touch()
+    leftover = half_written(tmp_path / "shard-00001.safetensors")
     with spool.filling():
         assert not leftover.exists()
         with pytest.raises(InUseError, match=rf"process {os.getpid()} on .* is writing into"), spool.filling():

@@ -19,7 +19,7 @@ from drafthead.generation.states.shard_jobs import list_jobs
 from drafthead.generation.states.state_stores import argmax_agreement
 from drafthead.models.target import TargetHead
 from drafthead.provenance import ArtefactError, read_json
-from tests.damage import edit_config, flip_bit
+from tests.damage import edit_config, flip_bit, half_written
 from tests.generation.small import copy_of, never, small_recipe
 from tests.recipes import changed
 
@@ -73,7 +73,7 @@ def test_a_lost_shard_comes_back_byte_for_byte(harvested: Recipe, tmp_path: Path
     before, kept = lost.read_bytes(), (directory / "shard-00000.safetensors").stat().st_mtime_ns
     lost.unlink()
     (directory / "manifest.json").unlink()
-    (directory / ".shard-00001.safetensors.1.tmp").write_bytes(b"half")
+    half_written(directory / "shard-00001.safetensors")
     stage.harvest(recipe)
     assert lost.read_bytes() == before
     assert (directory / "shard-00000.safetensors").stat().st_mtime_ns == kept

@@ -14,6 +14,7 @@ from drafthead.generation.responses.asking import NO_ROOM, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.provenance import ArtefactError, read_json
 from tests.artefacts import ask
+from tests.damage import half_written
 from tests.generation.small import copy_of, never
 from tests.recipes import changed
 
@@ -79,13 +80,14 @@ def test_half_finished_responses_are_continued(regenerated: Recipe, tmp_path: Pa
     before = read_responses(directory)
     (directory / "manifest.json").unlink()  # what a kill -9 in the second part leaves
     (directory / "part-00001.parquet").unlink()
-    (directory / ".part-00001.parquet.123.tmp").write_bytes(b"half")
+    aside = half_written(directory / "part-00001.parquet")
     kept = (directory / "part-00000.parquet").stat().st_mtime_ns
     stage.regenerate(recipe)
     after = read_responses(directory)
     assert [r.id for r in after] == [r.id for r in before]
     assert [r.prompt_ids for r in after] == [r.prompt_ids for r in before]
     assert (directory / "part-00000.parquet").stat().st_mtime_ns == kept
+    assert not aside.exists()
     assert read_json(directory / "manifest.json")["counts"]["responses"] == 12
 
 
