@@ -83,9 +83,8 @@ def test_a_failed_check_leaves_nothing_to_serve(recipe, monkeypatch):
 def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(exporting, "check_reload", lambda *_: 1 / 0)
-        patch.setattr(
-            exporting, "shutil", SimpleNamespace(rmtree=lambda *_args, **_options: None)
-        )  # as SIGKILL leaves it
+        # As SIGKILL would leave it.
+        patch.setattr(exporting, "shutil", SimpleNamespace(rmtree=lambda *_args, **_options: None))
         with pytest.raises(ZeroDivisionError):
             export_head(recipe, serve_check=False)
     assert {p.name for p in recipe.head_dir.iterdir()} == {".candidate", provenance.IDENTITY}
