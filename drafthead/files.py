@@ -25,7 +25,8 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     """A temporary name, synced and renamed to `path` when the block ends without an error.
 
     It lies in a hidden folder of its own beside `path`, because a writer may have its own way of being atomic:
-    safetensors 0.8 writes `.tmpXXXXXX` beside the name it is given, which nobody could tell from another writer's.
+    safetensors 0.8 writes `.tmpXXXXXX` beside the name it is given, which nobody could tell from another writer's. The
+    folder is gone before `path` is there: whoever is killed leaves nothing beside a file that no one writes again.
 
     Args:
         path: the name that the file gets.
@@ -39,27 +40,39 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     if not several_writers:
         remove_leftovers(path)
     # Random: writers on several machines have the same process ids.
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    mark = secrets.token_hex(4)
+    aside, whole = (path.with_name(f".{path.name}.{mark}{kind}.tmp") for kind in ("", ".whole"))
     temporary = aside / path.name
     try:
         with told_when_full(path, temporary):
             aside.mkdir()
             yield temporary
-        temporary.chmod(0o644)  # some writers create files that only their owner can read
-        sync(temporary)
-        os.replace(temporary, path)
+        os.replace(temporary, whole)
+        shutil.rmtree(aside)
+        whole.chmod(0o644)  # some writers create files that only their owner can read
+        sync(whole)
+        os.replace(whole, path)
         sync(path.parent)
     except FileNotFoundError:
         if not (several_writers and path.exists()):
             raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_aside(aside)
+        remove_aside(whole)
 
 
 def remove_leftovers(path: Path) -> None:
     """Delete what writers of `path` that were killed left beside it."""
     for aside in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_aside(aside)
+
+
+def remove_aside(path: Path) -> None:
+    """Delete a folder or file of `atomic_path`, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def delete_folder(path: Path) -> None:

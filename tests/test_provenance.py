@@ -1,6 +1,8 @@
 """Artefacts are whole or visibly unfinished, and refuse to be mixed."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +103,7 @@ def test_damaged_json_says_what_to_do(tmp_path):
 
 def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path):
     half_written(tmp_path / "shard-1")
+    (tmp_path / ".shard-1.0a1b2c3d.whole.tmp").write_text("whole")  # killed before the last renaming
     others = half_written(tmp_path / "shard-10")
     (tmp_path / ".shard-1.sha256").write_text("noted")
     with atomic_path(tmp_path / "shard-1") as temporary:
@@ -125,3 +128,20 @@ def test_what_lies_below_a_hidden_folder_is_no_part_of_an_artefact(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "weights").write_text("rows")
     assert [*provenance.finish(tmp_path, {})["files"]] == ["checkpoints/step_1/weights"]
+
+
+def test_nothing_stays_beside_a_file_that_has_its_name(tmp_path, monkeypatch):
+    """Nobody writes that file again, so nobody would come to clean up."""
+    path, replace, before = tmp_path / "part", os.replace, []
+
+    def seen(source, target):
+        if Path(target) == path:
+            before.extend(sorted(p.name for p in tmp_path.iterdir()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", seen)
+    with atomic_path(path) as temporary:
+        temporary.write_text("rows")
+        (temporary.parent / ".tmpXYZ").write_text("of the library that wrote it")
+    assert len(before) == 1, "the file itself, about to be renamed, and no folder"
+    assert [p.name for p in tmp_path.iterdir()] == ["part"]

@@ -28,7 +28,7 @@ from drafthead import locks
 from drafthead.config import Recipe
 from drafthead.data import checksums
 from drafthead.data.store import shard_path
-from drafthead.files import delete_folder, write_json
+from drafthead.files import remove_aside, write_json
 from drafthead.provenance import read_json
 
 KIND = "spool"
@@ -112,7 +112,7 @@ class Spool:
         locks.hold(self.directory)
         try:
             for leftover in self.directory.glob(".shard-*.tmp"):
-                delete_folder(leftover)
+                remove_aside(leftover)
             yield
         finally:
             locks.let_go(self.directory)
