@@ -136,12 +136,13 @@ def test_nothing_stays_beside_a_file_that_has_its_name(tmp_path, monkeypatch):
 
     def seen(source, target):
         if Path(target) == path:
-            before.extend(sorted(p.name for p in tmp_path.iterdir()))
+            before.extend(tmp_path.iterdir())
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", seen)
     with atomic_path(path) as temporary:
         temporary.write_text("rows")
         (temporary.parent / ".tmpXYZ").write_text("of the library that wrote it")
-    assert len(before) == 1, "the file itself, about to be renamed, and no folder"
+    (whole,) = before
+    assert whole.name.endswith(".whole.tmp"), "the file itself, about to be renamed, and no folder beside it"
     assert [p.name for p in tmp_path.iterdir()] == ["part"]

@@ -103,14 +103,15 @@ def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional:
     from huggingface_hub import snapshot_download, try_to_load_from_cache  # lazily: a local target needs no hub client
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    neither = FileNotFoundError(
+        f"target {path} does not exist: give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
+    )
+    if "/" not in path:  # an id without an owner is rather a folder that is not here
+        raise neither
     try:
-        if "/" not in path:
-            raise HFValidationError("a hub id has an owner")
         config = try_to_load_from_cache(path, "config.json", revision=revision)
     except HFValidationError as error:
-        raise FileNotFoundError(
-            f"target {path} does not exist: give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
-        ) from error
+        raise neither from error
     cached = Path(config).parent if isinstance(config, str) else None
     if cached and all((cached / name).is_file() for name in names):
         return cached
