@@ -54,7 +54,7 @@ presets: install  ## every published experiment in miniature, against real serve
 	$(RUN) -m pytest tests -m presets
 
 gpu-check: install  ## on a GPU: everything that the documentation calls untested, with a table of what came out
-	$(RUN) benchmarks/gpu_check.py
+	$(RUN) tools/gpu_check.py
 
 check: install  ## before every change: style, types, fast tests
 	$(RUN) -m ruff check .

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.core.acceptance import Acceptance
+from drafthead.drafters.replay import Acceptance
 from drafthead.exporting.answers import validation_answers
 from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.exporting.contract import as_served, exported_tensors, head_config
@@ -29,7 +29,7 @@ from drafthead.exporting.head import write_head
 from drafthead.exporting.replay import Answer
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.serve_check import Served, serve_answers
-from drafthead.models.target import load_target_spec
+from drafthead.target.pieces import load_target_spec
 
 DTYPES = ("bfloat16", "fp8")
 
@@ -40,9 +40,9 @@ class Comparison:
     def __init__(self, recipe: Recipe, checkpoint: Path | None):
         self.recipe, spec = recipe, load_target_spec(recipe.target_path, recipe.target.revision)
         source = open_checkpoint(recipe, checkpoint, spec)
-        self.shape, self.tap_ids = served_shape(source.shape(recipe, spec), recipe.export), source.tap_ids
+        self.shape, self.aux_layer_ids = served_shape(source.shape(recipe, spec), recipe.export), source.aux_layer_ids
         self.weights, self.name = source.weights(), source.path.name
-        self.answers = validation_answers(recipe, self.tap_ids, prompts=sys.maxsize, tokens=sys.maxsize)
+        self.answers = validation_answers(recipe, self.aux_layer_ids, prompts=sys.maxsize, tokens=sys.maxsize)
 
     def replayed(self) -> list[list[Acceptance]]:
         """Counters of every prompt, for each dtype."""
@@ -54,12 +54,12 @@ class Comparison:
 
     def _serve(self, directory: Path, dtype: str, answers: list[Answer]) -> list[Served]:
         shape, export = self.shape, self.recipe.export.model_copy(update={"dtype": dtype, "format": "vllm"})
-        config = head_config(shape, self.tap_ids, dtype, shape.max_position_embeddings)
+        config = head_config(shape, self.aux_layer_ids, dtype, shape.max_position_embeddings)
         write_head(directory, config, exported_tensors(self.weights, shape, dtype))
         size = (directory / "model.safetensors").stat().st_size
         print(f"{dtype}: model.safetensors of {size / 2**20:.2f} MiB", file=sys.stderr)
         recipe = self.recipe.model_copy(update={"export": export})
-        return serve_answers(recipe, directory, answers, shape, self.tap_ids)
+        return serve_answers(recipe, directory, answers, shape, self.aux_layer_ids)
 
 
 def line(name: str, bf16: list[Acceptance], fp8: list[Acceptance]) -> str:

@@ -1,9 +1,9 @@
-"""What storing the taps in fp8 costs in acceptance length.
+"""What storing the aux layers in fp8 costs in acceptance length.
 
     python benchmarks/fp8_store.py [RECIPE] [section.key=value ...] [--seeds 3]
 
-Trains the recipe's head on the same states twice per seed, once as stored in bf16 and once with the taps rounded to
-e4m3 as an fp8 store returns them (tests/generation/test_harvest.py shows that they are the same bits).
+Trains the recipe's head on the same states twice per seed, once as stored in bf16 and once with the aux states
+rounded to e4m3 as an fp8 store returns them (tests/generation/test_harvest.py shows that they are the same bits).
 Everything else is equal: weights at the start, order of the batches, teacher. Acceptance length is replayed over the
 validation split; the difference is paired by prompt, and its interval comes from a bootstrap over prompts.
 
@@ -18,16 +18,16 @@ import torch
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.core.acceptance import Acceptance
-from drafthead.core.alignment import valid_positions
-from drafthead.core.statistics import Interval, length_difference
 from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.packing import pack, plan_epoch
 from drafthead.data.store import States, StateSequence
 from drafthead.data.windows import whole
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_pieces
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.replay import Acceptance
 from drafthead.progress import progress
+from drafthead.statistics import Interval, length_difference
+from drafthead.target.pieces import load_pieces
 from drafthead.training.objective import FrozenTarget, TTTObjective, score, step_weights
 from drafthead.training.setup import build_model, draft_vocabulary, frozen_target, open_inputs, survey
 from drafthead.training.validate import validate
@@ -40,11 +40,11 @@ class Rounded:
 
     def __init__(self, states: States):
         self._states = states
-        self.tap_ids = states.tap_ids
+        self.aux_layer_ids = states.aux_layer_ids
 
     def __getitem__(self, index: int) -> StateSequence:
         sequence = self._states[index]
-        return replace(sequence, aux={tap: dequantise(*quantise(rows)) for tap, rows in sequence.aux.items()})
+        return replace(sequence, aux={layer_id: dequantise(*quantise(rows)) for layer_id, rows in sequence.aux.items()})
 
 
 class Comparison:

@@ -29,7 +29,7 @@ from drafthead.config import Recipe
 from drafthead.generation.states.harvesters import backend
 from drafthead.generation.states.shard_jobs import ShardJob, list_jobs
 from drafthead.made_by import made_by
-from drafthead.models.target import TargetSpec, load_target_spec
+from drafthead.target.pieces import TargetSpec, load_target_spec
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def jobs_of(recipe: Recipe, directory: Path, sequences: int) -> list[ShardJob]:
 
 def plain_engine(recipe: Recipe) -> AbstractContextManager[Any]:
     """The engine of a harvest, without what makes it one."""
-    from drafthead.serving.engine import offline_engine
+    from drafthead.engine.offline import offline_engine
 
     return offline_engine(recipe, enable_prefix_caching=False, disable_log_stats=True, async_scheduling=False)
 
 
 def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
     """Time to read all texts."""
-    from drafthead.serving.engine import generate
+    from drafthead.engine.offline import generate
 
     with plain_engine(recipe) as llm:
         from vllm import SamplingParams

@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-from drafthead.core import losses, rows
-from drafthead.core.losses import Teacher, head_loss
-from drafthead.core.objectives import OBJECTIVES
+from drafthead.losses import fused as losses
+from drafthead.losses import rows
+from drafthead.losses.fused import Teacher, head_loss
+from drafthead.losses.objectives import OBJECTIVES
 
 
 def seconds(work: Callable, device: str, repeats: int = 3) -> float:

@@ -29,8 +29,8 @@ from drafthead.data.responses import read_responses
 from drafthead.generation.responses.parts import list_parts, part_answerer
 from drafthead.generation.states.harvesters import backend
 from drafthead.generation.states.shard_jobs import list_jobs
-from drafthead.models.target import TargetSpec, load_target_spec
 from drafthead.provenance import made_by
+from drafthead.target.pieces import TargetSpec, load_target_spec
 
 
 @dataclass

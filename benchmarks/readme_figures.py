@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import REPO_ROOT
-from drafthead.core.statistics import Interval
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving
 from drafthead.evaluation.results.summary import ALL, AcceptanceSummary, summarise_acceptance
 from drafthead.provenance import require
+from drafthead.statistics import Interval
 
 PICTURE = "acceptance-length.png"
 IMAGES = REPO_ROOT / "docs" / "images"

@@ -24,7 +24,7 @@ class Assumed:
         prompt_tokens: of a prompt.
         answer_tokens: of an answer; None: as many as the recipe allows, an upper bound.
         gpus: of the stage; None: what the recipe needs.
-        gpu: name of the GPU, from drafthead/serving/rates.py.
+        gpu: name of the GPU, from drafthead/engine/rates.py.
         tokens_per_second: somebody's measured rate; None: the one this project measured, else an assumption.
     """
 

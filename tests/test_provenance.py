@@ -14,7 +14,7 @@ from tests.damage import half_written
 
 def test_an_artefact_from_claim_to_manifest(tmp_path):
     directory = tmp_path / "states"
-    assert not provenance.begin(directory, "states", {"taps": (2, 4)})
+    assert not provenance.begin(directory, "states", {"aux layers": (2, 4)})
     (directory / "shard").write_bytes(b"rows")
     with pytest.raises(ArtefactError, match="is half finished; run: harvest"):
         provenance.require(directory, "states", "harvest")
@@ -22,7 +22,7 @@ def test_an_artefact_from_claim_to_manifest(tmp_path):
     manifest = provenance.require(directory, "states", "harvest")
     assert manifest["counts"] == {"shards": 1}
     assert manifest["files"]["shard"]["bytes"] == 4
-    assert provenance.begin(directory, "states", {"taps": (2, 4)})
+    assert provenance.begin(directory, "states", {"aux layers": (2, 4)})
 
 
 def test_what_was_made_to_be_consumed_is_not_listed(tmp_path):
@@ -33,7 +33,7 @@ def test_what_was_made_to_be_consumed_is_not_listed(tmp_path):
 
 def test_many_may_claim_the_same_at_once(tmp_path):
     def claim(number: int) -> bool:
-        finished = provenance.begin(tmp_path / "states", "states", {"taps": [2]})
+        finished = provenance.begin(tmp_path / "states", "states", {"aux layers": [2]})
         (tmp_path / "states" / f"shard-{number}").write_bytes(b"rows")
         return finished
 
@@ -42,10 +42,10 @@ def test_many_may_claim_the_same_at_once(tmp_path):
 
 
 def test_another_identity_is_refused_with_both_values(tmp_path):
-    provenance.begin(tmp_path / "a", "states", {"target": {"id": "x"}, "taps": [2]})
+    provenance.begin(tmp_path / "a", "states", {"target": {"id": "x"}, "aux layers": [2]})
     with pytest.raises(ArtefactError, match=r"target.id: found 'x', wanted 'y'") as error:
-        provenance.begin(tmp_path / "a", "states", {"target": {"id": "y"}, "taps": [2]})
-    assert "taps" not in str(error.value)
+        provenance.begin(tmp_path / "a", "states", {"target": {"id": "y"}, "aux layers": [2]})
+    assert "aux layers" not in str(error.value)
     assert "delete" in str(error.value)
 
 

@@ -12,15 +12,15 @@ import torch
 from data_gen.dry_run import STAGES as RATE_STAGES
 from data_gen.dry_run import all_stages
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape, draft_shape
+from drafthead.engine.rates import GPUS
 from drafthead.exporting.contract import checkpoint_tensors, expected_shapes, exported_tensors, head_config
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
 from drafthead.generation.sources.catalogue import CATALOGUE
-from drafthead.models.draft import DraftModel, DraftShape, draft_shape
-from drafthead.models.target import check_tap_ids, load_target_spec
-from drafthead.models.target_size import target_size
-from drafthead.serving.rates import GPUS
 from drafthead.stage_plan import Assumed, print_stages
+from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
+from drafthead.target.size import target_size
 from tests.artefacts import cached_snapshot
 
 TARGETS = Path(__file__).parent / "targets"
@@ -36,7 +36,7 @@ def hub(hub_cache):
 
 def shape_of(recipe: Recipe) -> DraftShape:
     spec = load_target_spec(recipe.target_path)
-    check_tap_ids(spec, recipe.target.tap_ids)
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     return draft_shape(recipe, spec)
 
 
@@ -45,8 +45,10 @@ def by_hand(shape: DraftShape) -> int:
     head, H = shape.head, shape.hidden_size
     q, kv = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
     block = 2 * H * (q + 2 * kv) + q * H + 3 * H * head.intermediate_size
-    norms = 3 * H + H + (shape.num_taps * H if head.norm_before_fc else 0)  # of the block, the last one, before fc
-    return block + shape.num_taps * H * H + head.draft_vocab_size * H + norms
+    norms = (
+        3 * H + H + (shape.num_aux_layers * H if head.norm_before_fc else 0)
+    )  # of the block, the last one, before fc
+    return block + shape.num_aux_layers * H * H + head.draft_vocab_size * H + norms
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -56,8 +58,8 @@ def test_the_head_has_its_size_and_keeps_the_contract(name, hub):
     with torch.device("meta"):
         model = DraftModel(shape)
     assert sum(p.numel() for p in model.parameters()) == by_hand(shape)
-    config = head_config(shape, recipe.target.tap_ids, recipe.export.dtype, shape.max_position_embeddings)
-    check_served(config, shape, recipe.target.tap_ids, recipe.engine.max_model_len)
+    config = head_config(shape, recipe.target.aux_layer_ids, recipe.export.dtype, shape.max_position_embeddings)
+    check_served(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
     maps = {
         "d2t": torch.empty(shape.head.draft_vocab_size, dtype=torch.int64, device="meta"),
         "t2d": torch.empty(shape.vocab_size, dtype=torch.bool, device="meta"),

@@ -44,7 +44,7 @@ def write_inputs(shape: Shape, directory: Path, seed: int = 0) -> None:
     states = torch.randn(shape.batch, shape.tokens, H, generator=draw)
     tensors = {
         "input_ids": torch.randint(0, V, (shape.batch, shape.tokens), generator=draw),  # (B, T)
-        "aux": torch.randn(shape.batch, shape.tokens, shape.taps * H, generator=draw).to(dtype),  # (B, T, N * H)
+        "aux": torch.randn(shape.batch, shape.tokens, shape.layers * H, generator=draw).to(dtype),  # (B, T, N * H)
         "last_hidden": states.to(dtype),  # (B, T, H), input of the target's final norm
         "loss_mask": torch.ones(shape.batch, shape.tokens, dtype=torch.long),
         "target_ids": target_ids,
@@ -63,7 +63,7 @@ def draft_weights(shape: Shape, draw: torch.Generator) -> dict[str, Tensor]:
     """The head's matrices under the names of an exported EAGLE-3 file; norms start at one."""
     H, F, d = shape.hidden, shape.intermediate, shape.head_dim
     sizes = {
-        "fc.weight": (H, shape.taps * H),
+        "fc.weight": (H, shape.layers * H),
         "midlayer.self_attn.q_proj.weight": (shape.heads * d, 2 * H),
         "midlayer.self_attn.k_proj.weight": (shape.kv_heads * d, 2 * H),
         "midlayer.self_attn.v_proj.weight": (shape.kv_heads * d, 2 * H),

@@ -3,10 +3,10 @@
 import torch
 
 from drafthead.config import HeadConfig
-from drafthead.core.alignment import valid_positions
-from drafthead.core.layout import tail_layout
 from drafthead.data.packing import PackedBatch
-from drafthead.models.draft import DraftModel, DraftShape
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape
+from drafthead.drafters.layout import tail_layout
 from drafthead.training.objective import FrozenTarget, TTTObjective, score, step_weights
 from stepbench.contestant import STEP_DECAY, Assignment, TrainStep, adamw, serve
 from stepbench.inputs import EPS, ROPE_THETA
@@ -20,7 +20,7 @@ def draft_model(shape: Shape) -> DraftModel:
         num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, norm_before_fc=False,
     )  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    return DraftModel(DraftShape(head, shape.hidden, shape.vocab, shape.taps, EPS, rope, 2 * shape.tokens))
+    return DraftModel(DraftShape(head, shape.hidden, shape.vocab, shape.layers, EPS, rope, 2 * shape.tokens))
 
 
 def build(assignment: Assignment) -> TrainStep:

@@ -14,7 +14,7 @@ row's own.
                  2 x H x D for the target's logits, once for all steps
 
 Letters: B batch, T tokens of a document, H hidden, F feed-forward, Q and G query and key/value heads, d
-head dimension, N taps, D draft vocabulary, V target vocabulary, K TTT steps.
+head dimension, N aux layers, D draft vocabulary, V target vocabulary, K TTT steps.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Shape:
         heads: Q.
         kv_heads: G.
         head_dim: d.
-        taps: N.
+        aux layers: N.
         vocab: V.
         draft_vocab: D.
         tokens: T.
@@ -52,7 +52,7 @@ class Shape:
     tokens: int
     batch: int
     ttt_steps: int = 7
-    taps: int = 3
+    layers: int = 3
     dtype: str = "float32"
     device: str = "cpu"
 
@@ -92,7 +92,7 @@ def step_flops(shape: Shape) -> float:
     """Floating-point operations of one optimiser step; see the module's formula."""
     H, D = shape.hidden, shape.draft_vocab
     rows = 6 * (block_macs(shape) + H * D) * shape.ttt_steps + 6 * attention_macs(shape)
-    fc, teacher = 4 * shape.taps * H * H, 2 * H * D
+    fc, teacher = 4 * shape.layers * H * H, 2 * H * D
     return shape.tokens_per_step * (rows + fc + teacher)
 
 
@@ -104,4 +104,4 @@ def spared_flops(shape: Shape) -> float:
 
 def parameters(shape: Shape) -> int:
     """Trainable parameters, norms left out."""
-    return block_macs(shape) + shape.taps * shape.hidden**2 + shape.hidden * shape.draft_vocab
+    return block_macs(shape) + shape.layers * shape.hidden**2 + shape.hidden * shape.draft_vocab

@@ -59,7 +59,7 @@ def draft_model(assignment: Assignment) -> Eagle3DraftModel:
         Eagle3SpeculatorConfig(
             transformer_layer_config=layer,
             draft_vocab_size=shape.draft_vocab,
-            eagle_aux_hidden_state_layer_ids=list(range(shape.taps)),
+            eagle_aux_hidden_state_layer_ids=list(range(shape.layers)),
             speculators_config=SpeculatorsConfig(
                 algorithm="eagle3", proposal_methods=[proposal], default_proposal_method="greedy", verifier=verifier
             ),

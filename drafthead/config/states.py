@@ -11,7 +11,9 @@ class StatesConfig(Section):
     """How hidden states are harvested."""
 
     backend: Literal["vllm", "transformers"] = "vllm"
-    format: Literal["bf16", "fp8"] = "bf16"  # of the taps; fp8: e4m3 with one scale per token and tap, half the bytes
+    format: Literal["bf16", "fp8"] = (
+        "bf16"  # of the aux layers; fp8: e4m3 with one scale per token and aux layer, half the bytes
+    )
     sequences_per_shard: int = Field(default=1024, gt=0)
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept

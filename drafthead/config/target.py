@@ -8,20 +8,24 @@ from drafthead.config.section import Section
 
 
 class TargetConfig(Section):
-    """The frozen model that verifies, and where its hidden states are tapped."""
+    """The frozen model that verifies, and where its hidden states are read."""
 
     path: str  # a directory (relative to the checkout or absolute) or a hub id
     revision: str | None = None
     dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
-    # Boundary indices, ascending: tap k is the input of block k, vLLM's own numbering.
-    tap_ids: tuple[int, ...]
+    # Boundary indices, ascending: aux layer k is the input of block k, vLLM's own numbering.
+    aux_layer_ids: tuple[int, ...]
     trust_remote_code: bool = False
 
     @model_validator(mode="after")
-    def _check_taps(self) -> Self:
-        if not self.tap_ids or list(self.tap_ids) != sorted(set(self.tap_ids)) or self.tap_ids[0] < 0:
+    def _check_layer_ids(self) -> Self:
+        if (
+            not self.aux_layer_ids
+            or list(self.aux_layer_ids) != sorted(set(self.aux_layer_ids))
+            or self.aux_layer_ids[0] < 0
+        ):
             raise ValueError(
-                f"target.tap_ids {list(self.tap_ids)} must be ascending, distinct and not negative: "
+                f"target.aux_layer_ids {list(self.aux_layer_ids)} must be ascending, distinct and not negative: "
                 "vLLM sorts them, which would silently permute the columns of fc"
             )
         return self

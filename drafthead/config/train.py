@@ -10,7 +10,7 @@ from drafthead.config.section import Section
 class TrainConfig(Section):
     """One training run."""
 
-    start_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
+    init_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
     num_ttt_steps: int = Field(default=4, gt=0)
     objective: Literal["forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance"] = "forward_kl"
     step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k

@@ -6,9 +6,9 @@ accumulation` of them, and rank r those at r, r + ranks, ... So the data of a st
 many ranks share it, and resuming needs no more than the step number. There is no padding at all: a batch
 is as long as its documents, at most the budget. Windows are placed first-fit into a few open batches; a
 perfect packing would fill budgets tighter but tie their order to their lengths. What only the loss reads
-is kept for the rows that lead to one (see core.layout).
+is kept for the rows that lead to one (see drafters.layout).
 
-Shapes: T tokens in the batch, R loss rows, S documents, N taps, H hidden.
+Shapes: T tokens in the batch, R loss rows, S documents, N aux layers, H hidden.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafthead.core.layout import Layout, tail_layout
+from drafthead.drafters.layout import Layout, tail_layout
 from drafthead.data.store import States
 from drafthead.data.windows import Window
 
@@ -35,7 +35,7 @@ class PackedBatch:
         layout: documents and loss rows.
         input_ids: (T,) int64.
         positions: (T,) int64, the target's own.
-        aux: (T, N * H), taps ascending.
+        aux: (T, N * H), aux layers ascending.
         last_hidden: (R, H), input of the target's final norm.
         loss_mask: (R,) bool.
         counted: (R,) bool, rows whose loss this batch counts; the others only hold what those predict.
@@ -143,15 +143,15 @@ def pack(store: States, windows: Sequence[Window]) -> PackedBatch:
     def cat(name: str, slices: list[slice]) -> Tensor:
         return torch.cat([getattr(s, name)[part] for s, part in zip(sequences, slices, strict=True)])
 
-    taps = [
-        torch.cat([s.aux[tap][span] for tap in store.tap_ids], dim=-1) for s, span in zip(sequences, spans, strict=True)
+    layers = [
+        torch.cat([s.aux[layer_id][span] for layer_id in store.aux_layer_ids], dim=-1) for s, span in zip(sequences, spans, strict=True)
     ]
     return PackedBatch(
         ids=tuple(s.id for s in sequences),
         layout=tail_layout([w.num_tokens for w in windows], [w.first_row - w.start for w in windows]),
         input_ids=cat("input_ids", spans).long(),
         positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),
-        aux=torch.cat(taps),
+        aux=torch.cat(layers),
         last_hidden=cat("last_hidden", tails),
         loss_mask=cat("loss_mask", rows).bool(),
         counted=torch.cat([torch.arange(w.first_row, w.stop) < w.end_row for w in windows]),

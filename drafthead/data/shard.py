@@ -1,17 +1,17 @@
 """One shard of hidden states: what it holds, how it is written, how it is read.
 
 A shard is a safetensors file without padding. All its sequences lie end to end along the token axis, and `offsets`
-says where each begins. What only the loss reads (see core.layout) is kept for the tail of each sequence that can
-carry loss: its rows lie end to end along an axis of their own, with offsets of their own. Sizes: N taps, H hidden,
+says where each begins. What only the loss reads (see drafters.layout) is kept for the tail of each sequence that can
+carry loss: its rows lie end to end along an axis of their own, with offsets of their own. Sizes: N aux layers, H hidden,
 T tokens and R tail rows in the shard, S sequences.
 
     input_ids      int32    (T,)
     loss_mask      uint8    (T,)     1 where the target generated the token
     offsets        int64    (S + 1,) into T
     tail_offsets   int64    (S + 1,) into R
-    aux.K          bf16     (T, H)   residual stream at boundary K, for every tap id K; or, with states.format fp8,
+    aux.K          bf16     (T, H)   residual stream at boundary K, for every aux layer id K; or, with states.format fp8,
                    e4m3     (T, H)   with aux.K.scale float32 (T,)
-    last_hidden    bf16     (R, H)   input of the final norm; left out when boundary L is itself a tap and not in fp8
+    last_hidden    bf16     (R, H)   input of the final norm; left out when boundary L is itself an aux layer and not in fp8
     argmax         int32    (R,)     most likely next token over the full vocabulary
     lse            float32  (R,)     log-sum-exp of the target's logits at temperature 1
     sums           int64    (S, C)   of each sequence's part of the C other tensors, compared at every read
@@ -59,7 +59,7 @@ class StateSequence:
         id: the prompt's id.
         input_ids: (T,) int32.
         loss_mask: (T,) uint8, 1 where the target generated the token.
-        aux: tap id -> (T, H).
+        aux: aux layer id -> (T, H).
         last_hidden: (R, H), the input of the target's final norm.
         argmax: (R,) int32, the target's most likely next token.
         lse: (R,) float32, log-sum-exp over the target's full vocabulary.
@@ -92,9 +92,9 @@ def write_shard(
 
     Args:
         path: from `shard_path`.
-        sequences: at least one, all with the same taps.
-        num_target_layers: L; the tap with this id, if any, doubles as last_hidden (not in fp8).
-        number_format: of the taps.
+        sequences: at least one, all with the same aux layers.
+        num_target_layers: L; the aux layer with this id, if any, doubles as last_hidden (not in fp8).
+        number_format: of the aux layers.
 
     Raises:
         DiskFullError: the shard does not fit on the disk.
@@ -104,11 +104,11 @@ def write_shard(
         raise ValueError(f"no sequences to write into {path}")
     for sequence in sequences:
         _check_lengths(sequence)
-    tap_ids = sorted(sequences[0].aux)
+    aux_layer_ids = sorted(sequences[0].aux)
     tensors = _shared_tensors(sequences)
-    for tap in tap_ids:
-        tensors |= _tap_tensors(f"aux.{tap}", [s.aux[tap] for s in sequences], number_format)
-    if num_target_layers not in tap_ids or number_format == "fp8":
+    for layer_id in aux_layer_ids:
+        tensors |= _layer_tensors(f"aux.{layer_id}", [s.aux[layer_id] for s in sequences], number_format)
+    if num_target_layers not in aux_layer_ids or number_format == "fp8":
         tensors[LAST] = torch.cat([s.last_hidden for s in sequences]).contiguous()
     summed = bounds(tensors)
     tensors[SUMS] = sums_of(tensors, summed)
@@ -116,7 +116,7 @@ def write_shard(
         "layout": LAYOUT,
         "summed": list(summed),
         "ids": [s.id for s in sequences],
-        "tap_ids": tap_ids,
+        "aux_layer_ids": aux_layer_ids,
         "num_target_layers": num_target_layers,
         "format": number_format,
     }
@@ -150,7 +150,7 @@ def _shared_tensors(sequences: Sequence[StateSequence]) -> dict[str, Tensor]:
     }
 
 
-def _tap_tensors(name: str, rows: list[Tensor], number_format: Format) -> dict[str, Tensor]:
+def _layer_tensors(name: str, rows: list[Tensor], number_format: Format) -> dict[str, Tensor]:
     if number_format == "bf16":
         return {name: torch.cat(rows).contiguous()}
     pairs = [quantise(part) for part in rows]  # one sequence at a time: the float32 copy stays small
@@ -163,8 +163,8 @@ class Shard:
     Attributes:
         path: of the file.
         ids: prompt ids of its sequences.
-        tap_ids: ascending.
-        number_format: of the taps.
+        aux_layer_ids: ascending.
+        number_format: of the aux layers.
         names: of the file's tensors.
 
     Raises:
@@ -183,7 +183,7 @@ class Shard:
                     f"delete {path.parent} and harvest again"
                 )
             self.ids: list[str] = about["ids"]
-            self.tap_ids: list[int] = about["tap_ids"]
+            self.aux_layer_ids: list[int] = about["aux_layer_ids"]
             self.number_format: Format = about["format"]
             self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
             self._tail_offsets: list[int] = self._file.get_tensor("tail_offsets").tolist()
@@ -195,7 +195,7 @@ class Shard:
                 raise
             raise ArtefactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error
         self.names = set(self._file.keys())
-        self._last_tap = f"aux.{about['num_target_layers']}"
+        self._last_layer = f"aux.{about['num_target_layers']}"
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -241,14 +241,14 @@ class Shard:
         return tokens - (self._tail_offsets[index + 1] - self._tail_offsets[index])
 
     def __getitem__(self, index: int) -> StateSequence:
-        aux = {tap: self.rows(index, f"aux.{tap}") for tap in self.tap_ids}
+        aux = {layer_id: self.rows(index, f"aux.{layer_id}") for layer_id in self.aux_layer_ids}
         first = self.first_row(index)
         return StateSequence(
             id=self.ids[index],
             input_ids=self.rows(index, "input_ids"),
             loss_mask=self.rows(index, "loss_mask"),
             aux=aux,
-            last_hidden=self.rows(index, LAST) if LAST in self.names else self.rows(index, self._last_tap)[first:],
+            last_hidden=self.rows(index, LAST) if LAST in self.names else self.rows(index, self._last_layer)[first:],
             argmax=self.rows(index, "argmax"),
             lse=self.rows(index, "lse"),
             first_row=first,
@@ -272,7 +272,7 @@ def _check_lengths(sequence: StateSequence) -> None:
     tokens, tail = sequence.num_tokens, sequence.num_tokens - sequence.first_row
     named = {
         "loss_mask": (sequence.loss_mask, tokens),
-        **{f"aux.{tap}": (rows, tokens) for tap, rows in sequence.aux.items()},
+        **{f"aux.{layer_id}": (rows, tokens) for layer_id, rows in sequence.aux.items()},
         **{name: (getattr(sequence, name), tail) for name in TAIL},
     }
     for name, (tensor, expected) in named.items():

@@ -17,9 +17,9 @@ class SpooledStates:
     of its own epoch.
     """
 
-    def __init__(self, spool: Spool, texts: Texts, sequences_per_shard: int, tap_ids: Sequence[int]):
+    def __init__(self, spool: Spool, texts: Texts, sequences_per_shard: int, aux_layer_ids: Sequence[int]):
         self.spool = spool
-        self.tap_ids = list(tap_ids)
+        self.aux_layer_ids = list(aux_layer_ids)
         self.ids = texts.ids
         self._texts = texts
         self._size = sequences_per_shard

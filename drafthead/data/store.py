@@ -24,12 +24,12 @@ class States(Protocol):
     """What training reads: documents with their states. Texts are known from the start, states may come later.
 
     Attributes:
-        tap_ids: taps of every document, ascending.
+        aux_layer_ids: aux layers of every document, ascending.
         ids: prompt id of every document.
         groups: which documents may be shuffled together, as ranges that cover all of them in order.
     """
 
-    tap_ids: list[int]
+    aux_layer_ids: list[int]
     ids: list[str]
     groups: list[range]
 
@@ -61,7 +61,7 @@ class StateStore:
         for shard in self._shards[1:]:
             _check_alike(self._shards[0], shard)
         self._index = [(shard, i) for shard in self._shards for i in range(len(shard))]
-        self.tap_ids = self._shards[0].tap_ids
+        self.aux_layer_ids = self._shards[0].aux_layer_ids
         self.ids = [name for shard in self._shards for name in shard.ids]
         self.groups = [range(len(self._index))]
 
@@ -83,7 +83,7 @@ class StateStore:
 
 
 def _check_alike(first: Shard, other: Shard) -> None:
-    for name in ("tap_ids", "number_format"):
+    for name in ("aux_layer_ids", "number_format"):
         if getattr(first, name) != getattr(other, name):
             raise ArtefactError(
                 f"{first.path} and {other.path.name} are of two harvests: {name} {getattr(first, name)} and "

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafthead.core.layout import first_loss_row
+from drafthead.drafters.layout import first_loss_row
 from drafthead.data.shard import LAST, SUMS, TAIL, Shard
 from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, verify_files
 
@@ -49,11 +49,11 @@ def verify_shard(path: Path, identity: dict[str, Any]) -> list[str]:
 
     Args:
         path: of the shard.
-        identity: of its store; tap ids, number format and hidden size are compared where it names them.
+        identity: of its store; aux layer ids, number format and hidden size are compared where it names them.
     """
     try:
         shard = Shard(path)
-        said = {"tap_ids": shard.tap_ids, "format": shard.number_format}
+        said = {"aux_layer_ids": shard.aux_layer_ids, "format": shard.number_format}
         problems = [
             f"{name} is {found}, {IDENTITY} says {identity[name]}"
             for name, found in said.items()
@@ -68,9 +68,9 @@ def verify_shard(path: Path, identity: dict[str, Any]) -> list[str]:
 
 def _structure(shard: Shard, hidden_size: int | None) -> Iterator[str]:
     """Names, offsets, shapes."""
-    taps = [f"aux.{tap}" for tap in shard.tap_ids]
-    scales = [f"{tap}.scale" for tap in taps] if shard.number_format == "fp8" else []
-    wanted = {"input_ids", "loss_mask", "offsets", "tail_offsets", "argmax", "lse", SUMS, *taps, *scales}
+    layers = [f"aux.{layer_id}" for layer_id in shard.aux_layer_ids]
+    scales = [f"{layer_id}.scale" for layer_id in layers] if shard.number_format == "fp8" else []
+    wanted = {"input_ids", "loss_mask", "offsets", "tail_offsets", "argmax", "lse", SUMS, *layers, *scales}
     if shard.names - {LAST} != wanted:
         yield f"it holds {sorted(shard.names)}, wanted {sorted(wanted)}"
         return
@@ -79,8 +79,8 @@ def _structure(shard: Shard, hidden_size: int | None) -> Iterator[str]:
         offsets = shard.tensor(name)
         if len(offsets) != len(shard) + 1 or offsets[0] != 0 or offsets[-1] != end or (offsets.diff() < 0).any():
             yield f"{name} do not lead from 0 to {end} in {len(shard)} ascending steps"
-    hidden = hidden_size if hidden_size is not None else shard.shape(taps[0])[1]
-    states = {*taps, *({LAST} & shard.names)}
+    hidden = hidden_size if hidden_size is not None else shard.shape(layers[0])[1]
+    states = {*layers, *({LAST} & shard.names)}
     for name in sorted(shard.names - {"offsets", "tail_offsets", SUMS}):
         length = rows if name in TAIL else tokens
         shape = [length, hidden] if name in states else [length]
@@ -92,7 +92,7 @@ def _values(shard: Shard) -> Iterator[str]:
     """Each sequence: numbers that are finite, a mask of zeros and ones, and a tail that begins early enough."""
     for i, name in enumerate(shard.ids):
         sequence = shard[i]
-        states = {f"aux.{tap}": rows for tap, rows in sequence.aux.items()}
+        states = {f"aux.{layer_id}": rows for layer_id, rows in sequence.aux.items()}
         for kind, values in {**states, LAST: sequence.last_hidden, "lse": sequence.lse}.items():
             if not torch.isfinite(values).all():
                 yield f"{kind} of sequence {name} is not finite at {_first(~torch.isfinite(values))}"

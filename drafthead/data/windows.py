@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafthead.core.alignment import valid_positions
-from drafthead.core.layout import first_loss_row
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.layout import first_loss_row
 
 
 @dataclass(frozen=True)

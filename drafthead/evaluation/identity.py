@@ -10,11 +10,11 @@ from safetensors import safe_open
 from drafthead.config import Recipe
 from drafthead.config.evaluation import HEADS, PARALLEL, ArmConfig
 from drafthead.data.trained_on import read_trained_on
+from drafthead.drafters.files import check_eagle3_files, check_tensor_files
 from drafthead.evaluation.workload import BASELINE, HEAD, Workload, arm_of, head_of
-from drafthead.models.draft_files import check_eagle3_files, check_tensor_files
-from drafthead.models.target import load_target_spec, name_target
-from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference, require
+from drafthead.target.files import fingerprint_of
+from drafthead.target.pieces import load_target_spec, name_target
 
 _MAKE_HEAD = "python export/head.py RECIPE"
 # What a head for parallel drafting has beyond another (vLLM's llm_base_proposer.py and llama_eagle3.py).

@@ -1,7 +1,7 @@
 """What is measured: held-out prompts as token ids, and the arms that answer them.
 
 Every arm reads the same token ids, rendered once by the target's own chat template, offline and through a
-server alike. What this gives up is the server's own rendering of chats; see drafthead/serving/load.py.
+server alike. What this gives up is the server's own rendering of chats; see drafthead/engine/load.py.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from drafthead.config import Recipe, local_or_hub
 from drafthead.config.evaluation import ArmConfig, Method
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.models.tokenizer import load_tokenizer
 from drafthead.provenance import require
+from drafthead.target.tokenizer import load_tokenizer
 
 BASELINE, BASELINE_AGAIN = "none", "none-again"
 HEAD: Method = "eagle3"  # the recipe's own head

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.core.acceptance import Acceptance
-from drafthead.core.looping import loops
-from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data import store as state_store
+from drafthead.data.looping import loops
 from drafthead.data.store import StateStore
+from drafthead.drafters.eagle3.model import DraftShape, frozen_copy
+from drafthead.drafters.replay import Acceptance
+from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.exporting.replay import Answer, first_answers, fitting_answers, predicted_rounds
-from drafthead.models.draft import DraftShape, frozen_copy
-from drafthead.models.target import load_pieces
+from drafthead.target.pieces import load_pieces
 
 PROMPTS, TOKENS = 32, 32768  # at most
 
@@ -28,7 +28,7 @@ class ValidationAnswers:
         chosen: which of its documents.
         embeddings: (V, H) of the target.
         num_drafts: K to be served.
-        looping: answers passed over because they go in circles, as in training and evaluation (core.looping).
+        looping: answers passed over because they go in circles, as in training and evaluation (data.looping).
     """
 
     store: StateStore
@@ -51,7 +51,7 @@ class ValidationAnswers:
 
 
 def validation_answers(
-    recipe: Recipe, tap_ids: tuple[int, ...], prompts: int = PROMPTS, tokens: int = TOKENS
+    recipe: Recipe, aux_layer_ids: tuple[int, ...], prompts: int = PROMPTS, tokens: int = TOKENS
 ) -> ValidationAnswers:
     """The first answers of the validation split that the engine has room for and that do not loop.
 
@@ -59,13 +59,13 @@ def validation_answers(
 
     Args:
         recipe: target, engine, validation states and K.
-        tap_ids: that the head was trained on.
+        aux_layer_ids: that the head was trained on.
         prompts, tokens: at most so many.
 
     Raises:
-        ArtefactError: there are no validation states, they hold other taps, or none of them fits.
+        ArtefactError: there are no validation states, they hold other aux layers, or none of them fits.
     """
-    store = _store(recipe, tap_ids)
+    store = _store(recipe, aux_layer_ids)
     K = recipe.eval.num_draft_tokens
     fitting = fitting_answers(store, recipe.engine.max_model_len - K - 1)
     straight = [answer for answer in fitting if not loops(answer.answer_ids)] or fitting
@@ -79,14 +79,14 @@ def validation_answers(
     return ValidationAnswers(store, chosen, pieces.embed_tokens, K, len(fitting) - len(straight))
 
 
-def _store(recipe: Recipe, tap_ids: tuple[int, ...]) -> StateStore:
+def _store(recipe: Recipe, aux_layer_ids: tuple[int, ...]) -> StateStore:
     directory = recipe.states_dir("validation")
     command = "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
     provenance.require(directory, state_store.KIND, command)
     store = StateStore(directory)
-    if tuple(store.tap_ids) != tap_ids:
+    if tuple(store.aux_layer_ids) != aux_layer_ids:
         raise provenance.ArtefactError(
-            f"{directory} holds taps {store.tap_ids}, the head was trained on {list(tap_ids)}; harvest again under "
-            "another name (name=...), or export with --no-serve-check"
+            f"{directory} holds layers {store.aux_layer_ids}, the head was trained on {list(aux_layer_ids)}; harvest "
+            "again under another name (name=...), or export with --no-serve-check"
         )
     return store

@@ -69,7 +69,7 @@ def write_card(
 def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     identity, counts = manifest["identity"], manifest["counts"]
     run = provenance.read_json(run_dir / provenance.IDENTITY)
-    target, export, tap_ids = identity["target"], identity["export"], identity["tap_ids"]
+    target, export, aux_layer_ids = identity["target"], identity["export"], identity["aux_layer_ids"]
     versions = manifest["made_by"]["versions"]
     config = provenance.read_json(recipe.head_dir / "config.json")
     imported, ancestors = run.get("imported"), _ancestors(run)
@@ -92,8 +92,8 @@ def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str,
         "positions": served_values(config)["max_position_embeddings"],
         "head": run["head"],
         "norms": ", ".join(name for name in _SWITCHES if run["head"][name]) or "no optional norm",
-        "tap_ids": tap_ids,
-        "blocks": [tap - 1 for tap in tap_ids],
+        "aux_layer_ids": aux_layer_ids,
+        "blocks": [layer_id - 1 for layer_id in aux_layer_ids],
         "imported": imported,
         "ancestors": ancestors,
         "origin": next((a["imported"]["path"] for a in [run, *ancestors] if a.get("imported")), None),

@@ -5,8 +5,8 @@ from typing import Any
 
 from drafthead import provenance
 from drafthead.config import HeadConfig, Recipe
-from drafthead.models.target import TargetSpec, target_names
-from drafthead.models.trained import Checkpoint, best_checkpoint, read_checkpoint
+from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
+from drafthead.target.pieces import TargetSpec, target_names
 
 
 def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Checkpoint:
@@ -26,12 +26,12 @@ def _check_recipe(recipe: Recipe, spec: TargetSpec, run: dict[str, Any], run_dir
     trained_target, target = target_names(run["target"], recipe, spec)
     described = {
         "head": recipe.head.model_dump(mode="json"),
-        "target.tap_ids": list(recipe.target.tap_ids),
+        "target.aux_layer_ids": list(recipe.target.aux_layer_ids),
         "target": target,
     }
     trained = {
         "head": HeadConfig.model_validate(run["head"]).model_dump(mode="json"),
-        "target.tap_ids": run["tap_ids"],
+        "target.aux_layer_ids": run["aux_layer_ids"],
         "target": trained_target,
     }
     if described != trained:

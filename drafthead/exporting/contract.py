@@ -1,14 +1,14 @@
 """What vLLM reads of an EAGLE-3 head: the one place for its tensor names and config keys.
 
 Checked against vLLM 0.32. Every key whose default differs between formats or model runners is written
-explicitly; tap ids stand in all three places where a runner may look for them.
+explicitly; aux layer ids stand in all three places where a runner may look for them.
 """
 
 import torch
 from torch import Tensor
 
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape
 from drafthead.exporting.fp8 import dequantised, quantisation_config, quantised
-from drafthead.models.draft import DraftModel, DraftShape
 
 MAPS = ("d2t", "t2d")
 # The first layer's name in a checkpoint and in each format; vLLM reads both, other tools their own.
@@ -17,18 +17,18 @@ _FIRST_LAYER_IN = {"vllm": FIRST_LAYER, "speculators": "layers.0."}
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_position_embeddings: int) -> dict:
+def head_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str, max_position_embeddings: int) -> dict:
     """config.json of an exported head.
 
     Args:
         shape: of the trained head.
-        tap_ids: ascending boundary indices.
+        aux_layer_ids: ascending boundary indices.
         dtype: `export.dtype`.
         max_position_embeddings: at least the serving length; a smaller value makes vLLM stop drafting
             for the whole batch once one request passes it.
     """
     head = shape.head
-    taps = list(tap_ids)
+    layers = list(aux_layer_ids)
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -53,10 +53,10 @@ def head_config(shape: DraftShape, tap_ids: tuple[int, ...], dtype: str, max_pos
         "norm_before_fc": head.norm_before_fc,
         "fc_norm": head.fc_norm,
         "norm_output": head.norm_output,
-        "num_aux_hidden_states": shape.num_taps,
-        "eagle_aux_hidden_state_layer_ids": taps,
+        "num_aux_hidden_states": shape.num_aux_layers,
+        "eagle_aux_hidden_state_layer_ids": layers,
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": taps,
+            "eagle_aux_hidden_state_layer_ids": layers,
             "use_aux_hidden_state": True,
             "norm_before_fc": head.norm_before_fc,
         },

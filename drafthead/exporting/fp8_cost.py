@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.core.acceptance import Acceptance
-from drafthead.core.statistics import Interval, length_difference
+from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.replay import Acceptance
 from drafthead.exporting.answers import validation_answers
 from drafthead.exporting.contract import as_served
-from drafthead.models.draft import DraftShape
+from drafthead.statistics import Interval, length_difference
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Fp8Cost:
 
 
 def measure_fp8_cost(
-    recipe: Recipe, weights: dict[str, Tensor], shape: DraftShape, tap_ids: tuple[int, ...]
+    recipe: Recipe, weights: dict[str, Tensor], shape: DraftShape, aux_layer_ids: tuple[int, ...]
 ) -> Fp8Cost:
     """Replay the answers of the serving check with both kinds of weights.
 
@@ -51,12 +51,12 @@ def measure_fp8_cost(
         recipe: target, engine, validation states and K.
         weights: of the checkpoint, float32, with d2t and t2d.
         shape: of the trained head.
-        tap_ids: it was trained on.
+        aux_layer_ids: it was trained on.
 
     Raises:
         ArtefactError: there are no validation states to replay.
     """
-    answers = validation_answers(recipe, tap_ids)
+    answers = validation_answers(recipe, aux_layer_ids)
     bf16, fp8 = (answers.rounds(as_served(weights, dtype), shape) for dtype in ("bfloat16", "fp8"))
     found = paired_difference(fp8, bf16)
     return Fp8Cost(len(bf16), pooled(bf16).length, pooled(fp8).length, found.value, found.low, found.high)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from drafthead import locks, provenance
 from drafthead.config import Recipe
+from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.trained import Checkpoint
 from drafthead.exporting.card import CARD
 from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.exporting.contract import MAPS, check_tensors, exported_tensors, head_config
@@ -29,10 +31,8 @@ from drafthead.exporting.serve_check import check_serving
 from drafthead.exporting.served import check_served
 from drafthead.exporting.speculators import to_speculators
 from drafthead.files import atomic_path, sha256_file, sync, write_json
-from drafthead.models.draft import DraftShape
-from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
-from drafthead.models.target_files import local_files
-from drafthead.models.trained import Checkpoint
+from drafthead.target.files import local_files
+from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity
 
 KIND = "head"
 _CANDIDATE = ".candidate"
@@ -87,7 +87,7 @@ def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str,
         "predicted_acceptance_length": source.state["acceptance_length"],
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "target": target_identity(recipe, spec),
-        "tap_ids": list(source.tap_ids),
+        "aux_layer_ids": list(source.aux_layer_ids),
         **({"started_from": source.run["started_from"]} if "started_from" in source.run else {}),
         "export": recipe.export.model_dump(mode="json", exclude={"license"}),  # the licence is on the card only
     }
@@ -97,16 +97,16 @@ def _write_checked(
     recipe: Recipe, spec: TargetSpec, source: Checkpoint, candidate: Path, serve_check: bool
 ) -> dict[str, Any]:
     """Fill the candidate's directory and run the checks on it; what they found goes into the manifest."""
-    check_tap_ids(spec, source.tap_ids)
+    check_aux_layer_ids(spec, source.aux_layer_ids)
     trained = source.shape(recipe, spec)
     shape = served_shape(trained, recipe.export)
     weights = source.weights()
     check_tensors(weights, trained)
-    config = _config(recipe, shape, source.tap_ids)
+    config = _config(recipe, shape, source.aux_layer_ids)
     dtype = recipe.export.dtype
     write_head(candidate, config, exported_tensors(weights, shape, dtype, recipe.export.format))
     record_prompts(recipe, candidate)
-    check_served(config, shape, source.tap_ids, recipe.engine.max_model_len, dtype)
+    check_served(config, shape, source.aux_layer_ids, recipe.engine.max_model_len, dtype)
     agreement = check_reload(candidate, weights, shape, dtype)
     print(f"reloaded: same logits as the training module; {agreement:.1%} of top drafts survive {dtype}")
     return {
@@ -117,8 +117,8 @@ def _write_checked(
     }
 
 
-def _config(recipe: Recipe, shape: DraftShape, tap_ids: tuple[int, ...]) -> dict[str, Any]:
-    plain = head_config(shape, tap_ids, recipe.export.dtype, shape.max_position_embeddings)
+def _config(recipe: Recipe, shape: DraftShape, aux_layer_ids: tuple[int, ...]) -> dict[str, Any]:
+    plain = head_config(shape, aux_layer_ids, recipe.export.dtype, shape.max_position_embeddings)
     if recipe.export.format == "vllm":
         return plain
     directory = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
@@ -132,10 +132,10 @@ def _judge(
     """What the checks that need validation answers find, for the manifest."""
     found = {}
     if recipe.export.dtype == "fp8":
-        cost = measure_fp8_cost(recipe, weights, shape, source.tap_ids)
+        cost = measure_fp8_cost(recipe, weights, shape, source.aux_layer_ids)
         print(cost.sentence())
         found["fp8_cost"] = asdict(cost)
-    check = check_serving(recipe, directory, weights, shape, source.tap_ids)
+    check = check_serving(recipe, directory, weights, shape, source.aux_layer_ids)
     print(check.sentence())
     return {**found, "serve_check": asdict(check)}
 

@@ -1,10 +1,10 @@
 """`export/head.py --dry-run`: what writing and checking a head will take."""
 
 from drafthead.config import Recipe
+from drafthead.drafters.eagle3.model import num_parameters, planned_shape
+from drafthead.engine.engine_plan import EnginePlan
+from drafthead.engine.rates import start_seconds
 from drafthead.exporting.answers import PROMPTS
-from drafthead.models.draft import num_parameters, planned_shape
-from drafthead.serving.engine_plan import EnginePlan
-from drafthead.serving.rates import start_seconds
 from drafthead.stage_plan import Assumed, StagePlan
 
 _BYTES = {"float32": 4, "bfloat16": 2, "fp8": 2}  # fp8 halves some matrices only

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafthead.core.layout import tail_layout
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape, frozen_copy
+from drafthead.drafters.layout import tail_layout
 from drafthead.exporting.contract import as_served, checkpoint_tensors
-from drafthead.models.draft import DraftModel, DraftShape, frozen_copy
 
 
 @torch.no_grad()
@@ -44,6 +44,6 @@ def probe_logits(model: DraftModel, num_steps: int = 2, length: int = 16) -> Ten
     """(K, T, D) logits of K steps over T random states, the same at every call."""
     generator = torch.Generator().manual_seed(0)
     size = model.shape.hidden_size
-    aux = torch.randn(length, model.shape.num_taps * size, generator=generator)
+    aux = torch.randn(length, model.shape.num_aux_layers * size, generator=generator)
     embeddings = torch.randn(length, size, generator=generator)
     return model.lm_head(model.unroll(aux, embeddings, torch.arange(length), tail_layout([length], [0]), num_steps))

@@ -1,7 +1,7 @@
 """Acceptance predicted from weights alone: drafting rounds replayed over the target's own answers.
 
 The same definition as training's validation, in the shortest form: step k of every row at once, the most likely
-draft token of each, and `core.acceptance` to walk the rounds. Prompt by prompt, so that an engine's counters can be
+draft token of each, and `drafters.replay` to walk the rounds. Prompt by prompt, so that an engine's counters can be
 compared answer by answer. float32 throughout; what this gives up is speed, which a few dozen answers do not need.
 
 Shapes: T tokens of one document, R rows, K draft tokens, H hidden, D draft vocabulary, V target vocabulary.
@@ -14,11 +14,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from drafthead.core.acceptance import Acceptance, last_answer, match_text, replay
 from drafthead.data.packing import pack
 from drafthead.data.store import StateStore
 from drafthead.data.windows import whole
-from drafthead.models.draft import DraftModel
+from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.replay import Acceptance, last_answer, match_text, replay
 
 
 @dataclass(frozen=True)

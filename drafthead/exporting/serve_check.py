@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.core.acceptance import Acceptance, empty_acceptance
+from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.replay import Acceptance, empty_acceptance
+from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.exporting.answers import ValidationAnswers, validation_answers
 from drafthead.exporting.contract import as_served
 from drafthead.exporting.replay import Answer
 from drafthead.exporting.served import check_served
-from drafthead.models.draft import DraftShape
-from drafthead.serving.engine import generate, import_vllm, offline_engine
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over answers that came out as stored
 LOOSE_TOLERANCE = 0.15  # over all answers, when fewer than half of the rounds are comparable
@@ -63,7 +63,7 @@ class ServeCheck:
 
 
 def check_serving(
-    recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, tap_ids: tuple[int, ...]
+    recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, aux_layer_ids: tuple[int, ...]
 ) -> ServeCheck:
     """Serve the directory in vLLM and compare its acceptance with the checkpoint's prediction.
 
@@ -72,16 +72,16 @@ def check_serving(
         directory: the exported head.
         weights: of the checkpoint, float32, with d2t and t2d.
         shape: of the trained head.
-        tap_ids: it was trained on.
+        aux_layer_ids: it was trained on.
 
     Raises:
         ArtefactError: there are no validation states to compare on.
         ValueError: vLLM cannot be imported, reads config.json differently, or accepts more or less than predicted.
     """
-    answers = validation_answers(recipe, tap_ids)
+    answers = validation_answers(recipe, aux_layer_ids)
     source = as_served(weights, "fp8") if recipe.export.dtype == "fp8" else weights
     predicted = answers.rounds(source, shape)
-    served = serve_answers(recipe, directory, answers.chosen, shape, tap_ids)
+    served = serve_answers(recipe, directory, answers.chosen, shape, aux_layer_ids)
     return _compare(directory, answers, predicted, served)
 
 
@@ -94,7 +94,7 @@ class Served:
 
 
 def serve_answers(
-    recipe: Recipe, directory: Path, answers: list[Answer], shape: DraftShape, tap_ids: tuple[int, ...]
+    recipe: Recipe, directory: Path, answers: list[Answer], shape: DraftShape, aux_layer_ids: tuple[int, ...]
 ) -> list[Served]:
     """Answer the prompts of validation answers in vLLM with the head of a directory, at temperature 0.
 
@@ -112,7 +112,7 @@ def serve_answers(
         running = llm.llm_engine.vllm_config.speculative_config
         assert running is not None
         parsed = running.draft_model_config.hf_config.to_dict()
-        check_served(parsed, shape, tap_ids, recipe.engine.max_model_len, recipe.export.dtype)
+        check_served(parsed, shape, aux_layer_ids, recipe.engine.max_model_len, recipe.export.dtype)
         outputs = generate(llm, [a.prompt_ids for a in answers], params)
     return [_counted(output.outputs[0], K) for output in outputs]
 

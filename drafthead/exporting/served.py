@@ -7,21 +7,21 @@ vLLM 0.32's rules, defaults and precedence included, and compared value by value
 
 from typing import Any
 
+from drafthead.drafters.eagle3.model import DraftShape
 from drafthead.exporting.fp8 import METHOD
 from drafthead.exporting.speculators import from_speculators, is_speculators
-from drafthead.models.draft import DraftShape
-from drafthead.models.target_rope import rope_parameters_of
+from drafthead.target.rope import rope_parameters_of
 
 TARGET_DEFAULT = "the target's default"
 
 
-def trained_values(shape: DraftShape, tap_ids: tuple[int, ...]) -> dict[str, Any]:
+def trained_values(shape: DraftShape, aux_layer_ids: tuple[int, ...]) -> dict[str, Any]:
     """What decides the head's arithmetic, by the names of `served_values`."""
     head = shape.head
     return {
-        "taps (model runner V1)": list(tap_ids),
-        "taps (model runner V2)": list(tap_ids),
-        "taps that fc is sized for": shape.num_taps,
+        "aux layers (model runner V1)": list(aux_layer_ids),
+        "aux layers (model runner V2)": list(aux_layer_ids),
+        "aux layers that fc is sized for": shape.num_aux_layers,
         "norm_before_residual": head.norm_before_residual,
         "norm_before_fc": head.norm_before_fc,
         "fc_norm": head.fc_norm,
@@ -46,7 +46,7 @@ def trained_values(shape: DraftShape, tap_ids: tuple[int, ...]) -> dict[str, Any
 def served_values(config: dict[str, Any]) -> dict[str, Any]:
     """What vLLM makes of an EAGLE-3 config.json, plain or of the speculators layout.
 
-    The tap ids are looked up in several places: runner V1 takes the top-level list, then the nested one; V2 the
+    The aux layer ids are looked up in several places: runner V1 takes the top-level list, then the nested one; V2 the
     top-level list only; fc is sized by the count, else by the nested list, else for three.
     """
     config = from_speculators(config) if is_speculators(config) else config
@@ -55,9 +55,9 @@ def served_values(config: dict[str, Any]) -> dict[str, Any]:
     nested_ids = nested.get("eagle_aux_hidden_state_layer_ids")
     heads = config["num_attention_heads"]
     return {
-        "taps (model runner V1)": _ascending(ids or nested_ids),
-        "taps (model runner V2)": _ascending(ids),
-        "taps that fc is sized for": config.get("num_aux_hidden_states") or len(nested_ids or range(3)),
+        "aux layers (model runner V1)": _ascending(ids or nested_ids),
+        "aux layers (model runner V2)": _ascending(ids),
+        "aux layers that fc is sized for": config.get("num_aux_hidden_states") or len(nested_ids or range(3)),
         "norm_before_residual": bool(config.get("norm_before_residual", False)),
         "norm_before_fc": bool(nested.get("norm_before_fc", config.get("norm_before_fc", False))),
         "fc_norm": bool(config.get("fc_norm", False)),
@@ -82,21 +82,21 @@ def served_values(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_served(
-    config: dict[str, Any], shape: DraftShape, tap_ids: tuple[int, ...], positions: int, dtype: str = "bfloat16"
+    config: dict[str, Any], shape: DraftShape, aux_layer_ids: tuple[int, ...], positions: int, dtype: str = "bfloat16"
 ) -> None:
     """Refuse a config.json that vLLM would read differently from how the head was trained.
 
     Args:
         config: config.json of either layout, or what an engine made of it.
         shape: of the trained head.
-        tap_ids: it was trained on.
+        aux_layer_ids: it was trained on.
         positions: that must be servable.
         dtype: `export.dtype`.
 
     Raises:
         ValueError: naming every key that differs, with the trained and the served value.
     """
-    trained = {**trained_values(shape, tap_ids), "quantization": METHOD if dtype == "fp8" else None}
+    trained = {**trained_values(shape, aux_layer_ids), "quantization": METHOD if dtype == "fp8" else None}
     served = served_values(config)
     longest = served.pop("max_position_embeddings")
     problems = [

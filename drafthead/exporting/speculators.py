@@ -1,8 +1,8 @@
 """The speculators layout of a head: config.json names the target, so `vllm serve HEAD` needs nothing else.
 
 vLLM 0.32 builds the draft's config from `transformer_layer_config`, then copies a fixed list of keys from beside it.
-The number of taps is not on that list, nor is `eagle_config`: a head with another number of taps than three only loads
-when both stand inside. `norm_before_residual` defaults to true here and to false in the plain layout.
+The number of aux layers is not on that list, nor is `eagle_config`: a head with another number of
+aux layers than three only loads when both stand inside. `norm_before_residual` defaults to true here, to false there.
 """
 
 from typing import Any

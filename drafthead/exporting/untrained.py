@@ -10,11 +10,11 @@ import torch
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.core.vocabulary import choose_vocabulary
+from drafthead.drafters.eagle3.model import DraftModel, draft_shape
+from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.contract import exported_tensors, head_config
 from drafthead.exporting.head import KIND, write_head
-from drafthead.models.draft import DraftModel, draft_shape
-from drafthead.models.target import load_target_spec, target_identity
+from drafthead.target.pieces import load_target_spec, target_identity
 
 
 def write_untrained(recipe: Recipe) -> Path:
@@ -32,7 +32,7 @@ def write_untrained(recipe: Recipe) -> Path:
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     identity = {
         "target": target_identity(recipe, spec),
-        "tap_ids": list(recipe.target.tap_ids),
+        "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
         "untrained": True,
     }
@@ -45,7 +45,7 @@ def write_untrained(recipe: Recipe) -> Path:
         torch.zeros(shape.vocab_size), shape.head.draft_vocab_size, torch.zeros(0, dtype=torch.long)
     )
     tensors = {**weights, "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
-    config = head_config(shape, recipe.target.tap_ids, recipe.export.dtype, shape.max_position_embeddings)
+    config = head_config(shape, recipe.target.aux_layer_ids, recipe.export.dtype, shape.max_position_embeddings)
     write_head(recipe.head_dir, config, exported_tensors(tensors, shape, recipe.export.dtype))
     provenance.finish(recipe.head_dir, {"parameters": sum(t.numel() for t in weights.values())})
     return recipe.head_dir

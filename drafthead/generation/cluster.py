@@ -22,9 +22,9 @@ from typing import Any
 from tqdm import tqdm
 
 from drafthead.config import Recipe
+from drafthead.engine.offline import keep_engines_in_this_process
 from drafthead.generation.running import Job, Task, Worker, unwritten
 from drafthead.progress import progress_bar
-from drafthead.serving.engine import keep_engines_in_this_process
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 try:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from drafthead.core.vocabulary import DraftVocabulary
+from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.provenance import ArtefactError, describe_difference
 from drafthead.training.checkpoint import MODEL_FILE
 

@@ -1,19 +1,19 @@
 """`train/eagle3.py --dry-run`: what a run needs on every GPU, before one is taken.
 
 Added up from shapes, not measured: weights and optimiser by ZeRO stage, the frozen pieces of the target, what the
-unroll keeps for its backward (see core.remake) and the buffers of the fused loss. Left out: the allocator's slack,
+unroll keeps for its backward (drafters.recompute) and the buffers of the fused loss. Left out: the allocator's slack,
 CUDA's own context and NCCL's buffers, so leave a tenth free. A test holds the sum against the memory that one step
 really takes on a CPU.
 
 Shapes: T tokens of a micro batch, R of them rows that lead to a loss (at most T), K TTT steps, H hidden, F
-feed-forward, Q query and G key/value heads, d head dimension, N taps, D draft and V target vocabulary, P parameters.
+feed-forward, Q query and G key/value heads, d head dimension, N aux layers, D draft and V target vocabulary, P weights.
 """
 
 from dataclasses import dataclass, fields
 
 from drafthead.config import TrainConfig
-from drafthead.core.losses import CHUNK_ROWS
-from drafthead.models.draft import DraftShape, num_parameters
+from drafthead.drafters.eagle3.model import DraftShape, num_parameters
+from drafthead.losses.fused import CHUNK_ROWS
 
 _FLOAT32 = 4
 
@@ -27,7 +27,7 @@ class Footprint:
         gradients: of all weights, or of a rank's share.
         optimizer: moments, and the moving average.
         target: embeddings, head rows and norm.
-        batch: taps and last states of one micro batch, and of the one read ahead.
+        batch: aux layers and last states of one micro batch, and of the one read ahead.
         activations: kept for the backward.
         loss: logits of a chunk and the head's gradient.
     """
@@ -67,7 +67,7 @@ def footprint(shape: DraftShape, config: TrainConfig, ranks: int, device: str = 
         gradients=width * (share if stage >= 2 else parameters),
         optimizer=moments * _FLOAT32 * (parameters if stage == 0 else share),
         target=width * (V + D) * H,
-        batch=2 * width * tokens * (shape.num_taps + 1) * H,
+        batch=2 * width * tokens * (shape.num_aux_layers + 1) * H,
         activations=width * tokens * _kept_per_row(shape, config),
         loss=rows * D * (_FLOAT32 + (0 if width == _FLOAT32 else width)) + teacher_rows * D * _FLOAT32
         + D * H * _FLOAT32,

@@ -10,7 +10,7 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_epoch
-from drafthead.models.draft import frozen_copy
+from drafthead.drafters.eagle3.model import frozen_copy
 from drafthead.progress import progress_bar
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps

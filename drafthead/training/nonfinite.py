@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from drafthead.core.losses import HeadLoss
 from drafthead.data.packing import PackedBatch
 from drafthead.data.windows import Window
 from drafthead.files import atomic_path, write_json
+from drafthead.losses.fused import HeadLoss
 from drafthead.training.run import Run
 from drafthead.training.weights import consolidated
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from drafthead.core.host_memory import give_back
-from drafthead.core.losses import HeadLoss, Teacher, head_loss
-from drafthead.core.objectives import ObjectiveName
 from drafthead.data.packing import PackedBatch
-from drafthead.models.draft import DraftModel
+from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.host_memory import give_back
+from drafthead.losses.fused import HeadLoss, Teacher, head_loss
+from drafthead.losses.objectives import ObjectiveName
 
 
 @dataclass(frozen=True)

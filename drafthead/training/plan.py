@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.store import KIND as STATES
-from drafthead.models.draft import DraftShape, num_parameters, planned_shape
+from drafthead.drafters.eagle3.model import DraftShape, num_parameters, planned_shape
+from drafthead.engine.rates import SHARE, Rate, assumed, gpu_named, known_rate
 from drafthead.provenance import MANIFEST, require
-from drafthead.serving.rates import SHARE, Rate, assumed, gpu_named, known_rate
 from drafthead.stage_plan import Assumed, StagePlan, print_stage
 from drafthead.training.footprint import Footprint, footprint
 
@@ -125,7 +125,7 @@ def _rate(recipe: Recipe, shape: DraftShape, assumptions: Assumed, amount: Train
 def operations_per_epoch(shape: DraftShape, steps: int, amount: TrainAmount) -> float:
     """By the formula at the top of this module."""
     head, H, D = shape.head, shape.hidden_size, shape.head.draft_vocab_size
-    fc = shape.num_taps * H * H
+    fc = shape.num_aux_layers * H * H
     block = num_parameters(shape) - fc - H * D
     length = amount.tokens / max(amount.sequences, 1)
     attention = 12 * head.num_attention_heads * head.head_dim * length / 2 * head.num_layers

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from drafthead.config import Recipe, TrainConfig
-from drafthead.core.vocabulary import DraftVocabulary, coverage
 from drafthead.data.packing import PackedBatch, pack, plan_stream
 from drafthead.data.responses import read_categories
 from drafthead.data.windows import Window
-from drafthead.models.draft import DraftModel, DraftShape, draft_shape
-from drafthead.models.target import TargetPieces, load_pieces
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape, draft_shape
+from drafthead.drafters.vocabulary import DraftVocabulary, coverage
 from drafthead.provenance import digest
+from drafthead.target.pieces import TargetPieces, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import build_accelerator
 from drafthead.training.agreement import check_ranks, check_vocabulary
@@ -147,7 +147,7 @@ def prepare(recipe: Recipe, inputs: Inputs) -> Run:
 def _new_head(
     recipe: Recipe, inputs: Inputs, found: Survey, pieces: TargetPieces
 ) -> tuple[DraftShape, DraftModel, DraftVocabulary]:
-    """The head at step 0: made from its target, or with the weights and the vocabulary of `train.start_from`."""
+    """The head at step 0: made from its target, or with the weights and the vocabulary of `train.init_from`."""
     config = recipe.train
     if inputs.start is None:
         vocabulary = draft_vocabulary(recipe, found)

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary, size_for_coverage
 from drafthead.data.store import States
 from drafthead.data.windows import Window, cut
-from drafthead.models.draft import DraftModel, DraftShape
-from drafthead.models.target import (
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape
+from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary, size_for_coverage
+from drafthead.target.pieces import (
     TargetPieces,
     TargetSpec,
-    check_tap_ids,
+    check_aux_layer_ids,
     load_target_spec,
     target_identity,
     target_names,
 )
-from drafthead.models.tokenizer import special_tokens
+from drafthead.target.tokenizer import special_tokens
 from drafthead.training.objective import FrozenTarget
 from drafthead.training.start import Start, find_start
 from drafthead.training.states import open_states
@@ -51,12 +51,12 @@ def open_inputs(recipe: Recipe) -> Inputs:
     """Open both stores and check that they fit the recipe.
 
     Raises:
-        ArtefactError: a store is missing, unfinished, or was harvested from another target or other taps; or
-            `train.start_from` is no checkpoint.
-        ValueError: a tap id lies beyond the target, or `train.start_from` holds another head.
+        ArtefactError: a store is missing, unfinished, or was harvested from another target or other aux layers; or
+            `train.init_from` is no checkpoint.
+        ValueError: an aux layer id lies beyond the target, or `train.init_from` holds another head.
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    check_tap_ids(spec, recipe.target.tap_ids)
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     start = find_start(recipe, spec)
     references, stores = {}, {}
     for split in ("train", "validation"):
@@ -67,7 +67,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
     identity = {
         "states": references,
         "target": target_identity(recipe, spec),
-        "tap_ids": list(recipe.target.tap_ids),
+        "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
         "train": recipe.train.model_dump(mode="json"),
         "num_draft_tokens": recipe.eval.num_draft_tokens,
@@ -80,12 +80,12 @@ def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Pa
     found_target, target = target_names(identity["target"], recipe, spec)
     wanted = {
         "target": target,
-        "target.tap_ids": list(recipe.target.tap_ids),
+        "target.aux_layer_ids": list(recipe.target.aux_layer_ids),
         "states.format": recipe.states.format,
     }
     found = {
         "target": found_target,
-        "target.tap_ids": identity["tap_ids"],
+        "target.aux_layer_ids": identity["aux_layer_ids"],
         "states.format": identity.get("format"),
     }
     if found != wanted:

@@ -1,4 +1,4 @@
-"""Where a run's weights begin: another run's checkpoint (`train.start_from`), instead of the target's rows.
+"""Where a run's weights begin: another run's checkpoint (`train.init_from`), instead of the target's rows.
 
     runs/NAME/start/model.safetensors     a copy of those weights: the run needs its ancestor no more
     runs/NAME/training_prompts.json       prompts that the ancestor is known to have learned from
@@ -22,11 +22,11 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data.prompts import ids_of
 from drafthead.data.trained_on import known_before, write_trained_on
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape
+from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.files import atomic_path, sha256_file
-from drafthead.models.draft import DraftModel, DraftShape
-from drafthead.models.target import TargetSpec, target_names
-from drafthead.models.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.progress import wait_until
+from drafthead.target.pieces import TargetSpec, target_names
 
 _RECORD = "started_from"
 _IMPORT = "python export/import_head.py RECIPE name=OTHER --head"
@@ -67,10 +67,10 @@ def find_start(recipe: Recipe, spec: TargetSpec) -> Start | None:
     A run that has begun reads its own copy. Otherwise the checkpoint is verified and compared with the recipe.
 
     Raises:
-        ArtefactError: `train.start_from` is no verified checkpoint.
+        ArtefactError: `train.init_from` is no verified checkpoint.
         ValueError: it holds another head than the recipe describes; the message has both values of every key.
     """
-    if recipe.train.start_from is None:
+    if recipe.train.init_from is None:
         return None
     kept = _copy_of(recipe)
     if kept.exists():
@@ -78,7 +78,7 @@ def find_start(recipe: Recipe, spec: TargetSpec) -> Start | None:
         return Start({key: run[key] for key in (_RECORD, *OWN) if key in run}, kept)
     source = read_checkpoint(_located(recipe))
     _check_recipe(recipe, spec, source)
-    return Start(_identity(recipe.train.start_from, source), source.file, _prompts_of(source))
+    return Start(_identity(recipe.train.init_from, source), source.file, _prompts_of(source))
 
 
 def keep_start(recipe: Recipe, start: Start) -> Start:
@@ -90,7 +90,7 @@ def keep_start(recipe: Recipe, start: Start) -> Start:
         wait_until(kept.exists, f"rank 0 to copy {start.file}", quiet=True)
         return replace(start, file=kept)
     if start.prompts is None:
-        print(f"which prompts {recipe.train.start_from} was trained on is not known: the exported head cannot say so")
+        print(f"which prompts {recipe.train.init_from} was trained on is not known: the exported head cannot say so")
     else:
         write_trained_on(recipe.run_dir, None, start.prompts)
     with atomic_path(kept) as temporary:
@@ -121,21 +121,21 @@ def _copy_of(recipe: Recipe) -> Path:
 
 def _located(recipe: Recipe) -> Path:
     """The checkpoint's directory; a run's own directory means its best checkpoint."""
-    given = str(recipe.train.start_from)
+    given = str(recipe.train.init_from)
     path = recipe.directory(given)
     if not path.is_dir():
         raise FileNotFoundError(
-            f"train.start_from {given} is no directory (looked at {path}): give runs/NAME or one of its checkpoints. "
+            f"train.init_from {given} is no directory (looked at {path}): give runs/NAME or one of its checkpoints. "
             f"A head from the hub is imported first: {_IMPORT} {given}"
         )
     if (path / "config.json").exists():
         raise ValueError(
-            f"train.start_from {given} is a head made for serving: import it first, {_IMPORT} {given}, "
+            f"train.init_from {given} is a head made for serving: import it first, {_IMPORT} {given}, "
             "and start from runs/OTHER"
         )
     if path.resolve() == recipe.run_dir.resolve() or recipe.run_dir.resolve() in path.resolve().parents:
         raise ValueError(
-            f"train.start_from {given} is the recipe's own run: to resume it leave train.start_from out, "
+            f"train.init_from {given} is the recipe's own run: to resume it leave train.init_from out, "
             "to train on from its weights give the new run another name (name=...)"
         )
     return best_checkpoint(path) if (path / provenance.IDENTITY).exists() else path
@@ -153,12 +153,12 @@ def _check_recipe(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> None:
     wanted = {f"head.{key}": value for key, value in described.items()}
     found = {f"head.{key}": value for key, value in head.items()}
     heads_target, target = target_names(source.run["target"], recipe, spec)
-    wanted |= {"target.tap_ids": list(recipe.target.tap_ids), "target": target}
-    found |= {"target.tap_ids": list(source.tap_ids), "target": heads_target}
+    wanted |= {"target.aux_layer_ids": list(recipe.target.aux_layer_ids), "target": target}
+    found |= {"target.aux_layer_ids": list(source.aux_layer_ids), "target": heads_target}
     lines = [f"  {key}: recipe {wanted[key]!r}, head {found[key]!r}" for key in wanted if wanted[key] != found[key]]
     if lines:
         raise ValueError(
-            f"train.start_from {recipe.train.start_from} holds another head than the recipe describes:\n"
+            f"train.init_from {recipe.train.init_from} holds another head than the recipe describes:\n"
             + "\n".join(lines)
             + "\nput the head's values into the recipe, or start from a head that fits it"
         )

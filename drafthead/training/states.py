@@ -66,7 +66,7 @@ def open_states(recipe: Recipe, split: str) -> Opened:
     texts = Texts(recipe.responses_dir(split))
     spool = spools.open_spool(recipe, len(texts))
     return Opened(
-        SpooledStates(spool, texts, recipe.states.sequences_per_shard, identity["tap_ids"]), identity, identity
+        SpooledStates(spool, texts, recipe.states.sequences_per_shard, identity["aux_layer_ids"]), identity, identity
     )
 
 

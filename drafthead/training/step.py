@@ -8,9 +8,9 @@ or rank count, and no count has to be exchanged between ranks.
 import torch
 from torch import Tensor
 
-from drafthead.core.alignment import shift, valid_positions
-from drafthead.core.losses import HeadLoss
 from drafthead.data.packing import PackedBatch
+from drafthead.drafters.eagle3.alignment import shift, valid_positions
+from drafthead.losses.fused import HeadLoss
 from drafthead.training.metrics import StepMetrics, peak_memory_gib
 from drafthead.training.nonfinite import stop_unless_finite_gradient, stop_unless_finite_loss
 from drafthead.training.objective import score, step_weights

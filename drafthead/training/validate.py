@@ -12,12 +12,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from drafthead.core.acceptance import Acceptance, empty_acceptance, last_answer, match_text, replay
-from drafthead.core.alignment import valid_positions
-from drafthead.core.looping import loops
+from drafthead.data.looping import loops
 from drafthead.data.packing import PackedBatch
 from drafthead.data.store import States
 from drafthead.data.windows import Window, whole
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.replay import Acceptance, empty_acceptance, last_answer, match_text, replay
 from drafthead.training.objective import FrozenTarget, score
 
 

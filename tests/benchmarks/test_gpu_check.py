@@ -10,7 +10,7 @@ from tests.scripts import run_python
 
 
 def gpu_check(*options: str) -> subprocess.CompletedProcess:
-    return run_python("benchmarks/gpu_check.py", *options, PATH="", CUDA_VISIBLE_DEVICES="")
+    return run_python("tools/gpu_check.py", *options, PATH="", CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.fixture(scope="module")

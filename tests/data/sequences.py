@@ -5,9 +5,9 @@ import torch
 from drafthead.data.store import StateSequence
 
 
-def sequence(name: str, length: int, taps=(1, 3), hidden=4) -> StateSequence:
+def sequence(name: str, length: int, layers=(1, 3), hidden=4) -> StateSequence:
     generator = torch.Generator().manual_seed(length)
-    rows = {tap: torch.randn(length, hidden, generator=generator).bfloat16() for tap in taps}
+    rows = {layer_id: torch.randn(length, hidden, generator=generator).bfloat16() for layer_id in layers}
     return StateSequence(
         id=name,
         input_ids=torch.arange(length, dtype=torch.int32),
@@ -24,5 +24,5 @@ def assert_same(found: StateSequence, wanted: StateSequence):
     for name in ("input_ids", "loss_mask", "last_hidden", "argmax", "lse"):
         torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=0, atol=0)
     assert found.aux.keys() == wanted.aux.keys()
-    for tap, rows in wanted.aux.items():
-        torch.testing.assert_close(found.aux[tap], rows, rtol=0, atol=0)
+    for layer_id, rows in wanted.aux.items():
+        torch.testing.assert_close(found.aux[layer_id], rows, rtol=0, atol=0)

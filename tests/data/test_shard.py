@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafthead.core.layout import first_loss_row
+from drafthead.drafters.layout import first_loss_row
 from drafthead.data.fp8 import FP8, dequantise, quantise
 from drafthead.data.packing import PackedBatch, pack
 from drafthead.data.store import Shard, StateSequence, StateStore, shard_path, write_shard
@@ -57,13 +57,13 @@ def test_a_row_that_is_not_finite_stays_so():
 
 def test_fp8_halves_the_taps_and_leaves_what_the_teacher_reads(tmp_path):
     wanted = [tail_only(d) for d in long_prompts(30, 8)]
-    write_shard(shard_path(tmp_path, 0), wanted, num_target_layers=3, number_format="fp8")  # tap 3 is the last boundary
+    write_shard(shard_path(tmp_path, 0), wanted, num_target_layers=3, number_format="fp8")  # aux layer 3 is the last boundary
     stored = load_file(shard_path(tmp_path, 0))
     assert stored["aux.1"].dtype == FP8
     assert stored["aux.1.scale"].shape == (38,)
     assert stored["last_hidden"].shape == (17 + 6, 4)
     for found, given in zip(map(StateStore(tmp_path).__getitem__, range(2)), wanted, strict=True):
-        rounded = {tap: dequantise(*quantise(rows)) for tap, rows in given.aux.items()}
+        rounded = {layer_id: dequantise(*quantise(rows)) for layer_id, rows in given.aux.items()}
         assert_same(found, dataclasses.replace(given, aux=rounded))
         assert found.first_row == given.first_row
 
@@ -81,7 +81,7 @@ def test_only_the_loss_rows_come_back(tmp_path):
         assert (shard[i].first_row, shard.first_row(i)) == (given.first_row, given.first_row)
 
 
-@pytest.mark.parametrize("last", [3, 9])  # boundary 3 is a tap, 9 is not
+@pytest.mark.parametrize("last", [3, 9])  # boundary 3 is an aux layer, 9 is not
 def test_batches_are_the_same_to_the_last_bit(tmp_path, last):
     documents = long_prompts(9, 40, 21)
     if last == 3:
@@ -109,7 +109,7 @@ def test_a_tail_of_another_length_is_refused(tmp_path):
 def test_a_shard_of_the_first_layout_is_refused(tmp_path):
     path = shard_path(tmp_path, 0)
     write_shard(path, [sequence("a", 4)], num_target_layers=9)
-    old = {"ids": ["a"], "tap_ids": [1, 3], "num_target_layers": 9}
+    old = {"ids": ["a"], "aux_layer_ids": [1, 3], "num_target_layers": 9}
     save_file(load_file(path), path, metadata={"drafthead": json.dumps(old)})
     with pytest.raises(ArtefactError, match=r"has layout 1, this version reads layout 3; delete .* and harvest again"):
         StateStore(tmp_path)

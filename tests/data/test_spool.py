@@ -163,7 +163,7 @@ def test_parts_hold_the_same_ids_in_four_bytes_each(tmp_path):
 def spooled(tmp_path) -> SpooledStates:
     """Five documents in shards of two, three shards an epoch, two epochs, groups of one shard."""
     texts = texts_in(tmp_path / "responses", [response(name, 2, 3 + i) for i, name in enumerate("abcde")], per_part=2)
-    return SpooledStates(Spool(tmp_path, 2, 3, 2), texts, sequences_per_shard=2, tap_ids=[1, 3])
+    return SpooledStates(Spool(tmp_path, 2, 3, 2), texts, sequences_per_shard=2, aux_layer_ids=[1, 3])
 
 
 def test_a_document_lies_in_a_shard_of_its_epoch(spooled):

@@ -19,7 +19,7 @@ def test_sequences_come_back_in_order_over_shards(tmp_path):
     write_shard(shard_path(tmp_path, 1), wanted[3:], num_target_layers=5)
     store = StateStore(tmp_path)
     assert [store[i].num_tokens for i in range(len(store))] == [3, 7, 1, 2]
-    assert store.tap_ids == [1, 3]
+    assert store.aux_layer_ids == [1, 3]
     for i, expected in enumerate(wanted):
         assert_same(store[i], expected)
     tokens, mask = store.tokens(1)
@@ -28,7 +28,7 @@ def test_sequences_come_back_in_order_over_shards(tmp_path):
 
 
 def test_the_last_boundary_is_stored_once_when_it_is_a_tap(tmp_path):
-    one = sequence("a", 4, taps=(1, 5))
+    one = sequence("a", 4, layers=(1, 5))
     write_shard(tmp_path / "s.safetensors", [one], num_target_layers=5)
     shard = Shard(tmp_path / "s.safetensors")
     assert "last_hidden" not in shard._file.keys()  # noqa: SIM118

@@ -29,7 +29,7 @@ from tests.data.sequences import sequence
 def store(tmp_path) -> Path:
     """Two shards with a manifest."""
     directory = tmp_path / "states"
-    provenance.begin(directory, KIND, {"tap_ids": [1, 3], "format": "bf16", "hidden_size": 4})
+    provenance.begin(directory, KIND, {"aux_layer_ids": [1, 3], "format": "bf16", "hidden_size": 4})
     write_shard(shard_path(directory, 0), [sequence("a", 9), sequence("b", 4)], num_target_layers=5)
     write_shard(shard_path(directory, 1), [sequence("c", 6)], num_target_layers=5)
     provenance.finish(directory, {"sequences": 3})
@@ -81,7 +81,7 @@ def test_fp8_that_is_not_finite_is_named(tmp_path):
     bad = sequence("x", 5)
     bad.aux[3][2, 1] = float("inf")
     write_shard(shard_path(tmp_path, 0), [bad], num_target_layers=5, number_format="fp8")
-    identity = {"tap_ids": [1, 3], "format": "fp8", "hidden_size": 4}
+    identity = {"aux_layer_ids": [1, 3], "format": "fp8", "hidden_size": 4}
     (problem,) = verify_shard(shard_path(tmp_path, 0), identity)
     assert problem == "shard-00000.safetensors: aux.3 of sequence x is not finite at row 2"
 
@@ -112,7 +112,7 @@ def test_missing_loss_rows_and_wrong_identities_are_named(store):
     assert verify_store(store) == [
         "shard-00001.safetensors: sequence c lacks loss rows: they are stored from token 3 on"
     ]
-    identity = json.loads((store / "identity.json").read_text()) | {"tap_ids": [1, 2]}
+    identity = json.loads((store / "identity.json").read_text()) | {"aux_layer_ids": [1, 2]}
     (store / "identity.json").write_text(json.dumps(identity))
     assert verify_store(store)[0] == "identity.json differs from manifest.json"
 

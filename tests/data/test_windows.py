@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafthead.core.alignment import valid_positions
+from drafthead.drafters.eagle3.alignment import valid_positions
 from drafthead.data.windows import cut, whole
 
 

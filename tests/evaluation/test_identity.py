@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 from drafthead.data.trained_on import write_trained_on
 from drafthead.evaluation.identity import identity, missing_package
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload
-from drafthead.models.target_files import fingerprint_of
 from drafthead.provenance import ArtefactError, begin, finish
+from drafthead.target.files import fingerprint_of
 from tests.artefacts import ask, write_prompt_artefact
 from tests.recipes import tiny_recipe
 

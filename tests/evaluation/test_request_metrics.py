@@ -3,6 +3,7 @@
 import pytest
 
 from drafthead.config.evaluation import LoadConfig
+from drafthead.engine.load import RequestTimes
 from drafthead.evaluation.measuring.request_metrics import (
     achieved_concurrency,
     load_reached,
@@ -10,7 +11,6 @@ from drafthead.evaluation.measuring.request_metrics import (
     sending_spread,
     sending_time,
 )
-from drafthead.serving.load import RequestTimes
 
 
 def _times(start: float, ttft: float, gaps: list[float], tokens: int) -> RequestTimes:

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead.config import Recipe
+from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.exporting.contract import head_config
 from drafthead.exporting.speculators import to_speculators
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_pieces, load_target_spec
+from drafthead.target.pieces import load_pieces, load_target_spec
 
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -25,15 +25,15 @@ _TAPS = "eagle_aux_hidden_state_layer_ids"
 def published(layout: str, directory: Path, recipe: Recipe, weights: dict[str, Tensor]) -> Path:
     """Write the recipe's head as `layout` has it.
 
-    nvidia       top-level and nested tap ids, every norm switch named
-    lmsys        nested tap ids as blocks counted from 0, an embedding that is the target's, t2d
+    nvidia       top-level and nested aux layer ids, every norm switch named
+    lmsys        nested aux layer ids as blocks counted from 0, an embedding that is the target's, t2d
     redhat       speculators: layers.0, defaults left out, copies of the target beside the head
-    nebius       `model.` before every name, tap ids at the top level only
-    yuhuili      no tap ids, no switches, no t2d, no head_dim: the oldest
+    nebius       `model.` before every name, aux layer ids at the top level only
+    yuhuili      no aux layer ids, no switches, no t2d, no head_dim: the oldest
     tied         the whole vocabulary, lm_head left to the target
     """
     shape = draft_shape(recipe, load_target_spec(recipe.target_path))
-    plain = head_config(shape, recipe.target.tap_ids, "bfloat16", shape.max_position_embeddings)
+    plain = head_config(shape, recipe.target.aux_layer_ids, "bfloat16", shape.max_position_embeddings)
     tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in weights.items()}
     config, tensors = _LAYOUTS[layout](plain, tensors, recipe)
     directory.mkdir(parents=True)
@@ -54,7 +54,7 @@ def _nvidia(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -
 
 
 def _lmsys(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    blocks = [tap - 1 for tap in plain[_TAPS]]
+    blocks = [layer_id - 1 for layer_id in plain[_TAPS]]
     config = _without(plain, _TAPS, "num_aux_hidden_states", *_SWITCHES)
     config["eagle_config"] = {_TAPS: blocks, "use_aux_hidden_state": True}
     return config, {**tensors, "embed_tokens.weight": load_pieces(recipe.target_path).embed_tokens}

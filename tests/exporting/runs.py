@@ -9,10 +9,10 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.core.vocabulary import choose_vocabulary
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape, draft_shape
+from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.files import sha256_file, write_json
-from drafthead.models.draft import DraftModel, DraftShape, draft_shape
-from drafthead.models.target import load_target_spec, target_identity
+from drafthead.target.pieces import load_target_spec, target_identity
 from tests.recipes import SMALL_HEAD, tiny_recipe
 
 
@@ -35,7 +35,7 @@ def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
     spec = load_target_spec(recipe.target_path)
     identity = {
         "target": target_identity(recipe, spec),
-        "tap_ids": list(recipe.target.tap_ids),
+        "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }

@@ -41,7 +41,7 @@ def test_a_card_names_what_is_known_and_what_is_not(head):
     for part in (
         "eagle3", "tiny: an EAGLE-3 draft head for data_gen/tiny/target", "what it was trained on is not known here",
         "exported without starting an engine", "It has not been measured on held-out prompts",
-        "taps [2, 4, 6]", "eagle3_layers_to_capture: [1, 3, 5]", "to [1, 3, 5]", "None has been stated",
+        "aux layers [2, 4, 6]", "eagle3_layers_to_capture: [1, 3, 5]", "to [1, 3, 5]", "None has been stated",
         """'{"method":"eagle3","model":"heads/tiny","num_speculative_tokens":3}'""", "--speculative-num-draft-tokens 4",
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"

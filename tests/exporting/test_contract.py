@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from drafthead.config import load_recipe
-from drafthead.core.vocabulary import choose_vocabulary
+from drafthead.drafters.eagle3.model import DraftModel, draft_shape
+from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.contract import check_tensors, head_config
 from drafthead.exporting.head import export_head
-from drafthead.models.draft import DraftModel, draft_shape
-from drafthead.models.target import load_target_spec
 from drafthead.provenance import ArtefactError, begin, finish
+from drafthead.target.pieces import load_target_spec
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_names_are_those_vllm_reads(shape, tensors):
     assert "layers.1.hidden_norm.weight" not in tensors
 
 
-def test_tap_ids_stand_in_all_three_places(shape):
+def test_aux_layer_ids_stand_in_all_three_places(shape):
     config = head_config(shape, (2, 4, 8), "bfloat16", 4096)
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 8]
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 8]

@@ -4,13 +4,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.exporting.contract import as_served, head_config
 from drafthead.exporting.fp8 import dequantised, quantised
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
 from drafthead.exporting.served import check_served
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec
+from drafthead.target.pieces import load_target_spec
 from tests.damage import replace_tensors
 from tests.exporting.runs import bare_copy, random_weights, recipe_at, write_run
 from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafthead import provenance
+from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.exporting import head as exporting
 from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.exporting.head import export_head
 from drafthead.exporting.reload import check_reload
 from drafthead.exporting.served import served_values
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec
+from drafthead.target.pieces import load_target_spec
 from tests.exporting.runs import recipe_at, write_run
 
 
@@ -58,7 +58,7 @@ def test_export_is_whole_checked_and_done_once(recipe, capsys):
     ("override", "message"),
     [
         ("head.norm_before_residual=true", r"head.norm_before_residual: trained False, to be served True"),
-        ("target.tap_ids=[1,4,6]", r"target.tap_ids: trained \[2, 4, 6\], to be served \[1, 4, 6\]"),
+        ("target.aux_layer_ids=[1,4,6]", r"target.aux_layer_ids: trained \[2, 4, 6\], to be served \[1, 4, 6\]"),
         ("engine.max_model_len=4096", r"max_position_embeddings: 4096 to be served, 2048 in the head"),
     ],
 )

@@ -4,21 +4,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_pieces, load_target_spec
 from drafthead.provenance import read_json, verify_files
+from drafthead.target.pieces import load_pieces, load_target_spec
 from tests.damage import edit_config
 from tests.exporting.public import head_of, published
 from tests.exporting.runs import random_weights, recipe_at, write_run
 
-PLAIN = ("head.norm_before_fc=false", "target.tap_ids=[2,4,5]")  # the tiny target's default taps: 2, L/2, L - 3
+PLAIN = (
+    "head.norm_before_fc=false",
+    "target.aux_layer_ids=[2,4,5]",
+)  # the tiny target's default aux layers: 2, L/2, L - 3
 LAYOUTS = {
-    "nvidia": ("head.fc_norm=true", "head.norm_output=true", "head.num_layers=2", "target.tap_ids=[1,3,6,8]"),
+    "nvidia": ("head.fc_norm=true", "head.norm_output=true", "head.num_layers=2", "target.aux_layer_ids=[1,3,6,8]"),
     "lmsys": PLAIN,
     "redhat": ("head.norm_before_residual=true",),
-    "nebius": ("target.tap_ids=[4,8]",),
+    "nebius": ("target.aux_layer_ids=[4,8]",),
     "yuhuili": (*PLAIN, "head.head_dim=96"),
     "tied": ("head.draft_vocab_size=3072",),
 }
@@ -37,13 +40,13 @@ def test_every_layout_gives_the_weights_that_went_in(tmp_path, layout):
     recipe = recipe_at(tmp_path, *LAYOUTS[layout])
     weights = weights_of(recipe, layout)
     source = published(layout, tmp_path / "public", recipe, weights)
-    run = import_head(recipe, str(source), taps_are="blocks" if layout == "lmsys" else None)
+    run = import_head(recipe, str(source), layer_ids_are="blocks" if layout == "lmsys" else None)
     found, wanted = load_file(run / CHECKPOINT / "model.safetensors"), head_of(recipe, weights)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     assert not verify_files(run / CHECKPOINT)
-    assert read_json(run / "identity.json")["tap_ids"] == list(recipe.target.tap_ids)
-    assert import_head(recipe, str(source), taps_are="blocks" if layout == "lmsys" else None) == run
+    assert read_json(run / "identity.json")["aux_layer_ids"] == list(recipe.target.aux_layer_ids)
+    assert import_head(recipe, str(source), layer_ids_are="blocks" if layout == "lmsys" else None) == run
 
 
 @pytest.mark.parametrize("layout", ["vllm", "speculators"])
@@ -71,7 +74,9 @@ def test_an_imported_head_keeps_its_own_rotation(tmp_path):
 def test_taps_that_look_like_blocks_must_be_named(tmp_path):
     recipe = recipe_at(tmp_path, *PLAIN)
     source = published("lmsys", tmp_path / "public", recipe, weights_of(recipe))
-    with pytest.raises(ValueError, match=r"taps \[1, 3, 4\] are one below the usual \[2, 4, 5\]: .*--taps-are blocks"):
+    with pytest.raises(
+        ValueError, match=r"aux layers \[1, 3, 4\] are one below the usual \[2, 4, 5\]: .*--layer-ids-are blocks"
+    ):
         import_head(recipe, str(source))
 
 
@@ -79,7 +84,7 @@ def test_a_recipe_of_another_head_is_told_the_overrides(tmp_path):
     recipe = recipe_at(tmp_path, *PLAIN)
     source = published("nvidia", tmp_path / "public", recipe, weights_of(recipe))
     other = recipe_at(tmp_path, "head.num_layers=2")
-    with pytest.raises(ValueError, match=r"head.num_layers=1 head.norm_before_fc=false target.tap_ids=\[2,4,5\]"):
+    with pytest.raises(ValueError, match=r"head.num_layers=1 head.norm_before_fc=false target.aux_layer_ids=\[2,4,5\]"):
         import_head(other, str(source))
     assert not other.run_dir.exists()
 
@@ -98,7 +103,7 @@ def test_a_pickle_is_refused_with_the_fix(tmp_path):
         ("embed_tokens.weight", torch.ones(3072, 192), "an embedding of its own"),
         ("midlayer.self_attn.q_norm.weight", torch.ones(32), "q_norm.weight: not part of a head"),
         ("d2t", torch.arange(256) * 12 + 3000, "are these ids instead of offsets"),
-        ("fc.weight", torch.ones(192, 192), r"config.json names taps \[2, 4, 6\], but fc reads 1"),
+        ("fc.weight", torch.ones(192, 192), r"config.json names aux layers \[2, 4, 6\], but fc reads 1"),
     ],
 )
 def test_a_tensor_that_cannot_be_represented_is_refused(tmp_path, tensor, value, message):

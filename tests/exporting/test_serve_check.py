@@ -13,20 +13,20 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.core.acceptance import last_answer
-from drafthead.core.alignment import valid_positions
-from drafthead.core.looping import loops
-from drafthead.core.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.data import store as state_store
+from drafthead.data.looping import loops
 from drafthead.data.packing import pack
 from drafthead.data.store import StateStore
 from drafthead.data.windows import whole
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.replay import last_answer
+from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.head import export_head
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.harvest import harvest
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_pieces, load_target_spec, target_identity
+from drafthead.target.pieces import load_pieces, load_target_spec, target_identity
 from drafthead.training.objective import TTTObjective, score, step_weights
 from drafthead.training.setup import build_model, frozen_target
 from tests.exporting.runs import recipe_at, write_run
@@ -35,25 +35,25 @@ pytestmark = pytest.mark.slow
 
 FLOAT32 = ("target.dtype=float32", "export.dtype=float32", "prompts.max_train=14", "prompts.validation=12")
 HEADS = {
-    "two taps, two layers, fc_norm, norm_before_residual": (
-        "target.tap_ids=[3,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_before_residual=true",
+    "two aux layers, two layers, fc_norm, norm_before_residual": (
+        "target.aux_layer_ids=[3,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_before_residual=true",
         "head.norm_before_fc=false",
     ),
-    "one tap, the whole vocabulary, norm_output": (
-        "target.tap_ids=[8]", "head.draft_vocab_size=3072", "head.norm_output=true", "head.norm_before_fc=false",
+    "one aux layer, the whole vocabulary, norm_output": (
+        "target.aux_layer_ids=[8]", "head.draft_vocab_size=3072", "head.norm_output=true", "head.norm_before_fc=false",
     ),
-    "four taps with the embeddings, two layers, every norm": (
-        "target.tap_ids=[0,2,5,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_output=true",
+    "four aux layers with the embeddings, two layers, every norm": (
+        "target.aux_layer_ids=[0,2,5,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_output=true",
         "head.norm_before_residual=true", "export.format=speculators",
     ),
-    "weights in fp8": ("target.tap_ids=[2,5,8]", "export.dtype=fp8"),
+    "weights in fp8": ("target.aux_layer_ids=[2,5,8]", "export.dtype=fp8"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory) -> StateStore:
     """The target's greedy float32 answers with the states of every boundary that a head below reads."""
-    recipe = recipe_at(tmp_path_factory.mktemp("answers"), *FLOAT32, "target.tap_ids=[0,2,3,5,8]")
+    recipe = recipe_at(tmp_path_factory.mktemp("answers"), *FLOAT32, "target.aux_layer_ids=[0,2,3,5,8]")
     make_prompts(recipe)
     regenerate(recipe)
     harvest(recipe)
@@ -61,13 +61,13 @@ def answers(tmp_path_factory) -> StateStore:
 
 
 def store_with_taps(answers: StateStore, recipe: Recipe) -> StateStore:
-    """The same answers as a validation store that holds only the recipe's taps."""
+    """The same answers as a validation store that holds only the recipe's aux layers."""
     spec = load_target_spec(recipe.target_path)
     directory = recipe.states_dir("validation")
     assert not provenance.begin(directory, state_store.KIND, {"target": target_identity(recipe, spec)})
-    taps = recipe.target.tap_ids
+    layers = recipe.target.aux_layer_ids
     sequences = [answers[i] for i in range(len(answers))]
-    sequences = [replace(s, aux={tap: s.aux[tap] for tap in taps}) for s in sequences]
+    sequences = [replace(s, aux={layer_id: s.aux[layer_id] for layer_id in layers}) for s in sequences]
     state_store.write_shard(state_store.shard_path(directory, 0), sequences, spec.num_layers)
     provenance.finish(directory, {"sequences": len(sequences)})
     return StateStore(directory)

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.exporting.contract import head_config
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec
+from drafthead.target.pieces import load_target_spec
 from tests.exporting.runs import recipe_at
 
 TAPS = (2, 4, 6)
@@ -27,9 +27,15 @@ def shape(tmp_path):
         ({"fc_norm": True}, "fc_norm: trained False, served True"),
         ({"norm_output": True}, "norm_output: trained False, served True"),
         ({"eagle_config": {}, "norm_before_fc": False}, "norm_before_fc: trained True, served False"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}, r"taps \(model runner V1\): trained \[2, 4, 6\], served \[1"),
-        ({"eagle_aux_hidden_state_layer_ids": None}, r"taps \(model runner V2\): .* served \"the target's default\""),
-        ({"num_aux_hidden_states": 4}, "taps that fc is sized for: trained 3, served 4"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
+            r"aux layers \(model runner V1\): trained \[2, 4, 6\], served \[1",
+        ),
+        (
+            {"eagle_aux_hidden_state_layer_ids": None},
+            r"aux layers \(model runner V2\): .* served \"the target's default\"",
+        ),
+        ({"num_aux_hidden_states": 4}, "aux layers that fc is sized for: trained 3, served 4"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, r"rope rope_type: trained 'yarn', served"),
         ({"draft_vocab_size": None}, "draft_vocab_size: trained 256, served 3072"),
         ({"head_dim": None}, "head_dim: trained 32, served 96"),

@@ -6,16 +6,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.exporting.contract import checkpoint_tensors, head_config
 from drafthead.exporting.head import export_head
 from drafthead.exporting.served import check_served, served_values
 from drafthead.exporting.speculators import from_speculators, to_speculators
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec
+from drafthead.target.pieces import load_target_spec
 from tests.exporting.runs import recipe_at, write_run
 from tests.recipes import changed
 
-FOUR_TAPS = ("target.tap_ids=[0,2,5,8]", "head.norm_before_residual=false", "head.fc_norm=true")
+FOUR_TAPS = ("target.aux_layer_ids=[0,2,5,8]", "head.norm_before_residual=false", "head.fc_norm=true")
 
 
 @pytest.fixture
@@ -40,22 +40,22 @@ def test_both_layouts_hold_the_same_head(recipe):
 
 def test_a_key_left_where_vllm_does_not_look_is_refused(recipe):
     shape = draft_shape(recipe, load_target_spec(recipe.target_path))
-    plain = head_config(shape, recipe.target.tap_ids, "bfloat16", 2048)
+    plain = head_config(shape, recipe.target.aux_layer_ids, "bfloat16", 2048)
     config = to_speculators(plain, "org/target", ["GptOssForCausalLM"], 3)
-    check_served(config, shape, recipe.target.tap_ids, 1024)
+    check_served(config, shape, recipe.target.aux_layer_ids, 1024)
     del config["norm_before_residual"]  # where this layout defaults to true
     del config["transformer_layer_config"]["num_aux_hidden_states"]
     del config["transformer_layer_config"]["eagle_config"]
     with pytest.raises(ValueError, match="norm_before_residual: trained False, served True") as error:
-        check_served(config, shape, recipe.target.tap_ids, 1024)
-    assert "taps that fc is sized for: trained 4, served 3" in str(error.value)
+        check_served(config, shape, recipe.target.aux_layer_ids, 1024)
+    assert "aux layers that fc is sized for: trained 4, served 3" in str(error.value)
     with pytest.raises(ValueError, match="'peagle' is not eagle3"):
         from_speculators({"speculators_model_type": "peagle"})
 
 
 @pytest.mark.slow
 def test_vllm_reads_what_we_say_it_reads(recipe):
-    from drafthead.serving.engine import import_vllm
+    from drafthead.engine.offline import import_vllm
 
     import_vllm()
     from vllm.transformers_utils.config import get_config, maybe_override_with_speculators
@@ -65,7 +65,7 @@ def test_vllm_reads_what_we_say_it_reads(recipe):
     shape = draft_shape(recipe, load_target_spec(recipe.target_path))
     assert type(parsed).__name__ == "SpeculatorsConfig"
     assert parsed.architectures == ["Eagle3LlamaForCausalLM"]
-    check_served(parsed.to_dict(), shape, recipe.target.tap_ids, 1024)
+    check_served(parsed.to_dict(), shape, recipe.target.aux_layer_ids, 1024)
     model, tokenizer, speculative = maybe_override_with_speculators(str(directory), None, False)
     assert model == tokenizer == recipe.target_path
     assert speculative == {"method": "eagle3", "num_speculative_tokens": 3, "model": str(directory)}

@@ -3,12 +3,12 @@
 import pytest
 from safetensors.torch import load_file
 
+from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.evaluation.reporting.plan_report import untrained_recipe
 from drafthead.exporting.served import check_served
 from drafthead.exporting.untrained import write_untrained
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec
 from drafthead.provenance import read_json, verify_files
+from drafthead.target.pieces import load_target_spec
 from tests.recipes import tiny_recipe
 
 
@@ -19,7 +19,7 @@ def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
     assert verify_files(directory) == []
     assert write_untrained(recipe) == directory  # once
     shape = draft_shape(recipe, load_target_spec(recipe.target_path))
-    check_served(read_json(directory / "config.json"), shape, recipe.target.tap_ids, recipe.engine.max_model_len)
+    check_served(read_json(directory / "config.json"), shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
     assert load_file(directory / "model.safetensors")["d2t"].shape == (recipe.head.draft_vocab_size,)
     with pytest.raises(ValueError, match=r"head.coverage needs the target's responses"):
         write_untrained(tiny_recipe(tmp_path / "other", "head.coverage=0.9", "head.draft_vocab_size=0"))

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from drafthead.config import Recipe
+from drafthead.drafters.eagle3.model import DraftShape, draft_shape
 from drafthead.exporting.contract import exported_tensors, head_config
 from drafthead.exporting.head import write_head
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
-from drafthead.models.draft import DraftShape, draft_shape
-from drafthead.models.target import TargetSpec, load_target_spec
+from drafthead.target.pieces import TargetSpec, load_target_spec
 from tests.exporting.runs import random_weights, recipe_at
 from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps
 
 pytestmark = pytest.mark.slow
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-TAPS = {1: (6,), 2: (3, 8), 3: (2, 4, 6), 4: (0, 2, 5, 8)}
+READ = {1: (6,), 2: (3, 8), 3: (2, 4, 6), 4: (0, 2, 5, 8)}
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,23 @@ class Inputs:
 
 
 def combinations() -> list[tuple[tuple[bool, ...], int, int, int]]:
-    """Norms on or off, number of taps, layers, draft vocabulary (3072 is the target's whole one): 256 heads."""
-    return list(product(product((False, True), repeat=4), TAPS, (1, 2), (256, 3072)))
+    """Norms on or off, number of aux layers, layers, draft vocabulary (3072 is the target's whole one): 256 heads."""
+    return list(product(product((False, True), repeat=4), READ, (1, 2), (256, 3072)))
 
 
-def recipe_of(root: Path, norms: tuple[bool, ...], taps: int, layers: int, vocabulary: int) -> Recipe:
+def recipe_of(root: Path, norms: tuple[bool, ...], read: int, layers: int, vocabulary: int) -> Recipe:
     switches = [f"head.{name}={str(on).lower()}" for name, on in zip(NORMS, norms, strict=True)]
-    name = "-".join([*(str(int(on)) for on in norms), str(taps), str(layers), str(vocabulary)])
+    name = "-".join([*(str(int(on)) for on in norms), str(read), str(layers), str(vocabulary)])
     return recipe_at(
-        root, f"name=h{name}", f"target.tap_ids={list(TAPS[taps])}", f"head.num_layers={layers}",
+        root, f"name=h{name}", f"target.aux_layer_ids={list(READ[read])}", f"head.num_layers={layers}",
         f"head.draft_vocab_size={vocabulary}", "export.dtype=float32", *switches,
     )  # fmt: skip
 
 
 def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor], **changed: bool) -> Path:
     """The files of an export, with keys of config.json replaced."""
-    config = head_config(shape, recipe.target.tap_ids, "float32", shape.max_position_embeddings)
-    check_served(config, shape, recipe.target.tap_ids, recipe.engine.max_model_len)
+    config = head_config(shape, recipe.target.aux_layer_ids, "float32", shape.max_position_embeddings)
+    check_served(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
     write_head(recipe.head_dir, config | changed, exported_tensors(weights, shape, "float32"))
     return recipe.head_dir
 
@@ -76,7 +76,7 @@ def agrees(draft: VllmDraft, inputs: Inputs, recipe: Recipe, spec: TargetSpec | 
     """Whether vLLM and our code give the same logits for a head."""
     shape = served_shape(draft_shape(recipe, spec or inputs.spec), recipe.export)
     weights = random_weights(shape)
-    aux = inputs.aux[:, : shape.num_taps * shape.hidden_size]
+    aux = inputs.aux[:, : shape.num_aux_layers * shape.hidden_size]
     model = draft.load(write(recipe, shape, weights, **changed))
     theirs = two_steps(draft, model, aux, inputs.embeddings)
     ours = our_logits(shape, weights, aux, inputs.embeddings)

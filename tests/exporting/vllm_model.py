@@ -5,7 +5,7 @@ parses it, before the class is built and fed through vLLM's own weight loader. T
 engine's KV cache, so it alone is replaced, by PyTorch's causal attention over the same q, k and v: projections, rotary
 embedding, norms, residuals, fc, logits and the vocabulary map are vLLM's.
 
-Shapes: T tokens, N taps, H hidden, V target vocabulary.
+Shapes: T tokens, N aux layers, H hidden, V target vocabulary.
 """
 
 import tempfile
@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.core.layout import tail_layout
-from drafthead.models.draft import DraftShape, frozen_copy
-from drafthead.serving.engine import engine_arguments, import_vllm
+from drafthead.drafters.eagle3.model import DraftShape, frozen_copy
+from drafthead.drafters.layout import tail_layout
+from drafthead.engine.offline import engine_arguments, import_vllm
 
 TOKENS = 6
 

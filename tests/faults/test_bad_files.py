@@ -104,14 +104,14 @@ class TestShards:
         ]
         path.unlink()
         write_shard(path, other, 8)
-        with pytest.raises(ArtefactError, match=r"two harvests: tap_ids \[2, 4, 8\] and \[1, 4, 8\]"):
+        with pytest.raises(ArtefactError, match=r"two harvests: aux_layer_ids \[2, 4, 8\] and \[1, 4, 8\]"):
             open_inputs(recipe)
 
 
 class TestManifests:
     def test_a_stage_makes_again_what_its_artefact_has_lost(self, tmp_path, capsys):
         def make() -> bool:
-            if provenance.begin(tmp_path / "a", "states", {"taps": [2]}):
+            if provenance.begin(tmp_path / "a", "states", {"aux layers": [2]}):
                 return False
             for name in ("one", "two"):
                 (tmp_path / "a" / name).exists() or (tmp_path / "a" / name).write_text(name)
@@ -195,7 +195,7 @@ def test_a_run_whose_record_is_another_file_is_not_exported(tmp_path):
     recipe = recipe_at(tmp_path)
     write_run(recipe)
     (recipe.run_dir / "identity.json").write_text('{"kind": "run"}')
-    with pytest.raises(ArtefactError, match="is not the record of a run .it has no head, tap_ids, target"):
+    with pytest.raises(ArtefactError, match="is not the record of a run .it has no head, aux_layer_ids, target"):
         export_head(recipe, serve_check=False)
 
 

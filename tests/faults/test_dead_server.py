@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from drafthead.data.responses import read_responses
+from drafthead.engine import remote
+from drafthead.engine.load import LoadRequest, warm_up
+from drafthead.engine.server import Server, ServerError
 from drafthead.evaluation.measuring.serving import read_requests
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses import regenerate as stage
-from drafthead.serving import remote
-from drafthead.serving.load import LoadRequest, warm_up
-from drafthead.serving.server import Server, ServerError
+from tests.engine.little_server import honest_reply, serving
 from tests.faults.harness import finish, log_of, started
 from tests.faults.stages import STAGES
 from tests.generation.small import small_recipe
 from tests.recipes import changed
-from tests.serving.little_server import honest_reply, serving
 
 NOBODY = "http://127.0.0.1:9"
 

@@ -6,10 +6,10 @@ import pytest
 
 from drafthead import provenance
 from drafthead.data.store import KIND
+from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.exporting.head import export_head
-from drafthead.models.draft import draft_shape
-from drafthead.models.target import load_target_spec
 from drafthead.provenance import ArtefactError
+from drafthead.target.pieces import load_target_spec
 from drafthead.training import checkpoint
 from drafthead.training.setup import open_inputs
 from tests.exporting.runs import random_weights, recipe_at, write_run

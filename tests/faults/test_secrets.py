@@ -1,16 +1,16 @@
 """Tokens and keys reach no manifest, log, card or error message.
 
 The same is looked for in a run with a tracker (tests/training/test_options.py) and in what a real server and its load
-leave behind (tests/serving/test_server.py).
+leave behind (tests/engine/test_server.py).
 """
 
 import pytest
 
 from drafthead.config import DEFAULT_RECIPE, load_recipe
+from drafthead.engine.server_command import server_command
 from drafthead.exporting.card import write_card
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
-from drafthead.serving.server_command import server_command
 from tests.exporting.runs import recipe_at, write_run
 from tests.faults.secrets import MARKER, files_with, set_secrets
 from tests.generation.small import SMALL

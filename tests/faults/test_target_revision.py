@@ -15,8 +15,8 @@ from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.state_stores import claim
-from drafthead.models.target import load_target_spec, target_identity
 from drafthead.provenance import ArtefactError
+from drafthead.target.pieces import load_target_spec, target_identity
 from drafthead.training.setup import open_inputs
 from tests.artefacts import cached_snapshot
 from tests.exporting.runs import write_run

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from drafthead.config import REPO_ROOT, Recipe
+from drafthead.engine.capture.shard_writer import ShardSlot
+from drafthead.engine.rates import MEASURED
 from drafthead.generation.plans.estimate import estimate, harvest_plan, print_estimate
 from drafthead.generation.plans.texts import Text
 from drafthead.generation.prompts.splits import make_prompts
-from drafthead.serving.capture.shard_writer import ShardSlot
-from drafthead.serving.rates import MEASURED
 from drafthead.stage_plan import Assumed
 from tests.artefacts import response, write_response_artefact
+from tests.engine.slots import writer_of
 from tests.generation.small import small_recipe
 from tests.recipes import changed
 from tests.scripts import run_here
-from tests.serving.slots import writer_of
 
 
 def with_responses(tmp_path, *overrides: str, lengths=((5, 3, 0), (7, 0, 0), (1, 4, 2))):
@@ -41,7 +41,7 @@ def test_rows_are_those_that_the_store_keeps(tmp_path):
 
 
 def test_tokens_and_bytes_are_those_counted_by_hand(tmp_path):
-    # 8 + 7 + 7 tokens and 5 + 0 + 7 rows; three taps of 192 in bf16, id and mask; last_hidden, argmax, lse per row
+    # 8 + 7 + 7 tokens and 5 + 0 + 7 rows; three states of 192 in bf16, id and mask; last_hidden, argmax, lse per row
     (train, validation) = estimate(with_responses(tmp_path))
     assert (train.exact, train.sequences, train.tokens, train.passes) == (True, 3, 22, 1)
     assert train.disk_bytes == 22 * (3 * 192 * 2 + 5) + 12 * (192 * 2 + 8) + 4 * 16
@@ -49,12 +49,12 @@ def test_tokens_and_bytes_are_those_counted_by_hand(tmp_path):
 
 
 def test_fp8_taps_cost_a_byte_and_a_scale(tmp_path):
-    train, _ = estimate(with_responses(tmp_path, "states.format=fp8", "target.tap_ids=[2,8]"))
+    train, _ = estimate(with_responses(tmp_path, "states.format=fp8", "target.aux_layer_ids=[2,8]"))
     assert train.disk_bytes == 22 * (2 * (192 + 4) + 5) + 12 * (192 * 2 + 8) + 4 * 16
 
 
 def test_a_tap_on_the_last_boundary_is_not_stored_twice(tmp_path):
-    train, _ = estimate(with_responses(tmp_path, "target.tap_ids=[2,8]"))
+    train, _ = estimate(with_responses(tmp_path, "target.aux_layer_ids=[2,8]"))
     assert train.disk_bytes == 22 * (2 * 192 * 2 + 5) + 12 * 8 + 4 * 16
 
 
@@ -94,7 +94,7 @@ def test_one_pass_takes_memory_instead_of_hours(tmp_path, capsys):
     recipe = small_recipe(tmp_path, "states.one_pass=true")
     make_prompts(recipe)
     train, _ = estimate(recipe)
-    assert train.kept_bytes == round(train.tokens * 8 / 12 * 4 * 192 * 2)  # 8 of 12 prompts; three taps and L
+    assert train.kept_bytes == round(train.tokens * 8 / 12 * 4 * 192 * 2)  # 8 of 12 prompts; three aux layers and L
     print_estimate(recipe, Assumed())
     said = capsys.readouterr().out
     assert "responses.prompts_per_part 8 for less" in said

@@ -17,8 +17,8 @@ from drafthead.generation.states import harvest as stage
 from drafthead.generation.states.inspect_states import print_verification
 from drafthead.generation.states.shard_jobs import list_jobs
 from drafthead.generation.states.state_stores import argmax_agreement
-from drafthead.models.target import TargetHead
 from drafthead.provenance import ArtefactError, read_json
+from drafthead.target.pieces import TargetHead
 from tests.damage import edit_config, flip_bit, half_written
 from tests.generation.small import copy_of, never, small_recipe
 from tests.recipes import changed
@@ -59,7 +59,7 @@ def test_stores_hold_the_responses_with_their_masks_and_say_how_many(harvested: 
     counts = read_json(harvested.states_dir("validation") / "manifest.json")["counts"]
     assert counts["sequences"] == 4
     assert counts["argmax_agreement"] > 0.95
-    # three taps in bf16, ids and mask; the last boundary, argmax and lse only where loss can lie
+    # three aux layers in bf16, ids and mask; the last boundary, argmax and lse only where loss can lie
     states = StateStore(harvested.states_dir("validation"))
     tail = sum(states[i].num_tokens - states[i].first_row for i in range(4)) / counts["tokens"]
     assert 0.1 < tail < 0.9
@@ -82,8 +82,8 @@ def test_a_lost_shard_comes_back_byte_for_byte(harvested: Recipe, tmp_path: Path
 
 
 def test_other_taps_and_another_targets_text_are_refused(harvested: Recipe, tmp_path: Path):
-    with pytest.raises(ArtefactError, match=r"tap_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
-        stage.harvest(changed(harvested, "target", tap_ids=(1, 2, 3)))
+    with pytest.raises(ArtefactError, match=r"aux_layer_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
+        stage.harvest(changed(harvested, "target", aux_layer_ids=(1, 2, 3)))
 
     other = Path(shutil.copytree(harvested.target_path, tmp_path / "other"))
     edit_config(other, rms_norm_eps=1e-6)
@@ -126,8 +126,8 @@ def test_fp8_rounds_the_taps_and_nothing_else(stores, backend, split):
     for i in range(len(exact)):
         for name in ("input_ids", "loss_mask", "last_hidden", "argmax", "lse"):
             assert torch.equal(getattr(exact[i], name), getattr(rounded[i], name)), name
-        for tap, rows in exact[i].aux.items():
-            assert torch.equal(rounded[i].aux[tap], dequantise(*quantise(rows)))
+        for layer_id, rows in exact[i].aux.items():
+            assert torch.equal(rounded[i].aux[layer_id], dequantise(*quantise(rows)))
 
 
 @pytest.mark.parametrize("backend", ["vllm", "transformers"])
@@ -171,7 +171,7 @@ def test_both_backends_agree(stores, split):
         assert ours[i].first_row == theirs[i].first_row > 0
         pairs = [
             (ours[i].last_hidden, theirs[i].last_hidden),
-            *((ours[i].aux[t], theirs[i].aux[t]) for t in ours.tap_ids),
+            *((ours[i].aux[t], theirs[i].aux[t]) for t in ours.aux_layer_ids),
         ]
         for found, wanted in pairs:
             assert (found.float() - wanted.float()).norm() < 0.05 * wanted.float().norm()

@@ -19,6 +19,7 @@ from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import KIND, read_left_out, read_responses
 from drafthead.data.store import StateStore
 from drafthead.data.verify import verify_store
+from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.parts import PartAnswerer, list_parts
@@ -26,10 +27,9 @@ from drafthead.generation.running import Worker, make_all
 from drafthead.generation.states.harvest import SPLITS, harvest
 from drafthead.generation.states.harvesters import harvesting
 from drafthead.generation.states.one_pass import claim_waiting_room, waiting_room
-from drafthead.models.target import load_target_spec
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, read_json
-from drafthead.serving.capture.capturing import CapturingEngine, capturing_engine
+from drafthead.target.pieces import load_target_spec
 from drafthead.training.setup import open_inputs
 from tests.generation.chats import chat_recipe
 from tests.generation.small import SMALL, copy_of, never
@@ -117,8 +117,8 @@ def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:
         assert found.input_ids.tolist() == wanted.input_ids.tolist()
         assert found.loss_mask.tolist() == wanted.loss_mask.tolist()
         assert found.first_row == wanted.first_row
-        for tap, rows in wanted.aux.items():
-            difference = (found.aux[tap] - rows)[:-1].float().norm(dim=1)
+        for layer_id, rows in wanted.aux.items():
+            difference = (found.aux[layer_id] - rows)[:-1].float().norm(dim=1)
             assert (difference < 0.05 * rows[:-1].float().norm(dim=1)).all()
         torch.testing.assert_close(found.lse[:-1], wanted.lse[:-1], rtol=0, atol=0.1)
         assert (found.argmax[:-1] == wanted.argmax[:-1]).float().mean() > 0.95
@@ -161,8 +161,8 @@ def test_training_reads_the_store(passes: dict[str, Passes]):
 def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_path: Path):
     one = with_one_pass(passes["single"].two, tmp_path)
     claim_waiting_room(one, _spec(one), "train")
-    with pytest.raises(ArtefactError, match=r"tap_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
-        claim_waiting_room(changed(one, "target", tap_ids=(1, 2, 3)), _spec(one), "train")
+    with pytest.raises(ArtefactError, match=r"aux_layer_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
+        claim_waiting_room(changed(one, "target", aux_layer_ids=(1, 2, 3)), _spec(one), "train")
     with pytest.raises(ArtefactError, match=r"one_pass: found True, wanted None"):
         harvest(passes["single"].one.model_copy(update={"states": passes["single"].two.states}))
 

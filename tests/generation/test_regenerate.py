@@ -42,7 +42,7 @@ def test_missing_prompts_and_taps_beyond_the_target_are_refused(recipe_in: Calla
     with pytest.raises(ArtefactError, match=r"does not exist; run: python data_gen/prompts\.py"):
         stage.regenerate(recipe_in())
     with pytest.raises(ValueError, match=r"\[11\] lie beyond"):
-        stage.regenerate(recipe_in("target.tap_ids=[2,11]"))
+        stage.regenerate(recipe_in("target.aux_layer_ids=[2,11]"))
 
 
 def test_a_server_is_not_spread_over_a_cluster(recipe_in: Callable[..., Recipe]):

@@ -12,15 +12,15 @@ import pytest
 import torch
 from transformers import GptOssForCausalLM
 
-from drafthead.generation.tiny.batches import encode_sample, group
-from drafthead.generation.tiny.corpus import Function, is_heldout, read_library
-from drafthead.generation.tiny.files import read_prompts, read_record
-from drafthead.generation.tiny.measure import Answer, check, report
-from drafthead.generation.tiny.samples import CATEGORIES, Sample, build_samples, prompt_id, prompt_rows, repeated_share
-from drafthead.generation.tiny.steps import step
-from drafthead.generation.tiny.tokenizer import SPECIAL_TOKENS, train_tokenizer
-from drafthead.generation.tiny.trainer import Schedule, answer_loss, train
-from drafthead.generation.tiny.wording import purpose, third_person
+from tools.tiny.batches import encode_sample, group
+from tools.tiny.corpus import Function, is_heldout, read_library
+from tools.tiny.files import read_prompts, read_record
+from tools.tiny.measure import Answer, check, report
+from tools.tiny.samples import CATEGORIES, Sample, build_samples, prompt_id, prompt_rows, repeated_share
+from tools.tiny.steps import step
+from tools.tiny.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from tools.tiny.trainer import Schedule, answer_loss, train
+from tools.tiny.wording import purpose, third_person
 
 TINY = Path(__file__).parents[2] / "data_gen" / "tiny"
 TARGET = TINY / "target"

@@ -18,16 +18,16 @@ from drafthead.data.responses import (
     read_responses,
     write_part,
 )
+from drafthead.engine.remote import KEY_VARIABLE
+from drafthead.engine.server_process import running_server
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.parts import answering
 from drafthead.generation.responses.report import print_responses
 from drafthead.generation.responses.turns import ENDED, Interviewer
-from drafthead.models.target import load_target_spec
 from drafthead.progress import progress_bar
 from drafthead.provenance import begin, read_json
-from drafthead.serving.remote import KEY_VARIABLE
-from drafthead.serving.server_process import running_server
+from drafthead.target.pieces import load_target_spec
 from tests.generation.chats import chat_recipe
 from tests.recipes import changed
 

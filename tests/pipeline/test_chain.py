@@ -7,10 +7,10 @@ from safetensors import safe_open
 
 from drafthead import provenance
 from drafthead.config import load_recipe
-from drafthead.core.looping import LIMIT
-from drafthead.core.statistics import acceptance_length_interval
+from drafthead.data.looping import LIMIT
 from drafthead.evaluation.measuring.acceptance import measure_acceptance, read_acceptance
 from drafthead.evaluation.results.summary import summarise_acceptance
+from drafthead.statistics import acceptance_length_interval
 from tests.pipeline.small_run import SMALL_RUN, overrides_for
 from tests.scripts import run_ok
 

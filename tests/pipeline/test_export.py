@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.serve_check import TOLERANCE, check_serving
-from drafthead.models.target import load_target_spec
 from drafthead.provenance import require
+from drafthead.target.pieces import load_target_spec
 
 pytestmark = pytest.mark.slow
 
@@ -50,4 +50,4 @@ def test_a_head_with_permuted_taps_is_stopped(tiny_run, tmp_path):
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     shape = served_shape(source.shape(tiny_run, spec), tiny_run.export)
     with pytest.raises(ValueError, match="vLLM does not serve the head that was trained: over .* predicts"):
-        check_serving(tiny_run, directory, source.weights(), shape, source.tap_ids)
+        check_serving(tiny_run, directory, source.weights(), shape, source.aux_layer_ids)

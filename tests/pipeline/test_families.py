@@ -3,13 +3,13 @@
 import pytest
 
 from drafthead.config import load_recipe
-from drafthead.models.target import load_target_spec
 from drafthead.provenance import require
+from drafthead.target.pieces import load_target_spec
 from tests.pipeline.families import FAMILIES, write_target
 from tests.scripts import accelerate, run_ok
 
 _SMALL = (
-    "target.tap_ids=[1,2,3]", "prompts.max_train=96", "prompts.max_heldout=8", "prompts.validation=16",
+    "target.aux_layer_ids=[1,2,3]", "prompts.max_train=96", "prompts.max_heldout=8", "prompts.validation=16",
     "responses.temperature=1", "responses.max_tokens=48", "responses.prompts_per_part=96", "head.draft_vocab_size=1024",
     "train.epochs=20", "train.checkpoint_every=100", "train.learning_rate=3e-3",
 )  # fmt: skip

@@ -4,20 +4,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.core.acceptance import empty_acceptance, match_text, replay
-from drafthead.core.alignment import valid_positions
-from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data.packing import pack
 from drafthead.data.responses import read_responses
 from drafthead.data.store import StateStore
 from drafthead.data.windows import whole
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.eagle3.model import DraftModel, draft_shape
+from drafthead.drafters.replay import empty_acceptance, match_text, replay
+from drafthead.drafters.vocabulary import DraftVocabulary
+from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.evaluation.workload import speculative_config
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.harvest import harvest
-from drafthead.models.draft import DraftModel, draft_shape
-from drafthead.models.target import load_pieces, load_target_spec
-from drafthead.serving.engine import generate, import_vllm, offline_engine
+from drafthead.target.pieces import load_pieces, load_target_spec
 from drafthead.training.objective import TTTObjective, score
 from drafthead.training.setup import frozen_target
 from drafthead.training.validate import replayable

@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from drafthead.engine.server import parse_metrics
+from drafthead.engine.server_command import server_environment
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.measuring.presets import preset_names
 from drafthead.evaluation.measuring.serving import read_requests, read_runs
 from drafthead.progress import wait_until
 from drafthead.provenance import require, verify_files
-from drafthead.serving.server import parse_metrics
-from drafthead.serving.server_command import server_environment
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import free_port, run_ok
 

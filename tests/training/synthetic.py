@@ -8,11 +8,11 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data import store
 from drafthead.data.store import StateSequence
-from drafthead.models.target import TargetHead, load_pieces, load_target_spec, target_identity
+from drafthead.target.pieces import TargetHead, load_pieces, load_target_spec, target_identity
 from tests.recipes import SMALL_HEAD, tiny_recipe
 
 SMALL = (
-    *SMALL_HEAD, "target.tap_ids=[2,4,8]", "train.num_ttt_steps=3", "train.tokens_per_batch=96", "train.epochs=1",
+    *SMALL_HEAD, "target.aux_layer_ids=[2,4,8]", "train.num_ttt_steps=3", "train.tokens_per_batch=96", "train.epochs=1",
     "train.checkpoint_every=4", "train.learning_rate=3e-3",
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
     sequences = synthetic_sequences(recipe, split, count, seed, poisoned)
     directory = recipe.states_dir(split)
     identity = {
-        "target": target_identity(recipe, spec), "tap_ids": list(recipe.target.tap_ids),
+        "target": target_identity(recipe, spec), "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "format": recipe.states.format, "made": "synthetic",
     }  # fmt: skip
     assert not provenance.begin(directory, store.KIND, identity)
@@ -59,9 +59,9 @@ def synthetic_sequences(
         mask[:4] = 0
         mask[-4:] = 0  # said after the stop
         argmax, lse = head.stats(states)
-        aux = {tap: (states * (1 + tap)).bfloat16() for tap in recipe.target.tap_ids}
+        aux = {layer_id: (states * (1 + layer_id)).bfloat16() for layer_id in recipe.target.aux_layer_ids}
         if i == poisoned:
-            aux[recipe.target.tap_ids[0]][5, 7] = float("nan")
+            aux[recipe.target.aux_layer_ids[0]][5, 7] = float("nan")
         name = f"{split}{i:04d}"
         sequences.append(StateSequence(name, tokens[:-1].int(), mask, aux, states.bfloat16(), argmax, lse))
     return sequences

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from drafthead.core.vocabulary import DraftVocabulary
+from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.provenance import ArtefactError
 from drafthead.training.agreement import check_alike, check_vocabulary
 from drafthead.training.checkpoint import MODEL_FILE

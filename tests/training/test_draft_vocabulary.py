@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.core.vocabulary import coverage
+from drafthead.drafters.vocabulary import coverage
 from drafthead.exporting.head import export_head
-from drafthead.models.target import load_target_spec
-from drafthead.models.tokenizer import special_tokens
+from drafthead.target.pieces import load_target_spec
+from drafthead.target.tokenizer import special_tokens
 from drafthead.training.setup import Survey, draft_vocabulary, open_inputs, survey
 from tests.artefacts import response, write_response_artefact
 from tests.training import launching

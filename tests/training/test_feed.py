@@ -54,7 +54,7 @@ def test_a_whole_store_is_no_spool_and_a_spool_no_whole_store(tmp_path):
 def test_a_spool_of_other_terms_is_refused_by_value(tmp_path):
     recipe = small_recipe(tmp_path, "states.spool_shards=4")
     made_from = write_response_artefact(recipe.responses_dir("train"), [response("a", 2, 3)])
-    identity = {**spools.terms(recipe), "responses": made_from, "tap_ids": [2, 4, 8]}
+    identity = {**spools.terms(recipe), "responses": made_from, "aux_layer_ids": [2, 4, 8]}
     provenance.begin(recipe.states_dir("train"), spools.KIND, identity)
     assert len(open_states(recipe, "train").states) == 1
     with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found 4, wanted 6"):

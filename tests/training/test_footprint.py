@@ -5,10 +5,10 @@ import torch
 
 from benchmarks.stepbench.shapes import Shape, step_flops
 from drafthead.config import HeadConfig, load_recipe
-from drafthead.core.alignment import valid_positions
-from drafthead.core.layout import tail_layout
 from drafthead.data.packing import PackedBatch
-from drafthead.models.draft import DraftModel, DraftShape
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape
+from drafthead.drafters.layout import tail_layout
 from drafthead.stage_plan import Assumed
 from drafthead.training.footprint import footprint
 from drafthead.training.objective import FrozenTarget, TTTObjective, score

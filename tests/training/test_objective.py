@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from drafthead.core.alignment import valid_positions
-from drafthead.core.objectives import OBJECTIVES
 from drafthead.data.packing import pack
 from drafthead.data.store import StateStore, shard_path, write_shard
 from drafthead.data.windows import whole
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.losses.objectives import OBJECTIVES
 from drafthead.training.objective import TTTObjective, score, step_weights
 from tests.data.sequences import sequence
-from tests.models.small_draft import small_model
+from tests.drafters.small_draft import small_model
 from tests.training.toy import NUM_STEPS, frozen
 
 
@@ -18,7 +18,7 @@ from tests.training.toy import NUM_STEPS, frozen
 def store(tmp_path_factory) -> StateStore:
     directory = tmp_path_factory.mktemp("states")
     documents = [
-        sequence(name, length, taps=(0, 1, 2), hidden=8) for name, length in zip("abcd", (9, 5, 14, 7), strict=True)
+        sequence(name, length, layers=(0, 1, 2), hidden=8) for name, length in zip("abcd", (9, 5, 14, 7), strict=True)
     ]
     write_shard(shard_path(directory, 0), documents, num_target_layers=3)
     return StateStore(directory)

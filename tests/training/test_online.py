@@ -10,7 +10,7 @@ from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data.spool import Spool, open_spool
 from drafthead.data.store import StateSequence, write_shard
-from drafthead.models.target import load_target_spec, target_identity
+from drafthead.target.pieces import load_target_spec, target_identity
 from tests.artefacts import response, write_response_artefact
 from tests.training.launching import entries, run
 from tests.training.synthetic import small_recipe, synthetic_sequences, synthetic_store
@@ -30,7 +30,7 @@ def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
     given = [response(s.id, 4, s.num_tokens - 8, 4, ids=s.input_ids.tolist()) for s in sequences]
     made_from = write_response_artefact(recipe.responses_dir("train"), given)
     identity = {
-        **spools.terms(recipe), "responses": made_from, "tap_ids": list(recipe.target.tap_ids),
+        **spools.terms(recipe), "responses": made_from, "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "target": target_identity(recipe, load_target_spec(recipe.target_path)), "format": recipe.states.format,
     }  # fmt: skip
     provenance.begin(recipe.states_dir("train"), spools.KIND, identity)

@@ -9,16 +9,16 @@ from safetensors.torch import load_file
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.core.alignment import valid_positions
-from drafthead.core.vocabulary import DraftVocabulary
 from drafthead.data.packing import pack, plan_stream
 from drafthead.data.trained_on import known_before
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.eagle3.model import draft_shape, frozen_copy
+from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.exporting.card import write_card
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
-from drafthead.models.draft import draft_shape, frozen_copy
-from drafthead.models.target import load_pieces, load_target_spec
 from drafthead.provenance import read_json
+from drafthead.target.pieces import load_pieces, load_target_spec
 from drafthead.training.objective import TTTObjective, score, step_weights
 from drafthead.training.setup import frozen_target, open_inputs, survey
 from drafthead.training.start import find_start, keep_start, started_model
@@ -52,8 +52,8 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     shutil.copytree(finished_run.run_dir, first.run_dir)
     head = export_head(small_recipe(Path(first.output_dir), "export.dtype=float32"), serve_check=False)
     import_head(small_recipe(Path(second.output_dir), "name=elsewhere"), str(head))
-    recipe = small_recipe(Path(second.output_dir), "train.start_from=runs/elsewhere")
-    said = run(recipe, "train.start_from=runs/elsewhere")
+    recipe = small_recipe(Path(second.output_dir), "train.init_from=runs/elsewhere")
+    said = run(recipe, "train.init_from=runs/elsewhere")
 
     best = provenance.require(first.run_dir, "run", "")["counts"]["best_step"]
     trained = load_file(first.run_dir / f"checkpoints/step_{best:08d}/model.safetensors")
@@ -84,7 +84,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     undisturbed = losses(recipe.run_dir)
     forget_after(recipe.run_dir, 16)
     shutil.rmtree(recipe.run_dir.parent / "elsewhere")
-    assert "resuming from step 16" in run(recipe, "train.start_from=runs/elsewhere")
+    assert "resuming from step 16" in run(recipe, "train.init_from=runs/elsewhere")
     assert losses(recipe.run_dir) == undisturbed
 
 
@@ -97,7 +97,7 @@ def ancestor(fresh_recipe) -> Recipe:
 
 
 def started(ancestor: Recipe, *overrides: str) -> Recipe:
-    return small_recipe(Path(ancestor.output_dir), "train.start_from=runs/other", *overrides)
+    return small_recipe(Path(ancestor.output_dir), "train.init_from=runs/other", *overrides)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def started(ancestor: Recipe, *overrides: str) -> Recipe:
         ("head.intermediate_size=96", r"head.intermediate_size: recipe 96, head 64"),
         ("head.num_layers=2", r"head.num_layers: recipe 2, head 1"),
         ("head.draft_vocab_size=512", r"head.draft_vocab_size: recipe 512, head 256"),
-        ("target.tap_ids=[2,4,6]", r"target.tap_ids: recipe \[2, 4, 6\], head \[2, 4, 8\]"),
+        ("target.aux_layer_ids=[2,4,6]", r"target.aux_layer_ids: recipe \[2, 4, 6\], head \[2, 4, 8\]"),
     ],
 )
 def test_another_head_than_the_recipes_is_refused(ancestor, override, message):
@@ -138,7 +138,7 @@ def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_
     ("place", "message"),
     [
         ("runs/nowhere", r"runs/nowhere is no directory .*import_head.py RECIPE name=OTHER --head runs/nowhere"),
-        ("runs/tiny", r"runs/tiny is the recipe's own run: to resume it leave train.start_from out"),
+        ("runs/tiny", r"runs/tiny is the recipe's own run: to resume it leave train.init_from out"),
         ("runs/other/checkpoints", r"checkpoints is not a checkpoint"),
         ("heads/other", r"is a head made for serving: import it first"),
     ],
@@ -146,7 +146,7 @@ def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_
 def test_what_is_no_checkpoint_is_refused_with_the_next_step(ancestor, place, message):
     if place.startswith("heads"):
         export_head(ancestor, serve_check=False)
-    recipe = small_recipe(Path(ancestor.output_dir), f"train.start_from={place}")
+    recipe = small_recipe(Path(ancestor.output_dir), f"train.init_from={place}")
     if place == "runs/tiny":
         write_run(small_recipe(Path(ancestor.output_dir)))
     with pytest.raises((ValueError, FileNotFoundError), match=message):

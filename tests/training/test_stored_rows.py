@@ -1,4 +1,4 @@
-"""What nothing reads or fp8 rounds: rows of prompts and last tokens without a trace, taps in fp8 with a small one."""
+"""What nothing reads or fp8 rounds: rows of prompts and last tokens without a trace, states in fp8 with a small one."""
 
 import dataclasses
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from drafthead import provenance
-from drafthead.core.layout import first_loss_row
 from drafthead.data import store
+from drafthead.drafters.layout import first_loss_row
 from drafthead.provenance import ArtefactError
 from drafthead.training.setup import open_inputs
 from tests.faults.payload import TIMES

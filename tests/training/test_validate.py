@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from drafthead.core import looping
+from drafthead.data import looping
 from drafthead.data.packing import pack
 from drafthead.data.store import StateSequence, StateStore, shard_path, write_shard
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
@@ -16,7 +16,7 @@ from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.training.objective import TTTObjective
 from drafthead.training.validate import Validation, judged, validate
 from tests.data.sequences import sequence
-from tests.models.small_draft import small_model
+from tests.drafters.small_draft import small_model
 from tests.training.toy import NUM_STEPS, frozen
 
 # The first two tokens of each are the prompt; the vocabulary has 20 tokens.
@@ -31,7 +31,7 @@ def _store(directory: Path, **texts: list[int]) -> StateStore:
 
 
 def _document(name: str, text: list[int]) -> StateSequence:
-    drawn = sequence(name, len(text), taps=(0, 1, 2), hidden=8)
+    drawn = sequence(name, len(text), layers=(0, 1, 2), hidden=8)
     mask = drawn.loss_mask.clone()
     if text is LOOPED_BEFORE:
         mask[len(LOOP) : len(LOOP) + 2] = 0  # the user speaks

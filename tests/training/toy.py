@@ -2,7 +2,7 @@
 
 import torch
 
-from drafthead.models.draft import DraftModel
+from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.training.objective import FrozenTarget
 
 NUM_STEPS = 3

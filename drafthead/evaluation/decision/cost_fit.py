@@ -7,9 +7,9 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import nnls
 
-from drafthead.core.statistics import Array
 from drafthead.evaluation.decision.cost_model import CostModel, HeldOut, Work, interpolated, terms_of
 from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint
+from drafthead.statistics import Array
 
 _POWERS = (1.0, 0.75, 0.5)
 _RIDGES = 12

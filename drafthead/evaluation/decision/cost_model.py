@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike
 from scipy.interpolate import make_interp_spline
 from scipy.optimize import brentq
 
-from drafthead.core.statistics import Array, Interval
 from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint
+from drafthead.statistics import Array, Interval
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from drafthead.config import Recipe
+from drafthead.engine.server_command import SERVER_MODULE, server_flags
 from drafthead.evaluation.decision.analysis import Analysis
 from drafthead.evaluation.decision.schedule import Schedule, scheduled
 from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN
 from drafthead.evaluation.workload import speculative_config
-from drafthead.serving.server_command import SERVER_MODULE, server_flags
 
 
 def deployed_config(recipe: Recipe, arm: str, K: int, schedule: Schedule | None = None) -> dict[str, Any] | None:

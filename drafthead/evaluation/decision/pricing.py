@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drafthead.core.statistics import CONFIDENCE, Array, Interval, stratified_draws
 from drafthead.evaluation.decision.cost_fit import fit, refit
 from drafthead.evaluation.decision.cost_model import CostModel
 from drafthead.evaluation.decision.speed import SpeedSamples
+from drafthead.statistics import CONFIDENCE, Array, Interval, stratified_draws
 
 _RESAMPLES = 200  # of whole fits
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drafthead.core.statistics import Array
 from drafthead.evaluation.decision.pricing import Priced
 from drafthead.evaluation.results.levels import Level
+from drafthead.statistics import Array
 
 
 @dataclass(frozen=True)

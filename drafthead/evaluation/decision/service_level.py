@@ -7,8 +7,8 @@ import numpy as np
 from scipy import stats
 
 from drafthead.config.traffic import SLOConfig
-from drafthead.core.statistics import CONFIDENCE, Array
 from drafthead.evaluation.results.levels import Level
+from drafthead.statistics import CONFIDENCE, Array
 
 Kept = Literal["kept", "missed", "unresolved"]
 

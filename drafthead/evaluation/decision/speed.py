@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from drafthead.core.statistics import Array, acceptance_by_position, acceptance_length
 from drafthead.evaluation.results.serving_rows import ServingRows
 from drafthead.evaluation.workload import BASELINE
+from drafthead.statistics import Array, acceptance_by_position, acceptance_length
 
 
 @dataclass(frozen=True)

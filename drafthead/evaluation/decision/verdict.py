@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 
 from drafthead.config.traffic import SLOConfig
-from drafthead.core.comparison import Change, across_blocks, mixed_throughput_change
-from drafthead.core.statistics import Array, Interval
+from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
 from drafthead.evaluation.decision.pricing import Priced
 from drafthead.evaluation.decision.service_level import service_level
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import NAMES
+from drafthead.statistics import Array, Interval
 
 # Of the requests: those that failed may be the slow ones, and the others had the server to themselves.
 MOST_FAILED = 0.01

@@ -19,7 +19,8 @@ import pandas as pd
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
-from drafthead.core import looping
+from drafthead.data import looping
+from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.identity import identity
 from drafthead.evaluation.measuring.conditions import Condition, by_engine, conditions
@@ -36,7 +37,6 @@ from drafthead.files import atomic_path
 from drafthead.processes import end_with_pool
 from drafthead.progress import progress_bar
 from drafthead.provenance import begin, finish
-from drafthead.serving.engine import generate, import_vllm, offline_engine
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput

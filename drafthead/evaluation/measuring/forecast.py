@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
+from drafthead.drafters.eagle3.model import num_parameters, planned_shape
+from drafthead.engine.engine_plan import EnginePlan
+from drafthead.engine.rates import Rate, known_rate, start_seconds
 from drafthead.evaluation.measuring.conditions import by_engine, conditions
 from drafthead.evaluation.measuring.plan import Level, Plan, recipe_plan
-from drafthead.models.draft import num_parameters, planned_shape
 from drafthead.provenance import MANIFEST
-from drafthead.serving.engine_plan import EnginePlan
-from drafthead.serving.rates import Rate, known_rate, start_seconds
 from drafthead.stage_plan import Assumed, StagePlan
 
 _ROW_BYTES = 8_000  # of a request in the Parquet files, its answer's ids included

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from drafthead.config import Recipe
+from drafthead.engine.load import LoadRequest
 from drafthead.evaluation.measuring.plan import Level, Plan, WorkloadSpec
 from drafthead.evaluation.workload import Workload
-from drafthead.models.tokenizer import load_tokenizer
-from drafthead.serving.load import LoadRequest
+from drafthead.target.tokenizer import load_tokenizer
 
 
 def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> dict[Level, list[LoadRequest]]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafthead.config.evaluation import LoadConfig
-from drafthead.core.statistics import Array
-from drafthead.serving.load import RequestTimes
+from drafthead.engine.load import RequestTimes
+from drafthead.statistics import Array
 
 REACHED = 0.9  # of what was asked: below it the level is labelled, not compared
 

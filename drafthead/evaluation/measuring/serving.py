@@ -20,6 +20,11 @@ import pandas as pd
 import torch
 
 from drafthead.config import Recipe
+from drafthead.engine.capacity import server_capacity
+from drafthead.engine.endpoint import endpoint_server
+from drafthead.engine.load import LoadRequest, LoadResult, preload, run_load, warm_up
+from drafthead.engine.server import Server, ServerError
+from drafthead.engine.server_process import running_server
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.identity import identity
 from drafthead.evaluation.measuring.level_prompts import plan_prompts
@@ -29,11 +34,6 @@ from drafthead.evaluation.workload import BASELINE, NAMES, load_workload, specul
 from drafthead.evaluation.workload import HEAD as HEAD
 from drafthead.files import atomic_path
 from drafthead.provenance import begin, finish
-from drafthead.serving.capacity import server_capacity
-from drafthead.serving.endpoint import endpoint_server
-from drafthead.serving.load import LoadRequest, LoadResult, preload, run_load, warm_up
-from drafthead.serving.server import Server, ServerError
-from drafthead.serving.server_process import running_server
 
 KIND = "serving"
 _WARM_UP_PROMPTS, _WARM_UP_TOKENS = 8, 32

@@ -14,8 +14,7 @@ import pandas as pd
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ArmConfig
-from drafthead.core.comparison import Change, across_blocks, mixed_throughput_change, throughput_change
-from drafthead.core.statistics import Array
+from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change, throughput_change
 from drafthead.evaluation.decision.cost_fit import fit
 from drafthead.evaluation.decision.deployment import deployed_config, speculative_flag
 from drafthead.evaluation.decision.schedule import KEY, Schedule, best_schedule
@@ -27,6 +26,7 @@ from drafthead.evaluation.reporting.tables import Cell, Table, change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving
 from drafthead.evaluation.workload import HEAD
+from drafthead.statistics import Array
 
 ARM = "schedule"
 BLOCKS = 2  # A B, B A: at the least

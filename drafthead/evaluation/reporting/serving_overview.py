@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from drafthead.core.statistics import acceptance_length
 from drafthead.evaluation.measuring.plan import Plan
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.measuring.request_metrics import FORMULAS
 from drafthead.evaluation.reporting.tables import Cell, Table
 from drafthead.evaluation.results.imports import ImportedLevel
 from drafthead.evaluation.workload import NAMES
+from drafthead.statistics import acceptance_length
 
 _TIMES = {
     "ttft_s": "TTFT",

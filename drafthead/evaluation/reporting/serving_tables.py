@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from drafthead.core.comparison import FEWEST_PROMPTS
+from drafthead.evaluation.comparison import FEWEST_PROMPTS
 from drafthead.evaluation.decision.cost import cost_per_million
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, print_table
 from drafthead.evaluation.results.levels import MEASURES, THROUGHPUT, Level, geometric_means

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from drafthead.core import looping
-from drafthead.core.statistics import Interval, acceptance_length_interval, acceptance_rate, proportion_interval
+from drafthead.data import looping
 from drafthead.evaluation.reporting.tables import Cell, Table, interval_text, percent_text
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
+from drafthead.statistics import Interval, acceptance_length_interval, acceptance_rate, proportion_interval
 
 ALL = "all"
 

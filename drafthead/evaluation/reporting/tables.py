@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from drafthead.core.comparison import Change
-from drafthead.core.statistics import Interval
+from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.results.summary import ALL, AcceptanceSummary, MethodAcceptance
 from drafthead.evaluation.workload import NAMES
+from drafthead.statistics import Interval
 
 Tone = Literal["", "better", "worse", "unresolved"]
 _RICH: dict[str, str] = {"": "", "better": "green", "worse": "red", "unresolved": "bright_black"}

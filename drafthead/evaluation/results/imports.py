@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from drafthead.evaluation.measuring.request_metrics import RequestMetrics, request_metrics
-from drafthead.serving.load import RequestTimes, request_times
+from drafthead.engine.load import RequestTimes, request_times
 
 
 @dataclass(frozen=True)

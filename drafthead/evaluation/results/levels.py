@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from drafthead.core.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
-from drafthead.core.statistics import Array, acceptance_length, geometric_mean
+from drafthead.evaluation.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
+from drafthead.statistics import Array, acceptance_length, geometric_mean
 from drafthead.evaluation.results.serving_rows import LEVEL_KEYS, ServingRows, arms_of
 from drafthead.evaluation.workload import BASELINE
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from drafthead.core import looping
-from drafthead.core.statistics import (
+from drafthead.data import looping
+from drafthead.statistics import (
     Array,
     Interval,
     PositionAcceptance,

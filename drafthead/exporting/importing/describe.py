@@ -1,8 +1,8 @@
 """What a public config.json says about a head, in this project's terms.
 
-Layouts met in public: plain files (nvidia, lmsys, nebius, yuhuili) with tap ids at the top level, nested, or nowhere;
+Layouts met in public: plain files (nvidia, lmsys, nebius, yuhuili) with layer ids at the top level, nested, or nowhere;
 and the speculators layout (Red Hat), whose layer stands in a dictionary of its own. Defaults are those vLLM applies.
-One thing config.json does not say is how tap ids are counted: vLLM and this project count boundaries (id k is the
+One thing config.json does not say is how aux layer ids are counted: vLLM and this project count boundaries (id k is the
 state after k blocks), SGLang and files written for it count blocks from 0, one less for the same state.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from drafthead.config import HeadConfig
 from drafthead.exporting.served import TARGET_DEFAULT, served_values
-from drafthead.models.target import TargetSpec
-from drafthead.models.target_rope import rope_parameters_of
+from drafthead.target.pieces import TargetSpec
+from drafthead.target.rope import rope_parameters_of
 
 
 @dataclass(frozen=True)
@@ -24,32 +24,32 @@ class Description:
 
     Attributes:
         head: as a recipe would describe it.
-        tap_ids: ascending boundaries.
+        aux_layer_ids: ascending boundaries.
         rope_parameters: it rotates with; public heads do not always use their target's.
         rms_norm_eps: of its norms.
         max_position_embeddings: it was made for.
     """
 
     head: HeadConfig
-    tap_ids: tuple[int, ...]
+    aux_layer_ids: tuple[int, ...]
     rope_parameters: dict[str, Any]
     rms_norm_eps: float
     max_position_embeddings: int
 
 
 def describe(
-    plain: dict[str, Any], tensors: Mapping[str, Tensor], spec: TargetSpec, taps_are: str | None
+    plain: dict[str, Any], tensors: Mapping[str, Tensor], spec: TargetSpec, layer_ids_are: str | None
 ) -> Description:
     """Read a plain config against its tensors and its target.
 
     Args:
         plain: config.json without the speculators wrapping.
-        tensors: by checkpoint names; the number of taps is the width of fc.
+        tensors: by checkpoint names; the number of aux layers is the width of fc.
         spec: of the target.
-        taps_are: "boundaries", "blocks" (counted from 0), or None when the ids leave no doubt.
+        layer_ids_are: "boundaries", "blocks" (counted from 0), or None when the ids leave no doubt.
 
     Raises:
-        ValueError: the head is not for this target, uses what this project does not compute, or its taps are unclear.
+        ValueError: the head is not for this target, uses what is not computed here, or its layer ids are unclear.
     """
     try:
         served = served_values(plain)
@@ -61,7 +61,7 @@ def describe(
     for key, computed in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
         if served[key] != computed:
             raise ValueError(f"the head's config.json sets {key}={served[key]!r}; this project computes {computed!r}")
-    num_taps = tensors["fc.weight"].shape[1] // spec.hidden_size
+    num_aux_layers = tensors["fc.weight"].shape[1] // spec.hidden_size
     head = HeadConfig(
         draft_vocab_size=served["draft_vocab_size"],
         num_layers=served["num_hidden_layers"],
@@ -69,7 +69,9 @@ def describe(
     )
     return Description(
         head=head,
-        tap_ids=_tap_ids(served["taps (model runner V1)"], num_taps, spec.num_layers, taps_are),
+        aux_layer_ids=_aux_layer_ids(
+            served["aux layers (model runner V1)"], num_aux_layers, spec.num_layers, layer_ids_are
+        ),
         rope_parameters=rope_parameters_of(plain),
         rms_norm_eps=served["rms_norm_eps"],
         max_position_embeddings=served["max_position_embeddings"],
@@ -90,18 +92,20 @@ def _check_target(served: dict[str, Any], spec: TargetSpec) -> None:
             raise ValueError(f"the head has {key} {served[key]}, target {spec.name} has {wanted}: not a head for it")
 
 
-def _tap_ids(found: list[int] | str, num_taps: int, num_layers: int, taps_are: str | None) -> tuple[int, ...]:
+def _aux_layer_ids(
+    found: list[int] | str, num_aux_layers: int, num_layers: int, layer_ids_are: str | None
+) -> tuple[int, ...]:
     default = [2, num_layers // 2, num_layers - 3]
     if found == TARGET_DEFAULT:
-        if num_taps != len(default):
-            raise ValueError(f"config.json names no tap ids and fc reads {num_taps} taps: add them to its config.json")
+        if num_aux_layers != len(default):
+            raise ValueError(f"config.json names no aux layer ids and fc reads {num_aux_layers} states: add them to it")
         return tuple(default)
     ids = [int(i) for i in found]
-    if len(ids) != num_taps:
-        raise ValueError(f"config.json names taps {ids}, but fc reads {num_taps}")
-    if taps_are is None and ids == [i - 1 for i in default]:
+    if len(ids) != num_aux_layers:
+        raise ValueError(f"config.json names aux layers {ids}, but fc reads {num_aux_layers}")
+    if layer_ids_are is None and ids == [i - 1 for i in default]:
         raise ValueError(
-            f"taps {ids} are one below the usual {default}: probably blocks counted from 0. "
-            "Say which they are: --taps-are blocks, or --taps-are boundaries"
+            f"aux layers {ids} are one below the usual {default}: probably blocks counted from 0. "
+            "Say which they are: --layer-ids-are blocks, or --layer-ids-are boundaries"
         )
-    return tuple(i + 1 for i in ids) if taps_are == "blocks" else tuple(ids)
+    return tuple(i + 1 for i in ids) if layer_ids_are == "blocks" else tuple(ids)

@@ -7,8 +7,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafthead.models.draft_files import check_tensor_files, read_config
-from drafthead.models.target_files import local_files
+from drafthead.drafters.files import check_tensor_files, read_config
+from drafthead.target.files import local_files
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _CONVERT = """{names}: pickles are not opened, because opening one runs whatever code it holds. If you trust its maker,

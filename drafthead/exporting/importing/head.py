@@ -1,6 +1,6 @@
 """Bring a public head into `runs/NAME` as if a run had ended with it: to measure, convert, export and train on.
 
-The checkpoint has no DeepSpeed state, so no run resumes from it; `train.start_from` begins one with its weights.
+The checkpoint has no DeepSpeed state, so no run resumes from it; `train.init_from` begins one with its weights.
 """
 
 from pathlib import Path
@@ -11,27 +11,27 @@ from safetensors.torch import save_file
 from drafthead import provenance
 from drafthead.config import HeadConfig, Recipe
 from drafthead.data.trained_on import read_trained_on, write_trained_on
+from drafthead.drafters.eagle3.model import DraftShape
 from drafthead.exporting.contract import check_tensors
 from drafthead.exporting.importing.describe import Description, describe
 from drafthead.exporting.importing.files import read_public_head
 from drafthead.exporting.importing.tensors import completed, renamed
 from drafthead.exporting.speculators import from_speculators, is_speculators
 from drafthead.files import atomic_path, sha256_file, write_json
-from drafthead.models.draft import DraftShape
-from drafthead.models.target import TargetSpec, check_tap_ids, load_pieces, load_target_spec, target_identity
+from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_pieces, load_target_spec, target_identity
 
 KIND = "run"
 _CHECKPOINT = "step_00000000"
 
 
-def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_are: str | None = None) -> Path:
+def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_ids_are: str | None = None) -> Path:
     """Import a head for the recipe's target.
 
     Args:
-        recipe: its head section and tap ids must be the head's; the error says which overrides make them so.
+        recipe: its head section and aux layer ids must be the head's; the error says which overrides make them so.
         source: directory or hub id.
         revision: of a hub id.
-        taps_are: "boundaries" or "blocks" when the ids alone are ambiguous.
+        layer_ids_are: "boundaries" or "blocks" when the ids alone are ambiguous.
 
     Returns:
         The run's directory.
@@ -47,8 +47,8 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, taps_a
     named = renamed(public.tensors)
     if "fc.weight" not in named:
         raise ValueError(f"{public.directory} has no fc.weight: not an EAGLE-3 head ({sorted(named)[:3]} ...)")
-    found = describe(plain, named, spec, taps_are)
-    check_tap_ids(spec, found.tap_ids)
+    found = describe(plain, named, spec, layer_ids_are)
+    check_aux_layer_ids(spec, found.aux_layer_ids)
     _check_recipe(recipe, found)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
     tensors = completed(named, found.head.draft_vocab_size, pieces)
@@ -82,8 +82,8 @@ _STATE: dict[str, Any] = {
 
 def _shape(found: Description, spec: TargetSpec) -> DraftShape:
     return DraftShape(
-        found.head, spec.hidden_size, spec.vocab_size, len(found.tap_ids), found.rms_norm_eps, found.rope_parameters,
-        found.max_position_embeddings,
+        found.head, spec.hidden_size, spec.vocab_size, len(found.aux_layer_ids), found.rms_norm_eps,
+        found.rope_parameters, found.max_position_embeddings,
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def _identity(recipe: Recipe, spec: TargetSpec, found: Description, source: dict
     return {
         "imported": source,
         "target": target_identity(recipe, spec),
-        "tap_ids": list(found.tap_ids),
+        "aux_layer_ids": list(found.aux_layer_ids),
         "head": found.head.model_dump(mode="json"),
         # A head trained here rotates and norms as its target does, a public one as its own config says.
         "rope_parameters": found.rope_parameters,
@@ -114,8 +114,8 @@ def _check_recipe(recipe: Recipe, found: Description) -> None:
         for name, value in found.head.model_dump().items()
         if getattr(recipe.head, name) != value and name in HeadConfig.model_fields
     ]
-    if recipe.target.tap_ids != found.tap_ids:
-        overrides.append(f"target.tap_ids={list(found.tap_ids)}".replace(" ", ""))
+    if recipe.target.aux_layer_ids != found.aux_layer_ids:
+        overrides.append(f"target.aux_layer_ids={list(found.aux_layer_ids)}".replace(" ", ""))
     if overrides:
         raise ValueError(
             "the recipe describes another head than this one; put these into the recipe, or add to this command and "

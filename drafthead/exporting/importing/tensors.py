@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from drafthead.exporting.contract import checkpoint_tensors
-from drafthead.models.target import TargetPieces
+from drafthead.target.pieces import TargetPieces
 
 # Copies of the target that some trainers store in the head, for training only.
 _OF_TARGET = ("verifier_lm_head.weight", "verifier_norm.weight")

@@ -1,12 +1,12 @@
 """`regenerate.py --dry-run`: what the answers of a recipe will take, before an engine is started."""
 
 from drafthead.config import Recipe
+from drafthead.engine.engine_plan import EnginePlan
+from drafthead.engine.rates import Rate, known_rate
 from drafthead.generation.plans.texts import Texts, amount_notes, texts_of
 from drafthead.generation.responses.regenerate import SPLITS, is_answered
-from drafthead.models.target import check_tap_ids, load_target_spec
-from drafthead.serving.engine_plan import EnginePlan
-from drafthead.serving.rates import Rate, known_rate
 from drafthead.stage_plan import Assumed, StagePlan
+from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 
 _STORED_BYTES = 8  # of a token: its id and its text, before Parquet packs them
 
@@ -23,9 +23,9 @@ def answer_plan(recipe: Recipe, assumed: Assumed, found: list[Texts] | None = No
         FileNotFoundError: the target's config.json is missing.
         ValueError: the recipe does not fit it.
     """
-    check_tap_ids(
+    check_aux_layer_ids(
         load_target_spec(recipe.target_path, recipe.target.revision),
-        recipe.target.tap_ids,
+        recipe.target.aux_layer_ids,
     )
     found = found or [texts_of(recipe, split, assumed) for split in SPLITS]
     answered = [one for one in found if is_answered(recipe, one.split)]

@@ -2,9 +2,9 @@
 
 Sequences, tokens and bytes are exact once the responses exist, and an upper bound before (every answer as long as
 responses.max_tokens allows). Hours follow from a rate: yours (`--tokens-per-second`), one that this project measured
-on exactly that target, or an assumption that is printed as one (drafthead/serving/rates.py).
+on exactly that target, or an assumption that is printed as one (drafthead/engine/rates.py).
 
-Shapes: T tokens, R rows that can carry loss, H hidden, N taps.
+Shapes: T tokens, R rows that can carry loss, H hidden, N aux layers.
 """
 
 import shutil
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drafthead.config import Recipe
+from drafthead.engine.engine_plan import EnginePlan, captured_bytes
+from drafthead.engine.rates import known_rate
 from drafthead.generation.plans.texts import Text, Texts, amount_notes, texts_of
-from drafthead.models.target import TargetSpec, captured_ids, check_tap_ids, compute_dtype, load_target_spec
-from drafthead.serving.engine_plan import EnginePlan, captured_bytes
-from drafthead.serving.rates import known_rate
 from drafthead.stage_plan import Assumed, StagePlan, print_stage, size_text
+from drafthead.target.pieces import TargetSpec, captured_ids, check_aux_layer_ids, compute_dtype, load_target_spec
 
 SPLITS = ("train", "validation")
 NOTHING = Assumed()
@@ -50,7 +50,7 @@ def estimate(recipe: Recipe, assumed: Assumed = NOTHING, found: Sequence[Texts] 
 
     Raises:
         FileNotFoundError: the target is missing.
-        ValueError: a tap lies beyond the target.
+        ValueError: an aux layer lies beyond the target.
     """
     spec = _spec(recipe)
     found = found or [texts_of(recipe, split, assumed) for split in SPLITS]
@@ -59,7 +59,7 @@ def estimate(recipe: Recipe, assumed: Assumed = NOTHING, found: Sequence[Texts] 
 
 def _spec(recipe: Recipe) -> TargetSpec:
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    check_tap_ids(spec, recipe.target.tap_ids)
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     return spec
 
 
@@ -75,7 +75,7 @@ def _estimate_split(recipe: Recipe, spec: TargetSpec, found: Texts) -> Estimate:
 
 def _kept_bytes(recipe: Recipe, spec: TargetSpec, found: Texts) -> int:
     """Captured rows of a part of mean length: every boundary of every token, until its answers have been judged."""
-    boundaries = len(captured_ids(spec, recipe.target.tap_ids))
+    boundaries = len(captured_ids(spec, recipe.target.aux_layer_ids))
     width = compute_dtype(spec, recipe.target.dtype).itemsize
     share = min(1.0, recipe.responses.prompts_per_part / max(len(found.texts), 1))
     return round(found.tokens * share * boundaries * spec.hidden_size * width)
@@ -84,10 +84,10 @@ def _kept_bytes(recipe: Recipe, spec: TargetSpec, found: Texts) -> int:
 def stored_bytes(recipe: Recipe, spec: TargetSpec, texts: Sequence[Text]) -> int:
     """Size of the shard that holds these texts, but for its header of some kilobytes (see data.shard)."""
     width = compute_dtype(spec, recipe.target.dtype).itemsize
-    taps, fp8 = recipe.target.tap_ids, recipe.states.format == "fp8"
+    layers, fp8 = recipe.target.aux_layer_ids, recipe.states.format == "fp8"
     per_tap = spec.hidden_size + 4 if fp8 else spec.hidden_size * width
-    per_token = len(taps) * per_tap + 4 + 1  # with id and mask
-    separate = fp8 or spec.num_layers not in taps
+    per_token = len(layers) * per_tap + 4 + 1  # with id and mask
+    separate = fp8 or spec.num_layers not in layers
     per_row = (spec.hidden_size * width if separate else 0) + 4 + 4  # with argmax and lse
     tokens, rows = sum(text.tokens for text in texts), sum(text.rows for text in texts)
     return tokens * per_token + rows * per_row + 16 * (len(texts) + 1)
@@ -114,7 +114,7 @@ def harvest_plan(recipe: Recipe, assumed: Assumed, found: list[Texts] | None = N
     if gpus % engine.gpus:
         raise ValueError(f"--gpus {gpus} is no multiple of engine.tensor_parallel_size {engine.gpus}")
     longest = max((text.tokens for one in found for text in one.texts), default=0)
-    captured = captured_bytes(engine.size, len(captured_ids(spec, recipe.target.tap_ids)), spec.hidden_size)
+    captured = captured_bytes(engine.size, len(captured_ids(spec, recipe.target.aux_layer_ids)), spec.hidden_size)
     bound = "" if all(one.exact for one in splits) or assumed.answer_tokens else "at most "
     return StagePlan(
         stage="harvest",
@@ -170,7 +170,7 @@ def _space_note(recipe: Recipe, wanted: int) -> tuple[str, ...]:
         return ()
     return (
         f"disk: {size_text(free)} free in {recipe.directory()}, {size_text(wanted - free)} too little; "
-        "states.format=fp8 halves the taps, states.spool_shards=32 keeps a bounded part (docs/training.md)",
+        "states.format=fp8 halves the aux layers, states.spool_shards=32 keeps a bounded part (docs/training.md)",
     )
 
 

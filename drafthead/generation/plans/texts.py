@@ -14,10 +14,10 @@ from drafthead.generation.responses.asking import Request, continuation, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.generation.responses.keeping import Keeper
 from drafthead.generation.responses.regenerate import is_answered
-from drafthead.models.tokenizer import load_tokenizer
 from drafthead.progress import progress_bar
 from drafthead.provenance import MANIFEST
 from drafthead.stage_plan import PROMPTS, Assumed
+from drafthead.target.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Text:
 
     @property
     def rows(self) -> int:
-        """Rows that can carry loss: from two before the first generated token on (see core.layout)."""
+        """Rows that can carry loss: from two before the first generated token on (see drafters.layout)."""
         return self.response + self.after + min(self.prompt, 2) if self.response else 0
 
 

@@ -20,8 +20,8 @@ from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.generation.prompts.mix import PRESETS, summarise
 from drafthead.generation.sources.catalogue import CATALOGUE
-from drafthead.models.tokenizer import load_tokenizer
 from drafthead.provenance import reference
+from drafthead.target.tokenizer import load_tokenizer
 
 SAMPLE = 5_000
 

@@ -18,7 +18,7 @@ from drafthead.data.responses import LeftOut, Response
 from drafthead.generation.draw import draw_sampling
 from drafthead.generation.responses.asking import NO_ROOM, room_after
 from drafthead.generation.responses.judging import DROPPED, dropped, judge
-from drafthead.models.tokenizer import stop_tokens
+from drafthead.target.tokenizer import stop_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,14 +17,14 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.responses import part_path, write_part
+from drafthead.engine.answering import Answerer, engine_answerer
+from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.generation.responses.turns import Interviewer
 from drafthead.generation.running import Task
 from drafthead.generation.states.one_pass import forget_part, shards_of_part
-from drafthead.models.target import TargetSpec
-from drafthead.models.tokenizer import load_tokenizer
-from drafthead.serving.answering import Answerer, engine_answerer
-from drafthead.serving.capture.capturing import CapturingEngine, capturing_engine
+from drafthead.target.pieces import TargetSpec
+from drafthead.target.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,6 +104,6 @@ def answering(
         return capturing_engine(recipe, spec)
     if recipe.responses.server_url is None:
         return engine_answerer(recipe)
-    from drafthead.serving.remote import server_answerer
+    from drafthead.engine.remote import server_answerer
 
     return server_answerer(recipe, tokenizer)

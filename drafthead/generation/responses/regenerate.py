@@ -37,10 +37,10 @@ from drafthead.generation.responses.keeping import Keeper
 from drafthead.generation.responses.parts import Part, answering_parts, list_parts
 from drafthead.generation.running import Runner, run_here
 from drafthead.generation.states.one_pass import claim_waiting_room
-from drafthead.models.target import TargetSpec, check_tap_ids, load_target_spec, target_identity
-from drafthead.models.tokenizer import load_tokenizer
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, finish, reference, require
+from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity
+from drafthead.target.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
             f"{recipe.engine.max_num_seqs} requests at a time: leave out --cluster, or the URL for engines of our own"
         )
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    check_tap_ids(spec, recipe.target.tap_ids)
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
     _check_answers(recipe, prompts)
     tokenizer = load_tokenizer(recipe, templated=True)

@@ -15,10 +15,10 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
 from drafthead.data.reading import Said, answer_reader
 from drafthead.data.responses import LeftOut, Response
+from drafthead.engine.answering import Answer, Answerer, Ask
 from drafthead.generation.responses.asking import Request, continuation, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.generation.responses.judging import DROPPED, TRUNCATED, dropped, judge
-from drafthead.serving.answering import Answer, Answerer, Ask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

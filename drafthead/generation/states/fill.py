@@ -22,9 +22,9 @@ from drafthead.generation.running import Worker, make_all
 from drafthead.generation.states.harvesters import backend, harvesting
 from drafthead.generation.states.shard_jobs import ShardJob, list_jobs, to_do
 from drafthead.generation.states.state_stores import finish_split
-from drafthead.models.target import TargetSpec
 from drafthead.progress import progress_bar, wait_until
 from drafthead.provenance import MANIFEST, finish
+from drafthead.target.pieces import TargetSpec
 
 _TRAIN = "accelerate launch train/eagle3.py RECIPE"
 

@@ -18,8 +18,8 @@ from drafthead.generation.states.harvesters import harvesting
 from drafthead.generation.states.one_pass import move_in
 from drafthead.generation.states.shard_jobs import WHOLE, ShardJob, Share, list_jobs, to_do
 from drafthead.generation.states.state_stores import claim, finish_split
-from drafthead.models.target import check_tap_ids, load_target_spec
 from drafthead.provenance import require
+from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 
 SPLITS = ("train", "validation")
 
@@ -38,10 +38,10 @@ def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner = run_here) -> boo
     Raises:
         ArtefactError: responses are missing or come from another target, or a directory holds something else.
         FileNotFoundError: the target is missing.
-        ValueError: a tap lies beyond the target, a text is too long, or a shard could not be written.
+        ValueError: an aux layer lies beyond the target, a text is too long, or a shard could not be written.
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    check_tap_ids(spec, recipe.target.tap_ids)
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     if recipe.states.spool_shards is not None and (run is not run_here or share != WHOLE):
         raise ValueError(
             f"states.spool_shards {recipe.states.spool_shards}: one engine fills a spool, in the order in which "

@@ -3,7 +3,7 @@
 One sequence at a time through the reference model, in eager order. It gives up speed (no paging, no batching, no
 tensor parallelism) and the guarantee that states come from the engine that will serve the head.
 
-Shapes: T tokens, C captured boundaries (the taps and L, ascending), H hidden.
+Shapes: T tokens, C captured boundaries (the aux layers and L, ascending), H hidden.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from drafthead.config import Recipe
+from drafthead.engine.capture.shard_writer import ShardWriter
 from drafthead.generation.states.shard_jobs import ShardJob
-from drafthead.models.target import TargetHead, TargetSpec, captured_ids, compute_dtype
-from drafthead.models.target_files import pinned_revision
-from drafthead.serving.capture.shard_writer import ShardWriter
+from drafthead.target.files import pinned_revision
+from drafthead.target.pieces import TargetHead, TargetSpec, captured_ids, compute_dtype
 
 
 @contextmanager
@@ -46,9 +46,9 @@ class TransformersHarvester:
             trust_remote_code=target.trust_remote_code,
         )
         self._model: nn.Module = nn.Module.to(model, device).eval()
-        self._boundaries = captured_ids(spec, target.tap_ids)
+        self._boundaries = captured_ids(spec, target.aux_layer_ids)
         head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
-        self._writer = ShardWriter(target.tap_ids, spec.num_layers, head, recipe.states.format)
+        self._writer = ShardWriter(target.aux_layer_ids, spec.num_layers, head, recipe.states.format)
 
     def make(self, job: ShardJob, bar: tqdm) -> None:
         for slot, text in zip(job.slots(), job.texts(), strict=True):

@@ -8,10 +8,10 @@ from typing import Any
 from tqdm import tqdm
 
 from drafthead.config import Recipe
+from drafthead.engine.capture.capturing import check_written_states, harvest_engine
 from drafthead.generation.running import Task, Worker
 from drafthead.generation.states.shard_jobs import ShardJob
-from drafthead.models.target import TargetSpec
-from drafthead.serving.capture.capturing import check_written_states, harvest_engine
+from drafthead.target.pieces import TargetSpec
 
 
 def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
@@ -35,7 +35,7 @@ class _VllmHarvester:
     def make(self, job: ShardJob, bar: tqdm) -> None:
         from vllm import SamplingParams
 
-        from drafthead.serving.engine import generate
+        from drafthead.engine.offline import generate
 
         params = [
             SamplingParams(

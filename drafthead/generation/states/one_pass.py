@@ -17,8 +17,8 @@ from drafthead.data.responses import Response, read_parts
 from drafthead.data.shard import open_checked
 from drafthead.generation.states.shard_jobs import ShardJob, cut
 from drafthead.generation.states.state_stores import captured
-from drafthead.models.target import TargetSpec
 from drafthead.provenance import begin
+from drafthead.target.pieces import TargetSpec
 
 KIND = "captured states"
 
@@ -32,7 +32,7 @@ def claim_waiting_room(recipe: Recipe, spec: TargetSpec, split: str) -> None:
     """See that what waits there was captured in the same way, or that nothing does.
 
     Raises:
-        ArtefactError: it was captured from another target, at other taps or in another format.
+        ArtefactError: it was captured from another target, at other aux layers or in another format.
     """
     begin(waiting_room(recipe, split), KIND, captured(recipe, spec))
 

@@ -16,9 +16,9 @@ from drafthead.config import Recipe
 from drafthead.data import checksums
 from drafthead.data.responses import Response, read_parts
 from drafthead.data.store import open_checked, shard_path
+from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.generation.running import unwritten
 from drafthead.progress import progress
-from drafthead.serving.capture.shard_writer import ShardSlot
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import terms
 from drafthead.data.store import KIND, Shard
 from drafthead.generation.states.shard_jobs import ShardJob
-from drafthead.models.target import TargetSpec, target_identity, target_names
 from drafthead.provenance import ArtefactError, begin, finish, reference, require
+from drafthead.target.pieces import TargetSpec, target_identity, target_names
 
 _MAKE_RESPONSES = "python data_gen/regenerate.py RECIPE"
 _MIN_AGREEMENT = 0.9  # of the T = 0 text; what is missing are near ties between two tokens
@@ -103,7 +103,7 @@ def captured(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
     return {
         "target": target_identity(recipe, spec),
         "dtype": recipe.target.dtype,
-        "tap_ids": list(recipe.target.tap_ids),
+        "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         "backend": recipe.states.backend,

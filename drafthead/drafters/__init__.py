@@ -1,0 +1,1 @@
+"""Draft models: what a drafter is, and one folder for each."""

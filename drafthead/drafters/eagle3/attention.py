@@ -1,0 +1,213 @@
+"""Attention of the unrolled training steps, without a mask and in memory linear in T.
+
+The query of index t at TTT step k sees the step-0 keys at indices <= t of its own document, and its own
+index in each of the steps 1..k. The first part is causal flash attention, which also returns the
+log-sum-exp of its scores; the second is k scalars per query. With L0, O0 from flash attention and
+s_j = q . k_j / sqrt(D):
+
+    L = logaddexp(L0, s_1, ..., s_k)        O = exp(L0 - L) O0 + sum_j exp(s_j - L) v_j
+
+The backward is exact: flash attention's own backward recomputes its probabilities as exp(s - lse) and
+takes the row term from dO . O, so handing it the merged O and L yields the gradients of the merged
+softmax with respect to the block; the k diagonal terms are differentiated by hand. A dense mask, the
+usual way, costs T x (k + 1) T scores per step.
+
+Only rows that lead to a loss need a query: nothing but the row itself ever reads its states of step 1
+and later. So the queries are the last rows of each document, from where its loss begins, while step-0
+keys cover all of it. CUDA's flash kernel, for half precision, takes all documents at once. Elsewhere each
+document's block is itself merged from two calls: all keys before the first query, and the causal square
+from there on; by torch's flash attention on CPU, by `dense_attention` for float32 on CUDA.
+
+Shapes: T tokens, R query rows, Q query heads, G key/value heads (Q a multiple of G), D head dimension,
+S documents.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from drafthead.drafters.eagle3 import dense_attention
+
+
+def ttt_attention(
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    cu_queries: Tensor,
+    cu_keys: Tensor,
+    longest: tuple[int, int] | None = None,
+) -> Tensor:
+    """Attend from TTT step k, where k = len(keys) - 1.
+
+    Args:
+        query: (R, Q, D), rotated, of step k: the last rows of each document.
+        keys: rotated; step 0 (T, G, D), then steps 1..k (R, G, D).
+        values: as keys.
+        cu_queries: (S + 1,) int32 document boundaries among the rows.
+        cu_keys: (S + 1,) int32 document boundaries among the tokens.
+        longest: most rows and most tokens of a document; None: looked up, for which a GPU has to be waited for.
+
+    Returns:
+        (R, Q, D).
+    """
+    pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
+    longest = longest or (_longest(cu_queries), _longest(cu_keys))
+    return _TTTAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, longest, *pairs)
+
+
+class _TTTAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, cu_queries, cu_keys, longest, *pairs):
+        scale = query.shape[-1] ** -0.5
+        block_out, block_lse, saved_rng = _block_forward(query, key, value, cu_queries, cu_keys, longest, scale)
+        diagonal = [_grouped_dot(query, k_j) * scale for k_j in pairs[0::2]]  # each (R, Q)
+        lse = torch.logsumexp(torch.stack([block_lse, *diagonal]), dim=0)  # (R, Q)
+        out = (block_lse - lse).exp()[..., None] * block_out
+        for score, v_j in zip(diagonal, pairs[1::2], strict=True):
+            _add_scaled(out, (score - lse).exp(), v_j)
+        out = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, cu_queries, cu_keys, out, lse, *saved_rng, *pairs)
+        ctx.num_rng, ctx.longest = len(saved_rng), longest
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        query, key, value, cu_queries, cu_keys, out, lse, *rest = ctx.saved_tensors
+        rng, pairs = rest[: ctx.num_rng], rest[ctx.num_rng :]
+        groups, scale = key.shape[1], query.shape[-1] ** -0.5
+        grad_query, grad_key, grad_value = _block_backward(
+            grad_out.contiguous(), query, key, value, out, lse, cu_queries, cu_keys, ctx.longest, scale, rng
+        )
+        row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
+        grad_query, grad_pairs = grad_query.to(lse.dtype), []
+        for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
+            probability = (_grouped_dot(query, k_j) * scale - lse).exp()
+            grad_score = probability * (_grouped_dot(grad_out, v_j) - row) * scale
+            _add_scaled(grad_query, grad_score, k_j)
+            grad_pairs.append(_reduce(grad_score[..., None] * query, groups).to(k_j.dtype))
+            grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None, *grad_pairs
+
+
+def _expand(states: Tensor, num_heads: int) -> Tensor:
+    """(R, G, D) to (R, Q, D): every query head of a group sees the group's key or value."""
+    same = states.shape[1] == num_heads
+    return states if same else states.repeat_interleave(num_heads // states.shape[1], dim=1)
+
+
+def _reduce(states: Tensor, num_groups: int) -> Tensor:
+    """(R, Q, D) to (R, G, D): the transpose of `_expand`."""
+    return states if states.shape[1] == num_groups else states.unflatten(1, (num_groups, -1)).sum(2)
+
+
+def _add_scaled(total: Tensor, factor: Tensor, states: Tensor) -> None:
+    """total (R, Q, D) += factor (R, Q) times the states (R, G, D) of each query head's group, in one pass."""
+    grouped = (states.shape[1], -1)
+    total.unflatten(1, grouped).addcmul_(factor.unflatten(1, grouped)[..., None], states[:, :, None])
+
+
+def _grouped_dot(query: Tensor, states: Tensor) -> Tensor:
+    """Row-wise dot products of (R, Q, D) with (R, G, D), as (R, Q) in at least float32."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.unflatten(1, (states.shape[1], -1))  # (R, G, Q/G, D)
+    return torch.einsum("rgqd,rgd->rgq", grouped.to(wide), states.to(wide)).flatten(1)
+
+
+def _block_forward(query, key, value, cu_queries, cu_keys, longest, scale):
+    """Causal attention within each document: output (R, Q, D), log-sum-exp (R, Q), backward's extras."""
+    if _whole_batch(query):
+        # With fewer queries than keys the kernel aligns them at the document's end. lse is (Q, R) float32.
+        out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
+            query, key, value, cu_queries, cu_keys, *_most(longest), 0.0, True, False, scale=scale,
+        )  # fmt: skip
+        return out, lse.T, (rng, unused)
+    attend, _ = _document_kernels(query)
+    outs, lses = [], []
+    for rows, pieces in _documents(cu_queries, cu_keys):
+        q = _heads_first(query[rows])
+        parts = [
+            attend(q, *_repeated_keys(key[piece], value[piece], q.shape[1]), 0.0, causal, scale=scale)
+            for piece, causal in pieces
+        ]
+        out, lse = parts[0] if len(parts) == 1 else _merge(*parts)
+        outs.append(out[0].transpose(0, 1))
+        lses.append(lse[0].T)
+    return torch.cat(outs), torch.cat(lses), ()
+
+
+def _block_backward(grad_out, query, key, value, out, lse, cu_queries, cu_keys, longest, scale, rng):
+    """Gradients of the block part, given the merged output and log-sum-exp."""
+    if _whole_batch(query):
+        return torch.ops.aten._flash_attention_backward(
+            grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, *_most(longest), 0.0, True, *rng,
+            scale=scale,
+        )  # fmt: skip
+    _, differentiate = _document_kernels(query)
+    grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    groups = key.shape[1]
+    for rows, pieces in _documents(cu_queries, cu_keys):
+        q, wide_out, wide_grad = (_heads_first(states[rows]) for states in (query, out, grad_out))
+        row_lse = lse[rows].T[None].contiguous()
+        total = torch.zeros_like(q)
+        for piece, causal in pieces:
+            k, v = _repeated_keys(key[piece], value[piece], q.shape[1])
+            dq, dk, dv = differentiate(wide_grad, q, k, v, wide_out, row_lse, 0.0, causal, scale=scale)
+            total = total + dq
+            grad_key[piece] = _reduce(dk[0].transpose(0, 1), groups)
+            grad_value[piece] = _reduce(dv[0].transpose(0, 1), groups)
+        grad_query[rows] = total[0].transpose(0, 1)
+    return grad_query, grad_key, grad_value
+
+
+def _whole_batch(query: Tensor) -> bool:
+    """Whether CUDA's flash kernel serves these tensors: it knows half precision only."""
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def _document_kernels(query: Tensor) -> tuple[Callable, Callable]:
+    """Forward and backward of one document."""
+    if query.is_cuda:
+        return dense_attention.forward, dense_attention.backward
+    aten = torch.ops.aten
+    return (
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    )
+
+
+def _longest(cu_seqlens: Tensor) -> int:
+    return int(cu_seqlens.diff().max())
+
+
+def _most(longest: tuple[int, int]) -> tuple[int, int]:
+    """Upper bounds; that of queries is never 1: there torch takes a decoding path that wants one of every document."""
+    return max(longest[0], 2), longest[1]
+
+
+def _documents(cu_queries: Tensor, cu_keys: Tensor) -> Iterator[tuple[slice, list[tuple[slice, bool]]]]:
+    """Per document: its query rows, and the (keys, causal) pieces they attend to."""
+    for (row, row_end), (start, end) in zip(pairwise(cu_queries.tolist()), pairwise(cu_keys.tolist()), strict=True):
+        first = end - (row_end - row)  # the token of the first query
+        pieces = [(slice(first, end), True)]
+        if first > start:
+            pieces.append((slice(start, first), False))
+        if row_end > row:
+            yield slice(row, row_end), pieces
+
+
+def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two softmaxes over disjoint keys as the one over both: outputs (1, Q, R, D), log-sum-exps (1, Q, R)."""
+    lse = torch.logaddexp(one[1], other[1])
+    return (one[1] - lse).exp()[..., None] * one[0] + (other[1] - lse).exp()[..., None] * other[0], lse
+
+
+def _heads_first(states: Tensor) -> Tensor:
+    """(R, Q, D) to (1, Q, R, D), the layout of the kernels of one document."""
+    return states.transpose(0, 1)[None]
+
+
+def _repeated_keys(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The kernels of one document have no grouped heads: keys and values are repeated per query head."""
+    return _heads_first(_expand(key, heads)), _heads_first(_expand(value, heads))

@@ -1,0 +1,127 @@
+"""A trained head: a verified checkpoint, and its run's record of how the head was trained.
+
+Read by whoever goes on from a checkpoint: export, and a run that starts from another run's weights. Only
+safetensors and JSON are read, whatever ZeRO stage and number of ranks wrote the checkpoint; DeepSpeed's own
+files beside them are pickles, and are left to the run that wrote them.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from drafthead import provenance
+from drafthead.config import HeadConfig, Recipe
+from drafthead.drafters.eagle3.model import DraftShape, draft_shape
+from drafthead.target.pieces import TargetSpec
+
+MODEL_FILE = "model.safetensors"
+_TRAIN = "accelerate launch train/eagle3.py RECIPE"
+# In a run's record when they are not the target's: an imported head has its own.
+OWN = ("rope_parameters", "rms_norm_eps")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint.
+
+    Attributes:
+        path: its directory, in `checkpoints/` of a run.
+        state: step, predicted acceptance and learning so far.
+        run: the run's identity: what the head was trained on and how.
+        reference: of the whole run; None while it is still going.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    run: dict[str, Any]
+    reference: str | None
+
+    @property
+    def run_dir(self) -> Path:
+        """Of the run that wrote it."""
+        return self.path.resolve().parent.parent
+
+    @property
+    def file(self) -> Path:
+        """float32 parameters with d2t and t2d."""
+        return self.path / MODEL_FILE
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...]:
+        """Boundaries the head was trained on."""
+        return tuple(self.run["aux_layer_ids"])
+
+    def weights(self) -> dict[str, Tensor]:
+        """float32 parameters with d2t and t2d."""
+        return load_file(self.file)
+
+    def draft_vocab_size(self) -> int:
+        """D; when it was chosen by coverage, no recipe knows it."""
+        with safe_open(self.file, framework="pt") as file:
+            (size,) = file.get_slice("d2t").get_shape()
+        return size
+
+    def head(self) -> HeadConfig:
+        """The head section that the run was trained with."""
+        return HeadConfig.model_validate(self.run["head"])
+
+    def shape(self, recipe: Recipe, spec: TargetSpec) -> DraftShape:
+        """The head's shape as the run trained it, whatever the recipe says today."""
+        head = self.head().sized(self.draft_vocab_size())
+        target = recipe.target.model_copy(update={"aux_layer_ids": self.aux_layer_ids})
+        shape = draft_shape(recipe.model_copy(update={"head": head, "target": target}), spec)
+        return replace(shape, **{key: self.run[key] for key in OWN if key in self.run})
+
+
+def best_checkpoint(run_dir: Path) -> Path:
+    """Where the checkpoint of a finished run lies that it found to be the best.
+
+    Raises:
+        ArtefactError: there is no finished run.
+    """
+    manifest = provenance.require(run_dir, "run", _TRAIN, thinned=True)
+    return run_dir / "checkpoints" / f"step_{manifest['counts']['best_step']:08d}"
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint, whose run may still be going.
+
+    Raises:
+        ArtefactError: it is damaged, no checkpoint at all, or does not lie in the run that wrote it.
+    """
+    state = _verified_state(path)
+    run_dir = path.resolve().parent.parent
+    if not (run_dir / provenance.IDENTITY).is_file():
+        raise provenance.ArtefactError(
+            f"{path} does not lie in the run that wrote it: {run_dir} has no {provenance.IDENTITY}, which says how "
+            "the head was trained; use it from runs/NAME/checkpoints"
+        )
+    whole = (run_dir / provenance.MANIFEST).exists()
+    reference = provenance.reference(provenance.require(run_dir, "run", _TRAIN, thinned=True)) if whole else None
+    return Checkpoint(path, state, _run_of(run_dir), reference)
+
+
+def _run_of(run_dir: Path) -> dict[str, Any]:
+    """What the run says of itself: at least what a head cannot be read without."""
+    run = provenance.read_json(run_dir / provenance.IDENTITY)
+    lacking = {"kind", "head", "aux_layer_ids", "target"} - set(run if isinstance(run, dict) else ())
+    if lacking:
+        raise provenance.ArtefactError(
+            f"{run_dir / provenance.IDENTITY} is not the record of a run (it has no {', '.join(sorted(lacking))}); "
+            f"restore it, or delete {run_dir} and train again"
+        )
+    return run
+
+
+def _verified_state(path: Path) -> dict[str, Any]:
+    if not (path / provenance.MANIFEST).is_file():
+        known = ", ".join(sorted(p.name for p in path.parent.glob("step_*"))) or "none"
+        raise provenance.ArtefactError(f"{path} is not a checkpoint; {path.parent} has: {known}")
+    broken = provenance.verify_files(path)
+    if broken:
+        raise provenance.ArtefactError(f"{path} is damaged ({', '.join(broken)}); use another checkpoint")
+    return provenance.read_json(path / "state.json")

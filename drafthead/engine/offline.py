@@ -1,0 +1,187 @@
+"""vLLM's offline engine as this project starts it: one call, one clean shutdown, several in a row.
+
+On CPU the engine runs inside this process. vLLM's default puts it into a child that starts a grandchild, each
+importing everything again: measured on two cores, 22 s to start and 5 s to stop, against 2 s and 0 s. Given up:
+tensor parallelism on CPU, and isolation from a crash. One core is left free: OpenMP threads spin while they wait
+for each other, and when something else wanted their core, two threads on two cores fell from 5,500 to 100
+tokens/s, where one made 4,100. On CUDA vLLM's defaults stay: processes of their own, which return all device
+memory when they end, and CUDA graphs.
+"""
+
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from drafthead.config import Recipe
+from drafthead.engine.cpu_build import repair_cpu_build
+from drafthead.processes import children_end_with_us
+from drafthead.target.files import pinned_revision
+
+if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput, SamplingParams
+
+_IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+# Warnings of the CPU build are about the build (no Triton, no tcmalloc), twenty lines per engine.
+_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+def prepare_environment() -> None:
+    """Telemetry off and logs quiet, unless the user set them; must run before vLLM is first imported."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+def keep_engines_in_this_process() -> None:
+    """From here on engines run in this process on CUDA too: with one of its own, killing it leaves no orphan."""
+    os.environ[_IN_PROCESS] = "0"
+
+
+def import_vllm() -> Any:
+    """The vllm module.
+
+    Raises:
+        ValueError: it is not installed, or its compiled part does not load; the message says what to do.
+    """
+    prepare_environment()
+    # Its import logs before it reads the level, and its Triton stand-in touches deprecated names of torch.
+    if "vllm" not in sys.modules:
+        logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    try:
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.triton_utils")
+        import vllm
+    except ImportError as error:
+        raise ValueError(
+            f"vLLM cannot be imported ({error}). On a GPU machine: pip install -e '.[gpu]'; on CPU: make install "
+            "(the pinned requirements/cpu.txt). Harvesting also runs without it: states.backend=transformers"
+        ) from error
+    return vllm
+
+
+def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> dict[str, Any]:
+    """The keyword arguments of vLLM's engine that follow from the recipe.
+
+    Args:
+        recipe: target and engine sections are used.
+        seeded: requests will carry seeds of their own (on CPU that excludes chunked prefill).
+        more: vLLM's own arguments, instead of the recipe's or beside them; None leaves one out.
+    """
+    engine = recipe.engine
+    arguments: dict[str, Any] = {
+        "model": recipe.target_path,
+        "revision": pinned_revision(recipe.target_path, recipe.target.revision),
+        "trust_remote_code": recipe.target.trust_remote_code,
+        "dtype": recipe.target.dtype,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
+        "use_tqdm_on_load": False,
+        "seed": 0,
+    }
+    if on_cpu():
+        # Compiling costs a minute per engine and saves less on models small enough for a CPU.
+        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": engine.kv_cache_space_gib << 30}
+    else:
+        arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    arguments |= {key: value for key, value in more.items() if value is not None}
+    if seeded and on_cpu():
+        # vLLM 0.32 rewinds the generator of a seeded request after a partial prefill, which only CUDA's
+        # generators can do: "CPU Generator does not use offset".
+        batched = max(arguments["max_num_batched_tokens"] or 4096, engine.max_model_len)
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
+    return arguments
+
+
+@contextmanager
+def offline_engine(recipe: Recipe, *, seeded: bool = False, **more: Any) -> Iterator["LLM"]:
+    """A running `vllm.LLM` on the recipe's target, shut down and freed when the block ends.
+
+    Args:
+        recipe, seeded, more: as in `engine_arguments`; with `speculative_config`, say, it drafts.
+
+    Raises:
+        ValueError: vLLM is not installed, or the recipe asks for tensor parallelism on CPU.
+    """
+    vllm = import_vllm()
+    if on_cpu() and recipe.engine.tensor_parallel_size > 1:
+        raise ValueError(
+            f"engine.tensor_parallel_size {recipe.engine.tensor_parallel_size} needs GPUs: "
+            "on CPU the engine runs in one process; set it to 1"
+        )
+    arguments = engine_arguments(recipe, seeded=seeded, **more)
+    if on_cpu():
+        repair_cpu_build()
+    with _process_state(in_process=on_cpu()):
+        with children_end_with_us():
+            llm = vllm.LLM(**arguments)
+        try:
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()  # frees weights, caches and process groups, in this process too
+
+
+def generate(
+    llm: "LLM",
+    prompts: Sequence[list[int]],
+    params: "Sequence[SamplingParams] | SamplingParams",
+    bar: tqdm | None = None,
+) -> "list[RequestOutput]":
+    """Run prompts given as token ids; outputs in their order, `bar` advanced by one per finished request."""
+    from vllm import RequestOutput, TokensPrompt
+
+    llm.enqueue([TokensPrompt(prompt_token_ids=list(ids)) for ids in prompts], params, use_tqdm=False)
+    relay = False if bar is None else partial(_Relay, bar)
+    return llm.wait_for_completion(RequestOutput, use_tqdm=relay)
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM runs on CPU."""
+    import_vllm()
+    from vllm.platforms import current_platform
+
+    return current_platform.is_cpu()
+
+
+class _Relay(tqdm):
+    """vLLM draws a bar of its own per call; this one forwards its steps to the stage's bar and shows nothing."""
+
+    def __init__(self, bar: tqdm, **options: Any):
+        super().__init__(**{**options, "file": io.StringIO()})
+        self._bar = bar
+
+    def update(self, n: float | None = 1) -> bool | None:
+        self._bar.update(n)
+        return super().update(n)
+
+
+@contextmanager
+def _process_state(in_process: bool) -> Iterator[None]:
+    """Put back what an engine inside this process changes for everyone else in it."""
+    before = os.environ.get(_IN_PROCESS)
+    functions = (torch.set_num_threads, torch.accelerator.synchronize, torch.accelerator.empty_cache)
+    threads, rng = torch.get_num_threads(), torch.get_rng_state()
+    if in_process:
+        os.environ[_IN_PROCESS] = "0"
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, threads - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads, torch.accelerator.synchronize, torch.accelerator.empty_cache = functions
+        torch.set_num_threads(threads)
+        torch.set_rng_state(rng)
+        if before is None:
+            os.environ.pop(_IN_PROCESS, None)
+        else:
+            os.environ[_IN_PROCESS] = before

@@ -1,0 +1,216 @@
+"""Two arms compared on the same prompts: relative changes, positive = better, with their intervals.
+
+Prompts are resampled in pairs. What that cannot see is noise that neighbouring requests share, or that differs
+between server starts: the first is looked for (see `statistic_change`), the second needs an ABBA design, whose blocks
+widen the interval (see `across_blocks`).
+
+P prompts, L loads, B blocks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from drafthead.statistics import (
+    CONFIDENCE,
+    RESAMPLES,
+    Array,
+    Interval,
+    bootstrap_interval,
+    ratio_of_sums,
+    resampled_bounds,
+    stratified_draws,
+)
+
+# Fewer give no interval. Resampled, 2 prompts without any difference are called resolved 44 times in a hundred, 8 still
+# 12 times (a P95 19 times), 16 of them 6 times.
+FEWEST_PROMPTS = 16
+_FEWEST_WAVES = 10
+
+
+@dataclass(frozen=True)
+class Change:
+    """A relative difference between two arms, as a fraction; positive is better.
+
+    Attributes:
+        interval: 0.05 says that the treated arm is 5 % better than the baseline.
+        resolved: the interval leaves zero out; otherwise nothing can be said about the sign. The bounds are NaN where
+            resampling prompts gives no interval at all.
+    """
+
+    interval: Interval
+    resolved: bool
+
+
+def throughput_change(
+    tokens: ArrayLike,
+    latency_s: ArrayLike,
+    other_tokens: ArrayLike,
+    other_latency_s: ArrayLike,
+    seed: int = 0,
+) -> Change:
+    """Relative change of output tokens per second at equal requests in flight.
+
+    By Little's law a level with C requests in flight delivers C · Σ tokens / Σ latency tokens per second,
+    so the ratio of two arms at the same C is a ratio of sums over prompts; its logarithm is resampled by
+    prompt, in pairs.
+
+    Args:
+        tokens, latency_s: (P,) of the treated arm.
+        other_tokens, other_latency_s: (P,) of the baseline, the same prompts in the same order.
+        seed: of the resampling.
+    """
+    arrays = tuple(np.asarray(a, float) for a in (tokens, latency_s, other_tokens, other_latency_s))
+
+    def log_ratio(t: Array, s: Array, ot: Array, os: Array, axis: int = -1) -> Array:
+        return np.log(ratio_of_sums(t, s, axis)) - np.log(ratio_of_sums(ot, os, axis))
+
+    return _as_change(_resampled(arrays, log_ratio, seed), better=1)
+
+
+def mixed_throughput_change(
+    tokens: ArrayLike,
+    share_s: ArrayLike,
+    other_tokens: ArrayLike,
+    other_share_s: ArrayLike,
+    weights: ArrayLike,
+    seed: int = 0,
+) -> Change:
+    """Relative change of throughput over a mix of loads: how much less time the same mix of tokens takes.
+
+    A baseline that spends the share w of its time at a load needs w / speedup there with the other arm, so the whole
+    takes Σ w / speedup as long: a weighted harmonic mean.
+
+    Prompts are resampled over all loads at once, because one that is slow at a load is slow at the others too; loads
+    resampled apart would miss that. They are drawn in strata, see `stratified_draws`.
+
+    Args:
+        tokens, share_s: (L, P) of the treated arm, output tokens and share of the wall time of every prompt at every
+            load; 0 where a load did not send the prompt.
+        other_tokens, other_share_s: (L, P) of the baseline.
+        weights: (L,) share of the baseline's time at each load.
+        seed: of the resampling.
+    """
+    arrays = [np.asarray(a, float) for a in (tokens, share_s, other_tokens, other_share_s)]
+    share = np.asarray(weights, float) / np.sum(weights)
+
+    def log_ratio(times_drawn: Array) -> Array:
+        t, s, ot, os = (times_drawn @ a.T for a in arrays)  # (..., L)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return -np.log(np.sum(share * (ot / os) / (t / s), axis=-1))
+
+    sent = arrays[3] > 0  # (L, P)
+    value = float(log_ratio(np.ones(sent.shape[1])))
+    if sent.sum(axis=1).min() < FEWEST_PROMPTS:
+        return _as_change(Interval(value, np.nan, np.nan), better=1)
+    drawn = log_ratio(stratified_draws(sent, RESAMPLES, np.random.default_rng(seed)))
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return _as_change(Interval(value, float(low), float(high)), better=1)
+
+
+def across_blocks(change: Change, by_block: ArrayLike) -> Change:
+    """The change with what server starts differ by in its interval, added in quadrature on the scale of logarithms.
+
+    A block starts every server once, so blocks are what was repeated: their spread is Student's t with B - 1 degrees
+    of freedom, times s / √B. Two blocks say little of their spread (t = 12.7, against 4.3 of three): only a gain far
+    above what they differ by is resolved.
+
+    Args:
+        change: over all blocks, its interval by resampling prompts.
+        by_block: (B,) the change in each block alone, as a fraction; one block leaves the change as it is.
+    """
+    blocks = np.size(by_block)
+    if blocks < 2:
+        return change
+    spread = np.std(np.log1p(by_block), ddof=1) / np.sqrt(blocks)
+    starts = stats.t.ppf((1 + CONFIDENCE) / 2, blocks - 1) * spread
+    value, low, high = np.log1p([change.interval.value, change.interval.low, change.interval.high])
+    return _as_change(Interval(value, value - np.hypot(value - low, starts), value + np.hypot(high - value, starts)), 1)
+
+
+def statistic_change(
+    values: ArrayLike,
+    baseline: ArrayLike,
+    statistic: Callable[..., Any] = np.mean,
+    *,
+    lower_is_better: bool = True,
+    waves: int = 1,
+    seed: int = 0,
+) -> Change:
+    """Relative change of a statistic (mean, median, a percentile) of per-request values, paired by prompt.
+
+    Args:
+        values: (P,) of the treated arm, positive.
+        baseline: (P,) of the baseline, the same prompts in the same order.
+        statistic: reduces an array along `axis`, such as `np.median` or `percentile(95)`.
+        lower_is_better: true of times; 8 ms instead of 10 ms then reads as +25 %, because the change is
+            baseline / treated - 1.
+        waves: requests that are sent together and may share their wait. Where neighbours resemble each other, waves
+            are resampled instead of requests, and with fewer than ten of them there is no interval.
+        seed: of the resampling.
+    """
+    arrays = (np.asarray(values, float), np.asarray(baseline, float))
+    if not len(arrays[0]):
+        return Change(Interval(np.nan, np.nan, np.nan), resolved=False)
+    clumped = waves > 1 and _clumped(np.log(arrays[0] / arrays[1]), waves)
+
+    def log_ratio(v: Array, b: Array, axis: int = -1) -> Array:
+        return np.log(statistic(v, axis=axis)) - np.log(statistic(b, axis=axis))
+
+    better = -1 if lower_is_better else 1
+    if not clumped:
+        return _as_change(_resampled(arrays, log_ratio, seed), better)
+    members = np.arange(len(arrays[0]) // waves * waves).reshape(-1, waves)  # (W, waves) requests of each full wave
+    if len(members) < _FEWEST_WAVES:
+        return _as_change(Interval(float(log_ratio(*arrays)), np.nan, np.nan), better)
+
+    def of_waves(index: Array, axis: int = -1) -> Array:
+        chosen = members[index.astype(int)].reshape(*index.shape[:-1], -1)
+        return log_ratio(*(array[chosen] for array in arrays))
+
+    bounds = resampled_bounds((np.arange(len(members), dtype=float),), of_waves, seed, "percentile")
+    return _as_change(Interval(float(log_ratio(*arrays)), float(bounds.low), float(bounds.high)), better)
+
+
+def percentile(q: float) -> Callable[..., Any]:
+    """The q-th percentile as a statistic for `statistic_change`."""
+    return lambda values, axis=-1: np.percentile(values, q, axis=axis)
+
+
+def _resampled(arrays: tuple[Array, ...], log_ratio: Callable[..., Array], seed: int) -> Interval:
+    """A statistic of (P,) arrays, resampled by prompt where there are enough of them."""
+    if len(arrays[0]) < FEWEST_PROMPTS:
+        return Interval(float(log_ratio(*arrays)), np.nan, np.nan)
+    return bootstrap_interval(arrays, log_ratio, seed, "percentile")
+
+
+def _as_change(log_ratio: Interval, better: int) -> Change:
+    """`better` is 1 where a larger treated value is better, -1 where a smaller one is."""
+    oriented = log_ratio.scaled(better)
+    if _one_sided(oriented):
+        oriented = Interval(oriented.value, np.nan, np.nan)
+    interval = Interval(*(float(np.expm1(x)) for x in (oriented.value, oriented.low, oriented.high)))
+    return Change(interval, resolved=bool(interval.low > 0 or interval.high < 0))
+
+
+def _one_sided(interval: Interval) -> bool:
+    """Whether the estimate sits on its own bound, as a percentile in a clump of equal values does: no interval."""
+    width = interval.high - interval.low
+    return bool(width > 1e-9 and min(interval.value - interval.low, interval.high - interval.value) <= 0.01 * width)
+
+
+def _clumped(log_ratios: Array, waves: int) -> bool:
+    """Whether differences within a wave resemble each other more than chance allows (one-way analysis of variance).
+
+    Requests that are sent together wait together. Resampled one by one they look like independent evidence: over
+    waves of 8 with no difference at all, a P95 of 48 requests would be called resolved three times out of four.
+    """
+    groups = log_ratios[: len(log_ratios) // waves * waves].reshape(-1, waves)
+    if len(groups) < 2:
+        return True  # a single wave shows nothing of how waves differ
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return bool(stats.f_oneway(*groups).pvalue < 1e-4)

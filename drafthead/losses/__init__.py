@@ -1,0 +1,1 @@
+"""Objectives, and the fused language-model head that applies them."""

@@ -1,0 +1,150 @@
+"""Loss, gradient and prediction: one program scores one row of the draft's logits.
+
+Up to three passes over the row. The first finds the peak, the softmax's sum and the argmax; the second the
+sums that a gradient needs beforehand (forward KL's does not); the third writes the gradient. Only the first
+reads device memory, the others find the row in cache.
+
+Symbols as in `drafthead.losses.objectives`; R draft rows, C teacher tokens, D draft vocabulary.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from drafthead.losses.kernels.tuning import tuned
+from drafthead.losses.objectives import GREEDY_TAU, LK_RATE, ObjectiveName, Target
+from drafthead.losses.rows import RowLoss
+
+
+@triton.jit
+def score_kernel(
+    logits,  # (R, D) float32
+    grad,  # (R, D) any type, out; may be logits
+    target_r,  # (C, D) r, or log r for reverse_kl
+    target_mass,  # (C, 1)
+    target_negentropy,  # (C,)
+    met,  # (R,) teacher token of each row
+    scale,  # (R,)
+    loss_out,  # (R,)
+    best_out,  # (R,)
+    size,  # D
+    OBJECTIVE: tl.constexpr,
+    NEEDS_GRAD: tl.constexpr,
+    SHARPNESS: tl.constexpr,  # softmax of z * SHARPNESS
+    LK_RATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(met + row).to(tl.int64)
+    logits += row * size
+    grad += row * size
+    target_r += token * size
+    mass = tl.load(target_mass + token)
+    lanes = tl.arange(0, BLOCK)
+    HAS_KL: tl.constexpr = OBJECTIVE == "forward_kl" or OBJECTIVE == "lk_hybrid"
+    HAS_TV: tl.constexpr = OBJECTIVE == "total_variation" or OBJECTIVE == "lk_hybrid"
+
+    # Softmax online: the sum so far is rescaled whenever the peak rises.
+    peak = float("-inf")
+    total = 0.0
+    best = 0
+    cross_parts = tl.zeros((BLOCK,), tl.float32)  # sum r z
+    for start in range(0, size, BLOCK):
+        inside = start + lanes < size
+        z = tl.load(logits + start + lanes, mask=inside, other=float("-inf"))
+        block_peak, block_best = tl.max(z, 0, return_indices=True)
+        best = tl.where(block_peak > peak, start + block_best, best)
+        higher = tl.maximum(peak, block_peak)
+        total = total * tl.exp((peak - higher) * SHARPNESS) + tl.sum(tl.exp((z - higher) * SHARPNESS), 0)
+        peak = higher
+        if HAS_KL:
+            r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
+            cross_parts += tl.where(inside, r * z, 0.0)
+    log_total = tl.log(total)
+    tl.store(best_out + row, best)
+
+    # The sums over the row: of min(p, q), or of softmax * p; of q where q < p; of q (log q - log r).
+    accepted_parts = tl.zeros((BLOCK,), tl.float32)
+    gaining_parts = tl.zeros((BLOCK,), tl.float32)
+    reverse_parts = tl.zeros((BLOCK,), tl.float32)
+    if OBJECTIVE != "forward_kl":
+        for start in range(0, size, BLOCK):
+            inside = start + lanes < size
+            z = tl.load(logits + start + lanes, mask=inside, other=float("-inf"))
+            r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
+            log_q = (z - peak) * SHARPNESS - log_total
+            q = tl.exp(log_q)
+            if HAS_TV:
+                accepted_parts += tl.minimum(mass * r, q)
+                gaining_parts += tl.where(q < mass * r, q, 0.0)
+            if OBJECTIVE == "greedy_acceptance":
+                accepted_parts += mass * r * q
+            if OBJECTIVE == "reverse_kl":
+                reverse_parts += tl.where(inside, q * (log_q - r), 0.0)
+    accepted = tl.sum(accepted_parts, 0)
+    gaining = tl.sum(gaining_parts, 0)
+    loss = 1 - accepted
+    weight = 0.0
+    if HAS_KL:
+        forward = tl.load(target_negentropy + token) - tl.sum(cross_parts, 0) + peak + log_total
+        loss = forward
+        if HAS_TV:
+            weight = tl.exp(-LK_RATE * accepted)
+            loss = weight * forward + (1 - weight) * (1 - accepted)
+    if OBJECTIVE == "reverse_kl":
+        loss = tl.sum(reverse_parts, 0)
+    tl.store(loss_out + row, loss)
+
+    if NEEDS_GRAD:
+        row_scale = tl.load(scale + row)
+        for start in range(0, size, BLOCK):
+            inside = start + lanes < size
+            z = tl.load(logits + start + lanes, mask=inside, other=float("-inf"))
+            r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
+            log_q = (z - peak) * SHARPNESS - log_total
+            q = tl.exp(log_q)
+            slope = q - r
+            if HAS_TV:
+                slope = weight * slope + (1 - weight) * q * (gaining - tl.where(q < mass * r, 1.0, 0.0))
+            if OBJECTIVE == "reverse_kl":
+                slope = q * (log_q - r - loss)
+            if OBJECTIVE == "greedy_acceptance":
+                slope = q * (accepted - mass * r) * SHARPNESS
+            tl.store(grad + start + lanes, slope * row_scale, mask=inside)
+
+
+# Whose formulas stand above. The kernel would give any other a loss of 1 and some gradient.
+WRITTEN = ("forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance")
+tuned_score_kernel = tuned(score_kernel, key=["size", "OBJECTIVE", "NEEDS_GRAD"], overwritten="grad")
+
+
+def score_rows(
+    objective: ObjectiveName,
+    logits: Tensor,
+    target: Target,
+    met: Tensor,
+    scale: Tensor,
+    grad: Tensor | None,
+    block: int | None = None,
+) -> RowLoss:
+    """As `drafthead.losses.rows.score_rows`, for contiguous float32 logits; `block` fixes the tuned block size.
+
+    Raises:
+        ValueError: the kernel does not know the objective.
+    """
+    if objective not in WRITTEN:
+        raise ValueError(
+            f"objective {objective!r} has no Triton form: add its formula to drafthead/losses/kernels/score.py, or "
+            f"train with one of {', '.join(WRITTEN)}"
+        )
+    loss, best = torch.empty_like(scale), torch.empty_like(met)
+    sharpness = 1 / GREEDY_TAU if objective == "greedy_acceptance" else 1.0
+    out = logits if grad is None else grad
+    arguments = (logits, out, *target, met, scale, loss, best, logits.shape[1])
+    constants = (objective, grad is not None, sharpness, LK_RATE)
+    if block is None:
+        tuned_score_kernel[(len(logits),)](*arguments, *constants)
+    else:
+        score_kernel[(len(logits),)](*arguments, *constants, BLOCK=block)
+    return RowLoss(loss, best)

@@ -1,1 +1,0 @@
-"""The draft head, and the frozen pieces of a target that it needs."""

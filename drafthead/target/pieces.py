@@ -1,0 +1,280 @@
+"""The frozen pieces of a target model, read without loading the model.
+
+Training, harvesting and export need four facts of a target: its shape, its embedding, its final norm and
+its lm_head. They are read by name from the safetensors shards, so a 120B target costs two tensors of
+memory and no model class. What this gives up: targets that do more than norm and matmul after their last
+block (logit soft-capping, scaled logits) are refused. The alternative, `from_pretrained`, reads everything.
+
+Shapes: T tokens, H hidden, V target vocabulary, L blocks.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from drafthead.config import Recipe
+from drafthead.target.files import fingerprint_of, local_files
+from drafthead.target.rope import head_rope
+
+_EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "embed_tokens.weight")
+_NORM = ("model.norm.weight", "language_model.model.norm.weight", "norm.weight")
+_HEAD = ("lm_head.weight", "language_model.lm_head.weight")
+# Keys that scale or cap logits beyond lm_head(norm(h)).
+_LOGITS = (
+    "final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier",
+    "logits_soft_cap", "dim_model_base",
+)  # fmt: skip
+# Families whose norms multiply by 1 + weight; a test looks for them in transformers.
+CENTRED_NORMS = frozenset({
+    "gemma", "gemma2", "gemma3", "gemma3_text", "minimax_m3_vl", "minimax_m3_vl_text", "qwen3_5", "qwen3_5_text",
+    "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "recurrent_gemma", "step3p5",
+    "step3p7", "vaultgemma",
+})  # fmt: skip
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What a target's config.json says about it.
+
+    Attributes:
+        name: the path or hub id as given.
+        hidden_size: H.
+        num_layers: L; boundary ids run from 0 (embeddings) to L (input of the final norm).
+        vocab_size: V.
+        rms_norm_eps: of the final norm.
+        rope_parameters: of a head for it, in transformers' current form: rope_type, rope_theta, the type's own keys.
+        max_position_embeddings: longest position the target was made for.
+        tie_word_embeddings: whether lm_head is the embedding.
+        dtype: the checkpoint's dtype, by name.
+        model_type: transformers' name of the architecture.
+        fingerprint: hex digest of which target this is; see `target_files.fingerprint_of`.
+    """
+
+    name: str
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any]
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    dtype: str
+    model_type: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class TargetPieces:
+    """Frozen tensors of a target in the checkpoint's dtype, on the CPU.
+
+    Attributes:
+        embed_tokens: (V, H).
+        final_norm: (H,), what the normed state is multiplied with; float32 where the checkpoint has it less 1.
+        lm_head: (V, H); the same tensor as embed_tokens when they are tied.
+    """
+
+    embed_tokens: Tensor
+    final_norm: Tensor
+    lm_head: Tensor
+
+
+def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
+    """Read a target's shape and identity, as data: no code runs, and no more than 256 KiB per shard is read.
+
+    Args:
+        path: a directory, or a hub id whose files are cached or can be downloaded.
+        revision: of a hub id.
+
+    Raises:
+        FileNotFoundError: there is no such directory, or it lacks a file (which is named).
+        ValueError: config.json lacks a key, or describes an output layer this project does not compute.
+    """
+    directory = local_files(path, revision, ("config.json",))
+    config = _text_config(directory / "config.json")
+    for key in _LOGITS:
+        if config.get(key) not in (None, 1, 1.0):
+            raise ValueError(
+                f"target {path} sets {key}={config[key]}: its logits are not lm_head(norm(h)), "
+                "which is all that drafthead.target.pieces computes"
+            )
+    try:
+        return TargetSpec(
+            name=path,
+            hidden_size=config["hidden_size"],
+            num_layers=config["num_hidden_layers"],
+            vocab_size=config["vocab_size"],
+            rms_norm_eps=config["rms_norm_eps"],
+            rope_parameters=head_rope(config, path),
+            max_position_embeddings=config["max_position_embeddings"],
+            tie_word_embeddings=config.get("tie_word_embeddings", False),
+            dtype=config.get("dtype") or config.get("torch_dtype") or "bfloat16",
+            model_type=config["model_type"],
+            fingerprint=fingerprint_of(path, revision),
+        )
+    except KeyError as error:
+        raise ValueError(
+            f"{directory / 'config.json'} has no key {error}: is it a decoder-only language model?"
+        ) from error
+
+
+def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, str | None]:
+    """Which target an artefact was made from or for; the fingerprint is what consumers compare."""
+    return {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
+
+
+def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
+    """The target of an artefact and the recipe's as a person reads them: equal where the fingerprints are.
+
+    Args:
+        found: from `target_identity`, when the artefact was made.
+        recipe: of today.
+        spec: of the recipe's target.
+    """
+    wanted = target_identity(recipe, spec)
+    same = found["fingerprint"] == wanted["fingerprint"]  # a directory may have moved
+    return name_target(wanted if same else found), name_target(wanted)
+
+
+def name_target(target: Mapping[str, Any]) -> str:
+    """A target in words: what the recipe calls it, and the start of its fingerprint."""
+    at = f" at revision {target['revision']}" if target["revision"] else ""
+    return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]})"
+
+
+def check_aux_layer_ids(spec: TargetSpec, aux_layer_ids: Sequence[int]) -> None:
+    """Refuse boundaries that the target does not have.
+
+    Raises:
+        ValueError: an aux layer id is larger than L.
+    """
+    beyond = [layer_id for layer_id in aux_layer_ids if layer_id > spec.num_layers]
+    if beyond:
+        raise ValueError(
+            f"target.aux_layer_ids {list(aux_layer_ids)}: {beyond} exceed the {spec.num_layers} layers of {spec.name}; "
+            f"use ids from 0 (embeddings) to {spec.num_layers} (input of the final norm)"
+        )
+
+
+def captured_ids(spec: TargetSpec, aux_layer_ids: Sequence[int]) -> tuple[int, ...]:
+    """The boundaries a harvest reads, ascending: the aux layers, and L once, which argmax and lse come from."""
+    return tuple(sorted({*aux_layer_ids, spec.num_layers}))
+
+
+def compute_dtype(spec: TargetSpec, dtype: str) -> torch.dtype:
+    """The torch dtype of a recipe's target.dtype ("auto": the checkpoint's)."""
+    return _DTYPES[spec.dtype if dtype == "auto" else dtype]
+
+
+def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
+    """Read embedding, final norm and lm_head by name from the safetensors shards.
+
+    Raises:
+        FileNotFoundError: the checkpoint or one of its shards is missing.
+        ValueError: the checkpoint has no tensor of a known name, or a shape contradicts config.json.
+    """
+    spec = load_target_spec(path, revision)
+    weight_map = _weight_map(path, revision)
+    embed_tokens = _read(path, revision, weight_map, _EMBEDDING)
+    lm_head = embed_tokens if spec.tie_word_embeddings else _read(path, revision, weight_map, _HEAD)
+    final_norm = _read(path, revision, weight_map, _NORM)
+    if spec.model_type in CENTRED_NORMS:
+        final_norm = 1 + final_norm.float()
+    pieces = TargetPieces(embed_tokens, final_norm, lm_head)
+    for name, expected in (
+        ("embed_tokens", (spec.vocab_size, spec.hidden_size)),
+        ("final_norm", (spec.hidden_size,)),
+        ("lm_head", (spec.vocab_size, spec.hidden_size)),
+    ):
+        found = tuple(getattr(pieces, name).shape)
+        if found != expected:
+            raise ValueError(f"{name} of {path} has shape {found}, but its config.json says {expected}")
+    return pieces
+
+
+class TargetHead:
+    """Final norm and lm_head: logits from the input of the final norm.
+
+    The normed state is rounded to the target's compute dtype, where the engine rounds it; products are
+    accumulated and returned in float32. Engines return logits in the compute dtype: bf16 would put an
+    error of up to 0.06 on a logit of 16, and with it on every stored log-sum-exp.
+    """
+
+    def __init__(
+        self, pieces: TargetPieces, rms_norm_eps: float, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ):
+        device = torch.device(device)
+        # CUDA multiplies bf16 into float32 directly; elsewhere the weights are widened once, for the same sums.
+        self._native = device.type == "cuda" and dtype != torch.float32
+        self._norm = pieces.final_norm.to(device, torch.float32)
+        self._lm_head = pieces.lm_head.to(device, dtype).to(dtype if self._native else torch.float32)
+        self._eps = rms_norm_eps
+        self._dtype = dtype
+
+    @classmethod
+    def load(
+        cls, path: str, revision: str | None = None, dtype: str = "auto", device: torch.device | str = "cpu"
+    ) -> "TargetHead":
+        """Read a target's pieces and keep what logits need on `device`."""
+        spec = load_target_spec(path, revision)
+        return cls(load_pieces(path, revision), spec.rms_norm_eps, compute_dtype(spec, dtype), device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(T, H) inputs of the final norm -> (T, V) float32 logits, on the device of the weights."""
+        wide = hidden.to(self._norm.device, torch.float32)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps) * self._norm
+        rounded = wide.to(self._dtype)
+        if self._native:
+            return torch.mm(rounded, self._lm_head.t(), out_dtype=torch.float32)
+        return rounded.float() @ self._lm_head.t()
+
+    def stats(self, hidden: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
+        """What training keeps of the full distribution.
+
+        Args:
+            hidden: (T, H), input of the final norm.
+            chunk: tokens at a time; 512 rows of gpt-oss logits are 412 MB.
+
+        Returns:
+            argmax (T,) int32 and log-sum-exp at temperature 1 (T,) float32, on the device of `hidden`.
+        """
+        argmax = torch.empty(hidden.shape[0], dtype=torch.int32, device=hidden.device)
+        lse = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        for start in range(0, hidden.shape[0], chunk):
+            logits = self.logits(hidden[start : start + chunk])
+            argmax[start : start + chunk] = logits.argmax(-1).to(torch.int32)
+            lse[start : start + chunk] = logits.logsumexp(-1)
+        return argmax, lse
+
+
+def _text_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    return {**config, **config.get("text_config", {})}  # multimodal checkpoints nest the language model
+
+
+def _weight_map(path: str, revision: str | None) -> dict[str, str]:
+    """Tensor name -> file name."""
+    index = local_files(path, revision, ("model.safetensors.index.json",), optional=True)
+    if (index / "model.safetensors.index.json").exists():
+        return json.loads((index / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+    directory = local_files(path, revision, ("model.safetensors",))
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        return dict.fromkeys(file.keys(), "model.safetensors")
+
+
+def _read(path: str, revision: str | None, weight_map: dict[str, str], names: Sequence[str]) -> Tensor:
+    name = next((name for name in names if name in weight_map), None)
+    if name is None:
+        raise ValueError(f"{path} has none of the tensors {', '.join(names)}; it has e.g. {sorted(weight_map)[:3]}")
+    directory = local_files(path, revision, (weight_map[name],))
+    with safe_open(directory / weight_map[name], framework="pt") as file:
+        return file.get_tensor(name)

@@ -1,0 +1,103 @@
+"""EAGLE-3 drafting the slow way, as an engine does it: token by token, one explicit key/value list.
+
+No unrolled tricks: for every root t the list starts with the step-0 entries of indices 0..t of the
+document, and every further draft appends one entry. This is the reference of training-time test.
+"""
+
+import torch
+from torch import Tensor
+
+from drafthead.drafters.eagle3.block import DraftLayer
+from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.rope import rope_frequencies
+
+
+def rms_norm(states: Tensor, norm) -> Tensor:
+    return states / (states.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+
+
+def rotate_one(vector: Tensor, position: int, frequencies: Tensor, factor: float) -> Tensor:
+    """Rotate (heads, D) by complex multiplication of paired halves."""
+    half = vector.shape[-1] // 2
+    pair = torch.complex(vector[..., :half], vector[..., half:])
+    turned = pair * torch.polar(torch.full_like(frequencies, factor), position * frequencies)
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def layer_entry(layer: DraftLayer, state: Tensor, embedding: Tensor):
+    """What a layer's attention reads, and the residual, for one position (H,)."""
+    if layer.hidden_norm is None:
+        return rms_norm(state, layer.input_layernorm), state
+    normed = rms_norm(state, layer.hidden_norm)
+    mixed = torch.cat([rms_norm(embedding, layer.input_layernorm), normed])
+    return mixed, normed if layer.norm_before_residual else state
+
+
+def run_layer(layer: DraftLayer, state, embedding, position, entries, frequencies, factor) -> Tensor:
+    """One position through one layer; appends its key and value to `entries`."""
+    attention, dim = layer.self_attn, layer.self_attn.head_dim
+    mixed, residual = layer_entry(layer, state, embedding)
+    query = rotate_one((attention.q_proj.weight @ mixed).view(-1, dim), position, frequencies, factor)
+    key = rotate_one((attention.k_proj.weight @ mixed).view(-1, dim), position, frequencies, factor)
+    entries.append((key, (attention.v_proj.weight @ mixed).view(-1, dim)))
+    outputs = []
+    for head in range(query.shape[0]):
+        group = head // (query.shape[0] // key.shape[0])
+        scores = torch.stack([query[head] @ k[group] for k, _ in entries]) / dim**0.5
+        weights = scores.softmax(0)
+        outputs.append(sum(w * v[group] for w, (_, v) in zip(weights, entries, strict=True)))
+    state = residual + attention.o_proj.weight @ torch.cat(outputs)
+    inner = rms_norm(state, layer.post_attention_layernorm)
+    mlp = layer.mlp
+    gated = torch.nn.functional.silu(mlp.gate_proj.weight @ inner) * (mlp.up_proj.weight @ inner)
+    return state + mlp.down_proj.weight @ gated
+
+
+def combine(model: DraftModel, aux: Tensor) -> Tensor:
+    if model.input_norm is not None:
+        aux = rms_norm(aux, model.input_norm)
+    if model.fc_norm is not None:
+        pieces = aux.view(len(model.fc_norm), -1)
+        aux = torch.cat([rms_norm(piece, norm) for piece, norm in zip(pieces, model.fc_norm, strict=True)])
+    return model.fc.weight @ aux
+
+
+def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_position: int, num_steps: int) -> Tensor:
+    """All drafts from all roots of one document.
+
+    Args:
+        aux: (T, N * H); embeddings: (T, H) of the tokens themselves; first_position: of token 0.
+
+    Returns:
+        (K, T, H) normed states; rows whose input token lies past the end are zero.
+    """
+    frequencies, factor = rope_frequencies(model.shape.rope_config())
+    # The model keeps float32 frequencies; the reference starts from the same numbers.
+    frequencies = frequencies.to(torch.float32).to(aux.dtype)
+    layers = [model.midlayer, *model.layers.values()]
+    num_tokens = aux.shape[0]
+    rows = {}
+    for root in range(num_tokens - 1):
+        entries = [[] for _ in layers]
+
+        def run(feature, index):
+            """All layers at one index; every layer's key and value is appended to its list."""
+            state = feature
+            for layer, cache in zip(layers, entries, strict=True):  # noqa: B023 - called within this iteration
+                state = run_layer(
+                    layer, state, embeddings[index + 1], first_position + index, cache, frequencies, factor
+                )
+            return state
+
+        # Re-run over every verified token before the root, then draft from it on the head's own states.
+        for index in range(root):
+            run(combine(model, aux[index]), index)
+        feature = combine(model, aux[root])
+        for k in range(min(num_steps, num_tokens - 1 - root)):
+            state = run(feature, root + k)
+            normed = rms_norm(state, model.norm)
+            rows[k, root] = normed
+            feature = normed if model.shape.head.norm_output else state
+    missing = torch.zeros(embeddings.shape[-1], dtype=aux.dtype)
+    stacked = [[rows.get((k, t), missing) for t in range(num_tokens)] for k in range(num_steps)]
+    return torch.stack([torch.stack(row) for row in stacked])

@@ -1,0 +1,26 @@
+"""A draft model of a few hundred weights in float64, whose norms are not ones."""
+
+import torch
+
+from drafthead.config import HeadConfig
+from drafthead.drafters.eagle3.model import DraftModel, DraftShape
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "original_max_position_embeddings": 64, "truncate": False,
+}  # fmt: skip
+
+
+def small_model(num_aux_layers=3, num_layers=1, rope=YARN, seed=0, **norms) -> DraftModel:
+    head = HeadConfig(
+        draft_vocab_size=11, num_layers=num_layers, intermediate_size=12, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, **norms,
+    )  # fmt: skip
+    shape = DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)
+    torch.manual_seed(seed)
+    model = DraftModel(shape).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model

@@ -1,0 +1,110 @@
+"""Closed-form TTT attention against the dense softmax it stands for."""
+
+import pytest
+import torch
+
+from drafthead.drafters.eagle3 import attention, dense_attention
+from drafthead.drafters.eagle3.attention import ttt_attention
+from drafthead.drafters.layout import tail_layout
+
+
+def dense_attention_reference(query, keys, values, cu_queries, cu_keys):
+    """The definition: every allowed score written out, one softmax, no tricks."""
+    num_rows, _, dim = query.shape
+    document = torch.repeat_interleave(torch.arange(len(cu_keys) - 1), cu_keys.diff().long())
+    index = torch.arange(len(document))
+    token = torch.cat(
+        [index[end - rows : end] for end, rows in zip(cu_keys[1:].tolist(), cu_queries.diff().tolist(), strict=True)]
+    )
+    causal = (token[:, None] >= index[None]) & (document[token][:, None] == document[None])
+    allowed = torch.cat([causal] + [torch.eye(num_rows, dtype=torch.bool)] * (len(keys) - 1), dim=1)
+    group = query.shape[1] // keys[0].shape[1]
+    all_keys = torch.cat(list(keys)).repeat_interleave(group, dim=1)
+    all_values = torch.cat(list(values)).repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query, all_keys) * dim**-0.5
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), all_values)
+
+
+def test_the_mask_of_the_definition_is_the_expected_matrix():
+    # Two documents of 2 and 1 tokens at step 1: causal block | own index.
+    query = torch.zeros(3, 1, 2)
+    keys = [torch.zeros(3, 1, 2)] * 2
+    values = [torch.eye(3)[:, None, :2].contiguous(), torch.zeros(3, 1, 2)]
+    out = dense_attention_reference(query, keys, values, torch.tensor([0, 2, 3]), torch.tensor([0, 2, 3]))
+    # uniform weights: 1/2 over {own, diagonal}, 1/3 over {0, 1, diagonal}, 1/2 over {own, diagonal}
+    expected = torch.tensor([[1 / 2, 0], [1 / 3, 1 / 3], [0, 0]])
+    torch.testing.assert_close(out[:, 0], expected)
+
+
+def random_problem(num_steps, heads, rows, lengths, dim=8, dtype=torch.float64, device="cpu"):
+    """Query, keys, values, cu_queries, cu_keys and weights of the output in a scalar loss."""
+    generator = torch.Generator().manual_seed(num_steps * 10 + heads[1])
+    cu_keys, cu_queries = (torch.tensor([0, *counts]).cumsum(0).int() for counts in (lengths, rows))
+
+    def random(length, count):
+        states = torch.randn(length, count, dim, generator=generator, dtype=torch.float64)
+        return states.to(device, dtype).requires_grad_()
+
+    query = random(sum(rows), heads[0])
+    keys, values = (
+        [random(sum(lengths), heads[1])] + [random(sum(rows), heads[1]) for _ in range(num_steps - 1)] for _ in range(2)
+    )
+    weights = torch.randn(query.shape, generator=generator, dtype=torch.float64).to(device, dtype)
+    return query, keys, values, cu_queries.to(device), cu_keys.to(device), weights
+
+
+def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weights):
+    out = attend(query, keys, values, cu_queries, cu_keys)
+    return out, torch.autograd.grad((out * weights).sum(), [query, *keys, *values])
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 4, 7])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("rows", [[9, 1, 14, 3], [4, 1, 14, 1], [1, 0, 5, 3]], ids=["all", "tails", "short tails"])
+@pytest.mark.parametrize("kernels", ["flash", "dense"])
+def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, kernels):
+    if kernels == "dense":  # what CUDA runs in float32
+        monkeypatch.setattr(
+            attention, "_document_kernels", lambda _: (dense_attention.forward, dense_attention.backward)
+        )
+    problem = random_problem(num_steps, heads, rows, [9, 1, 14, 3])
+    ours, our_grads = outputs_and_gradients(ttt_attention, *problem)
+    dense, dense_grads = outputs_and_gradients(dense_attention_reference, *problem)
+    torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
+    for our_grad, dense_grad in zip(our_grads, dense_grads, strict=True):
+        torch.testing.assert_close(our_grad, dense_grad, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.requires_gpu)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_steps", [1, 4])
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
+@pytest.mark.parametrize(
+    "rows",
+    [[300, 1, 129, 64], [40, 1, 128, 5], [7, 0, 60, 0], [1, 0, 1, 1]],
+    ids=["all", "tails", "documents without rows", "at most one row"],
+)
+def test_training_types_follow_float32(device, dtype, num_steps, heads, rows):
+    problem = random_problem(num_steps, heads, rows, [300, 1, 129, 64], dim=64, dtype=dtype, device=device)
+    query, keys, values, cu_queries, cu_keys, weights = problem
+    # The reference computes from the same rounded numbers.
+    exact = [tensor.detach().double().cpu().requires_grad_() for tensor in (query, *keys, *values)]
+    exact_problem = (
+        exact[0], exact[1 : 1 + num_steps], exact[1 + num_steps :], cu_queries.cpu(), cu_keys.cpu(),
+        weights.double().cpu(),
+    )  # fmt: skip
+    ours, our_grads = outputs_and_gradients(ttt_attention, *problem)
+    dense, dense_grads = outputs_and_gradients(dense_attention_reference, *exact_problem)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    for one, reference in zip([ours, *our_grads], [dense, *dense_grads], strict=True):
+        assert one.dtype == dtype
+        assert one.isfinite().all()
+        assert (one.double().cpu() - reference).norm() <= tolerance * reference.norm() + 1e-6
+
+
+def test_a_layout_knows_the_longest_document_without_asking_a_gpu():
+    layout = tail_layout([5, 3, 9], [4, 0, 7]).to(torch.device("cpu"))
+    assert (layout.longest, layout.most_rows) == (9, 3)
+    assert layout.cu_seqlens.diff().max() == layout.longest
+    assert layout.cu_rows.diff().max() == layout.most_rows

@@ -1,0 +1,88 @@
+"""The unrolled draft model against naive sequential decoding."""
+
+import itertools
+from contextlib import nullcontext
+from itertools import pairwise
+
+import pytest
+import torch
+
+from drafthead.drafters.eagle3 import model as draft
+from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.layout import tail_layout
+from tests.drafters.naive_reference import naive_unroll
+from tests.drafters.small_draft import small_model
+
+NORMS = [
+    dict(zip(("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), flags, strict=True))
+    for flags in itertools.product((False, True), repeat=4)
+]
+
+
+@pytest.mark.parametrize("norms", NORMS, ids=lambda n: "+".join(k for k, v in n.items() if v) or "none")
+def test_unroll_equals_sequential_decoding_for_every_norm(norms):
+    check_parity(small_model(**norms), lengths=[5, 7], num_steps=3)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 7])
+@pytest.mark.parametrize(("num_aux_layers", "num_layers"), [(1, 1), (2, 2), (4, 3)])
+def test_unroll_equals_sequential_decoding_for_taps_layers_and_steps(num_steps, num_aux_layers, num_layers):
+    check_parity(small_model(num_aux_layers, num_layers), lengths=[8, 2, 4], num_steps=num_steps)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("firsts", [[5, 0, 3], [0, 1, 4]])
+def test_rows_without_loss_can_be_left_out(num_layers, firsts):
+    check_parity(small_model(num_layers=num_layers), lengths=[8, 3, 5], num_steps=4, firsts=firsts)
+
+
+def test_plain_rope_is_supported():
+    check_parity(small_model(rope={"rope_type": "default", "rope_theta": 10000.0}), lengths=[6], num_steps=3)
+
+
+@pytest.mark.parametrize("norm_output", [False, True])
+def test_recomputed_steps_give_the_same_gradients_and_keep_less(norm_output, monkeypatch):
+    monkeypatch.setattr(draft, "remaking", nullcontext)  # its hooks would hide from ours what is kept
+    model, num_steps, length = small_model(num_layers=2, norm_output=norm_output), 4, 9
+    aux = torch.randn(length, 3 * 8, dtype=torch.float64)
+    embeddings = torch.randn(length, 8, dtype=torch.float64)
+    layout, grads, kept = tail_layout([length], [0]), [], []
+    for recompute in (False, True):
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=saved: s.append(t.numel()) or t, lambda t: t):
+            states = model.unroll(aux, embeddings, torch.arange(length), layout, num_steps, recompute)
+        kept.append(sum(saved))
+        trained = [p for n, p in model.named_parameters() if n != "lm_head.weight"]
+        grads.append(torch.autograd.grad(states.square().sum(), trained))
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    assert kept[1] < kept[0] / 5
+
+
+def check_parity(model, lengths, num_steps, firsts=None):
+    generator = torch.Generator().manual_seed(sum(lengths))
+    total, hidden = sum(lengths), model.shape.hidden_size
+    aux = torch.randn(total, hidden * model.shape.num_aux_layers, generator=generator, dtype=torch.float64)
+    aux.requires_grad_()
+    embeddings = torch.randn(total, hidden, generator=generator, dtype=torch.float64)
+    layout = tail_layout(lengths, firsts or [0] * len(lengths))
+    begins = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
+    positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
+    valid = valid_positions(torch.ones(len(layout.rows)), layout.cu_rows, num_steps)
+    weights = torch.randn(num_steps, len(layout.rows), hidden, generator=generator, dtype=torch.float64)
+    weights = weights * valid[..., None]
+
+    ours = model.unroll(aux, embeddings, positions, layout, num_steps)
+    reference = torch.cat(
+        [
+            naive_unroll(model, aux[a:b], embeddings[a:b], p, num_steps)
+            for (a, b), p in zip(pairwise(layout.cu_seqlens.tolist()), begins, strict=True)
+        ],
+        dim=1,
+    )[:, layout.rows]
+    torch.testing.assert_close(ours[valid], reference[valid], rtol=0, atol=1e-9)
+
+    wanted = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight")]
+    ours_grads = torch.autograd.grad((ours * weights).sum(), wanted)
+    reference_grads = torch.autograd.grad((reference * weights).sum(), wanted)
+    for ours_grad, reference_grad in zip(ours_grads, reference_grads, strict=True):
+        torch.testing.assert_close(ours_grad, reference_grad, rtol=0, atol=1e-9)

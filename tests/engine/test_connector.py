@@ -1,0 +1,200 @@
+"""The connector inside a real vLLM engine, against transformers: every boundary, chunked, with cached prefixes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafthead.config import load_recipe
+from drafthead.data.store import Shard, shard_path
+from drafthead.engine.capture.shard_writer import ShardSlot
+from drafthead.target.pieces import TargetHead, TargetSpec, load_target_spec
+from tests.engine.slots import slots
+
+TAPS = tuple(range(9))  # all boundaries of the tiny target, 0 (embeddings) to L = 8
+BUDGET = 96  # tokens per engine step: the longer texts need several
+
+
+@dataclass
+class Harvest:
+    """What the engine left behind."""
+
+    spec: TargetSpec
+    texts: list[list[list[int]]]  # per shard
+    shards: list[Shard]
+    cached_tokens: list[int]
+    error_after: str | None
+
+
+def make_texts() -> list[list[list[int]]]:
+    """Two shards; the second begins with the first's long text, so 256 of its tokens come from the prefix cache."""
+    generator = torch.Generator().manual_seed(0)
+
+    def text(length: int) -> list[int]:
+        return torch.randint(12, 3000, (length,), generator=generator).tolist()
+
+    first = [text(5), text(300), text(128), text(1), text(97)]
+    return [first, [first[1][:270] + text(40), text(33)]]
+
+
+@pytest.fixture(scope="module")
+def harvested(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
+    from drafthead.engine.offline import generate, import_vllm, offline_engine
+
+    vllm = import_vllm()
+    from drafthead.engine.capture.connector import harvest_engine_options
+
+    directory = tmp_path_factory.mktemp("states")
+    recipe = load_recipe()
+    spec = load_target_spec(recipe.target_path)
+    options = harvest_engine_options(spec, None, TAPS, "float32")
+
+    def params(slot: ShardSlot) -> object:
+        return vllm.SamplingParams(temperature=0, max_tokens=1, extra_args={"kv_transfer_params": slot.to_params()})
+
+    texts, cached = make_texts(), []
+    with offline_engine(recipe, dtype="float32", max_num_batched_tokens=BUDGET, **options) as llm:
+        for i, members in enumerate(texts):
+            order = list(reversed(list(zip(slots(directory, i, members), members, strict=True))))
+            outputs = generate(llm, [text for _, text in order], [params(slot) for slot, _ in order])
+            cached += [output.num_cached_tokens for output in outputs]
+        assert llm.collective_rpc("harvest_error", args=(True,)) == [None]
+        (directory / "file").write_text("not a directory")
+        lost = ShardSlot(str(directory / "file"), 0, 0, 1, "lost", 1, 1)
+        generate(llm, [[20, 21, 22]], params(lost))
+        (error,) = llm.collective_rpc("harvest_error", args=(True,))
+    shards = [Shard(shard_path(directory, i)) for i in range(2)]
+    return Harvest(spec, texts, shards, cached, error)
+
+
+@pytest.fixture(scope="module")
+def reference(harvested: Harvest) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(harvested.spec.name, dtype=torch.float32).eval()
+
+
+@pytest.mark.slow
+def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch.nn.Module):
+    from drafthead.generation.states.harvest_transformers import capture
+
+    assert max(harvested.cached_tokens) >= 256, "the prefix cache was not hit, so it was not tested"
+    for shard, texts in zip(harvested.shards, harvested.texts, strict=True):
+        assert len(shard) == len(texts)
+        for i, text in enumerate(texts):
+            sequence = shard[i]
+            assert sequence.input_ids.tolist() == text
+            assert sequence.aux[8].dtype == torch.float32
+            expected = capture(reference, text, TAPS)  # (T, C, H)
+            for boundary in TAPS:
+                found, wanted = sequence.aux[boundary], expected[:, boundary]
+                torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3 * wanted.abs().max().item())
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_last_boundary_gives_the_targets_own_logits(harvested: Harvest, reference: torch.nn.Module):
+    head = TargetHead.load(harvested.spec.name, dtype="float32")
+    for i, text in enumerate(harvested.texts[0]):
+        sequence = harvested.shards[0][i]
+        logits = reference(torch.tensor([text])).logits[0]
+        torch.testing.assert_close(head.logits(sequence.aux[8]), logits, rtol=1e-3, atol=1e-2)
+        logits = logits[sequence.first_row :]  # from here on, rows that can carry loss
+        torch.testing.assert_close(head.logits(sequence.last_hidden), logits, rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(sequence.lse, logits.logsumexp(-1), rtol=1e-3, atol=1e-2)
+        chosen = logits.gather(1, sequence.argmax[:, None].long())[:, 0]
+        torch.testing.assert_close(chosen, logits.amax(-1), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_masks_and_ids_follow_the_slots(harvested: Harvest):
+    assert harvested.shards[0].ids == ["0-0", "0-1", "0-2", "0-3", "0-4"]
+    assert harvested.shards[0][0].loss_mask.tolist() == [0, 0, 1, 1, 0]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_writer_reaches_the_caller(harvested: Harvest):
+    assert harvested.error_after is not None
+    assert "file" in harvested.error_after
+
+
+class Scheduled:
+    """One request as the connector's scheduler side follows it: no engine, and vLLM's own records of each step."""
+
+    def __init__(self, params: dict, prompt_tokens: int, blocks: list[int]):
+        from vllm.config import KVTransferConfig, VllmConfig
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+        from drafthead.engine.capture.connector import HiddenStatesConnector, harvest_engine_options
+
+        options = harvest_engine_options(load_target_spec(load_recipe().target_path), None, TAPS, "float32")
+        spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=4, dtype=torch.float32)
+        groups = [KVCacheGroupSpec([name], spec) for name in ("model.layers.0", "cache_only_layers.0")]
+        self._connector = HiddenStatesConnector(
+            VllmConfig(kv_transfer_config=KVTransferConfig(**options["kv_transfer_config"])),
+            KVConnectorRole.SCHEDULER,
+            KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups),
+        )
+        self._params, self._prompt, self._blocks = params, [1] * prompt_tokens, blocks
+
+    def first(self, scheduled: int) -> Any:
+        """What the worker is told in the step that begins with the request."""
+        from vllm import SamplingParams
+        from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
+
+        params = SamplingParams(extra_args={"kv_transfer_params": self._params})
+        new = NewRequestData("r", self._prompt, [], params, None, self._of_both_groups(self._blocks), 0, None)
+        return self._tell([new], CachedRequestData.make_empty(), scheduled, 0)
+
+    def step(
+        self, computed: int, scheduled: int, blocks: list[int] | None = None, resumed: bool = False, drafts: int = 0
+    ) -> Any:
+        """What the worker is told in a later step, which computes so many tokens after those computed."""
+        from vllm.v1.core.sched.output import CachedRequestData
+
+        found = self._of_both_groups(blocks) if blocks else None
+        cached = CachedRequestData(["r"], {"r"} if resumed else set(), [], {}, [found], [computed], [0])
+        return self._tell([], cached, scheduled, drafts)
+
+    def _tell(self, new: list, cached: Any, scheduled: int, drafts: int) -> Any:
+        from vllm.v1.core.sched.output import SchedulerOutput
+
+        proposed = {"r": [9] * drafts} if drafts else {}
+        output = SchedulerOutput(new, cached, {"r": scheduled}, scheduled, proposed, {}, set(), [])
+        return self._connector.build_connector_meta(output)
+
+    @staticmethod
+    def _of_both_groups(blocks: list[int]) -> tuple[list[int], list[int]]:
+        """The target's own blocks come first; they hold no hidden states."""
+        return [20 + block for block in blocks], blocks
+
+
+@pytest.mark.slow
+def test_a_preempted_prompt_is_taken_from_its_new_blocks(tmp_path: Path):
+    (slot,) = slots(tmp_path, 0, [[1] * 10])
+    request = Scheduled(slot.to_params(), 10, [4])
+    assert request.first(4).complete == []
+    assert request.step(4, 4, [5]).complete == []
+    assert request.step(0, 6, [1, 2], resumed=True).complete == []  # preempted at 8, begins again
+    (complete,) = request.step(6, 4, [6]).complete
+    assert (complete.block_ids, complete.slot) == ([1, 2, 6], slot)
+    assert request.step(10, 1).complete == []  # its answer is not captured
+
+
+@pytest.mark.slow
+def test_a_preempted_answer_gives_each_row_once():
+    request = Scheduled({"keep": "a-1"}, 5, [7])
+
+    def rows(metadata: Any) -> list[tuple]:
+        return [(r.keep, r.start, r.stop, r.block_ids) for r in metadata.rows]
+
+    assert rows(request.first(5)) == [("a-1", 0, 5, [7])]
+    assert rows(request.step(5, 1)) == [("a-1", 5, 6, [7])]
+    assert rows(request.step(0, 4, [2], resumed=True)) == []  # preempted with 7 tokens: its rows are computed once more
+    assert rows(request.step(4, 3, [3])) == [("a-1", 6, 7, [2, 3])]
+    # Nobody knows yet whether the draft will stand; then it did.
+    assert rows(request.step(7, 2, drafts=1)) == [("a-1", 7, 8, [2, 3])]
+    assert rows(request.step(9, 1)) == [("a-1", 8, 10, [2, 3])]

@@ -1,0 +1,59 @@
+"""The repaired kernel, called the way vLLM's rejection sampler calls it."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from drafthead.engine.cpu_build import expand, repair_cpu_build
+from drafthead.engine.offline import import_vllm, on_cpu
+
+
+def test_every_token_gets_its_requests_value():
+    output = torch.full((4,), -7.0)
+    expand(output, torch.tensor([0.7, 0.0, 0.3]), torch.tensor([2, 2, 4]), 0, 1)  # the second request has no draft
+    assert output.tolist() == pytest.approx([0.7, 0.7, 0.3, 0.3])
+    expand(output, torch.tensor([0.0, 0.5]), torch.tensor([1, 4]), 0, 1)  # greedy among sampled: divided by one
+    assert output.tolist() == [1.0, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.slow
+def test_vllm_divides_every_draft_position_by_its_requests_temperature():
+    if not on_cpu():
+        pytest.skip("the CPU build's kernels are not used here")
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+    repair_cpu_build()
+    current_platform.register_triton_kernel_overrides()
+    expanded = expand_batch_to_tokens(torch.tensor([0.7, 0.3]), torch.tensor([1, 3]), 3, 0, 1)
+    assert expanded.tolist() == pytest.approx([0.7, 0.3, 0.3])
+
+
+@pytest.mark.slow
+def test_vllm_as_shipped_samples_at_no_temperature_in_particular():
+    """Fails once the fault that is worked around is gone.
+
+    The temperatures of a batch are spread over its draft tokens into a float tensor, but the CPU kernel writes into an
+    int64 copy of it: what the logits are divided by is memory that nobody has written.
+    """
+    import_vllm()
+    if not on_cpu():
+        pytest.skip("only the CPU build has this kernel")
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    as_shipped = _fresh_copy("vllm.utils.cpu_triton_utils")  # the one in use has been repaired
+    temperatures = torch.full((3,), float("nan"))
+    ends = torch.tensor([2, 3], dtype=torch.int32)
+    as_shipped._expand_kernel_impl(temperatures, torch.tensor([0.7, 0.9]), ends, 0, 1)
+    assert temperatures.isnan().all(), f"wanted 0.7 0.7 0.9, got {temperatures}: drafthead/engine/cpu_build.py can go"
+
+
+def _fresh_copy(name: str):
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,201 @@
+"""A real vLLM server on the tiny target: who may ask, what it counts, and that nothing is left behind."""
+
+import gc
+import math
+import os
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from drafthead.config import load_recipe
+from drafthead.config.evaluation import EndpointConfig, LoadConfig
+from drafthead.engine import server_process
+from drafthead.engine.endpoint import endpoint_server
+from drafthead.engine.load import LoadRequest, LoadResult, load_flags, run_load, warm_up
+from drafthead.engine.server import Server, ServerError, parse_metrics
+from drafthead.engine.server_command import server_command
+from drafthead.engine.server_process import running_server
+from drafthead.evaluation.results.imports import import_results
+from tests.engine.little_server import serving
+from tests.faults.secrets import MARKER, files_with, set_secrets
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+PROMPTS = [LoadRequest(f"p{i}", [5, 6, 7, 20 + i, 30, 31, 30, 31]) for i in range(6)]
+
+
+def test_metrics_are_summed_over_labels_and_keep_positions():
+    page = """# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0"} 3.0
+vllm:spec_decode_num_drafts_total{engine="1"} 4.0
+vllm:spec_decode_num_drafts_created{engine="0"} 1.7e9
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 2.0
+# TYPE vllm:e2e histogram
+vllm:e2e_bucket{le="+Inf"} 1.0
+vllm:e2e_sum 1.0
+vllm:e2e_count 1.0
+"""
+    assert parse_metrics(page) == {
+        "vllm:spec_decode_num_drafts": 7.0,
+        "vllm:spec_decode_num_accepted_tokens_per_pos[1]": 2.0,
+    }
+
+
+def test_the_command_binds_to_loopback_and_holds_no_key():
+    command = server_command(load_recipe(), 12345, NGRAM)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert not any("key" in part for part in command)
+    assert command[command.index("--generation-config") + 1] == "vllm"  # requests say how to sample, not the model
+
+
+def test_a_load_is_asked_for_in_vllms_own_flags():
+    assert load_flags(LoadConfig(concurrency=8)) == ["--max-concurrency", "8", "--request-rate", "inf"]
+    burst = load_flags(LoadConfig(request_rate=64, burstiness=0.2, concurrency=32))
+    assert burst == ["--max-concurrency", "32", "--request-rate", "64", "--burstiness", "0.2"]
+    ramp = load_flags(LoadConfig(request_rate=8, ramp="linear", ramp_start=2))
+    assert ramp[:6] == ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "2", "--ramp-up-end-rps", "8"]
+
+
+@pytest.mark.slow
+def test_a_server_counts_what_it_answers_keeps_its_key_and_leaves_nothing(tmp_path, monkeypatch):
+    set_secrets(monkeypatch)
+    with running_server(load_recipe(), tmp_path / "server.log", speculative=NGRAM) as server:
+        assert server.api_key not in repr(server)
+        assert server.api_key not in " ".join(server.command)
+        without_key = httpx.get(f"{server.base_url}/v1/models", trust_env=False)
+        assert without_key.status_code == httpx.codes.UNAUTHORIZED
+        assert not _listens_beyond_loopback(server.port)
+
+        warm_up(server, PROMPTS[:2], max_tokens=8)
+        server.reset_prefix_cache()
+        before = server.metrics()
+        result = run_load(server, PROMPTS, tmp_path, load=LoadConfig(concurrency=3), max_tokens=16, label="level")
+        assert gc.get_freeze_count() == 0  # or this process would end with pages about leaks
+        counted = server.metrics()["vllm:generation_tokens"] - before["vllm:generation_tokens"]
+        _check_a_rate(server, tmp_path)
+        _check_a_ramp(server, tmp_path)
+        _check_as_endpoint(server, monkeypatch)
+        group = os.getpgid(_listener(server.port))
+        seen_by_ps = Path(f"/proc/{_listener(server.port)}/cmdline").read_text()
+        assert server.api_key not in seen_by_ps
+
+    assert [r.id for r in result.requests] == [p.id for p in PROMPTS]
+    assert not any(r.error for r in result.requests)
+    assert sum(r.output_tokens for r in result.requests) == counted
+    for request, prompt in zip(result.requests, PROMPTS, strict=True):
+        assert request.prompt_tokens == len(prompt.prompt_ids)
+        assert request.ttft_s <= request.ttfot_s or math.isnan(request.ttfot_s)
+        assert request.latency_s == pytest.approx(request.ttft_s + sum(request.gaps_s))
+    assert (tmp_path / "server.log").stat().st_size
+    assert not files_with(tmp_path, server.api_key)
+    assert not files_with(tmp_path, MARKER)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(group, 0)
+
+
+def _check_a_rate(server: Server, directory: Path) -> None:
+    """Requests at a rate are sent one after the other, and the file that was written can be imported."""
+    load = LoadConfig(request_rate=20, burstiness=0.5)
+    result = run_load(
+        server, PROMPTS, directory, load=load, max_tokens=4, label="rate", temperature=0.7, ignore_eos=True
+    )
+    assert {r.output_tokens for r in result.requests} == {4}
+    _sent_one_by_one(result)
+    (imported,) = import_results(directory / "rate.json")
+    assert imported.requests["output_tokens"].sum() == 4 * len(PROMPTS)
+    assert imported.requests["ttft_s"].tolist() == [r.ttft_s for r in result.requests]
+
+
+def _check_a_ramp(server: Server, directory: Path) -> None:
+    """Requests come at a rate that grows; chance draws how long that takes."""
+    load = LoadConfig(request_rate=16, ramp="linear", ramp_start=4)
+    result = run_load(server, PROMPTS, directory, load=load, max_tokens=4, label="ramp")
+    _sent_one_by_one(result)
+    assert not any(r.error for r in result.requests)
+    assert import_results(directory / "ramp.json")[0].name == load.name
+
+
+def _sent_one_by_one(result: LoadResult) -> None:
+    """In order and not all at once. Whether they came in time is up to whatever else this machine does."""
+    sent = [r.start_s for r in result.requests]
+    assert sent == sorted(sent)
+    assert sent[-1] > 0
+
+
+def _check_as_endpoint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same server as if somebody else had started it."""
+    given = {"name": "theirs", "url": server.base_url + "/", "model": server.model, "api_key_env": "THEIR_KEY"}
+    with pytest.raises(ServerError, match="THEIR_KEY is not set"):
+        endpoint_server(EndpointConfig(**given))
+    monkeypatch.setenv("THEIR_KEY", server.api_key)
+    theirs = endpoint_server(EndpointConfig(**given))
+    warm_up(theirs, PROMPTS[:1], max_tokens=2)
+    assert theirs.metrics()["vllm:generation_tokens"] > 0
+    with pytest.raises(ServerError, match=f"serves {server.model}, not other"):
+        endpoint_server(EndpointConfig(**given | {"model": "other"}))
+    with pytest.raises(ServerError, match="answered 401"):
+        endpoint_server(EndpointConfig(**{k: v for k, v in given.items() if k != "api_key_env"}))
+
+
+def test_an_endpoint_that_does_not_answer_is_named():
+    with pytest.raises(ServerError, match=r"endpoint gone: http://127.0.0.1:9 does not answer"):
+        endpoint_server(EndpointConfig(name="gone", url="http://127.0.0.1:9", model="m"))
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_shows_its_last_words(tmp_path):
+    with (
+        pytest.raises(ServerError, match=r"(?s)ended with code 2.*unrecognized arguments: --no-such-flag"),
+        running_server(load_recipe(), tmp_path / "server.log", extra_args=["--no-such-flag"]),
+    ):
+        pass
+
+
+def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch):
+    """It answers at once, long before ours has started and would have found the port taken."""
+    with serving(lambda body: (200, body)) as theirs:
+        port = int(theirs.responses.server_url.rsplit(":", 1)[1].partition("/")[0])
+        monkeypatch.setattr(server_process, "_free_port", lambda: port)
+        with (
+            pytest.raises(ServerError, match=rf"another server answers on http://127.0.0.1:{port}"),
+            running_server(load_recipe(), tmp_path / "server.log"),
+        ):
+            pass
+
+
+def test_a_cache_that_is_not_reset_at_once_is_asked_again():
+    """vLLM says so with code 200, while blocks are still held."""
+    answers = iter([False, False, True])
+    with serving(lambda _body: (200, {"success": next(answers, False)})) as theirs:
+        url = theirs.responses.server_url.removesuffix("/v1")
+        assert Server(url, "m", "key", None, (), 1.0).reset_prefix_cache()
+        with pytest.raises(ServerError, match=r"reset_prefix_cache answered 200: .*false"):
+            Server(url, "m", "key", None, (), 1.0).reset_prefix_cache(patience_s=0)
+        assert not Server(url, "m", "key", None, (), 1.0, managed=False).reset_prefix_cache(patience_s=0)
+
+
+def _listens_beyond_loopback(port: int) -> bool:
+    """Whether another address of this machine answers on the port."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+        with socket.create_connection((address, port), timeout=1):
+            return not address.startswith("127.")
+    except OSError:
+        return False
+
+
+def _listener(port: int) -> int:
+    """The process that listens on a port of the loopback address, from /proc."""
+    wanted = f"0100007F:{port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    inodes = {f"socket:[{row[9]}]" for row in rows if row[1] == wanted}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            links = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        except OSError:
+            continue
+        if links & inodes:
+            return int(pid)
+    raise AssertionError(f"nothing listens on {port}")

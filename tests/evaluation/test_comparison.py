@@ -1,0 +1,165 @@
+"""Two arms: known changes by hand; coverage, false alarms and power by simulation."""
+
+import numpy as np
+import pytest
+
+from drafthead import statistics
+from drafthead.evaluation.comparison import (
+    FEWEST_PROMPTS,
+    Change,
+    across_blocks,
+    mixed_throughput_change,
+    percentile,
+    statistic_change,
+    throughput_change,
+)
+from drafthead.statistics import Interval, stratified_draws
+
+
+@pytest.mark.parametrize(("faster", "sign"), [(0.8, 1), (1.25, -1)])
+def test_positive_is_better_for_times_and_for_throughput(faster, sign):
+    rng = np.random.default_rng(0)
+    baseline = rng.uniform(1, 2, 64)
+    tokens = rng.integers(50, 150, 64)
+    slower = statistic_change(baseline * faster, baseline, percentile(95))
+    rate = throughput_change(tokens, baseline * faster, tokens, baseline)
+    for change in (slower, rate):
+        assert change.resolved
+        assert change.interval.value == pytest.approx(1 / faster - 1)
+        assert np.sign(change.interval.low) == np.sign(change.interval.high) == sign
+
+
+def test_higher_is_better_when_said_so():
+    change = statistic_change([20.0, 22.0, 21.0], [10.0, 11.0, 10.5], lower_is_better=False)
+    assert change.interval.value == pytest.approx(1.0)
+
+
+def test_a_null_comparison_is_unresolved_95_percent_of_the_time(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng = np.random.default_rng(2)
+    resolved = []
+    for i in range(400):
+        tokens = rng.integers(40, 192, 48)
+        latency = tokens * 0.005
+        noisy = [latency * rng.lognormal(0, 0.1, 48) for _ in range(2)]
+        resolved.append(throughput_change(tokens, noisy[0], tokens, noisy[1], seed=i).resolved)
+    assert 0.02 <= np.mean(resolved) <= 0.09
+
+
+@pytest.mark.parametrize(("size", "requests"), [(8, 48), (8, 200), (32, 200), (4, 200)])
+def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, size, requests):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng = np.random.default_rng(4)
+
+    def wait() -> np.ndarray:
+        shared = np.repeat(rng.lognormal(0, 0.15, -(-requests // size)), size)[:requests]
+        return shared * rng.lognormal(0, 0.02, requests)
+
+    for statistic in (np.median, percentile(95)):
+        changes = [statistic_change(wait(), wait(), statistic, waves=size, seed=i) for i in range(40)]
+        assert np.mean([c.resolved for c in changes]) <= 0.15
+        assert all(np.isfinite(c.interval.value) for c in changes)
+        assert all(np.isnan(c.interval.low) for c in changes) == (requests // size < 10)
+
+
+def test_an_estimate_on_its_own_bound_has_no_interval():
+    values = np.r_[np.full(40, 1.0), np.full(8, 3.0)]  # the first wave waited: every P95 is 3 or a little less
+    change = statistic_change(values, np.linspace(0.99, 1.01, 48), percentile(95))
+    assert np.isnan(change.interval.low)
+    assert not change.resolved
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.4])
+def test_p95_of_separate_requests_covers(monkeypatch, spread):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng = np.random.default_rng(5)
+    common = rng.lognormal(0, 0.3, 100)
+    changes = [
+        statistic_change(*(common * rng.lognormal(0, spread, 100) for _ in range(2)), percentile(95), seed=i)
+        for i in range(120)
+    ]
+    assert np.mean([c.resolved for c in changes]) <= 0.09
+
+
+def test_a_true_gain_of_five_percent_is_resolved(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(40, 192, 200)
+    latency = tokens * 0.005
+    resolved = []
+    for i in range(50):
+        head = latency / 1.05 * rng.lognormal(0, 0.15, 200)
+        baseline = latency * rng.lognormal(0, 0.15, 200)
+        resolved.append(throughput_change(tokens, head, tokens, baseline, seed=i).resolved)
+    assert np.mean(resolved) >= 0.8
+
+
+def _mix(rng: np.random.Generator, requests: tuple[int, ...], gain: float) -> list[np.ndarray]:
+    """Tokens and times of head and baseline, (L, P): loads that send the first requests of one list of prompts."""
+    tokens = rng.integers(40, 192, max(requests))
+    sent = np.array([[i < n for i in range(len(tokens))] for n in requests])
+
+    def seconds(speed: float) -> np.ndarray:
+        pace = np.array([[0.005], [0.02]]) / speed
+        return sent * tokens * pace * rng.lognormal(0, 0.15, sent.shape)
+
+    return [sent * tokens, seconds(1 + gain), sent * tokens, seconds(1.0)]
+
+
+def test_a_mix_of_loads_is_a_harmonic_mean_of_their_speedups():
+    tokens, seconds = np.full((2, 4), 10.0), np.full((2, 4), 1.0)
+    change = mixed_throughput_change(tokens, seconds / [[1.5], [1.2]], tokens, seconds, [0.25, 0.75])
+    assert change.interval.value == pytest.approx(1 / (0.25 / 1.5 + 0.75 / 1.2) - 1)
+
+
+def test_the_interval_over_a_mix_covers_and_calls_nothing_a_gain(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 250)
+    rng = np.random.default_rng(6)
+    for gain, resolved in ((0.0, (0.01, 0.1)), (0.05, (0.8, 1.0))):
+        changes = [mixed_throughput_change(*_mix(rng, (100, 160), gain), [0.5, 0.5], seed=i) for i in range(100)]
+        assert 0.90 <= np.mean([c.interval.low <= gain <= c.interval.high for c in changes]) <= 0.985
+        assert resolved[0] <= np.mean([c.resolved for c in changes]) <= resolved[1]
+
+
+def test_a_short_load_is_never_left_out_of_a_mix():
+    sent = np.array([[i < n for i in range(200)] for n in (3, 200)])
+    times = stratified_draws(sent, 500, np.random.default_rng(0))
+    assert (times @ sent.T == [3, 200]).all()  # drawn over all prompts at once, 5 in 100 would miss the first load
+    rng = np.random.default_rng(1)
+    change = mixed_throughput_change(*_mix(rng, (FEWEST_PROMPTS, 400), 0.3), [0.5, 0.5])
+    assert change.resolved
+
+
+def test_too_few_prompts_have_no_interval():
+    rng = np.random.default_rng(0)
+    for prompts in (0, 1, 2, FEWEST_PROMPTS - 1):
+        head, baseline = rng.uniform(1, 1.1, prompts), rng.uniform(2, 2.2, prompts)
+        changes = [statistic_change(head, baseline, percentile(95)), throughput_change(head, head, head, baseline)]
+        if prompts:
+            changes += [mixed_throughput_change(*(np.tile(a, (2, 1)) for a in (head, head, head, baseline)), [1, 1])]
+            assert all(c.interval.value > 0.5 for c in changes)
+        assert not any(c.resolved or np.isfinite(c.interval.low) for c in changes)
+
+
+def test_what_server_starts_differ_by_is_in_the_interval():
+    change = Change(Interval(0.02, 0.01, 0.03), resolved=True)
+    assert across_blocks(change, [0.02]) == change
+    same = across_blocks(change, [0.02, 0.02]).interval
+    assert (same.value, same.low, same.high) == pytest.approx((0.02, 0.01, 0.03))
+    assert not across_blocks(change, [0.045, -0.005]).resolved
+    assert across_blocks(Change(Interval(0.2, 0.19, 0.21), True), [0.2, 0.21]).resolved
+    assert not across_blocks(change, [0.02, np.nan]).resolved
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 5])
+def test_starts_that_differ_by_chance_are_no_gain(blocks):
+    rng = np.random.default_rng(7)
+    resolved = []
+    for _ in range(2000):
+        alone = rng.normal(0, 0.03, blocks)
+        value = alone.mean()
+        prompts = Change(Interval(*np.expm1([value, value - 0.005, value + 0.005])), bool(abs(value) > 0.005))
+        resolved.append((prompts.resolved, across_blocks(prompts, np.expm1(alone)).resolved))
+    by_prompts, by_blocks = np.mean(resolved, axis=0)
+    assert by_prompts > 0.6
+    assert by_blocks <= 0.07

@@ -1,0 +1,96 @@
+"""The Triton kernels against the PyTorch form, on the GPU or, under TRITON_INTERPRET=1, on the CPU.
+
+Not collected by its name: `test_kernels.py` runs it in a process of its own, since Triton reads that
+variable once, at import. By hand: TRITON_INTERPRET=1 .venv/bin/python -m pytest tests/losses/kernel_cases.py
+"""
+
+import pytest
+import torch
+
+from drafthead.losses import kernels, rows
+from drafthead.losses.objectives import OBJECTIVES
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def problem(size, num_rows=6, num_tokens=3, seed=0):
+    """Draft logits (R, D), target logits (C, D) and log-sum-exp (C,), met tokens (R,), scale (R,)."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, target = (3 * torch.randn(count, size, generator=generator) for count in (num_rows, num_tokens))
+    lse = target.logsumexp(-1) + 0.3  # a quarter of the target's mass lies outside the draft vocabulary
+    met = torch.arange(num_rows) * num_tokens // num_rows
+    scale = torch.rand(num_rows, generator=generator)
+    return [tensor.to(DEVICE) for tensor in (logits, target, lse, met, scale)]
+
+
+def both_forms(objective, size, grad_dtype, block, **shape):
+    """(loss, best, gradient) of the kernels, and of the PyTorch form in float64.
+
+    Total variation's gradient jumps where p and q cross: so close to it that float32 cannot tell the side,
+    both gradients are set to zero.
+    """
+    logits, target_logits, lse, met, scale = problem(size, **shape)
+    exact = [tensor.double() for tensor in (logits, target_logits, lse)]
+    exact_grad = torch.empty_like(exact[0])
+    exact_target = rows.prepare_target(objective, exact[1], exact[2])
+    wanted = rows.score_rows(objective, exact[0], exact_target, met, scale.double(), exact_grad)
+
+    grad = logits if grad_dtype == torch.float32 else torch.empty_like(logits, dtype=grad_dtype)
+    target = kernels.prepare_target(objective, target_logits, lse, block)
+    scored = kernels.score_rows(objective, logits, target, met, scale, grad, block)
+    if objective in ("total_variation", "lk_hybrid"):
+        p, q = (exact_target.mass * exact_target.r)[met], exact[0].softmax(-1)
+        crossing = (q - p).abs() < 1e-4 * p
+        grad[crossing] = exact_grad[crossing] = 0
+    return (*scored, grad), (*wanted, exact_grad)
+
+
+def assert_same(ours, exact):
+    loss, best, grad = ours
+    torch.testing.assert_close(loss.double(), exact[0], rtol=1e-5, atol=1e-5)
+    assert (best == exact[1]).all()
+    rounding = 5e-5 if grad.dtype == torch.float32 else 1e-2
+    error = (grad.double() - exact[2]).norm(dim=-1)
+    assert (error <= rounding * exact[2].norm(dim=-1) + 1e-6).all(), (error, exact[2].norm(dim=-1))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("size", "block"), [(1, 16), (16, 16), (100, 16), (77, 128)], ids=["one", "exact", "uneven blocks", "one block"]
+)
+@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16], ids=["in place", "bf16"])
+def test_kernels_equal_the_pytorch_form(objective, size, block, grad_dtype):
+    assert_same(*both_forms(objective, size, grad_dtype, block))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_without_gradient_the_logits_stay(objective):
+    logits, target_logits, lse, met, scale = problem(40)
+    target = kernels.prepare_target(objective, target_logits, lse, 16)
+    before = logits.clone()
+    alone = kernels.score_rows(objective, logits, target, met, scale, None, 16)
+    assert (logits == before).all()
+    with_gradient = kernels.score_rows(objective, logits, target, met, scale, logits, 16)
+    assert (alone.loss == with_gradient.loss).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_extreme_logits_stay_finite(objective):
+    logits = torch.tensor([[1e4, 0.0, -1e4]], device=DEVICE)
+    target_logits = torch.tensor([[-1e4, 0.0, 1e4]], device=DEVICE)
+    target = kernels.prepare_target(objective, target_logits.clone(), target_logits.logsumexp(-1), 16)
+    met, scale, grad = torch.zeros(1, dtype=torch.long, device=DEVICE), torch.ones(1, device=DEVICE), logits.clone()
+    scored = kernels.score_rows(objective, logits, target, met, scale, grad, 16)
+    assert scored.loss.isfinite().all()
+    assert grad.isfinite().all()
+
+
+def test_the_first_of_equal_logits_is_best():
+    logits = torch.zeros(2, 40, device=DEVICE)
+    logits[0, [7, 20, 39]] = 1.0
+    target = kernels.prepare_target(
+        "forward_kl", torch.zeros(2, 40, device=DEVICE), torch.full((2,), 4.0).to(DEVICE), 16
+    )
+    met = torch.arange(2, device=DEVICE)
+    scored = kernels.score_rows("forward_kl", logits, target, met, torch.ones(2, device=DEVICE), None, 16)
+    assert scored.best.tolist() == [7, 0]

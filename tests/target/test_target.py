@@ -1,0 +1,162 @@
+"""The frozen pieces of a target: found by name, checked, and equal to what the whole model computes."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from drafthead.config import load_recipe
+from drafthead.target.pieces import (
+    TargetHead,
+    TargetPieces,
+    captured_ids,
+    check_aux_layer_ids,
+    load_pieces,
+    load_target_spec,
+    target_identity,
+    target_names,
+)
+from tests.damage import edit_config
+
+TARGET = load_recipe().target_path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TARGET, tmp_path / "target"))
+
+
+def test_the_embedded_targets_config_is_read():
+    spec = load_target_spec(TARGET)
+    assert (spec.hidden_size, spec.num_layers, spec.model_type) == (192, 8, "gpt_oss")
+    assert spec.rope_parameters["rope_type"] == "yarn"
+    assert captured_ids(spec, (2, 4)) == (2, 4, 8)
+    assert captured_ids(spec, (2, 8)) == (2, 8)  # L is never captured twice
+
+
+def test_old_rope_keys_become_current_ones(target: Path):
+    edit_config(
+        target, rope_parameters=None, rope_theta=150000, rope_scaling={"type": "yarn", "factor": 32.0},
+    )  # fmt: skip
+    assert load_target_spec(str(target)).rope_parameters == {"rope_type": "yarn", "rope_theta": 150000, "factor": 32.0}
+
+
+def test_what_is_missing_is_named(target: Path):
+    with pytest.raises(FileNotFoundError, match=r"/nowhere/target does not exist: give a directory"):
+        load_target_spec("/nowhere/target")
+    (target / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        load_target_spec(str(target))
+    (target / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        load_target_spec(str(target))
+
+
+def test_a_tap_beyond_the_last_layer_is_refused():
+    with pytest.raises(ValueError, match=r"\[9\] lie beyond .* 8 layers"):
+        check_aux_layer_ids(load_target_spec(TARGET), (2, 9))
+    check_aux_layer_ids(load_target_spec(TARGET), (0, 8))
+
+
+def test_soft_capped_logits_are_refused(target: Path):
+    edit_config(target, final_logit_softcapping=30.0)
+    with pytest.raises(ValueError, match=r"final_logit_softcapping=30\.0"):
+        load_target_spec(str(target))
+
+
+def test_pieces_are_found_in_shards_and_in_tied_embeddings(target: Path):
+    whole = load_file(target / "model.safetensors")
+    expected = load_pieces(str(target))
+    torch.testing.assert_close(expected.lm_head, whole["lm_head.weight"], rtol=0, atol=0)
+
+    names = sorted(whole)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, members in halves.items():
+        save_file({name: whole[name] for name in members}, target / file)
+    weight_map = {name: file for file, members in halves.items() for name in members}
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (target / "model.safetensors").unlink()
+    found = load_pieces(str(target))
+    for piece in ("embed_tokens", "final_norm", "lm_head"):
+        torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
+
+    edit_config(target, tie_word_embeddings=True)
+    tied = load_pieces(str(target))
+    assert tied.lm_head is tied.embed_tokens
+
+
+def test_pieces_of_an_mxfp4_checkpoint_are_read_without_its_experts(target: Path):
+    """As gpt-oss is published: experts as uint8 blocks and scales; here their shard has no more than its header."""
+    whole = load_file(target / "model.safetensors")
+    expected = load_pieces(str(target))
+    edit_config(target, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    packed = {
+        f"{name}_{part}": torch.zeros(2, 8, 16 if part == "blocks" else 1, dtype=torch.uint8)
+        for name in whole
+        if ".experts." in name and "bias" not in name
+        for part in ("blocks", "scales")
+    }
+    assert packed
+    plain = {name: tensor for name, tensor in whole.items() if ".experts." not in name}
+    save_file(plain, target / "plain.safetensors")
+    experts = target / "experts.safetensors"
+    save_file(packed, experts)
+    os.truncate(experts, experts.stat().st_size - sum(tensor.nbytes for tensor in packed.values()))
+    with pytest.raises(SafetensorError):
+        safe_open(experts, framework="pt")
+    weight_map = dict.fromkeys(plain, "plain.safetensors") | dict.fromkeys(packed, "experts.safetensors")
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (target / "model.safetensors").unlink()
+    found = load_pieces(str(target))
+    for piece in ("embed_tokens", "final_norm", "lm_head"):
+        torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
+
+
+def test_a_shape_that_contradicts_the_config_is_refused(target: Path):
+    edit_config(target, vocab_size=99)
+    with pytest.raises(ValueError, match=r"shape \(3072, 192\), but its config\.json says \(99, 192\)"):
+        load_pieces(str(target))
+
+
+def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):
+    before = load_target_spec(str(target)).fingerprint
+    assert before == load_target_spec(TARGET).fingerprint
+    weights = load_file(target / "model.safetensors")
+    save_file({name: tensor + 0.01 for name, tensor in weights.items()}, target / "model.safetensors")
+    assert load_target_spec(str(target)).fingerprint != before
+
+
+def test_the_head_computes_what_can_be_checked_by_hand():
+    # H = 2: the norm of (3, 4) is (3, 4) / sqrt(12.5), weight (1, 2); lm_head has three rows.
+    pieces = TargetPieces(torch.zeros(3, 2), torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0], [0, 1], [1, 1]]))
+    head = TargetHead(pieces, 0.0, torch.float32)
+    a, b = 3 / 12.5**0.5, 8 / 12.5**0.5
+    torch.testing.assert_close(head.logits(torch.tensor([[3.0, 4.0]])), torch.tensor([[a, b, a + b]]))
+    argmax, lse = head.stats(torch.tensor([[3.0, 4.0]]))
+    assert argmax.tolist() == [2]
+    assert argmax.dtype == torch.int32
+    torch.testing.assert_close(lse, torch.tensor([a, b, a + b]).logsumexp(0, keepdim=True))
+
+
+def test_stats_do_not_depend_on_the_chunk():
+    head = TargetHead.load(TARGET)
+    hidden = torch.randn(37, 192, generator=torch.Generator().manual_seed(0)).bfloat16()
+    whole, parts = head.stats(hidden), head.stats(hidden, chunk=5)
+    torch.testing.assert_close(whole[0], parts[0])
+    torch.testing.assert_close(whole[1], parts[1])
+    assert [t.shape for t in head.stats(hidden[:0])] == [torch.Size([0]), torch.Size([0])]
+
+
+def test_two_targets_are_named_with_revision_and_fingerprint_and_one_that_moved_is_the_same():
+    recipe, spec = load_recipe(), load_target_spec(TARGET)
+    other = {"path": "openai/gpt-oss-20b", "revision": "v1", "fingerprint": "c0ffee" * 6}
+    found, wanted = target_names(other, recipe, spec)
+    assert found == "openai/gpt-oss-20b at revision v1 (fingerprint c0ffeec0ffee)"
+    assert wanted == f"{recipe.target.path} (fingerprint {spec.fingerprint[:12]})"
+    moved = {**target_identity(recipe, spec), "path": "/elsewhere"}
+    assert target_names(moved, recipe, spec) == (wanted, wanted)

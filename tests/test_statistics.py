@@ -1,0 +1,69 @@
+"""Known values by hand; coverage by simulation."""
+
+import numpy as np
+import pytest
+
+from drafthead import statistics
+from drafthead.statistics import (
+    acceptance_by_position,
+    acceptance_length,
+    acceptance_length_interval,
+    acceptance_rate,
+    geometric_mean,
+    length_difference,
+    proportion_interval,
+    ratio_interval,
+)
+
+
+def test_acceptance_is_a_ratio_of_sums():
+    drafts, accepted = [10, 1], [10, 3]
+    assert acceptance_length(drafts, accepted) == pytest.approx(1 + 13 / 11)  # the mean of ratios is 3.0
+    assert acceptance_rate([30, 3], accepted) == pytest.approx(13 / 33)
+
+
+def test_acceptance_by_position_is_unconditional_and_conditional():
+    # 10 drafts of three: position 0 kept 8 times, 1 kept 4 times, 2 kept once.
+    result = acceptance_by_position([4, 6], [[3, 1, 0], [5, 3, 1]])
+    np.testing.assert_allclose(result.unconditional, [0.8, 0.4, 0.1])
+    np.testing.assert_allclose(result.conditional, [0.8, 0.5, 0.25])
+    assert acceptance_length([10], [13]) == pytest.approx(1 + result.unconditional.sum())
+
+
+def test_nothing_drafted_is_not_a_number():
+    assert np.isnan(ratio_interval([0, 0], [0, 0]).value)
+    assert np.isnan(length_difference([1], [1], [0], [0]).value)
+    assert np.isnan(proportion_interval(0, 0).value)
+
+
+def test_one_prompt_has_no_interval_and_equal_prompts_have_a_point():
+    assert np.isnan(ratio_interval([3], [4]).low)
+    assert ratio_interval([3, 3], [4, 4]) == statistics.Interval(0.75, 0.75, 0.75)
+
+
+def test_wilson_interval_stays_inside_zero_and_one():
+    share = proportion_interval(160, 160)
+    assert share.value == 1
+    assert share.low == pytest.approx(0.9766, abs=1e-3)
+    assert share.high == 1
+
+
+def _simulated_prompts(rng: np.random.Generator, prompts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts differ in length and in how predictable they are, as real ones do."""
+    drafts = rng.integers(10, 60, prompts)
+    return drafts, rng.binomial(3 * drafts, rng.beta(4, 4, prompts))
+
+
+def test_intervals_cover_at_their_nominal_rate(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng = np.random.default_rng(1)
+    intervals = [acceptance_length_interval(*_simulated_prompts(rng, 60), seed=i) for i in range(400)]
+    covered = np.mean([i.low <= 2.5 <= i.high for i in intervals])  # E[accepted] / E[drafts] = 3 · 0.5
+    assert 0.915 <= covered <= 0.98
+
+
+def test_a_geometric_mean_of_ratios_is_the_ratio_of_geometric_means():
+    assert geometric_mean([1, 10, 100]) == pytest.approx(10)
+    # The mean of ratios is the ratio of means, which holds for no other mean.
+    head, baseline = np.array([3.0, 5.0, 8.0]), np.array([2.0, 6.0, 4.0])
+    assert geometric_mean(head / baseline) == pytest.approx(geometric_mean(head) / geometric_mean(baseline))
