@@ -1,14 +1,22 @@
-"""Packed micro batches: documents end to end in a token budget, never attending to one another.
+"""Packed micro batches: documents, or windows of long ones, end to end in a token budget, never attending to one another.
 
-The plan of an epoch is a pure function of the windows' lengths (see data.windows), the seed and the
-epoch: a list of micro batches that every rank computes alike. Optimiser step s takes the next `ranks x
-accumulation` of them, and rank r those at r, r + ranks, ... So the data of a step does not depend on how
-many ranks share it, and resuming needs no more than the step number. There is no padding at all: a batch
-is as long as its documents, at most the budget. Windows are placed first-fit into a few open batches; a
-perfect packing would fill budgets tighter but tie their order to their lengths. What only the loss reads
-is kept for the rows that lead to one (see drafters.layout).
+A window is a stretch of one document with its true positions. Its loss rows are half the budget, the rest is the
+context before them, so no row sees less than about half a budget of text; every loss row of the document belongs
+to exactly one window. A window runs past its last loss row as far as the drafter's loss looks ahead. Truncating instead
+would drop the end of exactly the long responses; what windows give up is attention to what lies further back than the
+budget. With EAGLE-3 at K = 1, which looks two tokens ahead:
 
-Shapes: T tokens in the batch, R loss rows, S documents, N aux layers, H hidden.
+    tokens   0 1 2 3 4 5 6 7 8 9 10 11      rows 4..11 carry loss, budget 8
+    first        [ . . R R R . . ]          tokens 1..8, rows 4..6
+    second             [ . . R R R .  . ]   and so on
+
+The plan of an epoch is a pure function of the windows' lengths, the seed and the epoch: a list of micro batches that
+every rank computes alike. Optimiser step s takes the next `ranks x accumulation` of them, and rank r those at r,
+r + ranks, ... So the data of a step does not depend on how many ranks share it, and resuming needs no more than the step
+number. There is no padding at all: a batch is as long as its documents, at most the budget. Windows are placed first-fit
+into a few open batches; a perfect packing would fill budgets tighter but tie their order to their lengths.
+
+Shapes: T tokens, R rows, K draft positions.
 """
 
 from bisect import bisect_left
@@ -19,59 +27,75 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafthead.drafters.layout import Layout, tail_layout
 from drafthead.data.store import States
-from drafthead.data.windows import Window
+from drafthead.drafters.base import Drafter
+from drafthead.drafters.batch import PackedBatch, tail_layout
 
 _OPEN_BATCHES = 8
 
 
 @dataclass(frozen=True)
-class PackedBatch:
-    """One micro batch.
+class Window:
+    """A stretch of a document.
 
     Attributes:
-        ids: prompt ids of the S documents (a document's window counts as one).
-        layout: documents and loss rows.
-        input_ids: (T,) int64.
-        positions: (T,) int64, the target's own.
-        aux: (T, N * H), aux layers ascending.
-        last_hidden: (R, H), input of the target's final norm.
-        loss_mask: (R,) bool.
-        counted: (R,) bool, rows whose loss this batch counts; the others only hold what those predict.
-        argmax: (R,) int64, the target's most likely next token.
-        lse: (R,) float32, log-sum-exp of the target's logits over its full vocabulary.
+        document: index in the store.
+        start, stop: its tokens, [start, stop).
+        first_row, end_row: the rows whose loss it counts, [first_row, end_row), counted from the document's start.
+        valid: how many rows carry loss at each of the K draft positions.
     """
 
-    ids: tuple[str, ...]
-    layout: Layout
-    input_ids: Tensor
-    positions: Tensor
-    aux: Tensor
-    last_hidden: Tensor
-    loss_mask: Tensor
-    counted: Tensor
-    argmax: Tensor
-    lse: Tensor
+    document: int
+    start: int
+    stop: int
+    first_row: int
+    end_row: int
+    valid: tuple[int, ...]
 
     @property
-    def row_ids(self) -> Tensor:
-        """(R,) token ids of the rows."""
-        return self.input_ids[self.layout.rows]
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
-        """The batch on a device, its states in the compute type."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _INDEX_FIELDS}
-        states = {name: getattr(self, name).to(device, dtype, non_blocking=True) for name in _STATE_FIELDS}
-        return PackedBatch(ids=self.ids, layout=self.layout.to(device), **moved, **states)
-
-    def pinned(self) -> "PackedBatch":
-        """The batch in page-locked host memory."""
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in (*_INDEX_FIELDS, *_STATE_FIELDS)})
+    def num_tokens(self) -> int:
+        return self.stop - self.start
 
 
-_STATE_FIELDS = ("aux", "last_hidden")
-_INDEX_FIELDS = ("input_ids", "positions", "loss_mask", "counted", "argmax", "lse")
+def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
+    """A document as one window, whatever its length; `loss_mask` (T,) is nonzero where the target generated the token."""
+    length, first = loss_mask.shape[0], drafter.first_row(loss_mask)
+    valid = tuple(drafter.loss_rows(loss_mask)[:, first:].sum(1).tolist())
+    return Window(document, 0, length, first, length, valid)
+
+
+def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter) -> list[Window]:
+    """The windows of a document, each at most `budget` tokens; none without a row that carries loss.
+
+    Args:
+        document: index in the store.
+        loss_mask: (T,) nonzero where the target generated the token.
+        budget: tokens of a micro batch.
+        drafter: whose loss is planned.
+
+    Raises:
+        ValueError: the budget cannot hold a loss row and what its loss looks ahead to.
+    """
+    rows = (budget - drafter.lookahead) // 2
+    if rows < 1:
+        raise ValueError(
+            f"train.tokens_per_batch {budget} is too small for {drafter.num_positions} draft positions; set it to "
+            f"{drafter.lookahead + 2} or more"
+        )
+    if not loss_mask.any():
+        return []
+    length = loss_mask.shape[0]
+    if length <= budget:
+        window = whole(document, loss_mask, drafter)
+        return [window] if window.valid[0] else []
+    windows, scored = [], drafter.loss_rows(loss_mask)
+    for first in range(drafter.first_row(loss_mask), length, rows):
+        end = min(first + rows, length)
+        stop = min(end + drafter.lookahead, length)
+        valid = tuple(scored[:, first:end].sum(1).tolist())
+        if valid[0]:
+            windows.append(Window(document, max(0, stop - budget), stop, first, end, valid))
+    return windows
 
 
 def plan_stream(
@@ -131,30 +155,50 @@ def plan_epoch(
     return closed + [members for members, _ in open_batches]
 
 
-def pack(store: States, windows: Sequence[Window]) -> PackedBatch:
-    """Read windows from the store and lay them end to end."""
-    spans = [slice(w.start, w.stop) for w in windows]
-    sequences = [store[w.document] for w in windows]
-    assert all(s.first_row <= w.first_row for s, w in zip(sequences, windows, strict=True)), "loss rows not stored"
-    rows = [slice(w.first_row, w.stop) for w in windows]
-    # What only the loss reads is stored from the sequence's own first row on.
-    tails = [slice(w.first_row - s.first_row, w.stop - s.first_row) for s, w in zip(sequences, windows, strict=True)]
+def pack(store: States, windows: Sequence[Window], drafter: Drafter, whole_text: bool = False) -> PackedBatch:
+    """Read windows from the store and lay them end to end.
 
-    def cat(name: str, slices: list[slice]) -> Tensor:
-        return torch.cat([getattr(s, name)[part] for s, part in zip(sequences, slices, strict=True)])
+    Args:
+        store: of the documents.
+        windows: in the order of the batch.
+        drafter: whose loss rows are marked.
+        whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
+    """
+    sequences = [store[w.document] for w in windows]
+    pairs = list(zip(sequences, windows, strict=True))
+    teachers = [(max(w.first_row, s.first_row) - s.first_row, w.stop - s.first_row) for s, w in pairs]
+    ends = np.cumsum([0, *(stop - start for start, stop in teachers)])
+    of_row, scored = [], []
+    for (s, w), offset in zip(pairs, ends.tolist(), strict=False):
+        token = torch.arange(w.first_row, w.stop)
+        held = token >= max(w.first_row, s.first_row)
+        of_row.append(torch.where(held, token - max(w.first_row, s.first_row) + offset, -1))
+        mask = replayable(s.loss_mask) if whole_text else s.loss_mask
+        scored.append(drafter.loss_rows(mask)[:, w.first_row : w.stop] & (token < w.end_row))
+
+    def tail(name: str) -> Tensor:
+        return torch.cat([getattr(s, name)[a:b] for s, (a, b) in zip(sequences, teachers, strict=True)])
 
     layers = [
-        torch.cat([s.aux[layer_id][span] for layer_id in store.aux_layer_ids], dim=-1) for s, span in zip(sequences, spans, strict=True)
+        torch.cat([s.aux[layer_id][w.start : w.stop] for layer_id in store.aux_layer_ids], dim=-1) for s, w in pairs
     ]
     return PackedBatch(
         ids=tuple(s.id for s in sequences),
         layout=tail_layout([w.num_tokens for w in windows], [w.first_row - w.start for w in windows]),
-        input_ids=cat("input_ids", spans).long(),
+        input_ids=torch.cat([s.input_ids[w.start : w.stop] for s, w in pairs]).long(),
         positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),
         aux=torch.cat(layers),
-        last_hidden=cat("last_hidden", tails),
-        loss_mask=cat("loss_mask", rows).bool(),
-        counted=torch.cat([torch.arange(w.first_row, w.stop) < w.end_row for w in windows]),
-        argmax=cat("argmax", tails).long(),
-        lse=cat("lse", tails),
+        loss_mask=torch.cat([s.loss_mask[w.first_row : w.stop] for s, w in pairs]).bool(),
+        scored=torch.cat(scored, dim=1),
+        of_row=torch.cat(of_row),
+        last_hidden=tail("last_hidden"),
+        argmax=tail("argmax").long(),
+        lse=tail("lse"),
     )
+
+
+def replayable(loss_mask: Tensor) -> Tensor:
+    """(T,) bool of one document: generated tokens, and the continuation after its last one."""
+    generated = loss_mask.bool()
+    after_last = generated.flip(0).long().cumsum(0).flip(0) == 0
+    return generated | after_last

@@ -1,101 +1,202 @@
-"""The EAGLE-3 draft head: one small transformer that reads the target's hidden states.
+"""The EAGLE-3 draft model: one small transformer that reads the target's aux hidden states, unrolled over K TTT steps.
 
-Module and parameter names are those of the exported file (`fc`, `midlayer`, `norm`, `lm_head`, ...), so
-export is a copy. The embedding is the target's and frozen: it is passed in, not owned. Only dense Llama
-blocks exist, which is what serving engines accept; for a sparse or sliding-window draft the engine's
-model class would have to change first.
+Module and parameter names are those of the exported file (`fc`, `midlayer`, `norm`, `lm_head`, ...), so export is a
+copy. The embedding is the target's and frozen: it is passed in, not owned. Only dense Llama blocks exist, which is what
+serving engines accept; for a sparse or sliding-window draft the engine's model class would have to change first.
 
-Shapes: T tokens of a packed batch, R rows that lead to a loss (see drafters.layout), H hidden, N aux layers, K TTT
-steps, D draft vocabulary, V target vocabulary.
+The first block multiplies its q, k and v weights with cat(embedding, feature). What the left half gives depends on the
+token alone, and a token is read by all K steps, each from another index: `DraftLayer.project` forms those products once
+and every step adds the right half to them. Of the products of a block that spares K - 1 of K halves of q, k and v.
+
+Shapes: T tokens of a packed batch, R rows that lead to a loss (see drafters.batch), H hidden, N aux layers, Q query and
+G key/value heads, d head dimension, K TTT steps, D draft vocabulary, V target vocabulary.
 """
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig
 
-from drafthead.config import HeadConfig, Recipe
-from drafthead.drafters.eagle3.block import DraftLayer, Past, Projection, Reading, RMSNorm, Step
-from drafthead.drafters.host_memory import give_back
-from drafthead.drafters.layout import Layout
-from drafthead.drafters.recompute import remaking
-from drafthead.drafters.rope import rope_frequencies, rotation
-from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec
+from drafthead.drafters.base import DraftModule, DraftShape
+from drafthead.drafters.batch import Layout, PackedBatch
+from drafthead.drafters.eagle3.attention import ttt_attention
+from drafthead.drafters.eagle3.config import Eagle3Head
+from drafthead.drafters.recompute import gated, give_back, recomputing, rms_norm
+from drafthead.drafters.rope import rope_frequencies, rotate, rotation
+from drafthead.losses.fused import HeadRows
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with float32 statistics (float64 for float64 inputs)."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        return rms_norm(states, self.weight, self.eps)
+
+
+class Projection(nn.Linear):
+    """A product without bias, of all input features or a run of them, on top of what other features gave."""
+
+    def __init__(self, size: int, out: int):
+        super().__init__(size, out, bias=False)
+
+    def forward(self, states: Tensor, features: slice = slice(None), base: Tensor | None = None) -> Tensor:
+        """states (R, n) with the n columns `features` of the weight, added to base (R, out)."""
+        weight = self.weight[:, features].T
+        return states @ weight if base is None else torch.addmm(base, states, weight)
 
 
 @dataclass(frozen=True)
-class DraftShape:
-    """Everything that determines the head's parameters and arithmetic.
+class EmbeddingProjections:
+    """What token embeddings give to queries, keys and values.
 
     Attributes:
-        head: the recipe's section.
-        hidden_size: H, the target's.
-        vocab_size: V, the target's.
-        num_aux_layers: N.
-        rms_norm_eps: the target's.
-        rope_parameters: the target's, as in its config.json.
-        max_position_embeddings: the target's.
+        query: (T, Q * D), or (R, Q * D) where only the rows have queries.
+        key: (T, G * D).
+        value: (T, G * D).
     """
 
-    head: HeadConfig
-    hidden_size: int
-    vocab_size: int
-    num_aux_layers: int
-    rms_norm_eps: float
-    rope_parameters: dict
-    max_position_embeddings: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
-    def rope_config(self) -> LlamaConfig:
-        """The part of a Llama configuration that fixes the rotary embedding."""
-        return LlamaConfig(
-            hidden_size=self.hidden_size,
-            num_attention_heads=self.head.num_attention_heads,
-            head_dim=self.head.head_dim,
-            rope_parameters=dict(self.rope_parameters),
-            max_position_embeddings=self.max_position_embeddings,
-        )
+    def of_rows(self, rows: Tensor) -> "EmbeddingProjections":
+        """Those of the rows, (R, ...)."""
+        return EmbeddingProjections(*(t if len(t) == len(rows) else t[rows] for t in (self.query, self.key, self.value)))
+
+    def ahead(self, offset: int) -> "EmbeddingProjections":
+        """Entry t + offset at index t. What wraps around at the end is read cache a document's end, and is not used."""
+        return EmbeddingProjections(*(torch.roll(t, -offset, 0) for t in (self.query, self.key, self.value)))
 
 
-def draft_shape(recipe: Recipe, spec: TargetSpec) -> DraftShape:
-    """The head's shape, from the recipe and its target."""
-    return DraftShape(
-        head=recipe.head,
-        hidden_size=spec.hidden_size,
-        vocab_size=spec.vocab_size,
-        num_aux_layers=len(recipe.target.aux_layer_ids),
-        rms_norm_eps=spec.rms_norm_eps,
-        rope_parameters=spec.rope_parameters,
-        max_position_embeddings=spec.max_position_embeddings,
-    )
+@dataclass(frozen=True)
+class KeyValueCache:
+    """Keys and values of the TTT steps so far in one layer, rotated: step 0 (T, G, D), later steps (R, G, D)."""
+
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+
+    def extended(self, key: Tensor, value: Tensor) -> "KeyValueCache":
+        """With one more step. A new object, so that a checkpointed step can be run again."""
+        return KeyValueCache((*self.keys, key), (*self.values, value))
 
 
-def planned_shape(recipe: Recipe) -> DraftShape:
-    """The head's shape before anything was trained; where the answers will choose its vocabulary, with the whole one.
+@dataclass(frozen=True)
+class StepLayout:
+    """What one layer computes in one TTT step.
 
-    Raises:
-        FileNotFoundError: the target's config.json is missing.
-        ValueError: an aux layer lies beyond the target.
+    Attributes:
+        rope: cos and sin of the positions given.
+        queries: (R,) which of them go on, or None for all.
+        cu_queries: (S + 1,) document boundaries among those.
+        cu_keys: (S + 1,) document boundaries among the step-0 keys.
+        longest: most queries and most step-0 keys of a document.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
-    return replace(draft_shape(recipe, spec), head=recipe.head.sized(spec.vocab_size))
+
+    rope: tuple[Tensor, Tensor]
+    queries: Tensor | None
+    cu_queries: Tensor
+    cu_keys: Tensor
+    longest: tuple[int, int]
+
+    def select(self, states: Tensor) -> Tensor:
+        """The positions that go on."""
+        return states if self.queries is None else states[self.queries]
 
 
-class DraftModel(nn.Module):
-    """The trainable head.
+class Attention(nn.Module):
+    """Grouped-query attention whose keys and values of earlier TTT steps are kept by the caller."""
 
-    `unroll` runs the TTT steps; `drafthead.training` adds the loss, `drafthead.exporting` writes the file.
-    """
+    def __init__(self, head: Eagle3Head, size: int, reads: bool):
+        super().__init__()
+        width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
+        self.head_dim = head.head_dim
+        self.embedded = slice(0, size if reads else 0)  # features of the input that come from embeddings
+        self.states = slice(self.embedded.stop, None)
+        inputs = size + self.embedded.stop
+        self.q_proj, self.k_proj, self.v_proj = (Projection(inputs, out) for out in (width, kv_width, kv_width))
+        self.o_proj = Projection(width, size)
+
+    def project(self, embeddings: Tensor, rows: Tensor | None) -> EmbeddingProjections:
+        """The left half of the input's products; queries for the rows only, or for all where rows is None."""
+        queried = embeddings if rows is None else embeddings[rows]
+        return EmbeddingProjections(*(
+            projection(states, self.embedded)
+            for projection, states in ((self.q_proj, queried), (self.k_proj, embeddings), (self.v_proj, embeddings))
+        ))  # fmt: skip
+
+    def forward(self, states: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None) -> tuple[Tensor, KeyValueCache]:
+        """Keys and values of every position given, queries and output of `step.queries` among them."""
+        query, key, value = (projected.query, projected.key, projected.value) if projected else (None, None, None)
+        heads = (-1, self.head_dim)
+        key = rotate(self.k_proj(states, self.states, key).unflatten(-1, heads), *step.rope)
+        cache = cache.extended(key, self.v_proj(states, self.states, value).unflatten(-1, heads))
+        query = self.q_proj(step.select(states), self.states, query).unflatten(-1, heads)
+        query = rotate(query, *map(step.select, step.rope))
+        mixed = ttt_attention(query, cache.keys, cache.values, step.cu_queries, step.cu_keys, step.longest)
+        return self.o_proj(mixed.flatten(1)), cache
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate_proj = Projection(hidden_size, intermediate_size)
+        self.up_proj = Projection(hidden_size, intermediate_size)
+        self.down_proj = Projection(intermediate_size, hidden_size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.down_proj(gated(self.gate_proj(states), self.up_proj(states)))
+
+
+class DraftLayer(nn.Module):
+    """A Llama block. The first one reads cat(embedding, feature); further ones read the state alone."""
+
+    def __init__(self, head: Eagle3Head, size: int, eps: float, first: bool):
+        super().__init__()
+        self.norm_before_residual = head.norm_before_residual
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps) if first else None
+        self.self_attn = Attention(head, size, reads=first)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = MLP(size, head.intermediate_size)
+
+    def project(self, embeddings: Tensor, layout: Layout, only_layer: bool) -> tuple[EmbeddingProjections, EmbeddingProjections]:
+        """What the first layer takes from the embeddings (T, H): in step 0, and of the rows in later steps."""
+        rows = layout.rows if only_layer and len(layout.rows) < len(embeddings) else None
+        first = self.self_attn.project(self.input_layernorm(embeddings), rows)
+        return first, first.of_rows(layout.rows)
+
+    def forward(self, state: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None) -> tuple[Tensor, KeyValueCache]:
+        """The state after the block, (R, H), and the cache with this step's keys and values."""
+        residual = state
+        if self.hidden_norm is None:
+            normed = self.input_layernorm(state)
+        else:
+            normed = self.hidden_norm(state)
+            residual = normed if self.norm_before_residual else state
+        attended, cache = self.self_attn(normed, step, cache, projected)
+        state = step.select(residual) + attended
+        return state + self.mlp(self.post_attention_layernorm(state)), cache
+
+
+class DraftModel(DraftModule):
+    """The trainable head; `unroll` runs the TTT steps."""
 
     def __init__(self, shape: DraftShape):
         super().__init__()
         head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
-        self.shape = shape
+        assert isinstance(head, Eagle3Head)
+        self.shape, self.norm_output = shape, head.norm_output
         self.input_norm = RMSNorm(shape.num_aux_layers * size, eps) if head.norm_before_fc else None
         self.fc_norm = (
             nn.ModuleList([RMSNorm(size, eps) for _ in range(shape.num_aux_layers)]) if head.fc_norm else None
@@ -111,7 +212,7 @@ class DraftModel(nn.Module):
         self._frequencies = frequencies.to(torch.float32)
 
     def combine(self, aux: Tensor) -> Tensor:
-        """Fuse the aux layers (T, N * H), in ascending aux layer order, into the first feature (T, H)."""
+        """Fuse the aux hidden states (T, N * H), layer ids ascending, into the first feature (T, H)."""
         if self.input_norm is not None:
             aux = self.input_norm(aux)
         if self.fc_norm is not None:
@@ -123,6 +224,18 @@ class DraftModel(nn.Module):
         """cos and sin at positions, in float32 or wider."""
         frequencies = self._frequencies.to(positions.device, torch.promote_types(dtype, torch.float32))
         return rotation(positions, frequencies, self._rope_factor)
+
+    def head_rows(
+        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
+    ) -> HeadRows:
+        """K x R rows, step after step; step k at row r meets the teacher of row r + 1 + k."""
+        embedded = nn.functional.embedding(batch.input_ids, embeddings)
+        recompute = recompute and torch.is_grad_enabled()
+        states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions, recompute)
+        scored = batch.scored[:num_positions]
+        ahead = torch.stack([torch.roll(batch.of_row, -1 - k) for k in range(num_positions)])  # (K, R)
+        teacher = torch.where(scored, ahead, -1)  # what wraps around lies past a document's end, and is not scored
+        return HeadRows(states.flatten(0, 1), teacher.flatten(), (len(batch.of_row),) * num_positions)
 
     def unroll(
         self,
@@ -146,8 +259,8 @@ class DraftModel(nn.Module):
         Returns:
             (K, R, H), after the final norm, ready for lm_head.
         """
-        # Recomputing keeps less than remaking, and a tensor cannot be had both ways.
-        with nullcontext() if recompute else remaking():
+        # Checkpointing whole steps keeps less than recomputing cheap activations; one tensor cannot be under both.
+        with nullcontext() if recompute else recomputing():
             return torch.stack(list(self._steps(aux, embeddings, positions, layout, num_steps, recompute)))
 
     def _steps(
@@ -155,57 +268,35 @@ class DraftModel(nn.Module):
     ) -> Iterator[Tensor]:
         """(R, H) per TTT step; arguments as in `unroll`."""
         run_step = partial(checkpoint, self._run_step, use_reentrant=False) if recompute else self._run_step
-        pasts = tuple(Past() for _ in range(1 + len(self.layers)))
-        first, later = self.midlayer.read(embeddings, layout, only_layer=not self.layers)
+        caches = tuple(KeyValueCache() for _ in range(1 + len(self.layers)))
+        first, later = self.midlayer.project(embeddings, layout, only_layer=not self.layers)
         state = self.combine(aux)
         for k in range(num_steps):
             rope = self.rope(positions if k == 0 else positions[layout.rows] + k, state.dtype)
-            state, output, pasts = run_step(k, state, later if k else first, rope, layout, pasts)
+            state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
             give_back(output)
             yield output
 
     def _run_step(
-        self, k: int, state: Tensor, reading: Reading, rope: tuple[Tensor, Tensor], layout: Layout,
-        pasts: tuple[Past, ...],
-    ) -> tuple[Tensor, Tensor, tuple[Past, ...]]:  # fmt: skip
+        self, k: int, state: Tensor, projected: EmbeddingProjections, rope: tuple[Tensor, Tensor], layout: Layout,
+        caches: tuple[KeyValueCache, ...],
+    ) -> tuple[Tensor, Tensor, tuple[KeyValueCache, ...]]:  # fmt: skip
         """The next step's feature, this step's output, and every layer's keys and values with this step's."""
         layers = [self.midlayer, *self.layers.values()]
         extended = []
-        for layer, past in zip(layers, pasts, strict=True):
-            plan = self._plan(k, layer is layers[-1], rope, layout)
-            state, past = layer(state, plan, past, reading.ahead(1 + k) if layer is self.midlayer else None)
-            extended.append(past)
+        for layer, cache in zip(layers, caches, strict=True):
+            step = self._layout(k, layer is layers[-1], rope, layout)
+            state, cache = layer(state, step, cache, projected.ahead(1 + k) if layer is self.midlayer else None)
+            extended.append(cache)
         output = self.norm(state)
-        return output if self.shape.head.norm_output else state, output, tuple(extended)
+        return output if self.norm_output else state, output, tuple(extended)
 
     @staticmethod
-    def _plan(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> Step:
+    def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:
         """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
         of_rows = (layout.most_rows, layout.longest)
         if k == 0 and last_layer and len(layout.rows) < rope[0].shape[0]:
-            return Step(rope, layout.rows, layout.cu_rows, layout.cu_seqlens, of_rows)
+            return StepLayout(rope, layout.rows, layout.cu_rows, layout.cu_seqlens, of_rows)
         if k == 0:
-            return Step(rope, None, layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest))
-        return Step(rope, None, layout.cu_rows, layout.cu_seqlens, of_rows)
-
-
-def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> DraftModel:
-    """A head with the given weights that is not trained.
-
-    Args:
-        shape: of the head.
-        weights: every parameter by name; d2t and t2d may be among them.
-        device: where it computes.
-        dtype: in which type.
-    """
-    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
-        model = DraftModel(shape)
-    parameters = {name: weights[name].to(device, dtype) for name in model.state_dict()}
-    model.load_state_dict(parameters, assign=True)
-    return model.eval().requires_grad_(False)
-
-
-def num_parameters(shape: DraftShape) -> int:
-    """Trainable weights of a head; nothing is allocated."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in DraftModel(shape).parameters())
+            return StepLayout(rope, None, layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest))
+        return StepLayout(rope, None, layout.cu_rows, layout.cu_seqlens, of_rows)

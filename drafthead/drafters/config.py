@@ -1,4 +1,4 @@
-"""The recipe's section on the head's shape."""
+"""The part of the recipe's head section that every draft model has: its vocabulary and the size of its blocks."""
 
 from typing import Self
 
@@ -10,6 +10,7 @@ from drafthead.config.section import Section
 class HeadConfig(Section):
     """The draft model's shape. Hidden size, vocabulary and RoPE are the target's."""
 
+    type: str  # which drafter; see drafters.registry
     # How many target tokens the head can propose: a number, or as many as make up a share of the generated tokens.
     draft_vocab_size: int = Field(default=0, ge=0)  # 0: chosen by coverage
     coverage: float | None = Field(default=None, gt=0, le=1)
@@ -18,10 +19,6 @@ class HeadConfig(Section):
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0, multiple_of=8)  # as flash attention wants it, in training and in vLLM
-    norm_before_residual: bool = False
-    norm_before_fc: bool = True
-    fc_norm: bool = False
-    norm_output: bool = False
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -41,6 +38,11 @@ class HeadConfig(Section):
             )
         return self
 
-    def sized(self, draft_vocab_size: int) -> "HeadConfig":
+    @property
+    def num_positions(self) -> int:
+        """K: draft positions that training covers; no more can be served as predicted."""
+        raise NotImplementedError
+
+    def sized(self, draft_vocab_size: int) -> Self:
         """The head with the draft vocabulary it got: unchanged unless its size was chosen by coverage."""
         return self if self.coverage is None else self.model_copy(update={"draft_vocab_size": draft_vocab_size})

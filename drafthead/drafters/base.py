@@ -1,0 +1,189 @@
+"""What a draft model is to the rest of the project: six questions that data, training, export and evaluation ask.
+
+    needs      which boundaries of the target it reads (harvest, store)
+    loss_rows  which rows carry loss at which draft position (packing, the normaliser of the loss)
+    build      its module, started from the target (training)
+    head_rows  of that module: what the language-model head is applied to, and the teacher row of each (the loss)
+    draft      what serving would propose from every root (validation, export checks)
+    vllm       config.json and tensors as vLLM reads them, both directions (export, import, evaluation)
+
+A drafter is a folder beside this file and its lines in `drafters.registry`. The loss is outside: `losses` knows rows
+and teachers, and no drafter. A root is a token whose state is known while the next token is known too: from root t the
+K drafts propose the tokens t+2 .. t+1+K.
+
+Shapes: T tokens, R rows of a packed batch (see drafters.batch), K draft positions, H hidden, N aux layers, D draft
+vocabulary, V target vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from drafthead.drafters.batch import PackedBatch
+from drafthead.drafters.config import HeadConfig
+from drafthead.drafters.vocabulary import DraftVocabulary
+from drafthead.losses.fused import HeadRows
+from drafthead.target.pieces import TargetPieces, TargetSpec
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """Everything that determines a draft model's parameters and arithmetic.
+
+    Attributes:
+        head: the recipe's section.
+        hidden_size: H, the target's.
+        vocab_size: V, the target's.
+        num_aux_layers: N.
+        rms_norm_eps: the target's.
+        rope_parameters: the target's, as in its config.json.
+        max_position_embeddings: the target's.
+    """
+
+    head: HeadConfig
+    hidden_size: int
+    vocab_size: int
+    num_aux_layers: int
+    rms_norm_eps: float
+    rope_parameters: dict
+    max_position_embeddings: int
+
+    def rope_config(self) -> LlamaConfig:
+        """The part of a Llama configuration that fixes the rotary embedding."""
+        return LlamaConfig(
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.head.num_attention_heads,
+            head_dim=self.head.head_dim,
+            rope_parameters=dict(self.rope_parameters),
+            max_position_embeddings=self.max_position_embeddings,
+        )
+
+
+def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) -> DraftShape:
+    """The shape of a head for a target; with its vocabulary chosen by coverage and not known yet, the whole one."""
+    sized = head if head.draft_vocab_size else head.sized(spec.vocab_size)
+    return DraftShape(
+        sized, spec.hidden_size, spec.vocab_size, len(layer_ids), spec.rms_norm_eps, spec.rope_parameters,
+        spec.max_position_embeddings,
+    )  # fmt: skip
+
+
+class DraftModule(nn.Module, ABC):
+    """The trainable part. Parameter names are those of the exported file, the embedding is the target's and frozen."""
+
+    shape: DraftShape
+    lm_head: nn.Linear
+    fc: nn.Module  # reads the aux hidden states
+
+    @abstractmethod
+    def head_rows(
+        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
+    ) -> HeadRows:
+        """What lm_head is applied to, for each of the K draft positions.
+
+        Not `forward`: ZeRO-3 looks for tensors in the tuples that a module's forward returns, and in nothing else.
+
+        Args:
+            batch: T tokens.
+            embeddings: (V, H) of the target.
+            num_positions: K, at most what the head was trained for.
+            recompute: keep less for the backward pass and compute it again.
+        """
+
+
+class Drafter(ABC):
+    """One kind of draft model, as a head section configures it."""
+
+    def __init__(self, head: HeadConfig):
+        self.head = head
+
+    @property
+    def num_positions(self) -> int:
+        """K."""
+        return self.head.num_positions
+
+    def needs(self, spec: TargetSpec, layer_ids: Sequence[int]) -> tuple[int, ...]:
+        """Boundaries of the target to capture, ascending: the aux layers, and L, which teachers are computed from."""
+        return tuple(sorted({*layer_ids, spec.num_layers}))
+
+    @property
+    @abstractmethod
+    def lookahead(self) -> int:
+        """Tokens after a row that its loss reads: a window ends so many tokens behind its last loss row."""
+
+    @abstractmethod
+    def first_row(self, loss_mask: Tensor) -> int:
+        """The first row of a document (T,) that can carry loss, or that such a row needs as a query.
+
+        Raises:
+            ValueError: nothing was generated.
+        """
+
+    @abstractmethod
+    def loss_rows(self, loss_mask: Tensor) -> Tensor:
+        """(K, T) bool: rows of a document that carry loss at each draft position; all tokens they need lie in it."""
+
+    @abstractmethod
+    def position_weights(self) -> Tensor:
+        """(K,) float64 weight of the mean loss at each draft position."""
+
+    @abstractmethod
+    def build(self, shape: DraftShape) -> DraftModule:
+        """The module with random weights (torch's generator)."""
+
+    @property
+    @abstractmethod
+    def vllm(self) -> ModuleType:
+        """The module that reads and writes this drafter's files as vLLM does."""
+
+    def from_target(
+        self, shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int
+    ) -> DraftModule:
+        """A fresh module that starts from its target: lm_head rows and final norm are copied, not random."""
+        torch.manual_seed(seed)
+        model = self.build(shape)
+        with torch.no_grad():
+            model.lm_head.weight.copy_(pieces.lm_head[vocabulary.target_ids])
+            model.get_submodule("norm").weight.copy_(pieces.final_norm)  # type: ignore[operator]
+        return model
+
+    @torch.no_grad()
+    def draft(self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, num_drafts: int) -> Tensor:
+        """(K, R) draft ids that serving would propose from every root, greedily."""
+        rows = model.head_rows(batch, embeddings, num_drafts)
+        return torch.stack([model.lm_head(part).argmax(-1) for part in rows.states.split(rows.counts)])
+
+
+def frozen_copy(
+    drafter: Drafter, shape: DraftShape, weights: dict[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> DraftModule:
+    """A head with the given weights that is not trained.
+
+    Args:
+        drafter: of the head.
+        shape: of the head.
+        weights: every parameter by name; d2t and t2d may be among them.
+        device: where it computes.
+        dtype: in which type.
+    """
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        model = drafter.build(shape)
+    parameters = {name: weights[name].to(device, dtype) for name in model.state_dict()}
+    model.load_state_dict(parameters, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def parameter_shapes(drafter: Drafter, shape: DraftShape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every trainable weight; nothing is allocated."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in drafter.build(shape).named_parameters()}
+
+
+def resized(shape: DraftShape, draft_vocab_size: int) -> DraftShape:
+    """The shape with the draft vocabulary that was chosen."""
+    return replace(shape, head=shape.head.sized(draft_vocab_size))

@@ -1,0 +1,104 @@
+"""A packed micro batch, as every draft model reads it: documents end to end, without padding.
+
+A drafter's loss starts at some row of each document and runs to its end. Rows before that row give context only: for a
+chat prompt of 4,000 tokens and a response of 500, EAGLE-3 computes queries for an eighth of the tokens. What only the
+loss reads is kept for the teacher rows: those that predict a token which the target generated, or one after it. Two
+documents of five and three tokens, P prompt and G generated, with loss rows from two tokens before the first G:
+
+    token         0  1  2  3  4 | 5  6  7
+                  P  P  P  P  G | P  G  G
+    rows                2  3  4 | 5  6  7      rows = [2, 3, 4, 5, 6, 7], cu_rows = [0, 3, 6]
+    teacher rows           0  1 | 2  3  4      of_row = [-1, 0, 1, 2, 3, 4]
+
+Shapes: T tokens, R rows, Q teacher rows, S documents, N aux layers, H hidden, K draft positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Documents of a packed batch and their rows.
+
+    Attributes:
+        cu_seqlens: (S + 1,) int32, where each document begins among the T tokens, then T.
+        rows: (R,) int64, ascending token indices of the rows: the tail of each document.
+        cu_rows: (S + 1,) int32, where each document begins among the R rows, then R.
+        longest: most tokens of a document. Known on the host: asking a GPU for it would wait for all it has to do.
+        most_rows: most rows of a document, likewise.
+    """
+
+    cu_seqlens: Tensor
+    rows: Tensor
+    cu_rows: Tensor
+    longest: int
+    most_rows: int
+
+    def to(self, device: torch.device) -> "Layout":
+        """The same layout on a device."""
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("cu_seqlens", "rows", "cu_rows")}
+        return replace(self, **moved)
+
+
+def tail_layout(lengths: Sequence[int], firsts: Sequence[int]) -> Layout:
+    """Lay documents of these lengths end to end; rows of each start at its `firsts` entry (counted within it)."""
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    starts = cu_seqlens[:-1].tolist()
+    rows = [torch.arange(s + f, s + n) for s, f, n in zip(starts, firsts, lengths, strict=True)]
+    cu_rows = torch.tensor([0, *(len(r) for r in rows)]).cumsum(0)
+    return Layout(cu_seqlens.int(), torch.cat(rows), cu_rows.int(), max(lengths), max(map(len, rows)))
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """One micro batch.
+
+    Attributes:
+        ids: prompt ids of the S documents (a document's window counts as one).
+        layout: documents and rows.
+        input_ids: (T,) int64.
+        positions: (T,) int64, the target's own.
+        aux: (T, N * H), aux hidden states, layer ids ascending.
+        loss_mask: (R,) bool, rows whose token the target generated.
+        scored: (K, R) bool, rows that carry loss at each draft position, by the drafter's plan.
+        of_row: (R,) int64, the teacher row of each row's token, -1 where it has none.
+        last_hidden: (Q, H), input of the target's final norm.
+        argmax: (Q,) int64, the target's most likely next token.
+        lse: (Q,) float32, log-sum-exp of the target's logits over its full vocabulary.
+    """
+
+    ids: tuple[str, ...]
+    layout: Layout
+    input_ids: Tensor
+    positions: Tensor
+    aux: Tensor
+    loss_mask: Tensor
+    scored: Tensor
+    of_row: Tensor
+    last_hidden: Tensor
+    argmax: Tensor
+    lse: Tensor
+
+    @property
+    def row_ids(self) -> Tensor:
+        """(R,) token ids of the rows."""
+        return self.input_ids[self.layout.rows]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
+        """The batch on a device, its states in the compute type."""
+        moved = {
+            name: tensor.to(device, dtype if name in ("aux", "last_hidden") else tensor.dtype, non_blocking=True)
+            for name, tensor in self._tensors().items()
+        }
+        return replace(self, layout=self.layout.to(device), **moved)
+
+    def pinned(self) -> "PackedBatch":
+        """The batch in page-locked host memory."""
+        return replace(self, **{name: tensor.pin_memory() for name, tensor in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}

@@ -1,0 +1,23 @@
+"""The recipe's head section for EAGLE-3 (arXiv 2503.01840); with `fc_norm` and `norm_output`, EAGLE-3.1."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from drafthead.drafters.config import HeadConfig
+
+
+class Eagle3Head(HeadConfig):
+    """`head: {type: eagle3, ...}`."""
+
+    type: Literal["eagle3"]
+    num_ttt_steps: int = Field(default=4, gt=0)  # K unrolled steps of training-time test
+    step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k
+    norm_before_residual: bool = False
+    norm_before_fc: bool = True
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @property
+    def num_positions(self) -> int:
+        return self.num_ttt_steps

@@ -1,0 +1,26 @@
+"""Every draft model that can be trained here, by its `head.type`. A new one is a folder and a line in each statement."""
+
+from importlib import import_module
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from drafthead.drafters.base import Drafter
+from drafthead.drafters.config import HeadConfig
+from drafthead.drafters.eagle3.config import Eagle3Head
+
+# The type of a recipe's head section. From the second drafter on:
+# Annotated[Eagle3Head | OtherHead, Field(discriminator="type")]
+Head = Eagle3Head
+_DRAFTERS = {"eagle3": ("drafthead.drafters.eagle3.drafter", "Eagle3")}
+
+
+def parse_head(values: Any) -> HeadConfig:
+    """A head section from plain values, such as those of a run's record."""
+    return TypeAdapter(Head).validate_python(values)
+
+
+def drafter_of(head: HeadConfig) -> Drafter:
+    """The drafter that a head section describes; its module is imported only now."""
+    module, name = _DRAFTERS[head.type]
+    return getattr(import_module(module), name)(head)
