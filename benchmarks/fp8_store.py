@@ -22,8 +22,8 @@ from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.packing import pack, plan_epoch
 from drafthead.data.store import States, StateSequence
 from drafthead.data.windows import whole
+from drafthead.drafters.base import draft_shape
 from drafthead.drafters.eagle3.alignment import valid_positions
-from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.drafters.replay import Acceptance
 from drafthead.progress import progress
 from drafthead.statistics import Interval, length_difference

@@ -23,7 +23,7 @@ def test_every_shipped_recipe_loads(path):
         ("train.epochs=0", "train.epochs: .*greater than 0 .given: 0"),
         ("target.aux_layer_ids=[4,2]", "ascending"),
         ("target.aux_layer_ids=[2,2]", "ascending"),
-        ("eval.num_draft_tokens=9", "eval.num_draft_tokens 9 exceeds train.num_ttt_steps 4"),
+        ("eval.num_draft_tokens=9", "eval.num_draft_tokens 9 exceeds head.num_ttt_steps 4"),
         ("eval.num_draft_tokens=[3,3]", "eval.num_draft_tokens has 3 twice"),
         ("eval.methods=[ngram,ngram]", "eval.methods has ngram twice"),
         ("eval.methods=[medusa]", "method medusa needs `head`.*FasterDecoding/Medusa"),

@@ -12,7 +12,8 @@ import torch
 from data_gen.dry_run import STAGES as RATE_STAGES
 from data_gen.dry_run import all_stages
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
-from drafthead.drafters.eagle3.model import DraftModel, DraftShape, draft_shape
+from drafthead.drafters.base import DraftShape, draft_shape
+from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.engine.rates import GPUS
 from drafthead.exporting.contract import checkpoint_tensors, expected_shapes, exported_tensors, head_config
 from drafthead.exporting.rope import served_shape

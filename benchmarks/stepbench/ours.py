@@ -4,8 +4,9 @@ import torch
 
 from drafthead.config import HeadConfig
 from drafthead.data.packing import PackedBatch
+from drafthead.drafters.base import DraftShape
 from drafthead.drafters.eagle3.alignment import valid_positions
-from drafthead.drafters.eagle3.model import DraftModel, DraftShape
+from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.layout import tail_layout
 from drafthead.training.objective import FrozenTarget, TTTObjective, score, step_weights
 from stepbench.contestant import STEP_DECAY, Assignment, TrainStep, adamw, serve

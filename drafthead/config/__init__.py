@@ -7,13 +7,13 @@ it is declared and documented here.
 """
 
 from drafthead.config.export import ExportConfig
-from drafthead.config.head import HeadConfig
 from drafthead.config.loading import load_recipe
 from drafthead.config.prompts import PromptsConfig, PromptSource
 from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe, local_or_hub
 from drafthead.config.states import StatesConfig
 from drafthead.config.target import EngineConfig, TargetConfig
 from drafthead.config.train import TrainConfig
+from drafthead.drafters.config import HeadConfig
 
 __all__ = [
     "DEFAULT_RECIPE",

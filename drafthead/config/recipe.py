@@ -7,13 +7,13 @@ from pydantic import Field, model_validator
 
 from drafthead.config.evaluation import EvalConfig
 from drafthead.config.export import ExportConfig
-from drafthead.config.head import HeadConfig
 from drafthead.config.prompts import PromptsConfig
 from drafthead.config.responses import ResponsesConfig
 from drafthead.config.section import Section
 from drafthead.config.states import StatesConfig
 from drafthead.config.target import EngineConfig, TargetConfig
 from drafthead.config.train import TrainConfig
+from drafthead.drafters.registry import Head
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"
@@ -29,18 +29,18 @@ class Recipe(Section):
     prompts: PromptsConfig
     responses: ResponsesConfig
     states: StatesConfig
-    head: HeadConfig
+    head: Head
     train: TrainConfig
     export: ExportConfig
     eval: EvalConfig
 
     @model_validator(mode="after")
     def _check_across(self) -> Self:
-        if self.eval.num_draft_tokens > self.train.num_ttt_steps:
+        if self.eval.num_draft_tokens > self.head.num_positions:
             raise ValueError(
-                f"eval.num_draft_tokens {self.eval.num_draft_tokens} exceeds train.num_ttt_steps "
-                f"{self.train.num_ttt_steps}: acceptance beyond the trained depth cannot be predicted; "
-                "raise train.num_ttt_steps, or name a smaller K first"
+                f"eval.num_draft_tokens {self.eval.num_draft_tokens} exceeds the {self.head.num_positions} draft "
+                "positions that the head section trains: acceptance beyond them cannot be predicted; train more, or "
+                "name a smaller K first"
             )
         every = [source.name for source in self.prompts.sources or () if source.turns == "all"]
         if every and self.responses.turn_by_turn:

@@ -11,9 +11,7 @@ class TrainConfig(Section):
     """One training run."""
 
     init_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
-    num_ttt_steps: int = Field(default=4, gt=0)
     objective: Literal["forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance"] = "forward_kl"
-    step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k
     epochs: int = Field(default=1, gt=0)
     tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank
     # Micro batches of one optimiser step over all ranks; accumulation follows from the number of ranks, so the
@@ -28,7 +26,7 @@ class TrainConfig(Section):
     ema_decay: float | None = Field(default=None, gt=0, lt=1)  # validate and export the weights' moving average
     precision: Literal["fp32", "bf16"] = "bf16"
     zero_stage: Literal[0, 1, 2, 3] = 1
-    gradient_checkpointing: bool = False  # recompute TTT steps in the backward: less memory, about a third more work
+    gradient_checkpointing: bool = False  # recompute draft steps in the backward: less memory, about a third more work
     compile: bool = False  # torch.compile of the engine; needs a C++ compiler on CPU
     checkpoint_every: int = Field(gt=0)  # optimiser steps; also when validation runs
     keep_checkpoints: int = Field(default=2, gt=0)

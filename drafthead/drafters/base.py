@@ -15,6 +15,7 @@ Shapes: T tokens, R rows of a packed batch (see drafters.batch), K draft positio
 vocabulary, V target vocabulary.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +25,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from drafthead.config import Recipe
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.config import HeadConfig
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.losses.fused import HeadRows
-from drafthead.target.pieces import TargetPieces, TargetSpec
+from drafthead.target.pieces import TargetPieces, TargetSpec, check_aux_layer_ids, load_target_spec
 
 
 @dataclass(frozen=True)
@@ -159,29 +162,43 @@ class Drafter(ABC):
         return torch.stack([model.lm_head(part).argmax(-1) for part in rows.states.split(rows.counts)])
 
 
-def frozen_copy(
-    drafter: Drafter, shape: DraftShape, weights: dict[str, Tensor], device: torch.device, dtype: torch.dtype
-) -> DraftModule:
+def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> DraftModule:
     """A head with the given weights that is not trained.
 
     Args:
-        drafter: of the head.
         shape: of the head.
         weights: every parameter by name; d2t and t2d may be among them.
         device: where it computes.
         dtype: in which type.
     """
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
-        model = drafter.build(shape)
+        model = drafter_of(shape.head).build(shape)
     parameters = {name: weights[name].to(device, dtype) for name in model.state_dict()}
     model.load_state_dict(parameters, assign=True)
     return model.eval().requires_grad_(False)
 
 
-def parameter_shapes(drafter: Drafter, shape: DraftShape) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every trainable weight; nothing is allocated."""
     with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in drafter.build(shape).named_parameters()}
+        return {name: tuple(p.shape) for name, p in drafter_of(shape.head).build(shape).named_parameters()}
+
+
+def num_parameters(shape: DraftShape) -> int:
+    """Trainable weights of a head."""
+    return sum(math.prod(dimensions) for dimensions in parameter_shapes(shape).values())
+
+
+def planned_shape(recipe: Recipe) -> DraftShape:
+    """The head's shape before anything was trained.
+
+    Raises:
+        FileNotFoundError: the target's config.json is missing.
+        ValueError: a layer id lies beyond the target.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    return draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
 
 
 def resized(shape: DraftShape, draft_vocab_size: int) -> DraftShape:

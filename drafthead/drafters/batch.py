@@ -15,6 +15,7 @@ Shapes: T tokens, R rows, Q teacher rows, S documents, N aux layers, H hidden, K
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ class PackedBatch:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
-        moved = {
+        moved: Any = {
             name: tensor.to(device, dtype if name in ("aux", "last_hidden") else tensor.dtype, non_blocking=True)
             for name, tensor in self._tensors().items()
         }
@@ -98,7 +99,8 @@ class PackedBatch:
 
     def pinned(self) -> "PackedBatch":
         """The batch in page-locked host memory."""
-        return replace(self, **{name: tensor.pin_memory() for name, tensor in self._tensors().items()})
+        pinned: Any = {name: tensor.pin_memory() for name, tensor in self._tensors().items()}
+        return replace(self, **pinned)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}

@@ -1,13 +1,15 @@
-"""Every draft model that can be trained here, by its `head.type`. A new one is a folder and a line in each statement."""
+"""Every draft model that can be trained, by its `head.type`: a new one is a folder, and a line in each statement."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from drafthead.drafters.base import Drafter
 from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.eagle3.config import Eagle3Head
+
+if TYPE_CHECKING:  # a recipe is read without torch
+    from drafthead.drafters.base import Drafter
 
 # The type of a recipe's head section. From the second drafter on:
 # Annotated[Eagle3Head | OtherHead, Field(discriminator="type")]
@@ -20,7 +22,7 @@ def parse_head(values: Any) -> HeadConfig:
     return TypeAdapter(Head).validate_python(values)
 
 
-def drafter_of(head: HeadConfig) -> Drafter:
+def drafter_of(head: HeadConfig) -> "Drafter":
     """The drafter that a head section describes; its module is imported only now."""
     module, name = _DRAFTERS[head.type]
     return getattr(import_module(module), name)(head)

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead import provenance
-from drafthead.config import HeadConfig, Recipe
-from drafthead.drafters.eagle3.model import DraftShape, draft_shape
+from drafthead.config import HeadConfig
+from drafthead.drafters.base import DraftShape, draft_shape
+from drafthead.drafters.registry import parse_head
 from drafthead.target.pieces import TargetSpec
 
 MODEL_FILE = "model.safetensors"
@@ -67,13 +68,12 @@ class Checkpoint:
 
     def head(self) -> HeadConfig:
         """The head section that the run was trained with."""
-        return HeadConfig.model_validate(self.run["head"])
+        return parse_head(self.run["head"])
 
-    def shape(self, recipe: Recipe, spec: TargetSpec) -> DraftShape:
+    def shape(self, spec: TargetSpec) -> DraftShape:
         """The head's shape as the run trained it, whatever the recipe says today."""
         head = self.head().sized(self.draft_vocab_size())
-        target = recipe.target.model_copy(update={"aux_layer_ids": self.aux_layer_ids})
-        shape = draft_shape(recipe.model_copy(update={"head": head, "target": target}), spec)
+        shape = draft_shape(head, spec, self.aux_layer_ids)
         return replace(shape, **{key: self.run[key] for key in OWN if key in self.run})
 
 

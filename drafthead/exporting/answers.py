@@ -10,7 +10,7 @@ from drafthead.config import Recipe
 from drafthead.data import store as state_store
 from drafthead.data.looping import loops
 from drafthead.data.store import StateStore
-from drafthead.drafters.eagle3.model import DraftShape, frozen_copy
+from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.replay import Acceptance
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.exporting.replay import Answer, first_answers, fitting_answers, predicted_rounds

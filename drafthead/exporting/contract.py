@@ -7,7 +7,8 @@ explicitly; aux layer ids stand in all three places where a runner may look for 
 import torch
 from torch import Tensor
 
-from drafthead.drafters.eagle3.model import DraftModel, DraftShape
+from drafthead.drafters.base import DraftShape
+from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.exporting.fp8 import dequantised, quantisation_config, quantised
 
 MAPS = ("d2t", "t2d")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.base import DraftShape
 from drafthead.drafters.replay import Acceptance
 from drafthead.exporting.answers import validation_answers
 from drafthead.exporting.contract import as_served

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from drafthead import locks, provenance
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.base import DraftShape
 from drafthead.drafters.trained import Checkpoint
 from drafthead.exporting.card import CARD
 from drafthead.exporting.checkpoint import open_checkpoint
@@ -98,7 +98,7 @@ def _write_checked(
 ) -> dict[str, Any]:
     """Fill the candidate's directory and run the checks on it; what they found goes into the manifest."""
     check_aux_layer_ids(spec, source.aux_layer_ids)
-    trained = source.shape(recipe, spec)
+    trained = source.shape(spec)
     shape = served_shape(trained, recipe.export)
     weights = source.weights()
     check_tensors(weights, trained)
@@ -151,7 +151,7 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
     if not serve_check or counts.get("serve_check"):
         print(f"{directory} is complete; nothing to do")
         return
-    shape = served_shape(source.shape(recipe, spec), recipe.export)
+    shape = served_shape(source.shape(spec), recipe.export)
     counts |= _judge(recipe, directory, source.weights(), shape, source)
     _finish(directory, counts)
 

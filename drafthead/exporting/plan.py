@@ -1,7 +1,7 @@
 """`export/head.py --dry-run`: what writing and checking a head will take."""
 
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import num_parameters, planned_shape
+from drafthead.drafters.base import num_parameters, planned_shape
 from drafthead.engine.engine_plan import EnginePlan
 from drafthead.engine.rates import start_seconds
 from drafthead.exporting.answers import PROMPTS

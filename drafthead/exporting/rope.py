@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from drafthead.config import ExportConfig
-from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.base import DraftShape
 
 
 def served_shape(shape: DraftShape, export: ExportConfig) -> DraftShape:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.base import DraftShape
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.exporting.answers import ValidationAnswers, validation_answers

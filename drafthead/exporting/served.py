@@ -7,7 +7,7 @@ vLLM 0.32's rules, defaults and precedence included, and compared value by value
 
 from typing import Any
 
-from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.base import DraftShape
 from drafthead.exporting.fp8 import METHOD
 from drafthead.exporting.speculators import from_speculators, is_speculators
 from drafthead.target.rope import rope_parameters_of

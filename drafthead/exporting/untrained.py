@@ -10,7 +10,8 @@ import torch
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import DraftModel, draft_shape
+from drafthead.drafters.base import draft_shape
+from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.contract import exported_tensors, head_config
 from drafthead.exporting.head import KIND, write_head

@@ -198,6 +198,48 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
     return pieces
 
 
+def final_normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The target's final norm of (T, H), in float32 or wider."""
+    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+@dataclass(frozen=True)
+class FrozenTarget:
+    """What training needs of the target, in the compute type and on the device.
+
+    Attributes:
+        embeddings: (V, H).
+        final_norm: (H,).
+        head_rows: (D, H) rows of lm_head for the draft vocabulary.
+        rms_norm_eps: of the final norm.
+        target_ids: (D,) target id of every draft id.
+    """
+
+    embeddings: Tensor
+    final_norm: Tensor
+    head_rows: Tensor
+    rms_norm_eps: float
+    target_ids: Tensor
+
+    def normed(self, last_hidden: Tensor) -> Tensor:
+        """What lm_head is applied to, (T, H), from the input of the final norm."""
+        return final_normed(last_hidden, self.final_norm, self.rms_norm_eps).to(self.head_rows.dtype)
+
+
+def frozen_target(
+    pieces: TargetPieces, spec: TargetSpec, target_ids: Tensor, device: torch.device, dtype: torch.dtype
+) -> FrozenTarget:
+    """The target's tensors that training reads; `target_ids` (D,) are those of the draft vocabulary."""
+    return FrozenTarget(
+        embeddings=pieces.embed_tokens.to(device, dtype),
+        final_norm=pieces.final_norm.to(device, torch.float32),
+        head_rows=pieces.lm_head[target_ids].to(device, dtype),
+        rms_norm_eps=spec.rms_norm_eps,
+        target_ids=target_ids.to(device),
+    )
+
+
 class TargetHead:
     """Final norm and lm_head: logits from the input of the final norm.
 
@@ -227,9 +269,7 @@ class TargetHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(T, H) inputs of the final norm -> (T, V) float32 logits, on the device of the weights."""
-        wide = hidden.to(self._norm.device, torch.float32)
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps) * self._norm
-        rounded = wide.to(self._dtype)
+        rounded = final_normed(hidden.to(self._norm.device, torch.float32), self._norm, self._eps).to(self._dtype)
         if self._native:
             return torch.mm(rounded, self._lm_head.t(), out_dtype=torch.float32)
         return rounded.float() @ self._lm_head.t()

@@ -12,19 +12,25 @@ optimiser files without an error.
 """
 
 import io
+import logging
 import shutil
+import socket
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafthead.files import delete_folder, sha256_file, sync, write_json
-from drafthead.provenance import MANIFEST, ArtefactError, read_json, verify_files
+from drafthead.config import Recipe
+from drafthead.drafters.vocabulary import DraftVocabulary
+from drafthead.files import atomic_path, delete_folder, sha256_file, sync, write_json
+from drafthead.provenance import MANIFEST, ArtefactError, describe_difference, read_json, verify_files
 from drafthead.space import DiskFullError, check_space
 from drafthead.training.optimizer import EMA_STATE
 
@@ -32,7 +38,8 @@ MODEL_FILE = "model.safetensors"
 _STATE = "state.json"
 _COPIES = 5  # of the weights: consolidated, the engine's, its master and two moments
 _ENGINE = "deepspeed"
-_MODULE = "draft"  # of the engine's module, a TTTObjective, that holds the parameters
+_MODULE = "draft"  # of the engine's module, a LossModule, that holds the parameters
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,12 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     return final
 
 
+def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    """A safetensors file, whole or absent."""
+    with atomic_path(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+
+
 def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
     """The newest checkpoint whose files all match its manifest, or None; damaged ones are reported."""
     for path in sorted((run_dir / "checkpoints").glob("step_*"), reverse=True):
@@ -115,7 +128,7 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
             broken, state = [str(error)], None
         if state is not None:
             return path, state
-        print(f"checkpoint {path.name} is damaged ({', '.join(broken)}): trying an older one")
+        logger.warning("checkpoint %s is damaged (%s): trying an older one", path.name, ", ".join(broken))
     return None
 
 
@@ -204,3 +217,85 @@ def remove_leftovers(run_dir: Path) -> None:
     """Delete what a killed run was writing, converting or deleting."""
     for path in (run_dir / "checkpoints").glob(".step_*"):
         delete_folder(path)
+
+
+def restore(recipe: Recipe, accelerator: Any, engine: Any, vocabulary: DraftVocabulary) -> TrainState:
+    """Where training stands: the newest whole checkpoint, loaded into the engine; every rank calls this.
+
+    Raises:
+        ArtefactError: it does not load, or has another draft vocabulary.
+        ValueError: it cannot be resumed on this number of ranks.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    ranks, config = accelerator.num_processes, recipe.train
+    # Verifying reads every byte: once, and all ranks go by the same answer.
+    found = None
+    if accelerator.is_main_process:
+        remove_leftovers(recipe.run_dir)
+        found = newest(recipe.run_dir)
+        if found is not None:  # killed before it came to that
+            retain(recipe.run_dir, config.keep_checkpoints, found[1])
+    (found,) = broadcast_object_list([found])
+    if found is None:
+        return TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
+    path, state = found
+    check_vocabulary(path, vocabulary)
+    averaged = config.ema_decay is not None
+    if state.world_size != ranks and (config.optimizer == "muon" or (averaged and config.zero_stage == 3)):
+        raise ValueError(
+            f"{path} was written by {state.world_size} ranks and this run has {ranks}: DeepSpeed's universal "
+            "checkpoint leaves out the moments of train.optimizer muon, and those of train.ema_decay at "
+            f"train.zero_stage 3. Resume with {state.world_size} ranks"
+        )
+    load(accelerator, engine, path, state, averaged)
+    if accelerator.is_main_process:
+        reshaped = "" if state.world_size == ranks else f" (written by {state.world_size} ranks, now {ranks})"
+        logger.info("resuming from step %d%s", state.step, reshaped)
+    return state
+
+
+def check_ranks(made_from: dict[str, Any]) -> None:
+    """Compare what this rank would train with what the others would; every rank calls this.
+
+    Raises:
+        ArtefactError: as `check_alike`.
+    """
+    from accelerate.utils import gather_object
+
+    check_alike(gather_object([(socket.gethostname(), made_from)]))
+
+
+def check_alike(ranks: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """Refuse ranks that would train different runs: started with other settings, or reading other files.
+
+    Args:
+        ranks: host of each rank, and what its run is made from.
+
+    Raises:
+        ArtefactError: naming the first rank that differs, its host, and both values.
+    """
+    first_host, wanted = ranks[0]
+    for rank, (host, found) in enumerate(ranks):
+        if found != wanted:
+            raise ArtefactError(
+                f"rank {rank} on {host} would train another run than rank 0 on {first_host}:\n"
+                f"{describe_difference(found, wanted)}\n"
+                "start all nodes with the same command, and let them see the same files (output_dir, target.path)"
+            )
+
+
+def check_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
+    """Refuse to go on with rows of lm_head that stand for other tokens.
+
+    Raises:
+        ArtefactError: the checkpoint's d2t is not the one that target and texts give today.
+    """
+    with safe_open(path / MODEL_FILE, framework="pt") as file:
+        d2t = file.get_tensor("d2t")
+    if not torch.equal(d2t, vocabulary.d2t):
+        raise ArtefactError(
+            f"{path} has a draft vocabulary of {len(d2t)} tokens, and target and texts now give another one of "
+            f"{len(vocabulary.d2t)}: the target's tokenizer or generation_config.json, or transformers, has changed "
+            "since the run began. Restore it, or give the recipe another name (name=...)"
+        )

@@ -1,6 +1,6 @@
 """Where a run's states come from: a whole store, or a spool that the harvester fills meanwhile.
 
-The loop asks its feed a few things, and a whole store has nothing to say to any of them. A spool makes the trainer
+The loop tells its feed where it stands; a whole store needs none of it. A spool makes the trainer
 wait for what is not written yet, and delete what it no longer needs. A shard is deleted only when a checkpoint covers
 everything trained from it; so when the harvester has no room left, or the trainer is about to wait, a checkpoint is
 written between the regular ones. It does not alter training. Ranks decide alike: each looks at the directory itself
@@ -11,15 +11,20 @@ written between the regular ones. It does not alter training. Ranks decide alike
     first needed         0   0   0 | 2   2   2 | 4          a checkpoint at step 3 frees shards 0 and 1
 """
 
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from drafthead.data.packing import Window
 from drafthead.data.spooled import SpooledStates
 from drafthead.data.store import States
-from drafthead.data.windows import Window
+from drafthead.drafters.batch import PackedBatch
 from drafthead.progress import wait_until
 
+logger = logging.getLogger(__name__)
 _HARVEST = "python data_gen/harvest.py RECIPE"
 
 
@@ -106,7 +111,7 @@ class SpoolFeed(Feed):
         if self._accelerator.is_main_process:
             self._spool.release(self._released)
             if self._released == self._spool.total:
-                print(f"the spool is used up; training waited {self._waited:,.0f} s for the harvester")
+                logger.info("the spool is used up; training waited %.0f s for the harvester", self._waited)
 
     def _here(self, step: int) -> bool:
         """Whether this rank sees every shard from the first needed one to the step's last one."""
@@ -141,3 +146,37 @@ def _shards_of_steps(states: SpooledStates, stream: list[list[Window]], per_step
     for shards in reversed(read):
         first.append(min(first[-1], *shards))
     return first[::-1], [max(shards) for shards in read]
+
+
+class Prefetch:
+    """Reads the next micro batch while this one is computed.
+
+    At true size a micro batch is hundreds of megabytes off a memory map, a good part of a step's time. One thread reads
+    one batch ahead, in the order the steps take them, so nothing but the clock changes. Processes instead of a thread
+    would copy every batch once more; reading and concatenating release Python's lock anyway. It costs host memory for
+    one more batch, page-locked where there is a GPU.
+
+    Args:
+        stream: micro batches of all epochs.
+        read: makes a batch of its windows.
+        pin: whether batches go into page-locked memory, from which a GPU copies without waiting.
+    """
+
+    def __init__(self, stream: list[list[Window]], read: Callable[[list[Window]], PackedBatch], pin: bool):
+        self._stream, self._read, self._pin = stream, read, pin
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead")
+        self._ahead: dict[int, Future[PackedBatch]] = {}
+
+    def start(self, index: int) -> None:
+        """Begin to read a batch, unless it is past the end or being read."""
+        if index < len(self._stream) and index not in self._ahead:
+            self._ahead[index] = self._pool.submit(self._batch, self._stream[index])
+
+    def take(self, index: int) -> PackedBatch:
+        """The batch; raises what reading it raised."""
+        self.start(index)
+        return self._ahead.pop(index).result()
+
+    def _batch(self, windows: list[Window]) -> PackedBatch:
+        batch = self._read(windows)
+        return batch.pinned() if self._pin else batch

@@ -12,7 +12,7 @@ feed-forward, Q query and G key/value heads, d head dimension, N aux layers, D d
 from dataclasses import dataclass, fields
 
 from drafthead.config import TrainConfig
-from drafthead.drafters.eagle3.model import DraftShape, num_parameters
+from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.losses.fused import CHUNK_ROWS
 
 _FLOAT32 = 4
@@ -61,7 +61,7 @@ def footprint(shape: DraftShape, config: TrainConfig, ranks: int, device: str = 
     H, V, D, tokens = shape.hidden_size, shape.vocab_size, shape.head.draft_vocab_size, config.tokens_per_batch
     masters = 0 if stage == 0 else _FLOAT32 * share
     rows = CHUNK_ROWS[device]
-    teacher_rows = rows // config.num_ttt_steps
+    teacher_rows = rows // shape.head.num_positions
     return Footprint(
         weights=width * (share if stage == 3 else parameters) + masters,
         gradients=width * (share if stage >= 2 else parameters),
@@ -84,4 +84,4 @@ def _kept_per_row(shape: DraftShape, config: TrainConfig) -> int:
     results = 3 * H  # a step's normed state, its place in the stack, and its gradient
     reading = queries + 2 * keys + 2 * H  # what embeddings give to q, k and v, and what that was made from
     once = inside if config.gradient_checkpointing else 0
-    return config.num_ttt_steps * (head.num_layers * per_layer + results) + reading + once
+    return shape.head.num_positions * (head.num_layers * per_layer + results) + reading + once

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.store import KIND as STATES
-from drafthead.drafters.eagle3.model import DraftShape, num_parameters, planned_shape
+from drafthead.drafters.base import DraftShape, num_parameters, planned_shape
 from drafthead.engine.rates import SHARE, Rate, assumed, gpu_named, known_rate
 from drafthead.provenance import MANIFEST, require
 from drafthead.stage_plan import Assumed, StagePlan, print_stage
@@ -118,7 +118,7 @@ def _rate(recipe: Recipe, shape: DraftShape, assumptions: Assumed, amount: Train
     if known := known_rate(recipe, "train", assumptions.tokens_per_second):
         return known
     gpu = gpu_named(assumptions.gpu)
-    operations = operations_per_epoch(shape, recipe.train.num_ttt_steps, amount)
+    operations = operations_per_epoch(shape, recipe.head.num_positions, amount)
     return assumed(SHARE * ranks * gpu.operations * amount.tokens / max(operations, 1), gpu, ranks)
 
 

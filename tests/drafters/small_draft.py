@@ -3,7 +3,8 @@
 import torch
 
 from drafthead.config import HeadConfig
-from drafthead.drafters.eagle3.model import DraftModel, DraftShape
+from drafthead.drafters.base import DraftShape
+from drafthead.drafters.eagle3.model import DraftModel
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,

@@ -82,6 +82,6 @@ def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     assert len(brought.rows) == 4
     assert plan.verdict in (CAN, DEPENDS)
     assert assumed_lengths(recipe, None) == [1.92, 2.68]  # public heads at K = 3
-    longer = tiny_recipe(tmp_path, "eval.num_draft_tokens=5", "train.num_ttt_steps=5")
+    longer = tiny_recipe(tmp_path, "eval.num_draft_tokens=5", "head.num_ttt_steps=5")
     with pytest.raises(ValueError, match=r"no public head is known at K = 5 .* give --acceptance-length"):
         assumed_lengths(longer, None)

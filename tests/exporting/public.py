@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.base import draft_shape
 from drafthead.exporting.contract import head_config
 from drafthead.exporting.speculators import to_speculators
 from drafthead.target.pieces import load_pieces, load_target_spec

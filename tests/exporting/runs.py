@@ -9,7 +9,8 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import DraftModel, DraftShape, draft_shape
+from drafthead.drafters.base import DraftShape, draft_shape
+from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.files import sha256_file, write_json
 from drafthead.target.pieces import load_target_spec, target_identity

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from drafthead.config import load_recipe
-from drafthead.drafters.eagle3.model import DraftModel, draft_shape
+from drafthead.drafters.base import draft_shape
+from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.contract import check_tensors, head_config
 from drafthead.exporting.head import export_head

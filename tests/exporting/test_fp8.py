@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.base import draft_shape
 from drafthead.exporting.contract import as_served, head_config
 from drafthead.exporting.fp8 import dequantised, quantised
 from drafthead.exporting.head import export_head

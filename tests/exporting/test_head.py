@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafthead import provenance
-from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.base import draft_shape
 from drafthead.exporting import head as exporting
 from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.exporting.head import export_head

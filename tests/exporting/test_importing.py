@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.base import draft_shape
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
 from drafthead.provenance import read_json, verify_files

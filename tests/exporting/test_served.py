@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.base import draft_shape
 from drafthead.exporting.contract import head_config
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served

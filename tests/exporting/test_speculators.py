@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.base import draft_shape
 from drafthead.exporting.contract import checkpoint_tensors, head_config
 from drafthead.exporting.head import export_head
 from drafthead.exporting.served import check_served, served_values

@@ -3,7 +3,7 @@
 import pytest
 from safetensors.torch import load_file
 
-from drafthead.drafters.eagle3.model import draft_shape
+from drafthead.drafters.base import draft_shape
 from drafthead.evaluation.reporting.plan_report import untrained_recipe
 from drafthead.exporting.served import check_served
 from drafthead.exporting.untrained import write_untrained

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import DraftShape, draft_shape
+from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.exporting.contract import exported_tensors, head_config
 from drafthead.exporting.head import write_head
 from drafthead.exporting.rope import served_shape

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.drafters.eagle3.model import DraftShape, frozen_copy
+from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.layout import tail_layout
 from drafthead.engine.offline import engine_arguments, import_vllm
 

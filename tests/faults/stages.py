@@ -14,7 +14,7 @@ NAME = "tiny"  # of the recipe
 # Several units of work for every stage, each of them small.
 SMALL = (
     *SMALL_HEAD, "prompts.max_train=24", "prompts.max_heldout=8", "prompts.validation=4",
-    "responses.prompts_per_part=8", "responses.max_tokens=48", "states.sequences_per_shard=8", "train.num_ttt_steps=3",
+    "responses.prompts_per_part=8", "responses.max_tokens=48", "states.sequences_per_shard=8", "head.num_ttt_steps=3",
     "train.tokens_per_batch=512", "train.batches_per_step=2", "train.epochs=12", "train.checkpoint_every=8",
     "train.zero_stage=2", "eval.max_tokens=32", "eval.prompts_per_level=8",
     "eval.concurrency=[1]",  # more at a time share batches by chance, and bf16 shows it in the text

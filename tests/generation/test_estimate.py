@@ -69,7 +69,7 @@ def test_without_prompts_the_recipe_and_the_command_line_say_how_many(tmp_path):
     recipe = small_recipe(tmp_path)
     train, validation = estimate(recipe, Assumed(prompts=5, prompt_tokens=100, answer_tokens=20))
     assert (train.sequences, train.tokens) == (5, 5 * 120)
-    assert validation.tokens == 4 * (120 + recipe.train.num_ttt_steps)
+    assert validation.tokens == 4 * (120 + recipe.head.num_positions)
     train, _ = estimate(recipe)
     assert (train.sequences, train.exact) == (recipe.prompts.max_train, False)
 

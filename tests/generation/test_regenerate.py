@@ -35,7 +35,7 @@ def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe]):
     (train,), _ = prepare(recipe, tokenizer, "train", [question])
     (validation,), _ = prepare(recipe, tokenizer, "validation", [question])
     assert train.max_tokens == min(1000, 1024 - 1 - len(train.prompt_ids))
-    assert train.max_tokens - validation.max_tokens == 3  # train.num_ttt_steps
+    assert train.max_tokens - validation.max_tokens == 3  # head.num_ttt_steps
 
 
 def test_missing_prompts_and_taps_beyond_the_target_are_refused(recipe_in: Callable[..., Recipe]):

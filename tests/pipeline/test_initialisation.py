@@ -5,8 +5,8 @@ import torch
 
 from drafthead.data.packing import pack, plan_epoch
 from drafthead.data.windows import cut
+from drafthead.drafters.base import draft_shape
 from drafthead.drafters.eagle3.alignment import valid_positions
-from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.target.pieces import load_pieces
 from drafthead.training.objective import TTTObjective, score, step_weights
 from drafthead.training.setup import build_model, draft_vocabulary, frozen_target, open_inputs, survey

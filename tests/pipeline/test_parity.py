@@ -8,8 +8,9 @@ from drafthead.data.packing import pack
 from drafthead.data.responses import read_responses
 from drafthead.data.store import StateStore
 from drafthead.data.windows import whole
+from drafthead.drafters.base import draft_shape
 from drafthead.drafters.eagle3.alignment import valid_positions
-from drafthead.drafters.eagle3.model import DraftModel, draft_shape
+from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.replay import empty_acceptance, match_text, replay
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.offline import generate, import_vllm, offline_engine

@@ -12,7 +12,7 @@ from drafthead.target.pieces import TargetHead, load_pieces, load_target_spec, t
 from tests.recipes import SMALL_HEAD, tiny_recipe
 
 SMALL = (
-    *SMALL_HEAD, "target.aux_layer_ids=[2,4,8]", "train.num_ttt_steps=3", "train.tokens_per_batch=96", "train.epochs=1",
+    *SMALL_HEAD, "target.aux_layer_ids=[2,4,8]", "head.num_ttt_steps=3", "train.tokens_per_batch=96", "train.epochs=1",
     "train.checkpoint_every=4", "train.learning_rate=3e-3",
 )  # fmt: skip
 

@@ -11,8 +11,8 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_stream
 from drafthead.data.trained_on import known_before
+from drafthead.drafters.base import draft_shape, frozen_copy
 from drafthead.drafters.eagle3.alignment import valid_positions
-from drafthead.drafters.eagle3.model import draft_shape, frozen_copy
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.exporting.card import write_card
 from drafthead.exporting.head import export_head
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
     """Loss of the recipe's first optimiser step with these weights, from the batch itself."""
-    inputs, config, steps = open_inputs(recipe), recipe.train, recipe.train.num_ttt_steps
+    inputs, config, steps = open_inputs(recipe), recipe.train, recipe.head.num_positions
     windows = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, steps).windows
     stream = plan_stream(inputs.train, windows, config.tokens_per_batch, config.seed, config.epochs)
     batch = pack(inputs.train, stream[0]).to(CPU, torch.float32)

@@ -70,7 +70,9 @@ class EmbeddingProjections:
 
     def of_rows(self, rows: Tensor) -> "EmbeddingProjections":
         """Those of the rows, (R, ...)."""
-        return EmbeddingProjections(*(t if len(t) == len(rows) else t[rows] for t in (self.query, self.key, self.value)))
+        return EmbeddingProjections(
+            *(t if len(t) == len(rows) else t[rows] for t in (self.query, self.key, self.value))
+        )
 
     def ahead(self, offset: int) -> "EmbeddingProjections":
         """Entry t + offset at index t. What wraps around at the end is read cache a document's end, and is not used."""
@@ -133,7 +135,9 @@ class Attention(nn.Module):
             for projection, states in ((self.q_proj, queried), (self.k_proj, embeddings), (self.v_proj, embeddings))
         ))  # fmt: skip
 
-    def forward(self, states: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None) -> tuple[Tensor, KeyValueCache]:
+    def forward(
+        self, states: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
+    ) -> tuple[Tensor, KeyValueCache]:
         """Keys and values of every position given, queries and output of `step.queries` among them."""
         query, key, value = (projected.query, projected.key, projected.value) if projected else (None, None, None)
         heads = (-1, self.head_dim)
@@ -170,13 +174,17 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, head.intermediate_size)
 
-    def project(self, embeddings: Tensor, layout: Layout, only_layer: bool) -> tuple[EmbeddingProjections, EmbeddingProjections]:
+    def project(
+        self, embeddings: Tensor, layout: Layout, only_layer: bool
+    ) -> tuple[EmbeddingProjections, EmbeddingProjections]:
         """What the first layer takes from the embeddings (T, H): in step 0, and of the rows in later steps."""
         rows = layout.rows if only_layer and len(layout.rows) < len(embeddings) else None
         first = self.self_attn.project(self.input_layernorm(embeddings), rows)
         return first, first.of_rows(layout.rows)
 
-    def forward(self, state: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None) -> tuple[Tensor, KeyValueCache]:
+    def forward(
+        self, state: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
+    ) -> tuple[Tensor, KeyValueCache]:
         """The state after the block, (R, H), and the cache with this step's keys and values."""
         residual = state
         if self.hidden_norm is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.drafters.eagle3.model import num_parameters, planned_shape
+from drafthead.drafters.base import num_parameters, planned_shape
 from drafthead.engine.engine_plan import EnginePlan
 from drafthead.engine.rates import Rate, known_rate, start_seconds
 from drafthead.evaluation.measuring.conditions import by_engine, conditions

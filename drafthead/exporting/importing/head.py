@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from drafthead import provenance
 from drafthead.config import HeadConfig, Recipe
 from drafthead.data.trained_on import read_trained_on, write_trained_on
-from drafthead.drafters.eagle3.model import DraftShape
+from drafthead.drafters.base import DraftShape
 from drafthead.exporting.contract import check_tensors
 from drafthead.exporting.importing.describe import Description, describe
 from drafthead.exporting.importing.files import read_public_head

@@ -65,7 +65,7 @@ def room_after(recipe: Recipe, split: str, num_prompt_tokens: int) -> int:
 
 def continuation(recipe: Recipe, split: str) -> int:
     """Tokens generated past the stop: K where acceptance is replayed, because vLLM counts before it trims."""
-    return recipe.train.num_ttt_steps if split == "validation" else 0
+    return recipe.head.num_positions if split == "validation" else 0
 
 
 def _lost(dialogue: Dialogue, reason: str) -> LeftOut:

@@ -1,7 +1,7 @@
 """The target answers the training and validation prompts, so that a head learns the text it will be asked to draft.
 
 Training prompts are answered at a temperature drawn for each conversation, validation prompts greedily and K tokens
-past the stop, because acceptance is replayed over the target's own T = 0 text (K = train.num_ttt_steps). A part is
+past the stop, because acceptance is replayed over the target's own T = 0 text (K = head.num_ttt_steps). A part is
 the unit of work: a fixed slice of the prompts, skipped when present. Temperature, effort and seed follow from
 responses.seed and the prompt's id alone. Given up: the same text on other hardware or another batch; bf16 sums depend
 on both.
