@@ -19,18 +19,16 @@ import torch
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.fp8 import dequantise, quantise
-from drafthead.data.packing import pack, plan_epoch
+from drafthead.data.packing import pack, plan_epoch, whole
 from drafthead.data.store import States, StateSequence
-from drafthead.data.windows import whole
 from drafthead.drafters.base import draft_shape
-from drafthead.drafters.eagle3.alignment import valid_positions
-from drafthead.drafters.replay import Acceptance
+from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.progress import progress
 from drafthead.statistics import Interval, length_difference
-from drafthead.target.pieces import load_pieces
-from drafthead.training.objective import FrozenTarget, TTTObjective, score, step_weights
-from drafthead.training.setup import build_model, draft_vocabulary, frozen_target, open_inputs, survey
-from drafthead.training.validate import validate
+from drafthead.target.pieces import frozen_target, load_pieces
+from drafthead.training.inputs import draft_vocabulary, open_inputs, survey
+from drafthead.training.trainer import LossModule, replayed, score
 
 CPU = torch.device("cpu")
 
@@ -53,24 +51,23 @@ class Comparison:
     def __init__(self, recipe: Recipe):
         config = recipe.train
         self.recipe, self.config, self.inputs = recipe, config, open_inputs(recipe)
-        vocab_size = self.inputs.spec.vocab_size
-        self.found = survey(self.inputs.train, vocab_size, config.tokens_per_batch, config.num_ttt_steps)
+        vocab_size, self.drafter = self.inputs.spec.vocab_size, drafter_of(recipe.head)
+        self.found = survey(self.inputs.train, vocab_size, config.tokens_per_batch, self.drafter)
         self.vocabulary, self.pieces = draft_vocabulary(recipe, self.found), load_pieces(recipe.target_path)
-        self.target: FrozenTarget = frozen_target(self.pieces, self.inputs.spec, self.vocabulary, CPU, torch.float32)
+        self.target = frozen_target(self.pieces, self.inputs.spec, self.vocabulary.target_ids, CPU, torch.float32)
         self.train = {"bf16": self.inputs.train, "fp8": Rounded(self.inputs.train)}
 
     def run(self, kind: str, seed: int) -> list[Acceptance]:
         """Train on one kind of states; counters of every validation prompt on the states that serving gives, bf16."""
-        recipe = self.recipe.model_copy(update={"head": self.recipe.head.sized(len(self.vocabulary.d2t))})
-        shape = draft_shape(recipe, self.inputs.spec)
-        objective = TTTObjective(build_model(shape, self.pieces, self.vocabulary, seed), self.config.num_ttt_steps)
+        head = self.recipe.head.sized(len(self.vocabulary.d2t))
+        shape = draft_shape(head, self.inputs.spec, self.recipe.target.aux_layer_ids)
+        objective = LossModule(self.drafter.from_target(shape, self.pieces, self.vocabulary, seed))
         optimizer = torch.optim.AdamW(objective.parameters(), lr=self.config.learning_rate, betas=(0.9, 0.95))
         steps = [batch for epoch in range(self.config.epochs) for batch in self._plan(seed, epoch)]
         for windows in progress(steps, f"{kind}, seed {seed}", "step"):
-            batch = pack(self.train[kind], windows).to(CPU, torch.float32)
-            valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, self.config.num_ttt_steps) & batch.counted
-            weights = step_weights(self.config.num_ttt_steps, self.config.step_weight_decay)
-            score(objective, batch, self.target, valid, (weights / valid.sum(1).clamp_min(1)).float()).loss.backward()
+            batch = pack(self.train[kind], windows, self.drafter).to(CPU, torch.float32)
+            scale = self.drafter.position_weights() / batch.scored.sum(1).clamp_min(1)
+            score(objective, batch, self.target, scale.float()).loss.backward()
             torch.nn.utils.clip_grad_norm_(objective.parameters(), self.config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
@@ -79,14 +76,15 @@ class Comparison:
     def _plan(self, seed: int, epoch: int) -> list:
         return plan_epoch(self.found.windows, self.config.tokens_per_batch, seed, epoch)
 
-    def _accepted(self, objective: TTTObjective) -> Iterator[Acceptance]:
-        states, steps = self.inputs.validation, self.config.num_ttt_steps
+    def _accepted(self, objective: LossModule) -> Iterator[Acceptance]:
+        states, none = self.inputs.validation, empty_acceptance(self.recipe.eval.num_draft_tokens)
         for i in range(len(states)):
             mask = states.tokens(i)[1]
             if mask.any():
-                batch = pack(states, [whole(i, mask, steps)]).to(CPU, torch.float32)
-                drafts = self.recipe.eval.num_draft_tokens
-                yield validate(objective, steps, self.target, [batch], drafts, lambda sums: sums).acceptance
+                window = whole(i, mask, self.drafter)
+                batch = pack(states, [window], self.drafter, whole_text=True).to(CPU, torch.float32)
+                drafts = self.drafter.draft(objective.draft, batch, self.target.embeddings, self.drafter.num_positions)
+                yield replayed(drafts, self.target.target_ids, batch, none)
 
 
 def difference(fp8: list[Acceptance], bf16: list[Acceptance]) -> Interval:

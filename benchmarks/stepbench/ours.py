@@ -2,13 +2,13 @@
 
 import torch
 
-from drafthead.config import HeadConfig
-from drafthead.data.packing import PackedBatch
 from drafthead.drafters.base import DraftShape
-from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.batch import PackedBatch, tail_layout
+from drafthead.drafters.eagle3.config import Eagle3Head
+from drafthead.drafters.eagle3.drafter import valid_positions
 from drafthead.drafters.eagle3.model import DraftModel
-from drafthead.drafters.layout import tail_layout
-from drafthead.training.objective import FrozenTarget, TTTObjective, score, step_weights
+from drafthead.target.pieces import FrozenTarget
+from drafthead.training.trainer import LossModule, score
 from stepbench.contestant import STEP_DECAY, Assignment, TrainStep, adamw, serve
 from stepbench.inputs import EPS, ROPE_THETA
 from stepbench.shapes import Shape
@@ -16,8 +16,9 @@ from stepbench.shapes import Shape
 
 def draft_model(shape: Shape) -> DraftModel:
     """A head of this shape, in the arithmetic that both peers share: no norm before fc, residual un-normed."""
-    head = HeadConfig(
-        draft_vocab_size=shape.draft_vocab, intermediate_size=shape.intermediate, num_attention_heads=shape.heads,
+    head = Eagle3Head(
+        type="eagle3", draft_vocab_size=shape.draft_vocab, intermediate_size=shape.intermediate,
+        num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, norm_before_fc=False,
     )  # fmt: skip
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
@@ -32,16 +33,15 @@ def build(assignment: Assignment) -> TrainStep:
     missing = model.load_state_dict(weights, strict=False)
     assert not missing.unexpected_keys
     model.to(assignment.device, getattr(torch, shape.dtype))
-    module = TTTObjective(model, shape.ttt_steps)
+    module = LossModule(model)
     optimizer = adamw(list(module.parameters()))
     batch, target = packed_batch(assignment), frozen_target(assignment)
     # Counting positions belongs to the plan of an epoch, not to its steps.
-    counts = valid_positions(batch.loss_mask, batch.layout.cu_rows, shape.ttt_steps).sum(1)  # (K,)
-    scale = (step_weights(shape.ttt_steps, STEP_DECAY).to(counts.device) / counts).to(torch.float32)
+    counts = batch.scored.sum(1)  # (K,)
+    scale = (STEP_DECAY ** torch.arange(shape.ttt_steps, device=counts.device) / counts).to(torch.float32)
 
     def step() -> list[float]:
-        valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, shape.ttt_steps) & batch.counted
-        scored = score(module, batch, target, valid, scale)
+        scored = score(module, batch, target, scale)
         scored.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -61,7 +61,8 @@ def packed_batch(assignment: Assignment) -> PackedBatch:
         layout=tail_layout([shape.tokens] * B, [0] * B).to(device),
         positions=torch.arange(shape.tokens, device=device).repeat(B),
         loss_mask=ones,
-        counted=ones,
+        scored=valid_positions(ones[: shape.tokens], shape.ttt_steps).repeat(1, B),
+        of_row=torch.arange(shape.tokens_per_step, device=device),
         **flat,
     )
 

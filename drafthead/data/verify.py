@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafthead.drafters.layout import first_loss_row
+from drafthead.drafters.batch import first_loss_row
 from drafthead.data.shard import LAST, SUMS, TAIL, Shard
 from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, verify_files
 

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from drafthead import provenance
-from drafthead.config import HeadConfig, Recipe
+from drafthead.config import Recipe
+from drafthead.drafters.registry import parse_head
 from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.target.pieces import TargetSpec, target_names
 
@@ -30,7 +31,7 @@ def _check_recipe(recipe: Recipe, spec: TargetSpec, run: dict[str, Any], run_dir
         "target": target,
     }
     trained = {
-        "head": HeadConfig.model_validate(run["head"]).model_dump(mode="json"),
+        "head": parse_head(run["head"]).model_dump(mode="json"),
         "target.aux_layer_ids": run["aux_layer_ids"],
         "target": trained_target,
     }

@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead.drafters.base import DraftShape, frozen_copy
+from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.eagle3.model import DraftModel
-from drafthead.drafters.layout import tail_layout
 from drafthead.exporting.contract import as_served, checkpoint_tensors
 
 

@@ -14,10 +14,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from drafthead.data.packing import pack
+from drafthead.data.packing import pack, whole
 from drafthead.data.store import StateStore
-from drafthead.data.windows import whole
 from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, last_answer, match_text, replay
 
 
@@ -73,10 +73,9 @@ def predicted_rounds(
         num_drafts: K.
     """
     mask = store.tokens(index)[1]
-    batch = pack(store, [whole(index, mask, num_drafts)]).to(torch.device("cpu"), torch.float32)
-    embedded = torch.nn.functional.embedding(batch.input_ids, embeddings).float()
-    states = model.unroll(batch.aux, embedded, batch.positions, batch.layout, num_drafts)
-    drafts = torch.stack([model.lm_head(state).argmax(-1) for state in states])  # (K, R)
+    drafter = drafter_of(model.shape.head)
+    batch = pack(store, [whole(index, mask, drafter)], drafter).to(torch.device("cpu"), torch.float32)
+    drafts = drafter.draft(model, batch, embeddings.float(), num_drafts)  # (K, R)
     return replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask)
 
 

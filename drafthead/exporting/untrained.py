@@ -39,7 +39,7 @@ def write_untrained(recipe: Recipe) -> Path:
     }
     if provenance.begin(recipe.head_dir, KIND, identity, alone=True):
         return recipe.head_dir
-    shape = draft_shape(recipe, spec)
+    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
     torch.manual_seed(0)
     weights = DraftModel(shape).state_dict()
     vocabulary = choose_vocabulary(

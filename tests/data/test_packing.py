@@ -1,13 +1,14 @@
-"""Packed batches: every window once per epoch, within budget, and the same on every rank."""
+"""Windows and packed batches: no loss row lost or counted twice, within budget, and the same on every rank."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafthead.data.packing import pack, plan_epoch
+from drafthead.data.packing import Window, cut, pack, plan_epoch, whole
 from drafthead.data.store import StateStore, shard_path, write_shard
-from drafthead.data.windows import Window, whole
 from tests.data.sequences import sequence
+from tests.drafters.small_draft import eagle3
 
 
 def windows_of(lengths) -> list[Window]:
@@ -36,7 +37,7 @@ def test_budgets_are_well_filled():
 def test_pack_lays_documents_end_to_end(tmp_path):
     documents = [sequence("a", 3), sequence("b", 5)]
     write_shard(shard_path(tmp_path, 0), documents, num_target_layers=9)
-    batch = pack(StateStore(tmp_path), [whole(i, d.loss_mask, 2) for i, d in enumerate(documents)])
+    batch = pack(StateStore(tmp_path), [whole(i, d.loss_mask, eagle3(2)) for i, d in enumerate(documents)], eagle3(2))
     assert batch.ids == ("a", "b")
     assert batch.layout.cu_seqlens.tolist() == [0, 3, 8]
     assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
@@ -49,7 +50,7 @@ def test_what_only_the_loss_reads_is_kept_for_the_loss_rows(tmp_path):
     one = sequence("a", 9)
     one.loss_mask[:5] = 0  # tokens 5..8 were generated, so rows begin at 3
     write_shard(shard_path(tmp_path, 0), [one], num_target_layers=9)
-    batch = pack(StateStore(tmp_path), [whole(0, one.loss_mask, 2)])
+    batch = pack(StateStore(tmp_path), [whole(0, one.loss_mask, eagle3(2))], eagle3(2))
     assert batch.layout.rows.tolist() == [3, 4, 5, 6, 7, 8]
     assert batch.row_ids.tolist() == [3, 4, 5, 6, 7, 8]
     assert batch.loss_mask.tolist() == [False, False, True, True, True, True]
@@ -60,8 +61,59 @@ def test_what_only_the_loss_reads_is_kept_for_the_loss_rows(tmp_path):
 def test_a_window_keeps_its_true_positions_and_counts_its_own_rows(tmp_path):
     one = sequence("a", 12)
     write_shard(shard_path(tmp_path, 0), [one], num_target_layers=9)
-    batch = pack(StateStore(tmp_path), [Window(0, 3, 10, 5, 7, (2,))])
+    batch = pack(StateStore(tmp_path), [Window(0, 3, 10, 5, 7, (2,))], eagle3(1))
     assert batch.positions.tolist() == [3, 4, 5, 6, 7, 8, 9]
     assert batch.row_ids.tolist() == [5, 6, 7, 8, 9]
-    assert batch.counted.tolist() == [True, True, False, False, False]
+    assert batch.scored.tolist() == [[True, True, False, False, False]]
+    assert batch.of_row.tolist() == [0, 1, 2, 3, 4]
     torch.testing.assert_close(batch.aux[:, :4], one.aux[1][3:10], rtol=0, atol=0)
+
+
+def test_a_short_document_is_one_window():
+    mask = torch.tensor([0, 0, 0, 1, 1])
+    (window,) = cut(7, mask, budget=8, drafter=eagle3(2))
+    assert window == whole(7, mask, eagle3(2))
+    assert (window.document, window.start, window.stop, window.first_row, window.end_row) == (7, 0, 5, 1, 5)
+    assert window.valid == (2, 1)
+
+
+def test_the_example_of_the_docstring():
+    mask = (torch.arange(12) >= 6).long()
+    spans = [(w.start, w.stop, w.first_row, w.end_row) for w in cut(0, mask, budget=8, drafter=eagle3(1))]
+    assert spans == [(1, 9, 4, 7), (4, 12, 7, 10)]
+
+
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=120),
+    st.integers(10, 40),
+    st.integers(1, 7),
+)
+def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
+    mask = torch.tensor(bits)
+    windows = cut(0, mask, budget, eagle3(num_steps))
+    seen = torch.zeros(num_steps, len(mask), dtype=torch.long)
+    for window in windows:
+        assert window.num_tokens <= budget
+        assert window.start <= window.first_row < window.end_row <= window.stop
+        # What the window itself can see is what it counts.
+        inside = eagle3(num_steps).loss_rows(mask[window.start : window.stop])
+        rows = slice(window.first_row - window.start, window.end_row - window.start)
+        assert tuple(inside[:, rows].sum(1).tolist()) == window.valid
+        seen[:, window.first_row : window.end_row] += inside[:, rows].long()
+    wanted = eagle3(num_steps).loss_rows(mask).long()
+    assert (seen == wanted).all()
+
+
+def test_a_document_without_generated_tokens_has_no_window():
+    assert cut(0, torch.zeros(5, dtype=torch.long), 10, eagle3(2)) == []
+
+
+def test_a_budget_too_small_for_the_steps_is_refused():
+    with pytest.raises(ValueError, match=r"train.tokens_per_batch 6 .* 7 or more"):
+        cut(0, torch.ones(30), 6, eagle3(4))
+
+
+def test_a_document_without_a_valid_position_has_no_window():
+    """One token of prompt and one of answer: no draft starts before the first token."""
+    assert cut(0, torch.tensor([0, 1]), budget=8, drafter=eagle3(2)) == []
+    assert cut(0, torch.tensor([0, 0]), budget=8, drafter=eagle3(2)) == []

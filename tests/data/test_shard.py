@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafthead.drafters.layout import first_loss_row
+from drafthead.drafters.batch import first_loss_row
 from drafthead.data.fp8 import FP8, dequantise, quantise
 from drafthead.data.packing import PackedBatch, pack
 from drafthead.data.store import Shard, StateSequence, StateStore, shard_path, write_shard

@@ -1,9 +1,10 @@
-"""A draft model of a few hundred weights in float64, whose norms are not ones."""
+"""A draft model of a few hundred weights in float64, whose norms are not ones, and its drafter."""
 
 import torch
 
-from drafthead.config import HeadConfig
 from drafthead.drafters.base import DraftShape
+from drafthead.drafters.eagle3.config import Eagle3Head
+from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.drafters.eagle3.model import DraftModel
 
 YARN = {
@@ -13,8 +14,8 @@ YARN = {
 
 
 def small_model(num_aux_layers=3, num_layers=1, rope=YARN, seed=0, **norms) -> DraftModel:
-    head = HeadConfig(
-        draft_vocab_size=11, num_layers=num_layers, intermediate_size=12, num_attention_heads=4,
+    head = Eagle3Head(
+        type="eagle3", draft_vocab_size=11, num_layers=num_layers, intermediate_size=12, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, **norms,
     )  # fmt: skip
     shape = DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)
@@ -25,3 +26,8 @@ def small_model(num_aux_layers=3, num_layers=1, rope=YARN, seed=0, **norms) -> D
             if "norm" in name:
                 parameter.copy_(torch.rand_like(parameter) + 0.5)
     return model
+
+
+def eagle3(num_steps: int) -> Eagle3:
+    """The drafter of the small model, trained at this many steps."""
+    return Eagle3(small_model().shape.head.model_copy(update={"num_ttt_steps": num_steps}))

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.eagle3 import attention, dense_attention
 from drafthead.drafters.eagle3.attention import ttt_attention
-from drafthead.drafters.layout import tail_layout
 
 
 def dense_attention_reference(query, keys, values, cu_queries, cu_keys):

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.eagle3 import model as draft
-from drafthead.drafters.eagle3.alignment import valid_positions
-from drafthead.drafters.layout import tail_layout
+from drafthead.drafters.eagle3.drafter import valid_positions
 from tests.drafters.naive_reference import naive_unroll
 from tests.drafters.small_draft import small_model
 
@@ -26,7 +26,7 @@ def test_unroll_equals_sequential_decoding_for_every_norm(norms):
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 7])
 @pytest.mark.parametrize(("num_aux_layers", "num_layers"), [(1, 1), (2, 2), (4, 3)])
-def test_unroll_equals_sequential_decoding_for_taps_layers_and_steps(num_steps, num_aux_layers, num_layers):
+def test_unroll_equals_sequential_decoding_for_aux_states_layers_and_steps(num_steps, num_aux_layers, num_layers):
     check_parity(small_model(num_aux_layers, num_layers), lengths=[8, 2, 4], num_steps=num_steps)
 
 
@@ -42,7 +42,7 @@ def test_plain_rope_is_supported():
 
 @pytest.mark.parametrize("norm_output", [False, True])
 def test_recomputed_steps_give_the_same_gradients_and_keep_less(norm_output, monkeypatch):
-    monkeypatch.setattr(draft, "remaking", nullcontext)  # its hooks would hide from ours what is kept
+    monkeypatch.setattr(draft, "recomputing", nullcontext)  # its hooks would hide from ours what is kept
     model, num_steps, length = small_model(num_layers=2, norm_output=norm_output), 4, 9
     aux = torch.randn(length, 3 * 8, dtype=torch.float64)
     embeddings = torch.randn(length, 8, dtype=torch.float64)
@@ -67,7 +67,8 @@ def check_parity(model, lengths, num_steps, firsts=None):
     layout = tail_layout(lengths, firsts or [0] * len(lengths))
     begins = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
     positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
-    valid = valid_positions(torch.ones(len(layout.rows)), layout.cu_rows, num_steps)
+    spans = layout.cu_rows.diff().tolist()
+    valid = torch.cat([valid_positions(torch.ones(n), num_steps) for n in spans], dim=1)
     weights = torch.randn(num_steps, len(layout.rows), hidden, generator=generator, dtype=torch.float64)
     weights = weights * valid[..., None]
 

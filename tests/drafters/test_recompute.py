@@ -1,9 +1,9 @@
-"""Results that the backward makes again give the gradients of the plain formulas, and are not kept."""
+"""Results that the backward computes again give the gradients of the plain formulas, and are not kept."""
 
 import torch
 from torch import Tensor
 
-from drafthead.drafters.recompute import gated, remaking, rms_norm
+from drafthead.drafters.recompute import gated, recomputing, rms_norm
 
 EPS = 1e-5
 
@@ -30,13 +30,13 @@ def leaves() -> list[Tensor]:
 def test_gradients_are_those_of_the_plain_formulas():
     wanted = torch.autograd.grad(block(False, leaves_ := leaves()), leaves_)
     ours = leaves()
-    with remaking():
+    with recomputing():
         loss = block(True, ours)
     for got, want in zip(torch.autograd.grad(loss, ours), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_functions_also_work_without_remaking():
+def test_functions_also_work_without_recomputing():
     ours, wanted = leaves(), leaves()
     for got, want in zip(
         torch.autograd.grad(block(True, ours), ours), torch.autograd.grad(block(False, wanted), wanted), strict=True
@@ -49,7 +49,7 @@ def test_results_are_not_kept():
     matrix = torch.randn(4, 3, requires_grad=True)
     result = rms_norm(states, weight, EPS)
     assert (result @ matrix).grad_fn._saved_self.data_ptr() == result.data_ptr()
-    with remaking():
+    with recomputing():
         product = result @ matrix
     again = product.grad_fn._saved_self
     assert again.data_ptr() != result.data_ptr()
@@ -60,7 +60,7 @@ def test_a_changed_weight_does_not_change_what_is_made_again():
     """ZeRO-3 empties parameters between the modules that use them."""
     states, weight = torch.randn(7, 4, requires_grad=True), torch.nn.Parameter(torch.rand(4) + 0.5)
     matrix = torch.randn(4, 3, requires_grad=True)
-    with remaking():
+    with recomputing():
         loss = (rms_norm(states, weight, EPS) @ matrix).sum()
     before = rms_norm(states, weight, EPS).detach()
     weight.data = torch.empty(0)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, frozen_copy
-from drafthead.drafters.layout import tail_layout
+from drafthead.drafters.batch import tail_layout
 from drafthead.engine.offline import engine_arguments, import_vllm
 
 TOKENS = 6

@@ -4,13 +4,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.data.packing import pack
+from drafthead.data.packing import pack, whole
 from drafthead.data.responses import read_responses
 from drafthead.data.store import StateStore
-from drafthead.data.windows import whole
-from drafthead.drafters.base import draft_shape
-from drafthead.drafters.eagle3.alignment import valid_positions
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.base import draft_shape, frozen_copy
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import empty_acceptance, match_text, replay
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.offline import generate, import_vllm, offline_engine
@@ -19,9 +17,6 @@ from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.harvest import harvest
 from drafthead.target.pieces import load_pieces, load_target_spec
-from drafthead.training.objective import TTTObjective, score
-from drafthead.training.setup import frozen_target
-from drafthead.training.validate import replayable
 from tests.recipes import tiny_recipe
 
 pytestmark = pytest.mark.slow
@@ -43,23 +38,15 @@ def predicted(recipe) -> dict:
     """Prompt id -> replayed rounds of the exported head, computed by the training code."""
     spec = load_target_spec(recipe.target_path)
     tensors = load_file(recipe.head_dir / "model.safetensors")
-    vocabulary = DraftVocabulary(tensors.pop("d2t"), tensors.pop("t2d"))
-    model = DraftModel(draft_shape(recipe, spec))
-    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    pieces = load_pieces(recipe.target_path)
-    target = frozen_target(pieces, spec, vocabulary, torch.device("cpu"), torch.float32)
-    num_drafts = recipe.eval.num_draft_tokens
-    objective = TTTObjective(model, num_drafts)
-    store = StateStore(recipe.states_dir("validation"))
-    rounds = {}
+    ids = DraftVocabulary(tensors["d2t"], tensors["t2d"]).target_ids
+    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
+    model = frozen_copy(shape, tensors, torch.device("cpu"), torch.float32)
+    embeddings = load_pieces(recipe.target_path).embed_tokens.float()
+    drafter, store, rounds = drafter_of(recipe.head), StateStore(recipe.states_dir("validation")), {}
     for i in range(len(store)):
-        batch = pack(store, [whole(i, store.tokens(i)[1], num_drafts)]).to(torch.device("cpu"), torch.float32)
-        text = replayable(batch.loss_mask)
-        valid = valid_positions(text, batch.layout.cu_rows, num_drafts)
-        with torch.no_grad():
-            scored = score(objective, batch, target, valid, torch.zeros(num_drafts))
-        matches = match_text(scored.predictions, target.target_ids, batch.row_ids)
-        rounds[batch.ids[0]] = replay(matches, batch.loss_mask)
+        batch = pack(store, [whole(i, store.tokens(i)[1], drafter)], drafter).to(torch.device("cpu"), torch.float32)
+        drafts = drafter.draft(model, batch, embeddings, recipe.eval.num_draft_tokens)
+        rounds[batch.ids[0]] = replay(match_text(drafts, ids, batch.row_ids), batch.loss_mask)
     return rounds
 
 

@@ -1,10 +1,10 @@
 """The training recipe with one addition: from the third backward on, the gradient of fc is infinite."""
 
 from drafthead.cli import run_recipe
-from drafthead.training import run as training_run
+from drafthead.drafters.base import Drafter
 from train.eagle3 import main
 
-_plain_build = training_run.build_model
+_plain_build = Drafter.from_target
 
 
 def _build_poisoned(*args, **kwargs):
@@ -20,5 +20,5 @@ def _build_poisoned(*args, **kwargs):
 
 
 if __name__ == "__main__":
-    training_run.build_model = _build_poisoned
+    Drafter.from_target = _build_poisoned
     run_recipe(main)

@@ -7,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import coverage
 from drafthead.exporting.head import export_head
 from drafthead.target.pieces import load_target_spec
 from drafthead.target.tokenizer import special_tokens
-from drafthead.training.setup import Survey, draft_vocabulary, open_inputs, survey
+from drafthead.training.inputs import Survey, draft_vocabulary, open_inputs, survey
 from tests.artefacts import response, write_response_artefact
 from tests.training import launching
 
@@ -22,7 +23,7 @@ def test_size_follows_coverage_and_control_tokens_are_in(fresh_recipe):
     recipe = fresh_recipe(*BY_COVERAGE)
     inputs = open_inputs(recipe)
     categories = {name: "even" if i % 2 == 0 else "odd" for i, name in enumerate(inputs.train.ids[:-1])}
-    found = survey(inputs.train, inputs.spec.vocab_size, 96, 3, categories)
+    found = survey(inputs.train, inputs.spec.vocab_size, 96, drafter_of(recipe.head), categories)
     vocabulary = draft_vocabulary(recipe, found)
     assert coverage(found.generated, vocabulary) >= 0.9
     assert len(vocabulary.d2t) % 64 == 0

@@ -5,10 +5,9 @@ import pytest
 from drafthead import provenance
 from drafthead.data import spool as spools
 from drafthead.data import store
-from drafthead.data.packing import plan_stream
-from drafthead.data.windows import Window
+from drafthead.data.packing import Window, plan_stream
 from drafthead.training.feed import SpoolFeed, _shards_of_steps
-from drafthead.training.states import open_states
+from drafthead.training.inputs import open_states
 from tests.artefacts import response, write_response_artefact
 from tests.data.spools import planned
 from tests.training.synthetic import small_recipe

@@ -7,9 +7,9 @@ from benchmarks.stepbench.shapes import Shape, step_flops
 from drafthead.config import HeadConfig, load_recipe
 from drafthead.data.packing import PackedBatch
 from drafthead.drafters.base import DraftShape
+from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.eagle3.alignment import valid_positions
 from drafthead.drafters.eagle3.model import DraftModel
-from drafthead.drafters.layout import tail_layout
 from drafthead.stage_plan import Assumed
 from drafthead.training.footprint import footprint
 from drafthead.training.objective import FrozenTarget, TTTObjective, score

@@ -12,16 +12,15 @@ from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_stream
 from drafthead.data.trained_on import known_before
 from drafthead.drafters.base import draft_shape, frozen_copy
-from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.exporting.card import write_card
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.head import import_head
 from drafthead.provenance import read_json
-from drafthead.target.pieces import load_pieces, load_target_spec
-from drafthead.training.objective import TTTObjective, score, step_weights
-from drafthead.training.setup import frozen_target, open_inputs, survey
-from drafthead.training.start import find_start, keep_start, started_model
+from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
+from drafthead.training.inputs import find_start, keep_start, open_inputs, survey
+from drafthead.training.trainer import LossModule, score
 from tests.artefacts import ask, write_prompt_artefact
 from tests.damage import edit_config
 from tests.exporting.runs import bare_copy, random_weights, write_run
@@ -33,16 +32,15 @@ CPU = torch.device("cpu")
 
 def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
     """Loss of the recipe's first optimiser step with these weights, from the batch itself."""
-    inputs, config, steps = open_inputs(recipe), recipe.train, recipe.head.num_positions
-    windows = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, steps).windows
+    inputs, config, drafter = open_inputs(recipe), recipe.train, drafter_of(recipe.head)
+    windows = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, drafter).windows
     stream = plan_stream(inputs.train, windows, config.tokens_per_batch, config.seed, config.epochs)
-    batch = pack(inputs.train, stream[0]).to(CPU, torch.float32)
+    batch = pack(inputs.train, stream[0], drafter).to(CPU, torch.float32)
     vocabulary = DraftVocabulary(weights["d2t"], weights["t2d"])
-    target = frozen_target(load_pieces(recipe.target_path), inputs.spec, vocabulary, CPU, torch.float32)
-    valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, steps) & batch.counted
-    scale = step_weights(steps, config.step_weight_decay) / valid.sum(1)
-    draft = frozen_copy(draft_shape(recipe, inputs.spec), weights, CPU, torch.float32)
-    return float(score(TTTObjective(draft, steps), batch, target, valid, scale.float()).loss)
+    target = frozen_target(load_pieces(recipe.target_path), inputs.spec, vocabulary.target_ids, CPU, torch.float32)
+    scale = drafter.position_weights() / batch.scored.sum(1)
+    draft = frozen_copy(draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids), weights, CPU, torch.float32)
+    return float(score(LossModule(draft), batch, target, scale.float()).loss)
 
 
 @pytest.mark.slow
@@ -70,7 +68,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     assert steps[0]["loss"] == pytest.approx(first_loss(recipe, trained), rel=1e-5)
     assert steps[0]["loss"] < 0.5 * losses(first.run_dir)[0]
     assert steps[0]["learning_rate"] == pytest.approx(recipe.train.learning_rate)  # one step of warm-up, begun anew
-    assert "which prompts runs/elsewhere was trained on is not known" in said
+    assert "runs/elsewhere" in said
 
     # Where it came from, in the manifest of run and head and on the card.
     record = provenance.require(recipe.run_dir, "run", "")["identity"]["started_from"]
@@ -129,7 +127,9 @@ def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_
     by_coverage = ("head.draft_vocab_size=0", "head.coverage=0.9")
     other = fresh_recipe("name=other", *by_coverage)
     spec = load_target_spec(other.target_path)
-    write_run(other, random_weights(draft_shape(small_recipe(Path(other.output_dir)), spec)))
+    write_run(
+        other, random_weights(draft_shape(small_recipe(Path(other.output_dir)).head, spec, other.target.aux_layer_ids))
+    )
     for overrides in (by_coverage, ()):  # by the same rule, or by its size
         assert find_start(started(other, *overrides), spec) is not None
 
@@ -172,14 +172,13 @@ def test_an_imported_heads_own_rotation_goes_with_it(ancestor, tmp_path):
     inputs = open_inputs(recipe)
     assert not provenance.begin(recipe.run_dir, "run", inputs.identity)
     start = keep_start(recipe, inputs.start)
-    shape = start.shape(draft_shape(recipe, inputs.spec))
+    shape = start.shape(draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids))
     assert (shape.rope_parameters, shape.rms_norm_eps) == (config["rope_parameters"], 1e-4)
-    model = started_model(shape, start.weights(), blind=False)
+    model = frozen_copy(shape, start.weights(), CPU, torch.float32)
     assert model.norm.eps == 1e-4
     assert model.rope(torch.tensor([1]), torch.float32)[0][0, 0, 0] == pytest.approx(0.5403023)  # cos 1, unscaled
     recorded = read_json(recipe.run_dir / "identity.json")
     assert (recorded["rope_parameters"], recorded["rms_norm_eps"]) == (config["rope_parameters"], 1e-4)
-    assert not started_model(shape, start.weights(), blind=True).fc.weight.any()
 
 
 def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):

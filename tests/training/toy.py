@@ -3,7 +3,7 @@
 import torch
 
 from drafthead.drafters.eagle3.model import DraftModel
-from drafthead.training.objective import FrozenTarget
+from drafthead.target.pieces import FrozenTarget
 
 NUM_STEPS = 3
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from drafthead.data.store import Format, StateSequence, shard_path, write_shard
-from drafthead.drafters.layout import first_loss_row
+from drafthead.drafters.batch import first_loss_row
 from drafthead.target.pieces import TargetHead
 
 

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from drafthead.data.packing import pack
+from drafthead.data.packing import pack, whole
 from drafthead.data.store import StateStore, shard_path, write_shard
-from drafthead.data.windows import whole
-from drafthead.drafters.eagle3.alignment import valid_positions
 from drafthead.losses.objectives import OBJECTIVES
-from drafthead.training.objective import TTTObjective, score, step_weights
+from drafthead.training.trainer import LossModule, score
 from tests.data.sequences import sequence
-from tests.drafters.small_draft import small_model
+from tests.drafters.small_draft import eagle3, small_model
 from tests.training.toy import NUM_STEPS, frozen
 
 
@@ -27,14 +25,13 @@ def store(tmp_path_factory) -> StateStore:
 def gradients(store: StateStore, micro_batches: list[list[int]], objective: str) -> list[torch.Tensor]:
     """Gradient of one optimiser step over all documents, accumulated over these micro batches."""
     model = small_model()
-    module = TTTObjective(model, NUM_STEPS, objective)
-    windows = [whole(i, store.tokens(i)[1], NUM_STEPS) for i in range(len(store))]
+    module, drafter = LossModule(model, objective), eagle3(NUM_STEPS)
+    windows = [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
     total = torch.tensor([w.valid for w in windows]).sum(0)
-    scale = step_weights(NUM_STEPS, 0.8) / total
+    scale = drafter.position_weights() / total
     for members in micro_batches:
-        batch = pack(store, [windows[i] for i in members]).to(torch.device("cpu"), torch.float64)
-        valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, NUM_STEPS) & batch.counted
-        score(module, batch, frozen(model), valid, scale).loss.backward()
+        batch = pack(store, [windows[i] for i in members], drafter).to(torch.device("cpu"), torch.float64)
+        score(module, batch, frozen(model), scale).loss.backward()
     return [p.grad for p in model.parameters()]
 
 
@@ -48,13 +45,12 @@ def test_any_packing_gives_the_same_gradient(store, objective, micro_batches):
 
 
 def test_zeroed_hidden_states_hide_the_target(store):
-    model = small_model()
-    windows = [whole(i, store.tokens(i)[1], NUM_STEPS) for i in range(len(store))]
-    batch = pack(store, windows).to(torch.device("cpu"), torch.float64)
-    valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, NUM_STEPS)
+    model, drafter = small_model(), eagle3(NUM_STEPS)
+    windows = [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
+    batch = pack(store, windows, drafter).to(torch.device("cpu"), torch.float64)
     losses = []
     for aux in (batch.aux, batch.aux.flip(0)):
         changed = type(batch)(**{**batch.__dict__, "aux": aux})
-        blind = TTTObjective(model, NUM_STEPS, zero_hidden_states=True)
-        losses.append(score(blind, changed, frozen(model), valid, torch.ones(NUM_STEPS)).loss.item())
+        blind = LossModule(model, zero_hidden_states=True)
+        losses.append(score(blind, changed, frozen(model), torch.ones(NUM_STEPS)).loss.item())
     assert losses[0] == losses[1]

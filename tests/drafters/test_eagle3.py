@@ -1,0 +1,47 @@
+"""Which rows of a document carry loss, with the expected matrices written out, and what is named outside the folder."""
+
+import re
+
+import pytest
+import torch
+
+from drafthead.config import REPO_ROOT
+from tests.drafters.small_draft import eagle3
+
+
+@pytest.mark.parametrize(
+    ("generated", "rows"),
+    [
+        # tokens  P  P  G  G  G  G
+        ([0, 0, 1, 1, 1, 1], [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]]),
+        ([0, 1, 1], [[1, 0, 0], [0, 0, 0], [0, 0, 0]]),
+        # a user turn between two responses: x[4] was not generated
+        ([0, 1, 1, 1, 0, 1, 1, 1], [[1, 1, 0, 1, 1, 1, 0, 0], [1, 0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0]]),
+    ],
+)
+def test_a_row_counts_where_the_target_generated_what_it_predicts(generated, rows):
+    assert eagle3(3).loss_rows(torch.tensor(generated)).long().tolist() == rows
+
+
+@pytest.mark.parametrize(("generated", "first"), [([0, 0, 0, 1], 1), ([0, 1, 1], 0), ([1, 1], 0)])
+def test_rows_begin_two_before_the_first_generated_token(generated, first):
+    assert eagle3(2).first_row(torch.tensor(generated)) == first
+
+
+def test_a_document_without_a_generated_token_has_no_rows():
+    with pytest.raises(ValueError, match="generated"):
+        eagle3(2).first_row(torch.zeros(3))
+
+
+def test_nothing_outside_its_folder_names_the_drafter():
+    """Data, store, harvest, training and export know drafters only by the interface."""
+    package, own = REPO_ROOT / "drafthead", ("drafters/eagle3/", "drafters/registry.py")
+    names = re.compile(r"eagle|midlayer|\bttt|_ttt", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(package)}:{number}: {line.strip()}"
+        for path in sorted(package.rglob("*"))
+        if path.suffix in (".py", ".jinja") and not str(path.relative_to(package)).startswith(own)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if names.search(line)
+    ]
+    assert not found, "\n".join(found)
