@@ -4,7 +4,7 @@ A window is a stretch of one document with its true positions. Its loss rows are
 context before them, so no row sees less than about half a budget of text; every loss row of the document belongs
 to exactly one window. A window runs past its last loss row as far as the drafter's loss looks ahead. Truncating instead
 would drop the end of exactly the long responses; what windows give up is attention to what lies further back than the
-budget. With EAGLE-3 at K = 1, which looks two tokens ahead:
+budget. With a loss that looks two tokens ahead:
 
     tokens   0 1 2 3 4 5 6 7 8 9 10 11      rows 4..11 carry loss, budget 8
     first        [ . . R R R . . ]          tokens 1..8, rows 4..6

@@ -1,7 +1,7 @@
 """A packed micro batch, as every draft model reads it: documents end to end, without padding.
 
 A drafter's loss starts at some row of each document and runs to its end. Rows before that row give context only: for a
-chat prompt of 4,000 tokens and a response of 500, EAGLE-3 computes queries for an eighth of the tokens. What only the
+chat prompt of 4,000 tokens and a response of 500, an eighth of the tokens have rows. What only the
 loss reads is kept for the teacher rows: those that predict a token which the target generated, or one after it. Two
 documents of five and three tokens, P prompt and G generated, with loss rows from two tokens before the first G:
 

@@ -1,6 +1,6 @@
-"""accelerate with DeepSpeed, set up from the recipe alone, and a guard for every way it fails in silence.
+"""accelerate with DeepSpeed, set up from the recipe alone, and a check for every way it is bypassed without an error.
 
-No `accelerate config` file and no DeepSpeed JSON is needed: `accelerate launch train/eagle3.py` starts
+No `accelerate config` file and no DeepSpeed JSON is needed: `accelerate launch` starts
 the processes, and everything else is decided here.
 """
 

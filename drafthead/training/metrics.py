@@ -1,4 +1,4 @@
-"""What a run says about itself: one readable line, one JSON line, and a tracker if the recipe names one."""
+"""What a run reports: one readable line, one JSON line, and a tracker if the recipe names one."""
 
 import json
 import resource
@@ -21,9 +21,9 @@ class StepMetrics:
 
     Attributes:
         step: 1-based.
-        loss: weighted sum over TTT steps of the mean loss, in the objective's unit.
-        loss_per_step: mean loss of each TTT step per valid position.
-        accuracy_per_step: share of valid positions where the draft's first choice is the target's.
+        loss: weighted sum over draft positions of the mean loss, in the objective's unit.
+        loss_per_step: mean loss of each draft position per scored row.
+        accuracy_per_step: share of scored rows where the draft's first choice is the target's.
         grad_norm: before clipping.
         learning_rate: of this step.
         tokens_per_second: over all ranks, since the last validation.
