@@ -25,7 +25,7 @@ def main() -> None:
     if recipe.states.spool_shards is not None:
         # A harvester runs beside: on CPU, threads that spin for one another would starve it, and it them.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded, below
-    from drafthead.training.loop import train
+    from drafthead.training.trainer import train
 
     train(recipe)
 
