@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 
 from drafthead.losses import fused as losses
-from drafthead.losses import rows
-from drafthead.losses.fused import Teacher, head_loss
+from drafthead.losses import rows as torch_form
+from drafthead.losses.fused import HeadRows, Teacher, head_loss
 from drafthead.losses.objectives import OBJECTIVES
 
 
@@ -52,14 +52,13 @@ def main() -> None:
     states = torch.randn(K, T, H, device=device, dtype=dtype).requires_grad_()
     weight, teacher_weight = (torch.randn(D, H, device=device, dtype=dtype) / H**0.5 for _ in range(2))
     teacher = Teacher(torch.randn(T, H, device=device, dtype=dtype), teacher_weight, torch.full((T,), 12.0).to(device))
-    valid = torch.ones(K, T, dtype=torch.bool, device=device)
-    for k in range(K):
-        valid[k, T - 1 - k :] = False
+    met = torch.arange(1, T + 1, device=device) + torch.arange(K, device=device)[:, None]  # step k at t meets t + 1 + k
+    rows = HeadRows(states.flatten(0, 1), torch.where(met < T, met, -1).flatten(), (T,) * K)
     scale = torch.full((K,), 1 / T, device=device)
     weight.requires_grad_()
 
     def fused(objective):
-        return torch.autograd.grad(head_loss(states, weight, teacher, valid, scale, objective).loss, (states, weight))
+        return torch.autograd.grad(head_loss(rows, weight, teacher, scale, objective).loss, (states, weight))
 
     # One chunk's products, scaled up to all rows.
     chunk = min(losses.CHUNK_ROWS[device], 2048)
@@ -73,13 +72,13 @@ def main() -> None:
             lambda: torch.addmm(grad_weight, g.T, x, out=grad_weight),
         )
     ]
-    products = sum(per_row) * int(valid.sum()) + per_row[0] * T
+    products = sum(per_row) * int((met < T).sum()) + per_row[0] * T
     print(f"K={K} T={T} H={H} D={D} {dtype} {device}: products alone {products:.3f} s")
     for objective in args.objectives:
         ours = seconds(lambda: fused(objective), device)  # noqa: B023
         print(f"{objective:18} fused {ours:.3f} s, {products / ours:.0%} of the products' pace", end="")
         if cuda:
-            tuned, losses._row_form = losses._row_form, lambda _: rows
+            tuned, losses._row_form = losses._row_form, lambda _: torch_form
             print(f"; PyTorch form {seconds(lambda: fused(objective), device):.3f} s", end="")  # noqa: B023
             losses._row_form = tuned
         print()

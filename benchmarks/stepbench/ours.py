@@ -44,7 +44,7 @@ def build(assignment: Assignment) -> TrainStep:
         scored.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return (scored.step_sums / counts).tolist()
+        return (scored.position_sums / counts).tolist()
 
     return step
 

@@ -1,18 +1,19 @@
-"""Language-model head and loss in one pass over chunks of tokens: no batch-sized logits ever exist.
+"""Language-model head and loss in one pass over chunks of rows: no batch-sized logits ever exist.
 
-Only rows that count are computed: (step, index) pairs of `valid`, ordered by the teacher token they meet
-(step k meets teacher j from index t = j - 1 - k), so that all steps share one chunk of the teacher's
-probabilities and each matrix product takes the rows of all steps at once. The gradient with respect to
-hidden states and head weight is formed in the forward, while a chunk's logits are at hand, and scaled in
-the backward. It costs one extra buffer of the head's size; autograd over plain logits would keep
-K x T x D of them. Giving that up would mean recomputing the logits in the backward, a third more work.
+Only scored rows are computed, ordered by the teacher token that each meets, so that all draft positions share
+one chunk of the teacher's probabilities and each matrix product takes the rows of all positions at once. The
+gradient with respect to hidden states and head weight is formed in the forward, while a chunk's logits are at
+hand, and scaled in the backward. It costs one extra buffer of the head's size; autograd over plain logits would
+keep M x D of them. Giving that up would mean recomputing the logits in the backward, a third more work.
 
 The objective is any of `drafthead.losses.objectives`; softmax in float32 (float64 for float64 inputs). On
 CUDA the passes over logits are Triton kernels; elsewhere PyTorch, block by block.
 
-Shapes: T tokens, K TTT steps, H hidden, D draft vocabulary, R rows of a chunk, C teacher tokens of it.
+Shapes: M rows of the drafter, K draft positions, T teacher tokens, H hidden, D draft vocabulary, C teacher tokens
+and R rows of a chunk.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
@@ -21,11 +22,26 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from drafthead.losses import rows
-from drafthead.losses.chunks import chunks
+from drafthead.losses import rows as torch_form
 from drafthead.losses.objectives import FORMULAS, ObjectiveName, Target
 
 CHUNK_ROWS = {"cpu": 1024, "cuda": 4096}  # rows of logits that exist at a time
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """What a drafter hands to the head: M rows, all of draft position 0 first, then those of position 1, and so on.
+
+    Attributes:
+        states: (M, H) normed hidden states of the draft.
+        teacher: (M,) int64, the teacher token that each row meets; -1: not scored. At one draft position at most
+            one row meets a token, or chunks grow beyond `CHUNK_ROWS`.
+        counts: rows of each of the K draft positions; they sum to M.
+    """
+
+    states: Tensor
+    teacher: Tensor
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -33,13 +49,13 @@ class HeadLoss:
     """What the fused head returns.
 
     Attributes:
-        loss: scalar, sum over steps and valid positions of scale[k] * l; carries the gradient.
-        step_sums: (K,) unscaled sums of l, without gradient.
-        predictions: (K, T) the draft's most likely index in the draft vocabulary; -1 where not computed.
+        loss: scalar, sum over scored rows of scale[k] * l; carries the gradient.
+        position_sums: (K,) unscaled sums of l, without gradient.
+        predictions: (M,) the draft's most likely index in the draft vocabulary; -1 where not scored.
     """
 
     loss: Tensor
-    step_sums: Tensor
+    position_sums: Tensor
     predictions: Tensor
 
 
@@ -59,21 +75,19 @@ class Teacher:
 
 
 def head_loss(
-    states: Tensor,
+    rows: HeadRows,
     weight: Tensor,
     teacher: Teacher,
-    valid: Tensor,
     scale: Tensor,
     objective: ObjectiveName = "forward_kl",
 ) -> HeadLoss:
-    """Draft head, softmax and loss for all TTT steps.
+    """Draft head, softmax and loss of all draft positions.
 
     Args:
-        states: (K, T, H) the draft's normed hidden states.
+        rows: the draft's states and what they meet.
         weight: (D, H) the draft's lm_head.
         teacher: the target's states and head rows.
-        valid: (K, T) bool, from `alignment.valid_positions`.
-        scale: (K,) weight of one position's loss at each step.
+        scale: (K,) weight of one row's loss at each draft position.
         objective: what l is.
 
     Raises:
@@ -81,50 +95,45 @@ def head_loss(
     """
     if objective not in FORMULAS:
         raise ValueError(f"objective {objective!r} is not known; choose one of {', '.join(FORMULAS)}")
-    needs_grad = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
-    loss, step_sums, predictions = _FusedHeadLoss.apply(
-        states, weight, teacher.hidden, teacher.weight, teacher.lse, valid, scale, objective, needs_grad
-    )
-    return HeadLoss(loss, step_sums, predictions)
+    needs_grad = torch.is_grad_enabled() and (rows.states.requires_grad or weight.requires_grad)
+    return HeadLoss(*_FusedHeadLoss.apply(rows.states, weight, rows, teacher, scale, objective, needs_grad))
 
 
 class _FusedHeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states, weight, teacher_hidden, teacher_weight, teacher_lse, valid, scale, objective, needs_grad):
+    def forward(ctx, states, weight, rows, teacher, scale, objective, needs_grad):
         wide = torch.promote_types(states.dtype, torch.float32)
         form = _row_form(states)
-        hidden = states.flatten(0, 1)  # (K * T, H)
-        losses = hidden.new_zeros(len(hidden), dtype=wide)
-        predictions = torch.full((len(hidden),), -1, device=states.device)
-        row_scale = scale.to(wide).repeat_interleave(states.shape[1])
-        grad_hidden = torch.zeros_like(hidden if needs_grad else hidden[:0])
+        losses = states.new_zeros(len(states), dtype=wide)
+        predictions = torch.full((len(states),), -1, device=states.device)
+        row_scale = torch.cat([one.expand(n) for one, n in zip(scale.to(wide), rows.counts, strict=True)])
+        grad_states = torch.zeros_like(states if needs_grad else states[:0])
         grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=wide)
 
-        todo = list(chunks(valid, CHUNK_ROWS[states.device.type]))
-        teacher_buffer = _buffer([chunk.tokens for chunk in todo], teacher_weight, wide)
+        todo = list(_chunks(rows.teacher, len(rows.counts), CHUNK_ROWS[states.device.type]))
+        teacher_buffer = _buffer([chunk.tokens for chunk in todo], teacher.weight, wide)
         logits_buffer = _buffer([chunk.rows for chunk in todo], weight, wide)
         # The gradient overwrites the logits, unless the products want it in another type.
         grad_buffer = logits_buffer if wide == weight.dtype else torch.empty_like(logits_buffer, dtype=weight.dtype)
         for chunk in todo:
-            teacher_logits = _product(teacher_hidden[chunk.tokens], teacher_weight.T, teacher_buffer)
-            target = form.prepare_target(objective, teacher_logits, teacher_lse[chunk.tokens].to(wide))
-            inputs = hidden[chunk.rows]
+            teacher_logits = _product(teacher.hidden[chunk.tokens], teacher.weight.T, teacher_buffer)
+            target = form.prepare_target(objective, teacher_logits, teacher.lse[chunk.tokens].to(wide))
+            inputs = states[chunk.rows]
             logits = _product(inputs, weight.T, logits_buffer)
             grad_logits = grad_buffer[: len(inputs)] if needs_grad else None
             losses[chunk.rows], predictions[chunk.rows] = form.score_rows(
                 objective, logits, target, chunk.met, row_scale[chunk.rows], grad_logits
             )
             if grad_logits is not None:
-                grad_hidden[chunk.rows] = grad_logits @ weight
+                grad_states[chunk.rows] = grad_logits @ weight
                 _add_product(grad_weight, grad_logits.T, inputs)
 
         if needs_grad:
-            ctx.gradients = grad_hidden.view_as(states), grad_weight
+            ctx.gradients = grad_states, grad_weight
             ctx.weight_dtype = weight.dtype
-        step_sums = losses.view(valid.shape).sum(1)
-        predictions = predictions.view(valid.shape)
-        ctx.mark_non_differentiable(step_sums, predictions)
-        return (step_sums * scale).sum(), step_sums, predictions
+        position_sums = _sums(losses, rows.counts)
+        ctx.mark_non_differentiable(position_sums, predictions)
+        return (position_sums * scale).sum(), position_sums, predictions
 
     @staticmethod
     @once_differentiable
@@ -133,7 +142,46 @@ class _FusedHeadLoss(torch.autograd.Function):
             raise RuntimeError("the gradients were scaled in place by an earlier backward: call head_loss again")
         grad_states, grad_weight = ctx.gradients
         ctx.gradients = None
-        return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss).to(ctx.weight_dtype), *[None] * 7
+        return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss).to(ctx.weight_dtype), *[None] * 5
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Scored rows that meet a run of teacher tokens.
+
+    Attributes:
+        tokens: (C,) the teacher's.
+        rows: (R,) index into the drafter's M rows.
+        met: (R,) which of `tokens` each row meets, ascending.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    met: Tensor
+
+
+def _chunks(teacher: Tensor, num_positions: int, max_rows: int) -> Iterator[_Chunk]:
+    """Cut the scored rows, by the teacher token (M,) that each meets, so that each token lies in one chunk.
+
+    As long as at one draft position at most one row meets a token, a chunk has at most max(max_rows, K) rows.
+    """
+    scored = (teacher >= 0).nonzero()[:, 0]
+    if not len(scored):
+        return
+    token, order = teacher[scored].sort(stable=True)
+    tokens, met, counts = token.unique_consecutive(return_inverse=True, return_counts=True)
+    width = max(max_rows // num_positions, 1)  # teacher tokens of a chunk
+    sizes = torch.stack([part.sum() for part in counts.split(width)]).tolist()
+    pieces = zip(tokens.split(width), scored[order].split(sizes), met.split(sizes), strict=True)
+    for number, (some_tokens, some_rows, some_met) in enumerate(pieces):
+        yield _Chunk(some_tokens, some_rows, some_met - number * width)
+
+
+def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:
+    """(K,) sum over the rows of each draft position."""
+    if len(set(counts)) == 1:
+        return losses.view(len(counts), counts[0]).sum(1)
+    return torch.stack([part.sum() for part in losses.split(counts)])
 
 
 class _RowForm(Protocol):
@@ -149,12 +197,12 @@ class _RowForm(Protocol):
         met: Tensor,
         scale: Tensor,
         grad: Tensor | None,
-    ) -> rows.RowLoss: ...
+    ) -> torch_form.RowLoss: ...
 
 
 def _row_form(states: Tensor) -> _RowForm:
     if not states.is_cuda or states.dtype == torch.float64 or find_spec("triton") is None:
-        return rows
+        return torch_form
     from drafthead.losses import kernels  # not at the top: imports Triton
 
     return kernels

@@ -35,7 +35,7 @@ def stop_unless_finite_loss(run: Run, step: int, batch: PackedBatch, scored: Hea
     from accelerate.utils import gather_object
 
     finite = {name: bool(torch.isfinite(getattr(batch, name)).all()) for name in ("aux", "last_hidden")}
-    mine = {"ids": batch.ids, "loss_per_step": [str(v) for v in scored.step_sums.tolist()], "inputs_finite": finite}
+    mine = {"ids": batch.ids, "loss_per_step": [str(v) for v in scored.position_sums.tolist()], "inputs_finite": finite}
     batches = [b for b in gather_object([mine if bad.item() else None]) if b is not None]
     folder = _save(run, step, {"what": "loss", "batches": batches})
     raise FloatingPointError(

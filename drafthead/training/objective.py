@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from drafthead.data.packing import PackedBatch
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.host_memory import give_back
-from drafthead.losses.fused import HeadLoss, Teacher, head_loss
+from drafthead.losses.fused import HeadLoss, HeadRows, Teacher, head_loss
 from drafthead.losses.objectives import ObjectiveName
 
 
@@ -70,8 +70,8 @@ class TTTObjective(nn.Module):
             scale: (K,) weight of one position at each step, normalisation included.
 
         Returns:
-            The fields of `HeadLoss` as a plain tuple: ZeRO-3 gathers weights for the backward through hooks
-            on output tensors, and looks for them in tuples only.
+            The fields of `HeadLoss` as a plain tuple, predictions as (K, R): ZeRO-3 gathers weights for the backward
+            through hooks on output tensors, and looks for them in tuples only.
         """
         aux = torch.zeros_like(batch.aux) if self.zero_hidden_states else batch.aux
         embeddings = nn.functional.embedding(batch.input_ids, target.embeddings)
@@ -79,9 +79,16 @@ class TTTObjective(nn.Module):
         states = self.draft.unroll(aux, embeddings, batch.positions, batch.layout, self.num_steps, recompute)
         give_back(states[0])  # what the steps freed, before the loss needs buffers
         teacher = target.teacher(batch.last_hidden, batch.lse)
-        scored = head_loss(states, self.draft.lm_head.weight, teacher, valid, scale, self.objective)
+        rows = HeadRows(states.flatten(0, 1), teacher_tokens(valid), (valid.shape[1],) * len(valid))
+        scored = head_loss(rows, self.draft.lm_head.weight, teacher, scale, self.objective)
         give_back(states[0])
-        return scored.loss, scored.step_sums, scored.predictions
+        return scored.loss, scored.position_sums, scored.predictions.view(valid.shape)
+
+
+def teacher_tokens(valid: Tensor) -> Tensor:
+    """(K * R,) row of the teacher that step k meets at row t, which is t + 1 + k; -1 where `valid` (K, R) is false."""
+    steps, rows = (torch.arange(size, device=valid.device) for size in valid.shape)
+    return torch.where(valid, rows + 1 + steps[:, None], -1).flatten()
 
 
 def score(objective: nn.Module, batch: PackedBatch, target: FrozenTarget, valid: Tensor, scale: Tensor) -> HeadLoss:

@@ -50,7 +50,7 @@ def train_step(run: Run, step: int) -> tuple[StepMetrics, int]:
             accelerator.backward(scored.loss)
             run.optimizer.step()
             run.optimizer.zero_grad()
-        sums += torch.cat([scored.step_sums, _hits(run, scored, batch), sums.new_tensor([len(batch.input_ids)])])
+        sums += torch.cat([scored.position_sums, _hits(run, scored, batch), sums.new_tensor([len(batch.input_ids)])])
     sums = accelerator.reduce(sums, "sum").cpu()
     grad_norm = gradient_norm(run.engine)
     stop_unless_finite_gradient(run, step, group, grad_norm)

@@ -78,7 +78,7 @@ def validate(
         valid = valid_positions(text, batch.layout.cu_rows, num_steps)
         scale = torch.zeros(num_steps, dtype=torch.float32, device=batch.row_ids.device)
         scored = score(objective, batch, target, valid, scale)
-        total += float(scored.step_sums[0])
+        total += float(scored.position_sums[0])
         counted += int(valid[0].sum())
         matches = match_text(scored.predictions, target.target_ids, batch.row_ids)[:num_drafts].cpu()
         said = batch.loss_mask.cpu()

@@ -7,6 +7,7 @@ from drafthead.losses import fused as losses
 from drafthead.losses import rows
 from drafthead.losses.fused import Teacher, head_loss
 from drafthead.losses.objectives import OBJECTIVES
+from tests.losses.problems import ttt_rows
 from tests.scripts import run_ok
 
 triton = pytest.importorskip("triton")
@@ -84,10 +85,10 @@ def test_head_loss_on_cuda_equals_the_pytorch_form(monkeypatch, objective, size,
     for form in (None, rows):
         if form is not None:
             monkeypatch.setattr(losses, "_row_form", lambda _: rows)
-        fused = head_loss(states, weight, teacher, valid, scale, objective)
+        fused = head_loss(ttt_rows(states, valid), weight, teacher, scale, objective)
         results.append((fused, torch.autograd.grad(fused.loss, (states, weight))))
     (ours, our_grads), (wanted, wanted_grads) = results
-    torch.testing.assert_close(ours.step_sums, wanted.step_sums, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(ours.position_sums, wanted.position_sums, rtol=1e-5, atol=1e-4)
     assert (ours.predictions == wanted.predictions).float().mean() > 0.999  # equal logits may differ in their order
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     for grad, wanted_grad in zip(our_grads, wanted_grads, strict=True):

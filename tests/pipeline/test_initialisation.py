@@ -22,7 +22,7 @@ def loss_of(objective, batch, target):
     valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, STEPS) & batch.counted
     counts = valid.sum(1).clamp_min(1)
     scored = score(objective, batch, target, valid, (step_weights(STEPS, 0.8) / counts).float())
-    return scored.loss, float(scored.step_sums[0] / counts[0])
+    return scored.loss, float(scored.position_sums[0] / counts[0])
 
 
 @pytest.fixture(scope="module")
