@@ -6,8 +6,8 @@ gradient with respect to hidden states and head weight is formed in the forward,
 hand, and scaled in the backward. It costs one extra buffer of the head's size; autograd over plain logits would
 keep M x D of them. Giving that up would mean recomputing the logits in the backward, a third more work.
 
-The objective is any of `drafthead.losses.objectives`; softmax in float32 (float64 for float64 inputs). On
-CUDA the passes over logits are Triton kernels; elsewhere PyTorch, block by block.
+The objective is any of `drafthead.losses.objectives`, or a mixture; softmax in float32 (float64 for float64
+inputs). The passes over logits are Triton kernels for objectives that have one, on CUDA; else PyTorch, block by block.
 
 Shapes: M rows of the drafter, K draft positions, T teacher tokens, H hidden, D draft vocabulary, C teacher tokens
 and R rows of a chunk.
@@ -16,14 +16,14 @@ and R rows of a chunk.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from drafthead.losses import rows as torch_form
-from drafthead.losses.objectives import FORMULAS, ObjectiveName, Target
+from drafthead.losses import objectives
+from drafthead.losses.objectives import Objective, loss_function
 
 CHUNK_ROWS = {"cpu": 1024, "cuda": 4096}  # rows of logits that exist at a time
 
@@ -79,7 +79,7 @@ def head_loss(
     weight: Tensor,
     teacher: Teacher,
     scale: Tensor,
-    objective: ObjectiveName = "forward_kl",
+    objective: Objective = "forward_kl",
 ) -> HeadLoss:
     """Draft head, softmax and loss of all draft positions.
 
@@ -88,13 +88,12 @@ def head_loss(
         weight: (D, H) the draft's lm_head.
         teacher: the target's states and head rows.
         scale: (K,) weight of one row's loss at each draft position.
-        objective: what l is.
+        objective: what l is: a name in `objectives.OBJECTIVES`, or names with the coefficients of their sum.
 
     Raises:
-        ValueError: there is no such objective, or, on CUDA, no kernel has its formula.
+        ValueError: there is no such objective.
     """
-    if objective not in FORMULAS:
-        raise ValueError(f"objective {objective!r} is not known; choose one of {', '.join(FORMULAS)}")
+    loss_function(objective)  # an unknown name is an error even where no row is scored
     needs_grad = torch.is_grad_enabled() and (rows.states.requires_grad or weight.requires_grad)
     return HeadLoss(*_FusedHeadLoss.apply(rows.states, weight, rows, teacher, scale, objective, needs_grad))
 
@@ -103,7 +102,7 @@ class _FusedHeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, weight, rows, teacher, scale, objective, needs_grad):
         wide = torch.promote_types(states.dtype, torch.float32)
-        form = _row_form(states)
+        passes = _passes(objective, states)
         losses = states.new_zeros(len(states), dtype=wide)
         predictions = torch.full((len(states),), -1, device=states.device)
         row_scale = torch.cat([one.expand(n) for one, n in zip(scale.to(wide), rows.counts, strict=True)])
@@ -117,11 +116,11 @@ class _FusedHeadLoss(torch.autograd.Function):
         grad_buffer = logits_buffer if wide == weight.dtype else torch.empty_like(logits_buffer, dtype=weight.dtype)
         for chunk in todo:
             teacher_logits = _product(teacher.hidden[chunk.tokens], teacher.weight.T, teacher_buffer)
-            target = form.prepare_target(objective, teacher_logits, teacher.lse[chunk.tokens].to(wide))
+            target = passes.prepare_target(objective, teacher_logits, teacher.lse[chunk.tokens].to(wide))
             inputs = states[chunk.rows]
             logits = _product(inputs, weight.T, logits_buffer)
             grad_logits = grad_buffer[: len(inputs)] if needs_grad else None
-            losses[chunk.rows], predictions[chunk.rows] = form.score_rows(
+            losses[chunk.rows], predictions[chunk.rows] = passes.score_rows(
                 objective, logits, target, chunk.met, row_scale[chunk.rows], grad_logits
             )
             if grad_logits is not None:
@@ -184,28 +183,14 @@ def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:
     return torch.stack([part.sum() for part in losses.split(counts)])
 
 
-class _RowForm(Protocol):
-    """The passes over logits: `drafthead.losses.rows`, or `drafthead.losses.kernels` with the same functions."""
+def _passes(objective: Objective, states: Tensor) -> ModuleType:
+    """Where `prepare_target` and `score_rows` are taken from: Triton, or PyTorch for whatever it does not know."""
+    if states.is_cuda and states.dtype != torch.float64 and isinstance(objective, str) and find_spec("triton"):
+        from drafthead.losses import kernels  # not at the top: imports Triton
 
-    def prepare_target(self, objective: ObjectiveName, logits: Tensor, lse: Tensor) -> Target: ...
-
-    def score_rows(
-        self,
-        objective: ObjectiveName,
-        logits: Tensor,
-        target: Target,
-        met: Tensor,
-        scale: Tensor,
-        grad: Tensor | None,
-    ) -> torch_form.RowLoss: ...
-
-
-def _row_form(states: Tensor) -> _RowForm:
-    if not states.is_cuda or states.dtype == torch.float64 or find_spec("triton") is None:
-        return torch_form
-    from drafthead.losses import kernels  # not at the top: imports Triton
-
-    return kernels
+        if objective in kernels.WRITTEN:
+            return kernels
+    return objectives
 
 
 def _buffer(parts: list[Tensor], weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from drafthead.data.packing import PackedBatch
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.host_memory import give_back
 from drafthead.losses.fused import HeadLoss, HeadRows, Teacher, head_loss
-from drafthead.losses.objectives import ObjectiveName
+from drafthead.losses.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TTTObjective(nn.Module):
         self,
         draft: DraftModel,
         num_steps: int,
-        objective: ObjectiveName = "forward_kl",
+        objective: Objective = "forward_kl",
         zero_hidden_states: bool = False,
         recompute: bool = False,
     ):

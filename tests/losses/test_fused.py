@@ -1,26 +1,24 @@
 """The fused, chunked head and loss against plain logits and autograd."""
 
-from typing import get_args
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from drafthead.config import TrainConfig
 from drafthead.losses import fused as losses
 from drafthead.losses.fused import HeadRows, Teacher, head_loss
-from drafthead.losses.objectives import FORMULAS, OBJECTIVES
+from drafthead.losses.objectives import OBJECTIVES, Target, loss_function
 from tests.losses.problems import random_problem, ttt_rows
 
 
-def dense_loss(states, weight, teacher, valid, scale):
+def dense_loss(states, weight, teacher, valid, scale, objective="forward_kl"):
     """All logits at once, differentiated by autograd."""
-    log_p_all = (teacher.hidden @ teacher.weight.T).log_softmax(-1)
+    log_r = (teacher.hidden @ teacher.weight.T).log_softmax(-1)
     total = 0
     for k in range(states.shape[0]):
         index = valid[k].nonzero()[:, 0]
-        log_p = log_p_all[index + 1 + k]
-        log_q = (states[k, index] @ weight.T).log_softmax(-1)
-        total = total + scale[k] * (log_p.exp() * (log_p - log_q)).sum()
+        target = Target(log_r[index + 1 + k], torch.ones(len(index), 1))
+        total = total + scale[k] * loss_function(objective)(states[k, index] @ weight.T, target).sum()
     return total
 
 
@@ -110,14 +108,50 @@ def test_gradients_are_handed_out_once():
         grad.sum().backward()
 
 
-def test_an_unknown_objective_is_refused_by_name_even_where_nothing_counts():
+@pytest.mark.parametrize("objective", ["focal", {"forward_kl": 0.5, "focal": 0.5}])
+def test_an_unknown_objective_is_refused_by_name_even_where_nothing_counts(objective):
     states, weight, teacher, valid, scale = random_problem(2, 5)
-    with pytest.raises(ValueError, match=r"objective 'focal' is not known; choose one of forward_kl, reverse_kl"):
-        head_loss(ttt_rows(states, torch.zeros_like(valid)), weight, teacher, scale, "focal")
+    with pytest.raises(ValueError, match=r"'focal'.*forward_kl, reverse_kl"):
+        head_loss(ttt_rows(states, torch.zeros_like(valid)), weight, teacher, scale, objective)
 
 
-def test_the_recipe_offers_every_objective_there_is():
-    assert get_args(TrainConfig.model_fields["objective"].annotation) == OBJECTIVES == tuple(FORMULAS)
+def test_a_new_loss_is_a_function_and_one_line(monkeypatch):
+    """It trains a linear head, with the gradient that autograd finds over plain logits."""
+
+    def jensen_shannon(z, target):
+        q = z.softmax(-1)
+        middle = ((q + target.r) / 2).log()
+        return ((target.r * (target.log_r - middle) + q * (q.log() - middle)) / 2).sum(-1)
+
+    monkeypatch.setitem(OBJECTIVES, "jensen_shannon", jensen_shannon)
+    states, weight, teacher, valid, scale = random_problem(2, 40)
+    optimizer = torch.optim.Adam([weight], lr=0.05)
+    history = []
+    for _ in range(30):
+        fused = head_loss(ttt_rows(states, valid), weight, teacher, scale, "jensen_shannon")
+        dense = dense_loss(states, weight, teacher, valid, scale, "jensen_shannon")
+        torch.testing.assert_close(fused.loss, dense, rtol=0, atol=1e-12)
+        weight.grad, wanted = (torch.autograd.grad(loss, weight)[0] for loss in (fused.loss, dense))
+        torch.testing.assert_close(weight.grad, wanted, rtol=0, atol=1e-12)
+        optimizer.step()
+        history.append(fused.loss.item())
+    assert history[-1] < 0.8 * history[0]
+
+
+@pytest.mark.parametrize(
+    ("objective", "dtype", "device", "module"),
+    [
+        ("forward_kl", torch.bfloat16, "cuda", "kernels"),
+        ("forward_kl", torch.float64, "cuda", "objectives"),
+        ("forward_kl", torch.float32, "cpu", "objectives"),
+        ("not_written", torch.float32, "cuda", "objectives"),
+        ({"forward_kl": 1.0}, torch.float32, "cuda", "objectives"),
+    ],
+)
+def test_what_has_no_kernel_runs_in_pytorch(objective, dtype, device, module):
+    pytest.importorskip("triton")
+    states = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype)
+    assert losses._passes(objective, states).__name__ == f"drafthead.losses.{module}"
 
 
 def test_chunks_list_every_scored_row_once_beside_its_teacher():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafthead.losses import fused as losses
-from drafthead.losses import rows
+from drafthead.losses import objectives
 from drafthead.losses.fused import Teacher, head_loss
 from drafthead.losses.objectives import OBJECTIVES
 from tests.losses.problems import ttt_rows
@@ -20,22 +20,13 @@ def test_cases_where_this_machine_can_run_them():
     assert " passed" in said
 
 
-def test_an_objective_without_a_formula_in_the_kernel_is_refused_by_name():
-    from drafthead.losses.kernels import score_rows
-
-    nothing = torch.zeros(1, 4), None, torch.zeros(1, dtype=torch.long), torch.ones(1), None
-    with pytest.raises(ValueError, match=r"objective 'sixth' has no Triton form.*score\.py.*forward_kl"):
-        score_rows("sixth", *nothing)
-
-
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_kernels_compile_for_cuda(tmp_path, monkeypatch, objective, capability):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from drafthead.losses.kernels.score import score_kernel
-    from drafthead.losses.kernels.target import target_kernel
+    from drafthead.losses.kernels import score_kernel, target_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     constants = {"OBJECTIVE": objective, "NEEDS_GRAD": True, "SHARPNESS": 2.0, "LK_RATE": 3.0, "BLOCK": 1024}
@@ -82,9 +73,9 @@ def test_head_loss_on_cuda_equals_the_pytorch_form(monkeypatch, objective, size,
     scale = torch.tensor([1.0, 0.8, 0.64], device="cuda") / num_tokens
 
     results = []
-    for form in (None, rows):
-        if form is not None:
-            monkeypatch.setattr(losses, "_row_form", lambda _: rows)
+    for tuned in (True, False):
+        if not tuned:
+            monkeypatch.setattr(losses, "_passes", lambda *_: objectives)
         fused = head_loss(ttt_rows(states, valid), weight, teacher, scale, objective)
         results.append((fused, torch.autograd.grad(fused.loss, (states, weight))))
     (ours, our_grads), (wanted, wanted_grads) = results
