@@ -13,7 +13,6 @@ Shapes: M rows of the drafter, K draft positions, T teacher tokens, H hidden, D 
 and R rows of a chunk.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
@@ -109,22 +108,22 @@ class _FusedHeadLoss(torch.autograd.Function):
         grad_states = torch.zeros_like(states if needs_grad else states[:0])
         grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=wide)
 
-        todo = list(_chunks(rows.teacher, len(rows.counts), CHUNK_ROWS[states.device.type]))
-        teacher_buffer = _buffer([chunk.tokens for chunk in todo], teacher.weight, wide)
-        logits_buffer = _buffer([chunk.rows for chunk in todo], weight, wide)
+        chunks = _chunks(rows.teacher, len(rows.counts), CHUNK_ROWS[states.device.type])
+        teacher_buffer = _buffer([tokens for tokens, _, _ in chunks], teacher.weight, wide)
+        logits_buffer = _buffer([chosen for _, chosen, _ in chunks], weight, wide)
         # The gradient overwrites the logits, unless the products want it in another type.
         grad_buffer = logits_buffer if wide == weight.dtype else torch.empty_like(logits_buffer, dtype=weight.dtype)
-        for chunk in todo:
-            teacher_logits = _product(teacher.hidden[chunk.tokens], teacher.weight.T, teacher_buffer)
-            target = passes.prepare_target(objective, teacher_logits, teacher.lse[chunk.tokens].to(wide))
-            inputs = states[chunk.rows]
+        for tokens, chosen, met in chunks:
+            teacher_logits = _product(teacher.hidden[tokens], teacher.weight.T, teacher_buffer)
+            target = passes.prepare_target(objective, teacher_logits, teacher.lse[tokens].to(wide))
+            inputs = states[chosen]
             logits = _product(inputs, weight.T, logits_buffer)
             grad_logits = grad_buffer[: len(inputs)] if needs_grad else None
-            losses[chunk.rows], predictions[chunk.rows] = passes.score_rows(
-                objective, logits, target, chunk.met, row_scale[chunk.rows], grad_logits
+            losses[chosen], predictions[chosen] = passes.score_rows(
+                objective, logits, target, met, row_scale[chosen], grad_logits
             )
             if grad_logits is not None:
-                grad_states[chunk.rows] = grad_logits @ weight
+                grad_states[chosen] = grad_logits @ weight
                 _add_product(grad_weight, grad_logits.T, inputs)
 
         if needs_grad:
@@ -144,36 +143,23 @@ class _FusedHeadLoss(torch.autograd.Function):
         return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss).to(ctx.weight_dtype), *[None] * 5
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Scored rows that meet a run of teacher tokens.
-
-    Attributes:
-        tokens: (C,) the teacher's.
-        rows: (R,) index into the drafter's M rows.
-        met: (R,) which of `tokens` each row meets, ascending.
-    """
-
-    tokens: Tensor
-    rows: Tensor
-    met: Tensor
-
-
-def _chunks(teacher: Tensor, num_positions: int, max_rows: int) -> Iterator[_Chunk]:
+def _chunks(teacher: Tensor, num_positions: int, max_rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Cut the scored rows, by the teacher token (M,) that each meets, so that each token lies in one chunk.
 
     As long as at one draft position at most one row meets a token, a chunk has at most max(max_rows, K) rows.
+
+    Returns:
+        For each chunk: teacher tokens (C,); rows (R,), as indices into M; which of the tokens each row meets (R,).
     """
     scored = (teacher >= 0).nonzero()[:, 0]
     if not len(scored):
-        return
+        return []
     token, order = teacher[scored].sort(stable=True)
     tokens, met, counts = token.unique_consecutive(return_inverse=True, return_counts=True)
     width = max(max_rows // num_positions, 1)  # teacher tokens of a chunk
     sizes = torch.stack([part.sum() for part in counts.split(width)]).tolist()
-    pieces = zip(tokens.split(width), scored[order].split(sizes), met.split(sizes), strict=True)
-    for number, (some_tokens, some_rows, some_met) in enumerate(pieces):
-        yield _Chunk(some_tokens, some_rows, some_met - number * width)
+    met_inside = [part - number * width for number, part in enumerate(met.split(sizes))]
+    return list(zip(tokens.split(width), scored[order].split(sizes), met_inside, strict=True))
 
 
 def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:

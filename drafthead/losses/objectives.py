@@ -30,7 +30,8 @@ from torch import Tensor
 
 LK_RATE = 3.0
 GREEDY_TAU = 0.5
-BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}  # 4 MiB of float32 stay in a CPU's caches; a GPU wants long launches
+# Of a float32 tensor: 4 MiB stay in a CPU's caches; on a GPU 64 MiB make launches short beside the work.
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
