@@ -141,7 +141,7 @@ class Form(NamedTuple):
 
 
 def form_of(objective: Objective) -> Form:
-    """The closed form if there is one, else the function, differentiated by autograd."""
+    """The closed form if there is one, else the function and autograd. Both always give a gradient."""
     if isinstance(objective, str) and objective in CLOSED_FORMS:
         return CLOSED_FORMS[objective]
     function = loss_function(objective)
@@ -221,6 +221,9 @@ def argmax(z: Tensor, width: int = 128) -> Tensor:
 def _blocks(logits: Tensor) -> list[slice]:
     rows = max(BLOCK_ELEMENTS[logits.device.type] // logits.shape[1], 1)
     return [slice(start, start + rows) for start in range(0, len(logits), rows)]
+
+
+# Closed forms: loss and gradient from z (B, D), its argmax (B, 1), and r or, for reverse_kl, log r in `target.values`.
 
 
 def _forward_kl(z: Tensor, best: Tensor, target: TargetRows) -> Scored:

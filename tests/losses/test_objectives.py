@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from drafthead.config import train
 from drafthead.losses import objectives
@@ -36,6 +37,14 @@ def by_autograd(objective, z, target_logits, target_lse):
 
 def test_the_recipe_offers_every_objective():
     assert get_args(train.ObjectiveName) == tuple(OBJECTIVES)
+    for objective in (*OBJECTIVES, MIXTURE):
+        assert TypeAdapter(train.Objective).validate_python(objective) == objective
+
+
+@pytest.mark.parametrize("objective", ["focal", {"focal": 1.0}, {"forward_kl": 0.0}, {}], ids=str)
+def test_the_recipe_refuses_other_names_and_coefficients(objective):
+    with pytest.raises(ValidationError):
+        TypeAdapter(train.Objective).validate_python(objective)
 
 
 @pytest.mark.parametrize(
