@@ -1,17 +1,25 @@
 """The recipe's section on a training run."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
 from drafthead.config.section import Section
+
+# The keys of drafthead.losses.objectives.OBJECTIVES.
+ObjectiveName = Literal["forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance"]
+Mixture = Annotated[dict[ObjectiveName, PositiveFloat], Field(min_length=1)]
+Objective = Annotated[
+    Annotated[ObjectiveName, Tag("name")] | Annotated[Mixture, Tag("mixture")],
+    Discriminator(lambda value: "mixture" if isinstance(value, dict) else "name"),
+]
 
 
 class TrainConfig(Section):
     """One training run."""
 
     init_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
-    objective: Literal["forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance"] = "forward_kl"
+    objective: Objective = "forward_kl"  # or a weighted sum: {forward_kl: 0.9, total_variation: 0.1}
     epochs: int = Field(default=1, gt=0)
     tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank
     # Micro batches of one optimiser step over all ranks; accumulation follows from the number of ranks, so the

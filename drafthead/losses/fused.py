@@ -6,24 +6,23 @@ gradient with respect to hidden states and head weight is formed in the forward,
 hand, and scaled in the backward. It costs one extra buffer of the head's size; autograd over plain logits would
 keep M x D of them. Giving that up would mean recomputing the logits in the backward, a third more work.
 
-The objective is any of `drafthead.losses.objectives`; softmax in float32 (float64 for float64 inputs). On
-CUDA the passes over logits are Triton kernels; elsewhere PyTorch, block by block.
+The objective is any of `drafthead.losses.objectives`, or a mixture; softmax in float32 (float64 for float64
+inputs). The passes over logits are Triton kernels for objectives that have one, on CUDA; else PyTorch, block by block.
 
 Shapes: M rows of the drafter, K draft positions, T teacher tokens, H hidden, D draft vocabulary, C teacher tokens
 and R rows of a chunk.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from drafthead.losses import rows as torch_form
-from drafthead.losses.objectives import FORMULAS, ObjectiveName, Target
+from drafthead.losses import objectives
+from drafthead.losses.objectives import Objective, loss_function
 
 CHUNK_ROWS = {"cpu": 1024, "cuda": 4096}  # rows of logits that exist at a time
 
@@ -79,7 +78,7 @@ def head_loss(
     weight: Tensor,
     teacher: Teacher,
     scale: Tensor,
-    objective: ObjectiveName = "forward_kl",
+    objective: Objective = "forward_kl",
 ) -> HeadLoss:
     """Draft head, softmax and loss of all draft positions.
 
@@ -88,13 +87,12 @@ def head_loss(
         weight: (D, H) the draft's lm_head.
         teacher: the target's states and head rows.
         scale: (K,) weight of one row's loss at each draft position.
-        objective: what l is.
+        objective: what l is: a name in `objectives.OBJECTIVES`, or names with the coefficients of their sum.
 
     Raises:
-        ValueError: there is no such objective, or, on CUDA, no kernel has its formula.
+        ValueError: there is no such objective.
     """
-    if objective not in FORMULAS:
-        raise ValueError(f"objective {objective!r} is not known; choose one of {', '.join(FORMULAS)}")
+    loss_function(objective)  # an unknown name is an error even where no row is scored
     needs_grad = torch.is_grad_enabled() and (rows.states.requires_grad or weight.requires_grad)
     return HeadLoss(*_FusedHeadLoss.apply(rows.states, weight, rows, teacher, scale, objective, needs_grad))
 
@@ -103,29 +101,29 @@ class _FusedHeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, weight, rows, teacher, scale, objective, needs_grad):
         wide = torch.promote_types(states.dtype, torch.float32)
-        form = _row_form(states)
+        passes = _passes(objective, states)
         losses = states.new_zeros(len(states), dtype=wide)
         predictions = torch.full((len(states),), -1, device=states.device)
         row_scale = torch.cat([one.expand(n) for one, n in zip(scale.to(wide), rows.counts, strict=True)])
         grad_states = torch.zeros_like(states if needs_grad else states[:0])
         grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=wide)
 
-        todo = list(_chunks(rows.teacher, len(rows.counts), CHUNK_ROWS[states.device.type]))
-        teacher_buffer = _buffer([chunk.tokens for chunk in todo], teacher.weight, wide)
-        logits_buffer = _buffer([chunk.rows for chunk in todo], weight, wide)
+        chunks = _chunks(rows.teacher, len(rows.counts), CHUNK_ROWS[states.device.type])
+        teacher_buffer = _buffer([tokens for tokens, _, _ in chunks], teacher.weight, wide)
+        logits_buffer = _buffer([chosen for _, chosen, _ in chunks], weight, wide)
         # The gradient overwrites the logits, unless the products want it in another type.
         grad_buffer = logits_buffer if wide == weight.dtype else torch.empty_like(logits_buffer, dtype=weight.dtype)
-        for chunk in todo:
-            teacher_logits = _product(teacher.hidden[chunk.tokens], teacher.weight.T, teacher_buffer)
-            target = form.prepare_target(objective, teacher_logits, teacher.lse[chunk.tokens].to(wide))
-            inputs = states[chunk.rows]
+        for tokens, chosen, met in chunks:
+            teacher_logits = _product(teacher.hidden[tokens], teacher.weight.T, teacher_buffer)
+            target = passes.prepare_target(objective, teacher_logits, teacher.lse[tokens].to(wide))
+            inputs = states[chosen]
             logits = _product(inputs, weight.T, logits_buffer)
             grad_logits = grad_buffer[: len(inputs)] if needs_grad else None
-            losses[chunk.rows], predictions[chunk.rows] = form.score_rows(
-                objective, logits, target, chunk.met, row_scale[chunk.rows], grad_logits
+            losses[chosen], predictions[chosen] = passes.score_rows(
+                objective, logits, target, met, row_scale[chosen], grad_logits
             )
             if grad_logits is not None:
-                grad_states[chunk.rows] = grad_logits @ weight
+                grad_states[chosen] = grad_logits @ weight
                 _add_product(grad_weight, grad_logits.T, inputs)
 
         if needs_grad:
@@ -145,36 +143,23 @@ class _FusedHeadLoss(torch.autograd.Function):
         return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss).to(ctx.weight_dtype), *[None] * 5
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Scored rows that meet a run of teacher tokens.
-
-    Attributes:
-        tokens: (C,) the teacher's.
-        rows: (R,) index into the drafter's M rows.
-        met: (R,) which of `tokens` each row meets, ascending.
-    """
-
-    tokens: Tensor
-    rows: Tensor
-    met: Tensor
-
-
-def _chunks(teacher: Tensor, num_positions: int, max_rows: int) -> Iterator[_Chunk]:
+def _chunks(teacher: Tensor, num_positions: int, max_rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Cut the scored rows, by the teacher token (M,) that each meets, so that each token lies in one chunk.
 
     As long as at one draft position at most one row meets a token, a chunk has at most max(max_rows, K) rows.
+
+    Returns:
+        For each chunk: teacher tokens (C,); rows (R,), as indices into M; which of the tokens each row meets (R,).
     """
     scored = (teacher >= 0).nonzero()[:, 0]
     if not len(scored):
-        return
+        return []
     token, order = teacher[scored].sort(stable=True)
     tokens, met, counts = token.unique_consecutive(return_inverse=True, return_counts=True)
     width = max(max_rows // num_positions, 1)  # teacher tokens of a chunk
     sizes = torch.stack([part.sum() for part in counts.split(width)]).tolist()
-    pieces = zip(tokens.split(width), scored[order].split(sizes), met.split(sizes), strict=True)
-    for number, (some_tokens, some_rows, some_met) in enumerate(pieces):
-        yield _Chunk(some_tokens, some_rows, some_met - number * width)
+    met_inside = [part - number * width for number, part in enumerate(met.split(sizes))]
+    return list(zip(tokens.split(width), scored[order].split(sizes), met_inside, strict=True))
 
 
 def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:
@@ -184,28 +169,14 @@ def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:
     return torch.stack([part.sum() for part in losses.split(counts)])
 
 
-class _RowForm(Protocol):
-    """The passes over logits: `drafthead.losses.rows`, or `drafthead.losses.kernels` with the same functions."""
+def _passes(objective: Objective, states: Tensor) -> ModuleType:
+    """Where `prepare_target` and `score_rows` are taken from: Triton, or PyTorch for whatever it does not know."""
+    if states.is_cuda and states.dtype != torch.float64 and isinstance(objective, str) and find_spec("triton"):
+        from drafthead.losses import kernels  # not at the top: imports Triton
 
-    def prepare_target(self, objective: ObjectiveName, logits: Tensor, lse: Tensor) -> Target: ...
-
-    def score_rows(
-        self,
-        objective: ObjectiveName,
-        logits: Tensor,
-        target: Target,
-        met: Tensor,
-        scale: Tensor,
-        grad: Tensor | None,
-    ) -> torch_form.RowLoss: ...
-
-
-def _row_form(states: Tensor) -> _RowForm:
-    if not states.is_cuda or states.dtype == torch.float64 or find_spec("triton") is None:
-        return torch_form
-    from drafthead.losses import kernels  # not at the top: imports Triton
-
-    return kernels
+        if objective in kernels.WRITTEN:
+            return kernels
+    return objectives
 
 
 def _buffer(parts: list[Tensor], weight: Tensor, dtype: torch.dtype) -> Tensor:

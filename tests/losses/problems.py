@@ -5,25 +5,23 @@ import torch
 from drafthead.losses.fused import HeadRows, Teacher
 
 
-def ttt_rows(states, valid):
-    """Step k at index t meets teacher token t + 1 + k, where `valid` (K, T); states (K, T, H)."""
-    steps, index = (torch.arange(size, device=valid.device) for size in valid.shape)
-    teacher = torch.where(valid, index + 1 + steps[:, None], -1)
-    return HeadRows(states.flatten(0, 1), teacher.flatten(), (valid.shape[1],) * len(valid))
+def random_problem(
+    num_steps, num_tokens, hidden=6, vocab=9, seed=0, dtype=torch.float64, device="cpu"
+) -> tuple[HeadRows, torch.Tensor, Teacher, torch.Tensor]:
+    """Rows, head (D, H), teacher and scale (K,). Step k at index t meets teacher token t + 1 + k, if it is scored."""
+    generator = torch.Generator(device).manual_seed(seed)
 
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64, device=device).to(dtype)
 
-def random_problem(num_steps, num_tokens, seed=0, hidden=6, vocab=9):
-    """States (K, T, H), head (D, H), teacher, valid (K, T) and scale (K,), in float64."""
-    generator = torch.Generator().manual_seed(seed)
-    states = torch.randn(num_steps, num_tokens, hidden, generator=generator, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64, requires_grad=True)
-    teacher = Teacher(
-        torch.randn(num_tokens, hidden, generator=generator, dtype=torch.float64),
-        torch.randn(vocab, hidden, generator=generator, dtype=torch.float64),
-        torch.full((num_tokens,), 20.0, dtype=torch.float64),
+    states, weight, teacher_hidden, teacher_weight = (
+        random(rows, hidden) / hidden**0.25 for rows in (num_steps * num_tokens, vocab, num_tokens, vocab)
     )
-    valid = torch.rand(num_steps, num_tokens, generator=generator) < 0.6
-    for k in range(num_steps):
-        valid[k, max(num_tokens - 1 - k, 0) :] = False  # the teacher row t + 1 + k must exist
-    scale = torch.rand(num_steps, generator=generator, dtype=torch.float64)
-    return states, weight, teacher, valid, scale
+    wide = torch.promote_types(dtype, torch.float32)
+    lse = (teacher_hidden @ teacher_weight.T).to(wide).logsumexp(-1) + 0.3  # a part lies outside the vocabulary
+    steps, index = (torch.arange(size, device=device) for size in (num_steps, num_tokens))
+    met = index + 1 + steps[:, None]
+    scored = (torch.rand(met.shape, generator=generator, device=device) < 0.6) & (met < num_tokens)
+    rows = HeadRows(states.requires_grad_(), torch.where(scored, met, -1).flatten(), (num_tokens,) * num_steps)
+    scale = torch.rand(num_steps, generator=generator, dtype=wide, device=device)
+    return rows, weight.requires_grad_(), Teacher(teacher_hidden, teacher_weight, lse), scale

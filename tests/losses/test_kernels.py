@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from drafthead.losses import fused as losses
-from drafthead.losses import rows
-from drafthead.losses.fused import Teacher, head_loss
+from drafthead.losses import fused
+from drafthead.losses.fused import head_loss
 from drafthead.losses.objectives import OBJECTIVES
-from tests.losses.problems import ttt_rows
+from tests.losses.problems import random_problem
 from tests.scripts import run_ok
 
 triton = pytest.importorskip("triton")
@@ -20,22 +19,13 @@ def test_cases_where_this_machine_can_run_them():
     assert " passed" in said
 
 
-def test_an_objective_without_a_formula_in_the_kernel_is_refused_by_name():
-    from drafthead.losses.kernels import score_rows
-
-    nothing = torch.zeros(1, 4), None, torch.zeros(1, dtype=torch.long), torch.ones(1), None
-    with pytest.raises(ValueError, match=r"objective 'sixth' has no Triton form.*score\.py.*forward_kl"):
-        score_rows("sixth", *nothing)
-
-
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_kernels_compile_for_cuda(tmp_path, monkeypatch, objective, capability):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from drafthead.losses.kernels.score import score_kernel
-    from drafthead.losses.kernels.target import target_kernel
+    from drafthead.losses.kernels import score_kernel, target_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     constants = {"OBJECTIVE": objective, "NEEDS_GRAD": True, "SHARPNESS": 2.0, "LK_RATE": 3.0, "BLOCK": 1024}
@@ -63,34 +53,17 @@ def test_tuned_kernels_equal_the_pytorch_form(objective, size, grad_dtype):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_head_loss_on_cuda_equals_the_pytorch_form(monkeypatch, objective, size, dtype):
-    monkeypatch.setitem(losses.CHUNK_ROWS, "cuda", 500)  # several chunks
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def random(*shape):
-        return (torch.randn(*shape, generator=generator, device="cuda") / 4).to(dtype)
-
-    num_steps, num_tokens, hidden = 3, 400, 256
-    states, weight = (
-        tensor.requires_grad_() for tensor in (random(num_steps, num_tokens, hidden), random(size, hidden))
-    )
-    teacher_hidden, teacher_weight = random(num_tokens, hidden), random(size, hidden)
-    lse = (teacher_hidden @ teacher_weight.T).float().logsumexp(-1) + 0.3
-    teacher = Teacher(teacher_hidden, teacher_weight, lse)
-    valid = torch.rand(num_steps, num_tokens, generator=generator, device="cuda") < 0.7
-    valid[:, -num_steps:] = False
-    scale = torch.tensor([1.0, 0.8, 0.64], device="cuda") / num_tokens
-
+def test_head_loss_on_cuda_equals_the_function(monkeypatch, objective, size, dtype):
+    monkeypatch.setitem(fused.CHUNK_ROWS, "cuda", 500)  # several chunks
+    problem = rows, weight, *_ = random_problem(3, 400, hidden=256, vocab=size, dtype=dtype, device="cuda")
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     results = []
-    for form in (None, rows):
-        if form is not None:
-            monkeypatch.setattr(losses, "_row_form", lambda _: rows)
-        fused = head_loss(ttt_rows(states, valid), weight, teacher, scale, objective)
-        results.append((fused, torch.autograd.grad(fused.loss, (states, weight))))
+    for choice in (objective, {objective: 1.0}):
+        scored = head_loss(*problem, choice)  # by the kernels, then by autograd
+        results.append((scored, torch.autograd.grad(scored.loss, (rows.states, weight))))
     (ours, our_grads), (wanted, wanted_grads) = results
     torch.testing.assert_close(ours.position_sums, wanted.position_sums, rtol=1e-5, atol=1e-4)
     assert (ours.predictions == wanted.predictions).float().mean() > 0.999  # equal logits may differ in their order
-    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     for grad, wanted_grad in zip(our_grads, wanted_grads, strict=True):
         assert grad.dtype == dtype
         assert (grad - wanted_grad).float().norm() <= tolerance * wanted_grad.float().norm()

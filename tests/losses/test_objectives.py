@@ -1,95 +1,113 @@
-"""Every objective against its definition, differentiated by autograd."""
+"""Every objective by hand, and its closed form against the function."""
 
-import math
+from math import exp, log
+from typing import get_args
 
 import pytest
 import torch
+from pydantic import TypeAdapter, ValidationError
 
-from drafthead.losses import rows
-from drafthead.losses.objectives import GREEDY_TAU, LK_RATE, OBJECTIVES, Scored
-from drafthead.losses.rows import argmax, prepare_target
+from drafthead.config import train
+from drafthead.losses import objectives
+from drafthead.losses.objectives import CLOSED_FORMS, LK_RATE, OBJECTIVES, Target, loss_function
 
-
-def score_rows(objective, logits, teacher_logits, teacher_lse):
-    """Every row against its own teacher row; the gradient unscaled."""
-    target = prepare_target(objective, teacher_logits.clone(), teacher_lse)
-    every, grad = torch.arange(len(logits)), torch.empty_like(logits)
-    return Scored(rows.score_rows(objective, logits, target, every, torch.ones(len(logits)), grad).loss, grad)
+MIXTURE = {"forward_kl": 0.9, "total_variation": 0.1}
 
 
-def definition(objective, logits, p_full, draft_ids):
-    """The formulas of the module docstring, from the target's full distribution."""
-    p = p_full[:, draft_ids]
-    r = p / p.sum(-1, keepdim=True)
-    q = logits.softmax(-1)
-    kl = (r * (r / q).log()).sum(-1)
-    accepted = torch.minimum(p, q).sum(-1)
-    weight = torch.exp(-LK_RATE * accepted).detach()
-    return {
-        "forward_kl": kl,
-        "reverse_kl": (q * (q / r).log()).sum(-1),
-        "total_variation": 1 - accepted,
-        "lk_hybrid": weight * kl + (1 - weight) * (1 - accepted),
-        "greedy_acceptance": 1 - ((logits / GREEDY_TAU).softmax(-1) * p).sum(-1),
-    }[objective]
+def random_rows(spread=1.0, num_rows=30, size=5):
+    """Logits of draft and target (B, D), and the target's log-sum-exp (B,), a part of it outside the vocabulary."""
+    generator = torch.Generator().manual_seed(0)
+    z, target = (spread * torch.randn(num_rows, size, generator=generator, dtype=torch.float64) for _ in range(2))
+    return z, target, target.logsumexp(-1) + torch.rand(num_rows, generator=generator)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+def scored(objective, z, target_logits, target_lse):
+    """Loss and unscaled gradient, every row against its own teacher row."""
+    target = objectives.prepare_target(objective, target_logits.clone(), target_lse)
+    grad = torch.empty_like(z)
+    return objectives.score_rows(objective, z, target, torch.arange(len(z)), torch.ones(len(z)), grad).loss, grad
+
+
+def by_autograd(objective, z, target_logits, target_lse):
+    z, log_r = z.clone().requires_grad_(), target_logits.log_softmax(-1)
+    p = (target_logits - target_lse[:, None]).exp()
+    loss = loss_function(objective)(z, Target(log_r, p.sum(-1, keepdim=True)))
+    return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
+
+
+def test_the_recipe_offers_every_objective():
+    assert get_args(train.ObjectiveName) == tuple(OBJECTIVES)
+    for objective in (*OBJECTIVES, MIXTURE):
+        assert TypeAdapter(train.Objective).validate_python(objective) == objective
+
+
+@pytest.mark.parametrize("objective", ["focal", {"focal": 1.0}, {"forward_kl": 0.0}, {}], ids=str)
+def test_the_recipe_refuses_other_names_and_coefficients(objective):
+    with pytest.raises(ValidationError):
+        TypeAdapter(train.Objective).validate_python(objective)
+
+
+@pytest.mark.parametrize(
+    ("objective", "wanted"),
+    [
+        ("forward_kl", 0.625 * log(0.625 / 0.9) + 0.375 * log(0.375 / 0.1)),
+        ("reverse_kl", 0.9 * log(0.9 / 0.625) + 0.1 * log(0.1 / 0.375)),
+        ("total_variation", 0.4),
+        ("lk_hybrid", 0.4 + exp(-LK_RATE * 0.6) * (0.625 * log(0.625 / 0.9) + 0.375 * log(0.375 / 0.1) - 0.4)),
+        ("greedy_acceptance", 1 - (0.81 * 0.5 + 0.01 * 0.3) / 0.82),  # tau = 0.5 squares the ratio of q
+    ],
+)
+def test_by_hand(objective, wanted):
+    p = torch.tensor([[0.5, 0.3]])  # 0.2 lies outside the draft vocabulary, so r = 0.625, 0.375
+    q = torch.tensor([[0.9, 0.1]])
+    for loss in (scored, by_autograd):
+        assert loss(objective, q.log(), p.log(), torch.zeros(1))[0].item() == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", CLOSED_FORMS)
 @pytest.mark.parametrize("spread", [0.1, 3.0])
-def test_loss_and_gradient_equal_the_definition(objective, spread):
-    generator = torch.Generator().manual_seed(0)
-    draft_ids = torch.tensor([0, 2, 3, 7, 9])
-    target_logits = spread * torch.randn(30, 12, generator=generator, dtype=torch.float64)
-    logits = (spread * torch.randn(30, 5, generator=generator, dtype=torch.float64)).requires_grad_()
-    scored = score_rows(objective, logits.detach(), target_logits[:, draft_ids], target_logits.logsumexp(-1))
-    wanted = definition(objective, logits, target_logits.softmax(-1), draft_ids)
-    torch.testing.assert_close(scored.loss, wanted.detach(), rtol=0, atol=1e-12)
-    (gradient,) = torch.autograd.grad(wanted.sum(), logits)
-    torch.testing.assert_close(scored.grad_logits, gradient, rtol=0, atol=1e-12)
+def test_closed_forms_equal_the_function(objective, spread):
+    rows = random_rows(spread)
+    for ours, wanted in zip(scored(objective, *rows), by_autograd(objective, *rows), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
 
 
-def test_total_variation_is_the_rejection_probability_by_hand():
-    p = torch.tensor([[0.5, 0.3]])  # 0.2 lies outside the draft vocabulary
-    logits = torch.tensor([[0.9, 0.1]]).log()
-    scored = score_rows("total_variation", logits, p.log(), torch.zeros(1))
-    assert scored.loss.item() == pytest.approx(1 - (0.5 + 0.1))
+def test_a_mixture_is_the_weighted_sum():
+    rows = random_rows()
+    parts = [scored(name, *rows) for name in MIXTURE]
+    for number, ours in enumerate(scored(MIXTURE, *rows)):
+        wanted = 0.9 * parts[0][number] + 0.1 * parts[1][number]
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
 
 
-def test_greedy_acceptance_tends_to_the_probability_of_the_argmax():
-    p = torch.tensor([[0.2, 0.7]])
-    logits = torch.tensor([[30.0, 0.0]])  # the draft is sure of the wrong token
-    assert score_rows("greedy_acceptance", logits, p.log(), torch.zeros(1)).loss.item() == pytest.approx(0.8)
-
-
-def test_extreme_logits_stay_finite():
-    logits = torch.tensor([[1e4, 0.0, -1e4]])
-    teacher = torch.tensor([[-1e4, 0.0, 1e4]])
-    for objective in OBJECTIVES:
-        scored = score_rows(objective, logits, teacher, teacher.logsumexp(-1))
-        assert math.isfinite(scored.loss.item()), objective
-        assert scored.grad_logits.isfinite().all(), objective
-
-
+@pytest.mark.parametrize("without", ["nothing", "closed forms"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
+def test_extreme_logits_stay_finite(monkeypatch, objective, without):
+    if without == "closed forms":
+        monkeypatch.delitem(CLOSED_FORMS, objective)
+    target_logits = torch.tensor([[-1e4, 0.0, 1e4]])
+    for values in scored(objective, torch.tensor([[1e4, 0.0, -1e4]]), target_logits, target_logits.logsumexp(-1)):
+        assert values.isfinite().all()
+
+
+@pytest.mark.parametrize("objective", [*OBJECTIVES, MIXTURE], ids=str)
 def test_blocks_and_shared_teacher_rows_change_nothing(monkeypatch, objective):
-    generator = torch.Generator().manual_seed(0)
-    logits, teacher = (torch.randn(count, 8, generator=generator, dtype=torch.float64) for count in (7, 3))
-    lse, met = teacher.logsumexp(-1) + 0.1, torch.tensor([0, 0, 1, 1, 1, 2, 2])
-    scale = torch.rand(7, generator=generator, dtype=torch.float64)
-    alone = score_rows(objective, logits, teacher[met], lse[met])
+    (z, _, _), (_, target_logits, lse) = random_rows(num_rows=7), random_rows(num_rows=3)
+    met, scale = torch.tensor([0, 0, 1, 1, 1, 2, 2]), torch.rand(7, dtype=torch.float64)
+    loss, gradient = scored(objective, z, target_logits[met], lse[met])
     for block_rows in (1, 2, 100):
-        monkeypatch.setattr(rows, "BLOCK_ELEMENTS", 8 * block_rows)
-        target = prepare_target(objective, teacher.clone(), lse)
-        grad = logits.clone()
-        scored = rows.score_rows(objective, grad, target, met, scale, grad)  # in place
-        torch.testing.assert_close(scored.loss, alone.loss, rtol=0, atol=1e-12)
-        torch.testing.assert_close(grad, scale[:, None] * alone.grad_logits, rtol=0, atol=1e-12)
-        assert (scored.best == logits.argmax(-1)).all()
-        assert (rows.score_rows(objective, logits, target, met, scale, None).loss == scored.loss).all()
+        monkeypatch.setitem(objectives.BLOCK_ELEMENTS, "cpu", 5 * block_rows)
+        target = objectives.prepare_target(objective, target_logits.clone(), lse)
+        grad = z.clone()
+        ours = objectives.score_rows(objective, grad, target, met, scale, grad)  # in place
+        torch.testing.assert_close(ours.loss, loss, rtol=0, atol=1e-12)
+        torch.testing.assert_close(grad, scale[:, None] * gradient, rtol=0, atol=1e-12)
+        assert (ours.best == z.argmax(-1)).all()
+        assert (objectives.score_rows(objective, z, target, met, scale, None).loss == ours.loss).all()
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 384, 1000])
 def test_argmax_is_the_first_of_the_largest(size):
     z = torch.randint(0, 4, (50, size), generator=torch.Generator().manual_seed(size)).float()
     first = (z == z.amax(-1, keepdim=True)).int().cumsum(-1).eq(1).int().argmax(-1)
-    assert (argmax(z) == first).all()
+    assert (objectives.argmax(z) == first).all()

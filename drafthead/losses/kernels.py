@@ -1,20 +1,59 @@
-"""Loss, gradient and prediction: one program scores one row of the draft's logits.
+"""The passes over logits as Triton kernels for CUDA, one program a row.
 
-Up to three passes over the row. The first finds the peak, the softmax's sum and the argmax; the second the
-sums that a gradient needs beforehand (forward KL's does not); the third writes the gradient. Only the first
-reads device memory, the others find the row in cache.
+The same two functions as in `drafthead.losses.objectives`, for the objectives in `WRITTEN`. Importing this module
+imports Triton; `drafthead.losses.fused` does so only for tensors on CUDA.
 
 Symbols as in `drafthead.losses.objectives`; R draft rows, C teacher tokens, D draft vocabulary.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from drafthead.losses.kernels.tuning import tuned
-from drafthead.losses.objectives import GREEDY_TAU, LK_RATE, ObjectiveName, Target
-from drafthead.losses.rows import RowLoss
+from drafthead.losses.objectives import GREEDY_TAU, LK_RATE, RowLoss, TargetRows
+
+WRITTEN = ("forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance")
+# Elements of a row at a time, warps: 8 to 32 elements per thread.
+SHAPES = [(1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16), (32768, 32)]
+
+
+@triton.jit
+def target_kernel(
+    logits,  # (C, D) float32, in: the target's logits; out: r, or log r for reverse_kl
+    lse,  # (C,) over the target's full vocabulary
+    mass,  # (C, 1) out
+    negentropy,  # (C,) out
+    size,  # D
+    OBJECTIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # Normalises one row of the target's logits in place.
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * size
+    lanes = tl.arange(0, BLOCK)
+
+    # Softmax online: the sum so far is rescaled whenever the peak rises.
+    peak = float("-inf")
+    total = 0.0
+    for start in range(0, size, BLOCK):
+        z = tl.load(logits + start + lanes, mask=start + lanes < size, other=float("-inf"))
+        higher = tl.maximum(peak, tl.max(z, 0))
+        total = total * tl.exp(peak - higher) + tl.sum(tl.exp(z - higher), 0)
+        peak = higher
+    draft_lse = peak + tl.log(total)
+
+    entropy_parts = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, size, BLOCK):
+        inside = start + lanes < size
+        log_r = tl.load(logits + start + lanes, mask=inside, other=0.0) - draft_lse
+        r = tl.exp(log_r)
+        entropy_parts += tl.where(inside, r * log_r, 0.0)
+        tl.store(logits + start + lanes, log_r if OBJECTIVE == "reverse_kl" else r, mask=inside)
+    tl.store(mass + row, tl.exp(draft_lse - tl.load(lse + row)))
+    tl.store(negentropy + row, tl.sum(entropy_parts, 0))
 
 
 @triton.jit
@@ -35,6 +74,9 @@ def score_kernel(
     LK_RATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    # The loss, gradient and prediction of one row, in up to three passes over it. The first finds the peak, the
+    # softmax's sum and the argmax; the second the sums that a gradient needs beforehand (forward KL's does not); the
+    # third writes the gradient. Only the first reads device memory, the others find the row in cache.
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(met + row).to(tl.int64)
     logits += row * size
@@ -114,30 +156,46 @@ def score_kernel(
             tl.store(grad + start + lanes, slope * row_scale, mask=inside)
 
 
-# Whose formulas stand above. The kernel would give any other a loss of 1 and some gradient.
-WRITTEN = ("forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance")
-tuned_score_kernel = tuned(score_kernel, key=["size", "OBJECTIVE", "NEEDS_GRAD"], overwritten="grad")
+def _tuned(kernel: Any, key: list[str], overwritten: str) -> Any:
+    """The fastest of `SHAPES` for each value of the arguments in `key` and types of tensors.
+
+    Measured at the first launch, with the argument that is overwritten restored between trials. The choice is kept
+    in Triton's cache on disk: another one would sum in another order, and a resumed run would not repeat the
+    interrupted one bit for bit.
+    """
+    return triton.autotune(
+        configs=[triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in SHAPES],
+        key=key,
+        restore_value=[overwritten],
+        cache_results=True,
+    )(kernel)
+
+
+tuned_target_kernel = _tuned(target_kernel, key=["size", "OBJECTIVE"], overwritten="logits")
+tuned_score_kernel = _tuned(score_kernel, key=["size", "OBJECTIVE", "NEEDS_GRAD"], overwritten="grad")
+
+
+def prepare_target(objective: str, logits: Tensor, lse: Tensor, block: int | None = None) -> TargetRows:
+    """As `drafthead.losses.objectives.prepare_target`, for contiguous float32; `block` fixes the tuned block size."""
+    mass, negentropy = lse.new_empty(len(lse), 1), torch.empty_like(lse)
+    arguments = (logits, lse, mass, negentropy, logits.shape[1], objective)
+    if block is None:
+        tuned_target_kernel[(len(logits),)](*arguments)
+    else:
+        target_kernel[(len(logits),)](*arguments, BLOCK=block)
+    return TargetRows(logits, mass, negentropy)
 
 
 def score_rows(
-    objective: ObjectiveName,
+    objective: str,
     logits: Tensor,
-    target: Target,
+    target: TargetRows,
     met: Tensor,
     scale: Tensor,
     grad: Tensor | None,
     block: int | None = None,
 ) -> RowLoss:
-    """As `drafthead.losses.rows.score_rows`, for contiguous float32 logits; `block` fixes the tuned block size.
-
-    Raises:
-        ValueError: the kernel does not know the objective.
-    """
-    if objective not in WRITTEN:
-        raise ValueError(
-            f"objective {objective!r} has no Triton form: add its formula to drafthead/losses/kernels/score.py, or "
-            f"train with one of {', '.join(WRITTEN)}"
-        )
+    """As `drafthead.losses.objectives.score_rows`, for contiguous float32; `block` fixes the tuned block size."""
     loss, best = torch.empty_like(scale), torch.empty_like(met)
     sharpness = 1 / GREEDY_TAU if objective == "greedy_acceptance" else 1.0
     out = logits if grad is None else grad
