@@ -13,6 +13,7 @@ ends; the alternative, trusting size and time stamps, would miss a flipped bit.
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -23,6 +24,8 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from drafthead import locks
 from drafthead.files import remove_leftovers, sha256_file, write_json
 from drafthead.made_by import made_by
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 IDENTITY = "identity.json"
@@ -169,7 +172,9 @@ def _reopened(directory: Path) -> bool:
     """Whether a complete artefact had to be opened again, because files of it are gone or cut short."""
     lost = lost_files(directory, read_manifest(directory))
     if lost:
-        print(f"{directory} has lost {_some(lost)} since it was made (missing, or of another size): making it again")
+        logger.warning(
+            "%s has lost %s since it was made (missing, or of another size): making it again", directory, _some(lost)
+        )
         for name in lost:
             (directory / name).unlink(missing_ok=True)
         (directory / MANIFEST).unlink(missing_ok=True)
