@@ -109,7 +109,7 @@ class TestShards:
 
 
 class TestManifests:
-    def test_a_stage_makes_again_what_its_artefact_has_lost(self, tmp_path, capsys):
+    def test_a_stage_makes_again_what_its_artefact_has_lost(self, tmp_path, caplog):
         def make() -> bool:
             if provenance.begin(tmp_path / "a", "states", {"aux layers": [2]}):
                 return False
@@ -124,7 +124,7 @@ class TestManifests:
         with pytest.raises(ArtefactError, match="has lost one, two since it was made"):
             provenance.require(tmp_path / "a", "states", "make it")
         assert [make(), make()] == [True, False]
-        assert "has lost one, two since it was made" in capsys.readouterr().out
+        assert "one, two" in caplog.text
         assert provenance.verify_files(tmp_path / "a") == []
 
     def test_changed_bytes_are_refused_where_all_are_read(self, tmp_path):
