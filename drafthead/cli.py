@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import drafthead.processes  # noqa: F401  engines that a recipe spawns import the recipe's module, and with it this one
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
-from drafthead.space import ran_out
+from drafthead.files import ran_out
 
 _FOR_USERS = (
     ValueError, FloatingPointError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError,

@@ -23,9 +23,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafthead.files import delete_folder, sha256_file, sync, write_json
+from drafthead.files import DiskFullError, check_space, delete_folder, sha256_file, sync, write_json
 from drafthead.provenance import MANIFEST, ArtefactError, read_json, verify_files
-from drafthead.space import DiskFullError, check_space
 from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
