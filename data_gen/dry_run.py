@@ -12,16 +12,9 @@ from dataclasses import replace
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.planning.form import AMOUNTS, GPU_MEMORY, GPUS, Assumed, StagePlan, assumed_from, print_plans
-from drafthead.planning.stages import (
-    all_lengths,
-    eval_plan,
-    export_plan,
-    harvest_plan,
-    prompts_plan,
-    regenerate_plan,
-    train_plan,
-)  # fmt: skip
+from drafthead.planning import AMOUNTS, GPU_MEMORY, GPUS, Assumed, StagePlan, assumed_from, print_plans
+from drafthead.planning.lengths import all_lengths
+from drafthead.planning.stages import eval_plan, export_plan, harvest_plan, prompts_plan, regenerate_plan, train_plan
 
 RATES = tuple(
     (f"--{stage}-rate", {"type": float, "metavar": "RATE", "help": f"measured tokens per second of {stage}"})

@@ -16,7 +16,7 @@ from drafthead.generation import running
 from drafthead.generation.states.harvest import harvest, print_states
 from drafthead.generation.states.inspect_states import print_verification
 from drafthead.generation.states.shard_jobs import WHOLE, Share
-from drafthead.planning.form import AMOUNTS, DRY_RUN, GPU_MEMORY, GPUS, RATE, assumed_from, print_plans
+from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, GPUS, RATE, assumed_from, print_plans
 from drafthead.planning.stages import harvest_plan
 
 OPTIONS = (

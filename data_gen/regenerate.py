@@ -14,7 +14,7 @@ from drafthead.generation import running
 from drafthead.generation.responses.regenerate import SPLITS, regenerate
 from drafthead.generation.responses.report import print_responses
 from drafthead.generation.states.harvest import harvest, print_states
-from drafthead.planning.form import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
+from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
 from drafthead.planning.stages import regenerate_plan
 
 OPTIONS = (DRY_RUN, RATE, GPU_MEMORY, *AMOUNTS, *running.OPTIONS)

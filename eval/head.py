@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.planning.form import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
+from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
 from drafthead.planning.stages import eval_plan
 from drafthead.processes import ends_with_parent
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.planning.form import DRY_RUN, assumed_from, print_plans
+from drafthead.planning import DRY_RUN, assumed_from, print_plans
 
 if TYPE_CHECKING:
     from drafthead.exporting.card import Measured

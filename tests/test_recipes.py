@@ -16,7 +16,7 @@ from drafthead.exporting.contract import checkpoint_tensors, expected_shapes, ex
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
 from drafthead.generation.sources.catalogue import CATALOGUE
-from drafthead.planning.form import Assumed
+from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 from tests.artefacts import cached_snapshot

@@ -10,7 +10,7 @@ accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes fr
 import os
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.planning.form import DRY_RUN, GPUS, RATE, assumed_from, print_plans
+from drafthead.planning import DRY_RUN, GPUS, RATE, assumed_from, print_plans
 from drafthead.processes import end_with_launcher
 
 

@@ -13,7 +13,7 @@ import torch
 from drafthead.config import Recipe, TrainConfig
 from drafthead.drafters.eagle3.model import DraftShape, num_parameters
 from drafthead.losses.fused import CHUNK_ROWS
-from drafthead.planning.form import size_text
+from drafthead.planning import size_text
 from drafthead.target.files import local_files
 
 _FLOAT32 = 4

@@ -1,37 +1,31 @@
 """The plan of every stage: tokens, bytes on disk, memory per GPU, and hours where the user gave a rate.
 
-Sequences, tokens and bytes are exact once the responses exist. Before, they follow from the prompts, or from the
-recipe and the command line: an upper bound, as every response is counted with the length that the recipe allows.
-
+Exact once the responses exist, and an upper bound before (planning.lengths).
 Shapes: T tokens, R rows that can carry loss, H hidden, N aux layers.
 """
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-from drafthead.config import PromptsConfig, PromptSource, Recipe
+from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.reading import Said
-from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import iter_responses
-from drafthead.data.store import KIND as STATES
 from drafthead.drafters.eagle3.model import num_parameters, planned_shape
 from drafthead.evaluation.measuring.conditions import by_engine, conditions
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.exporting.answers import PROMPTS
-from drafthead.generation.prompts.mix import PRESETS
-from drafthead.generation.responses.asking import Request, continuation, prepare
-from drafthead.generation.responses.dialogue import open_dialogue
-from drafthead.generation.responses.keeping import Keeper
-from drafthead.generation.responses.regenerate import SPLITS, is_answered
-from drafthead.planning.form import DEFAULT_PROMPTS, Assumed, StagePlan, size_text
+from drafthead.generation.responses.regenerate import is_answered
+from drafthead.planning import Assumed, StagePlan, size_text
+from drafthead.planning.lengths import (
+    SequenceLength,
+    SplitLengths,
+    all_lengths,
+    length_notes,
+    planned_prompts,
+    planned_sources,
+)  # fmt: skip
 from drafthead.planning.memory import EngineMemory, training_memory
-from drafthead.progress import progress_bar
-from drafthead.provenance import MANIFEST, require
+from drafthead.provenance import MANIFEST, read_manifest
 from drafthead.target.pieces import TargetSpec, captured_ids, check_aux_layer_ids, compute_dtype, load_target_spec
-from drafthead.target.tokenizer import load_tokenizer
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them
 _REQUEST_BYTES = 8_000  # of a request in the results, its response's ids included
@@ -39,129 +33,7 @@ _HEAD_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 2}  # of a weight; fp8 halves
 _FLOAT32 = 4
 
 
-# ---- How long sequences are -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SequenceLength:
-    """Tokens before the response, of the response, and after it."""
-
-    prompt: int
-    response: int
-    continuation: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt + self.response + self.continuation
-
-    @property
-    def rows(self) -> int:
-        """Rows that can carry loss: from two before the first generated token on (see drafters.layout)."""
-        return self.response + self.continuation + min(self.prompt, 2) if self.response else 0
-
-
-@dataclass(frozen=True)
-class SplitLengths:
-    """The sequences of a split, and what their lengths were taken from."""
-
-    split: str
-    sequences: Sequence[SequenceLength]
-    source: Literal["responses", "prompts", "recipe"]
-
-    @property
-    def exact(self) -> bool:
-        return self.source == "responses"
-
-    @property
-    def tokens(self) -> int:
-        return sum(one.tokens for one in self.sequences)
-
-    @property
-    def generated(self) -> int:
-        """Tokens that the target generates."""
-        return sum(one.response + one.continuation for one in self.sequences)
-
-
-def all_lengths(recipe: Recipe, assumed: Assumed) -> list[SplitLengths]:
-    """Of the training and the validation split."""
-    return [split_lengths(recipe, split, assumed) for split in SPLITS]
-
-
-def split_lengths(recipe: Recipe, split: str, assumed: Assumed) -> SplitLengths:
-    """The sequences of "train" or "validation", as well as they are known."""
-    if (recipe.responses_dir(split) / MANIFEST).exists():
-        stored = iter_responses(recipe.responses_dir(split))
-        found = [SequenceLength(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids)) for r in stored]
-        return SplitLengths(split, found, "responses")
-    if (recipe.prompts_dir / MANIFEST).exists():
-        return SplitLengths(split, _from_prompts(recipe, split, assumed), "prompts")
-    after = continuation(recipe, split)
-    response = min(assumed.response_tokens or recipe.responses.max_tokens, recipe.responses.max_tokens)
-    prompt = min(assumed.prompt_tokens, recipe.engine.max_model_len - 1 - after - response)
-    settings = recipe.prompts
-    count = settings.validation if split == "validation" else assumed.prompts or planned_prompts(settings)
-    return SplitLengths(split, [SequenceLength(prompt, response, after)] * count, "recipe")
-
-
-def planned_prompts(settings: PromptsConfig) -> int:
-    """Training conversations of a recipe whose prompts are not drawn yet; DEFAULT_PROMPTS where it gives no number."""
-    amounts = [
-        source.train if source.train is not None else sum((source.categories or {}).values())
-        for source in planned_sources(settings)
-        if source.weight is None
-    ]
-    counted = int(sum(amounts)) - settings.validation  # which is drawn from them
-    known = [count for count in (counted, settings.max_train) if count and count > 0]
-    return min(known, default=DEFAULT_PROMPTS)
-
-
-def planned_sources(settings: PromptsConfig) -> Sequence[PromptSource]:
-    """The sources of a mix or a preset; none of a file of prompts."""
-    return PRESETS[settings.preset] if settings.preset else settings.sources or ()
-
-
-def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[SequenceLength]:
-    """With the data's own responses, or with responses as long as there is room for."""
-    tokenizer, prompts = load_tokenizer(recipe, templated=True), read_prompts(recipe.prompts_dir, split)
-    if not is_answered(recipe, split):
-        with progress_bar(len(prompts), "reading responses", "prompt") as bar:
-            kept, _ = Keeper(recipe, tokenizer).keep(prompts, bar)
-        return [SequenceLength(len(response.prompt_ids), len(response.response_ids)) for response in kept]
-    found: list[SequenceLength] = []
-    dialogues = [open_dialogue(prompt, recipe.responses.turn_by_turn) for prompt in prompts]
-    while dialogues:
-        requests, _ = prepare(recipe, tokenizer, split, dialogues)
-        found += [_longest(recipe, split, request, assumed) for request in requests]
-        # Responses of full length are counted above; one word stands for them in what is rendered.
-        dialogues = [later for request in requests if (later := request.dialogue.after(Said("yes")))]
-    return found
-
-
-def _longest(recipe: Recipe, split: str, request: Request, assumed: Assumed) -> SequenceLength:
-    """A turn with the longest responses before it that the engine has room for."""
-    after = continuation(recipe, split)
-    response = min(request.max_tokens, assumed.response_tokens or request.max_tokens)
-    room = recipe.engine.max_model_len - 1 - after - response
-    earlier = request.dialogue.turn * (assumed.response_tokens or recipe.responses.max_tokens)
-    return SequenceLength(min(len(request.prompt_ids) + earlier, room), response, after)
-
-
-def _length_notes(recipe: Recipe, lengths: Sequence[SplitLengths], assumed: Assumed) -> list[str]:
-    """What was assumed, a sentence each; nothing once the responses exist."""
-    train, found = lengths[0], []
-    if train.source == "recipe":
-        found.append(
-            f"no prompts yet: {len(train.sequences):,} of {train.sequences[0].prompt:,} tokens with one response each "
-            "(--prompts, --prompt-tokens)"
-        )
-    if not train.exact:
-        longest = assumed.response_tokens or recipe.responses.max_tokens
-        bound = "" if assumed.response_tokens else "responses.max_tokens, an upper bound: "
-        found.append(f"no responses yet: each counted with {bound}{longest:,} tokens (--response-tokens)")
-    return found
-
-
-# ---- Data -----------------------------------------------------------------------------------------------------------
+# ---- Data ----
 
 
 def prompts_plan(recipe: Recipe, assumed: Assumed) -> StagePlan:
@@ -192,7 +64,7 @@ def regenerate_plan(recipe: Recipe, assumed: Assumed, lengths: list[SplitLengths
     sequences = sum(len(one.sequences) for one in regenerated)
     generated, tokens = sum(one.generated for one in regenerated), sum(one.tokens for one in regenerated)
     engine, mean = EngineMemory(recipe, assumed.gpu_memory_gib), tokens / max(sequences, 1)
-    notes = [*_length_notes(recipe, lengths, assumed), *engine.notes(mean)]
+    notes = [*length_notes(recipe, lengths, assumed), *engine.notes(mean)]
     if url := recipe.responses.server_url:
         notes.append(f"the GPUs are those of the server at {url}")
     return StagePlan(
@@ -214,7 +86,7 @@ def harvest_plan(recipe: Recipe, assumed: Assumed, lengths: list[SplitLengths] |
         ValueError: the recipe does not fit it, or the GPUs are no multiple of engine.tensor_parallel_size.
     """
     spec, lengths = _spec(recipe), lengths or all_lengths(recipe, assumed)
-    notes, tokens, on_disk = _length_notes(recipe, lengths, assumed), 0, 0
+    notes, tokens, on_disk = length_notes(recipe, lengths, assumed), 0, 0
     for one in lengths:
         again = one.split == "train" and recipe.states.spool_shards is not None  # every epoch is harvested anew
         passes, size = recipe.train.epochs if again else 1, states_bytes(recipe, spec, one)
@@ -293,7 +165,7 @@ def _spec(recipe: Recipe) -> TargetSpec:
     return spec
 
 
-# ---- The head -------------------------------------------------------------------------------------------------------
+# ---- The head ----
 
 
 def train_plan(recipe: Recipe, assumed: Assumed, tokens: int | None = None) -> StagePlan:
@@ -341,12 +213,12 @@ def train_plan(recipe: Recipe, assumed: Assumed, tokens: int | None = None) -> S
 
 
 def _tokens_on_disk(recipe: Recipe) -> int:
-    """Of one epoch; 0 before there are states or responses."""
-    if (recipe.states_dir("train") / MANIFEST).exists() and recipe.states.spool_shards is None:
-        return require(recipe.states_dir("train"), STATES, "python data_gen/harvest.py RECIPE")["counts"]["tokens"]
-    if (recipe.responses_dir("train") / MANIFEST).exists():
-        counts = require(recipe.responses_dir("train"), RESPONSES, "python data_gen/regenerate.py RECIPE")["counts"]
-        return counts["prompt_tokens"] + counts["response_tokens"]
+    """Of one epoch, from the states or else the responses; 0 before there are any. A spool's manifest has no epoch."""
+    stored = () if recipe.states.spool_shards else (recipe.states_dir("train"),)
+    for directory in (*stored, recipe.responses_dir("train")):
+        if (directory / MANIFEST).exists():
+            counts = read_manifest(directory)["counts"]
+            return counts["tokens"] if directory in stored else counts["prompt_tokens"] + counts["response_tokens"]
     return 0
 
 

@@ -16,8 +16,9 @@ from drafthead.generation.states import harvest as stage
 from drafthead.generation.states.inspect_states import print_verification
 from drafthead.generation.states.shard_jobs import list_jobs
 from drafthead.generation.states.state_stores import argmax_agreement
-from drafthead.planning.form import Assumed
-from drafthead.planning.stages import all_lengths, states_bytes
+from drafthead.planning import Assumed
+from drafthead.planning.lengths import all_lengths
+from drafthead.planning.stages import states_bytes
 from drafthead.provenance import ArtefactError, read_json
 from drafthead.target.pieces import TargetHead, load_target_spec
 from tests.damage import edit_config, flip_bit, half_written

@@ -12,8 +12,8 @@ from drafthead.data.responses import Texts, read_left_out, read_makers, read_res
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.asking import NO_ROOM
-from drafthead.planning.form import Assumed
-from drafthead.planning.stages import all_lengths
+from drafthead.planning import Assumed
+from drafthead.planning.lengths import all_lengths
 from drafthead.provenance import ArtefactError
 from tests.generation.chats import write_chats
 from tests.recipes import changed

@@ -7,17 +7,10 @@ from data_gen.dry_run import all_stages
 from drafthead.config import PromptsConfig, load_recipe
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.generation.prompts.splits import make_prompts
-from drafthead.planning.form import Assumed, print_plans
+from drafthead.planning import Assumed, print_plans
+from drafthead.planning.lengths import SequenceLength, all_lengths, planned_prompts
 from drafthead.planning.memory import EngineMemory
-from drafthead.planning.stages import (
-    SequenceLength,
-    all_lengths,
-    harvest_plan,
-    planned_prompts,
-    regenerate_plan,
-    states_bytes,
-    train_plan,
-)  # fmt: skip
+from drafthead.planning.stages import harvest_plan, regenerate_plan, states_bytes, train_plan
 from drafthead.target.pieces import load_target_spec
 from tests.artefacts import response, write_response_artefact
 from tests.engine.slots import writer_of
