@@ -28,7 +28,7 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.generation.states.harvesters import backend
 from drafthead.generation.states.shard_jobs import ShardJob, list_jobs
-from drafthead.made_by import made_by
+from drafthead.provenance import made_by
 from drafthead.target.pieces import TargetSpec, load_target_spec
 
 

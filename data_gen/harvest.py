@@ -1,7 +1,7 @@
 """Stage 3: run the target over its own text and store its hidden states.
 
     python data_gen/harvest.py [RECIPE] [section.key=value ...]
-    python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, memory, disk, hours, price; nothing is run
+    python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, memory, disk; nothing is run
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
     python data_gen/harvest.py --cluster [RECIPE] ...    one engine per GPU (or tensor-parallel group) of a Ray cluster
     python data_gen/harvest.py --shards I/N [RECIPE] ... one of N independent processes, such as a Slurm array
@@ -13,15 +13,15 @@ import sys
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
-from drafthead.generation.plans.estimate import print_estimate
 from drafthead.generation.states.harvest import harvest, print_states
 from drafthead.generation.states.inspect_states import print_verification
 from drafthead.generation.states.shard_jobs import WHOLE, Share
-from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, GPUS, RATE, assumed_from
+from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, GPUS, RATE, assumed_from, print_plans
+from drafthead.planning.stages import harvest_plan
 
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),
-    DRY_RUN, RATE, GPU, GPUS, *AMOUNTS, *running.OPTIONS,
+    DRY_RUN, RATE, GPU_MEMORY, GPUS, *AMOUNTS, *running.OPTIONS,
     ("--shards", {"metavar": "I/N", "help": "make every N-th shard from number I on, I from 0 to N - 1"}),
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ def main() -> None:
     if args.verify:
         sys.exit(0 if print_verification(recipe) else 1)
     if args.dry_run:
-        print_estimate(recipe, assumed_from(args))
+        print_plans([harvest_plan(recipe, assumed_from(args))], recipe.name)
         return
     share = Share.parse(args.shards) if args.shards else WHOLE
     if harvest(recipe, share, running.runner(args)):

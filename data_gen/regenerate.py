@@ -1,7 +1,7 @@
 """Stage 2: the target answers the training and validation prompts.
 
     python data_gen/regenerate.py [RECIPE] [section.key=value ...]
-    python data_gen/regenerate.py --dry-run [RECIPE] ...    answers, tokens, memory, disk, hours, price; nothing is run
+    python data_gen/regenerate.py --dry-run [RECIPE] ...    responses, tokens, memory, disk; nothing is run
     python data_gen/regenerate.py --cluster [RECIPE] ...  one engine per GPU (or tensor-parallel group) of a Ray cluster
 
 An engine of this process answers, or a vLLM server by its URL (responses.server_url, its key in DRAFTHEAD_API_KEY).
@@ -11,19 +11,19 @@ Interrupted, the same command continues with the parts that are missing.
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
-from drafthead.generation.plans.answers import answer_plan
 from drafthead.generation.responses.regenerate import SPLITS, regenerate
 from drafthead.generation.responses.report import print_responses
 from drafthead.generation.states.harvest import harvest, print_states
-from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, RATE, assumed_from, print_stage
+from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
+from drafthead.planning.stages import regenerate_plan
 
-OPTIONS = (DRY_RUN, RATE, GPU, *AMOUNTS, *running.OPTIONS)
+OPTIONS = (DRY_RUN, RATE, GPU_MEMORY, *AMOUNTS, *running.OPTIONS)
 
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
     if args.dry_run:
-        print_stage(answer_plan(recipe, assumed_from(args)))
+        print_plans([regenerate_plan(recipe, assumed_from(args))], recipe.name)
         return
     run = running.runner(args)
     regenerate(recipe, run)

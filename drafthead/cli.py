@@ -1,13 +1,18 @@
-"""What every recipe script shares: its command line, and a message instead of a traceback when something is wrong."""
+"""What every recipe script shares: its command line, its status lines, and a message instead of a traceback."""
 
 import argparse
+import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
+
+from tqdm import tqdm
 
 import drafthead.processes  # noqa: F401  engines that a recipe spawns import the recipe's module, and with it this one
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
-from drafthead.space import ran_out
+from drafthead.files import ran_out
 
 _FOR_USERS = (
     ValueError, FloatingPointError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError,
@@ -19,14 +24,15 @@ NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print
 
 
 def run_recipe(main: Callable[[], None]) -> None:
-    """Run a script's main function.
+    """Run a script's main function, with its status lines on standard output.
 
     Errors that a user can act on (a bad recipe, a missing or mismatched artefact, a file that may not be read or
     written, a full disk, a loss that is not finite) are printed and end the process with exit code 2. Anything else is
     a bug and keeps its traceback.
     """
     try:
-        main()
+        with status_lines():
+            main()
     except _FOR_USERS as error:
         _refuse(f"{type(error).__name__}: {error}")
     except OSError as error:
@@ -38,14 +44,53 @@ def run_recipe(main: Callable[[], None]) -> None:
         sys.exit(130)
 
 
+@contextmanager
+def status_lines() -> Iterator[None]:
+    """Print what the `drafthead` logger gets, from INFO on, while the block runs; other libraries' loggers stay as
+    they are. `run_recipe` does it for scripts; a process of its own (a pool's worker, a Ray actor) needs it again.
+    """
+    logger = logging.getLogger("drafthead")
+    before = logger.level, logger.propagate
+    handler = _StatusLines()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False  # a library that gave the root logger a handler would print every line twice
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before
+
+
+class _StatusLines(logging.Handler):
+    """The plain message on standard output, above a progress bar that is being drawn."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        rank = os.environ.get("RANK", "0")
+        where = "" if rank == "0" else f"[rank {rank}] "
+        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        return _printable(f"{where}{level}{super().format(record)}")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            tqdm.write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
+        except Exception:  # as logging's own handlers do: a status line never ends the work
+            self.handleError(record)
+
+
+def _printable(text: str) -> str:
+    """Text that a terminal cannot show, such as half of a surrogate pair, is no reason for a traceback."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _refuse(message: str) -> NoReturn:
-    # Text that a terminal cannot show, such as half of a surrogate pair, is no reason for a traceback.
-    print(f"\n{message}".encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
+    print(_printable(f"\n{message}"), file=sys.stderr, flush=True)
     sys.exit(2)
 
 
 def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) -> tuple[Recipe, argparse.Namespace]:
-    """Parse `[RECIPE] [section.key=value ...]` plus the caller's own flags.
+    """Parse `[RECIPE] [section.key=value ...]` plus the caller's own flags, in any order.
 
     Args:
         description: shown by --help; usually the script's docstring.
@@ -56,7 +101,7 @@ def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) 
     parser.add_argument("overrides", nargs="*", help="dotted overrides, such as train.learning_rate=1e-3")
     for flag, options in extra:
         parser.add_argument(flag, **options)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # overrides also after a flag
     if "=" in args.recipe:  # overrides of the default recipe
         args.overrides.insert(0, args.recipe)
         args.recipe = str(DEFAULT_RECIPE)

@@ -1,5 +1,6 @@
-"""Files that are whole or absent: written aside, synced to disk, and renamed."""
+"""Files that are whole or absent (written aside, synced to disk, and renamed), and disks that are full."""
 
+import errno
 import glob
 import hashlib
 import json
@@ -11,7 +12,65 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from drafthead.space import told_when_full
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFullError(ValueError):
+    """A file does not fit, or could not be written to its end; nothing partial is left under its name."""
+
+
+def check_space(path: Path, needed: int) -> None:
+    """See that `needed` bytes fit beside what is there already.
+
+    Raises:
+        DiskFullError: they do not.
+    """
+    if shutil.disk_usage(path.parent).free < needed:
+        raise DiskFullError(_full_message(path, needed))
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether a write failed for want of room; safetensors gives the system's code in its message only."""
+    if isinstance(error, OSError):
+        return error.errno in _DISK_FULL
+    return any(f"os error {code})" in str(error) for code in _DISK_FULL)
+
+
+@contextmanager
+def _disk_full_error(path: Path, temporary: Path) -> Iterator[None]:
+    """Turn a write that finds the disk full into one error, whichever library was writing.
+
+    Args:
+        path: the name that the file was to have.
+        temporary: what is being written.
+
+    Raises:
+        DiskFullError: there was no room.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        written = temporary.stat().st_size if temporary.exists() else 0
+        raise DiskFullError(_full_message(path, written, str(error))) from error
+
+
+def _full_message(path: Path, needed: int, reason: str = "") -> str:
+    """Needed and free bytes, what is safe, and what to do.
+
+    Args:
+        path: of what does not fit.
+        needed: bytes; where a reason is given, those that had been written when it stopped.
+        reason: how a write that was begun failed.
+    """
+    because = f" ({reason})" if reason else ""
+    more = "more than " if reason else ""
+    return (
+        f"no room for {path}{because}: it needs {more}{needed:,} bytes and {shutil.disk_usage(path.parent).free:,} are "
+        "free; what was finished before is intact. Make room and run the same command, which continues there; or begin "
+        "again under another output_dir"
+    )
 
 
 def sha256_file(path: Path) -> str:
@@ -24,14 +83,14 @@ def sha256_file(path: Path) -> str:
 def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     """A temporary name, synced and renamed to `path` when the block ends without an error.
 
-    It lies in a hidden folder of its own beside `path`, because a writer may have its own way of being atomic:
-    safetensors 0.8 writes `.tmpXXXXXX` beside the name it is given, which nobody could tell from another writer's. The
-    folder is gone before `path` is there: whoever is killed leaves nothing beside a file that no one writes again.
+    It lies in a hidden folder of its own beside `path`, because a library may write a temporary file beside the name
+    it is given (safetensors 0.8: `.tmpXXXXXX`), which could not be told from another writer's. The folder is removed
+    before `path` exists, so that a killed writer leaves nothing beside a complete file.
 
     Args:
         path: the name that the file gets.
-        several_writers: others may write the same content under this name, and remove ours once theirs is there.
-            Otherwise nobody else writes this name, and what a killed writer left aside is removed.
+        several_writers: others may write the same content under this name, and remove our temporary file once theirs
+            is complete. Otherwise what a killed writer left is removed first.
 
     Raises:
         DiskFullError: the block found no room to write.
@@ -44,7 +103,7 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     aside, whole = (path.with_name(f".{path.name}.{mark}{kind}.tmp") for kind in ("", ".whole"))
     temporary = aside / path.name
     try:
-        with told_when_full(path, temporary):
+        with _disk_full_error(path, temporary):
             aside.mkdir()
             yield temporary
         os.replace(temporary, whole)
@@ -62,7 +121,7 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete what writers of `path` that were killed left beside it."""
+    """Delete the temporary files that killed writers of `path` left beside it."""
     for aside in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         remove_aside(aside)
 
@@ -76,7 +135,7 @@ def remove_aside(path: Path) -> None:
 
 
 def delete_folder(path: Path) -> None:
-    """Delete a folder; of a link to one only the link, since what lies elsewhere was put there by somebody."""
+    """Delete a folder; of a link to one only the link."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -99,5 +158,5 @@ def write_json(path: Path, value: Any, several_writers: bool = False) -> None:
 
 
 def in_markdown(text: object) -> str:
-    """Somebody's words as plain text in a table or a list: no markup, no HTML, no line of its own."""
+    """Foreign text for a table or a list: no markup, no HTML, no line breaks."""
     return str(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")

@@ -1,12 +1,13 @@
-"""One process at a time writes into a directory: the second one is told who does, before it has changed anything.
+"""One process at a time writes into a directory; a second one gets an error that names the first.
 
-The lock is the kernel's (flock), on a hidden file that says who holds it. It ends with its process, SIGKILL included,
-so a killed stage never stands in the way of the command that resumes it. A file system that knows no locks (Lustre
-mounted without `flock`, say) gets a line of warning instead.
+The lock is the kernel's (flock), on a hidden file with the holder's host and process id. It ends with its process,
+SIGKILL included, so a killed stage never blocks the command that resumes it. A file system without locks (Lustre
+mounted without `flock`, for example) gets a warning instead.
 """
 
 import errno
 import json
+import logging
 import os
 import socket
 from pathlib import Path
@@ -16,6 +17,7 @@ from filelock import FileLock, Timeout
 LOCK = ".lock"
 PATIENCE = 5.0  # seconds; a killed process may take some to give its GPU's memory back, and its lock with it
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+logger = logging.getLogger(__name__)
 _held: dict[Path, FileLock] = {}
 
 
@@ -44,7 +46,7 @@ def hold(directory: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        print(f"{directory}: its file system has no locks; see to it that no second process writes there")
+        logger.warning("%s: its file system has no locks; make sure that no second process writes there", directory)
         return
     path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
     _held[directory.resolve()] = lock

@@ -1,11 +1,11 @@
-"""Processes that must not outlive the one that started them.
+"""Child processes that end with the process that started them.
 
-A stage that is killed with SIGKILL cannot clean up. What it started would go on: a rank would train on beside the
-resumed run, an engine would keep its memory, a server its port. On Linux the kernel ends a child with its parent when
-the child asked for it; elsewhere nothing is done, and such processes are left to the user.
+A stage that is killed with SIGKILL cannot clean up: a rank would train on beside the resumed run, an engine would keep
+its memory, a server its port. On Linux a child can request a signal for its parent's death; elsewhere nothing is done,
+and such processes are left to the user.
 
-The signal is SIGKILL: vLLM's engine puts SIGTERM off until it has started, which without a parent it never has. The
-kernel goes by the thread that started the child, so forks of other threads than the main one are left alone.
+The signal is SIGKILL: vLLM's engine defers SIGTERM until it has started, which without a parent it never does. The
+kernel watches the thread that started the child, so forks of other threads than the main one are left alone.
 """
 
 import ctypes
@@ -18,25 +18,25 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PARENT = "DRAFTHEAD_END_WITH_PARENT"  # process id of the one that asks its children to
+_PARENT = "DRAFTHEAD_END_WITH_PARENT"  # process id of the parent
 
 
 def ends_with_parent() -> Callable[[], None] | None:
     """What `subprocess.Popen` takes as preexec_fn: the child is killed when this process dies."""
     parent = os.getpid()
 
-    def ask() -> None:
+    def request() -> None:
         _end_with_parent()
-        if os.getppid() != parent:  # it died before the kernel was asked
+        if os.getppid() != parent:  # it died before the request
             os._exit(1)
 
-    return ask if sys.platform == "linux" else None
+    return request if sys.platform == "linux" else None
 
 
 def end_with_pool() -> None:
     """Initialiser of a process pool's workers: they end with the process that made the pool.
 
-    Without it a worker finishes its task for nobody and then waits for the next one for ever.
+    Without it a worker would wait for its next task for ever.
     """
     parent = parent_process()
     assert parent is not None
@@ -61,8 +61,8 @@ def end_with_launcher() -> None:
 def children_end_with_us() -> Iterator[None]:
     """Processes that multiprocessing starts while the block runs are killed when this one dies.
 
-    vLLM's engine on CUDA is such a process, forked or spawned, and does not notice that nobody asks it any more. A
-    spawned one imports this module with its parent's main module (drafthead.cli has it), a forked one takes it along.
+    vLLM's engine on CUDA is such a process, forked or spawned, and does not notice its parent's death. A spawned one
+    imports this module with its parent's main module (drafthead.cli imports it), a forked one inherits it.
     """
     _forks.wanted, before = True, os.environ.get(_PARENT)
     os.environ[_PARENT] = str(os.getpid())
@@ -77,17 +77,17 @@ def children_end_with_us() -> Iterator[None]:
 
 
 class _Forks:
-    """What happens at every fork; registered once, because Python cannot take it back."""
+    """Hooks of every fork; registered once, because Python cannot unregister them."""
 
     def __init__(self) -> None:
         self.wanted = self._by_main = False
         if sys.platform == "linux":
-            os.register_at_fork(before=self._note, after_in_child=self._ask)
+            os.register_at_fork(before=self._note, after_in_child=self._request)
 
     def _note(self) -> None:
         self._by_main = threading.current_thread() is threading.main_thread()
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         if self.wanted and self._by_main:
             _end_with_parent()
 

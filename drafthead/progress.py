@@ -1,5 +1,6 @@
-"""One way to show that long work is moving, a bar with rate and ETA on standard error, or why it is not."""
+"""Progress of long work: a bar with rate and ETA on standard error, and a status line for a long wait."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,7 @@ from typing import TypeVar
 from tqdm import tqdm
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 def _options(description: str, unit: str) -> dict:
@@ -31,28 +33,28 @@ def progress_bar(
         yield bar
 
 
-_LOOK_EVERY = 0.25  # seconds
-_SAY_AFTER = 3.0  # a shorter wait is not worth a line
-_SAY_AGAIN = 60.0
+_POLL_EVERY = 0.25  # seconds
+_LOG_AFTER = 3.0  # a shorter wait is not worth a line
+_LOG_EVERY = 60.0
 
 
 def wait_until(done: Callable[[], bool], what: str, quiet: bool = False) -> float:
-    """Look again and again, without an end, and say now and then what is waited for and for how long.
+    """Poll without a time limit, and log now and then what is waited for and for how long.
 
     Args:
-        done: asked four times a second. It may be a collective operation, if every rank waits with it.
-        what: completes "waiting for ..."; it should say who ends the wait.
-        quiet: say nothing, on all ranks but one.
+        done: called four times a second. It may be a collective operation, if every rank waits with it.
+        what: completes "waiting for ..."; it should name what ends the wait.
+        quiet: log nothing, on all ranks but one.
 
     Returns:
         Seconds waited.
     """
     started = time.monotonic()
-    say_next = _SAY_AFTER
+    log_next = _LOG_AFTER
     while not done():
         waited = time.monotonic() - started
-        if waited >= say_next and not quiet:
-            tqdm.write(f"waiting for {what} ({waited:.0f} s so far)", file=sys.stderr)
-            say_next = waited + _SAY_AGAIN
-        time.sleep(_LOOK_EVERY)
+        if waited >= log_next and not quiet:
+            logger.info("waiting for %s (%.0f s so far)", what, waited)
+            log_next = waited + _LOG_EVERY
+        time.sleep(_POLL_EVERY)
     return time.monotonic() - started

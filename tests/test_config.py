@@ -1,9 +1,12 @@
 """Recipes: all that ship load, and every mistake is named before work starts."""
 
+from typing import Literal
+
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, Field
 
 from drafthead.config import REPO_ROOT, PromptsConfig, load_recipe
+from drafthead.config.loading import RENAMED
 from drafthead.config.responses import ResponsesConfig
 
 CONFIGS = sorted((REPO_ROOT / "configs").glob("*.yaml"))
@@ -11,57 +14,79 @@ CONFIGS = sorted((REPO_ROOT / "configs").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_shipped_recipe_loads(path):
-    recipe = load_recipe(path)
-    assert recipe.name == path.stem
+    assert load_recipe(path).name == path.stem
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "named"),
     [
-        ("train.lerning_rate=1", "train.lerning_rate: unknown key"),
-        ("train.epochs=many", "train.epochs: .*given: 'many'"),
-        ("train.epochs=0", "train.epochs: .*greater than 0 .given: 0"),
-        ("target.aux_layer_ids=[4,2]", "ascending"),
-        ("target.aux_layer_ids=[2,2]", "ascending"),
-        ("eval.num_draft_tokens=9", "eval.num_draft_tokens 9 exceeds head.num_ttt_steps 4"),
-        ("eval.num_draft_tokens=[3,3]", "eval.num_draft_tokens has 3 twice"),
-        ("eval.methods=[ngram,ngram]", "eval.methods has ngram twice"),
-        ("eval.methods=[medusa]", "method medusa needs `head`.*FasterDecoding/Medusa"),
-        ("eval.methods=[eagle]", "method eagle needs `head`.*SafeAILab/EAGLE"),
+        ("train.lerning_rate=1", r"train\.lerning_rate"),
+        ("train.epochs=many", r"train\.epochs.*'many'"),
+        ("train.epochs=0", r"train\.epochs.*0"),
+        ("target.aux_layer_ids=[4,2]", r"target.aux_layer_ids \[4, 2\]"),
+        ("target.aux_layer_ids=[2,2]", r"target.aux_layer_ids \[2, 2\]"),
+        ("eval.num_draft_tokens=9", r"eval.num_draft_tokens 9 .*num_ttt_steps 4"),
+        ("eval.num_draft_tokens=[3,3]", "eval.num_draft_tokens .*3"),
+        ("eval.methods=[ngram,ngram]", "eval.methods .*ngram"),
+        ("eval.methods=[medusa]", "medusa .*FasterDecoding/Medusa"),
+        ("eval.methods=[eagle]", "eagle .*SafeAILab/EAGLE"),
         ("eval.methods=[{name: none-x, method: ngram}]", "name"),
-        ("eval.methods=[{name: x, method: ngram, head: y}]", "drafts without a model; leave `head` out"),
-        ("eval.methods=[{name: x, method: ngram, extra: {model: y}}]", "`extra` has model"),
-        ("eval.endpoints=[{name: none, url: 'http://a:1', model: m}]", "`none` is the baseline"),
-        ("eval.loads=[{request_rate: 2.5, ramp: linear}]", "whole requests per second, not from 1 to 2.5"),
-        ("eval.loads=[{burstiness: 2}]", "needs concurrency, request_rate or both"),
-        ("eval.loads=[{concurrency: 2, burstiness: 2}]", "shape a request_rate"),
-        ("states.spool_shards=1", r"states.spool_shards: .* greater than or equal to 2 \(given: '?1'?\)"),
-        ("eval.traffic.concurrency.4=0", "4: 0.0 must both be positive"),
-        ("responses.max_tokens=1024", "max_tokens 1024 leaves no room"),
-        ("head.num_key_value_heads=3", "not a multiple of head.num_key_value_heads 3"),
-        ("head.head_dim=20", "head.head_dim: .*multiple of 8 .given: 20"),
-        ("train.seed=-1", "train.seed: .*greater than or equal to 0"),
-        ("name=../elsewhere", "name"),
-        ("train", "not of the form section.key=value"),
+        ("eval.methods=[{name: x, method: ngram, head: y}]", "x.*ngram.*`head`"),
+        ("eval.methods=[{name: x, method: ngram, extra: {model: y}}]", "`extra` .*model"),
+        ("eval.endpoints=[{name: none, url: 'http://a:1', model: m}]", "none"),
+        ("eval.loads=[{request_rate: 2.5, ramp: linear}]", "2.5"),
+        ("eval.loads=[{burstiness: 2}]", "concurrency.*request_rate"),
+        ("eval.loads=[{concurrency: 2, burstiness: 2}]", "request_rate"),
+        ("states.spool_shards=1", r"states.spool_shards.*'?1'?"),
+        ("eval.traffic.concurrency.4=0", "4: 0.0"),
+        ("responses.max_tokens=1024", "max_tokens 1024 .*engine.max_model_len"),
+        ("head.num_key_value_heads=3", "head.num_key_value_heads 3"),
+        ("head.head_dim=20", r"head.head_dim.*20"),
+        ("train.seed=-1", r"train.seed.*-1"),
+        ("name=../elsewhere", "name.*/elsewhere"),
+        ("train", "'train'"),
+        (("train.precision=bf16", "train.zero_stage=0"), r"train.precision.*train.zero_stage"),
+        ("head.coverage=0.98", r"head\.draft_vocab_size 2048 and head\.coverage 0.98"),
+        ("head.draft_vocab_size=0", r"head\.draft_vocab_size 0 and head\.coverage None"),
+        *((("head.draft_vocab_size=0", f"head.coverage={share}"), "head.coverage") for share in ("0", "1.01", "-1")),
+        (
+            ("states.one_pass=true", "responses.server_url=http://a:1"),
+            "states.one_pass.*responses.server_url http://a:1",
+        ),
+        (("states.one_pass=true", "responses.regenerate=false"), "states.one_pass.*responses.regenerate false"),
+        (("states.one_pass=true", "states.backend=transformers"), "states.backend transformers"),
+        (("states.one_pass=true", "states.spool_shards=4"), "states.spool_shards 4"),
     ],
 )
-def test_a_mistake_is_named_with_its_value(override, message):
-    with pytest.raises(ValueError, match=message):
-        load_recipe(overrides=[override])
+def test_a_mistake_is_named_with_its_value(overrides, named):
+    with pytest.raises(ValueError, match=named):
+        load_recipe(overrides=[overrides] if isinstance(overrides, str) else overrides)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("responses.server_url=http://a:1", "not on a server .responses.server_url http://a:1"),
-        ("responses.regenerate=false", "responses.regenerate false"),
-        ("states.backend=transformers", "states.backend transformers and"),
-        ("states.spool_shards=4", "states.spool_shards 4 do not go with it"),
-    ],
-)
-def test_one_pass_wants_an_engine_of_our_own_and_a_whole_store(override, message):
-    with pytest.raises(ValueError, match=message):
-        load_recipe(overrides=["states.one_pass=true", override])
+@pytest.mark.parametrize("old", ["target.tap_ids", "train.start_from"])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_an_old_key_is_refused_with_the_new_one(old, in_file, tmp_path):
+    section, key = old.split(".")
+    recipe = tmp_path / "old.yaml"
+    written = (REPO_ROOT / "configs/tiny.yaml").read_text()
+    recipe.write_text(written.replace(f"\n{section}:\n", f"\n{section}:\n  {key}: 1\n") if in_file else written)
+    with pytest.raises(ValueError, match=f"{old}: .*{RENAMED[old]}"):
+        load_recipe(recipe, [] if in_file else [f"{old}=1"])
+
+
+def test_a_section_without_its_type_is_refused_with_that_key(monkeypatch):
+    class One(BaseModel):
+        type: Literal["one"]
+
+    class Two(BaseModel):
+        type: Literal["two"]
+
+    class Typed(BaseModel):
+        head: One | Two = Field(discriminator="type")
+
+    monkeypatch.setattr("drafthead.config.loading.Recipe", Typed)
+    with pytest.raises(ValueError, match=r"head: .*head\.type"):
+        load_recipe()
 
 
 def test_an_override_replaces_what_is_there():
@@ -71,32 +96,25 @@ def test_an_override_replaces_what_is_there():
     assert twice.temperatures == {0.9: 1}  # not both
 
 
-def test_bf16_without_zero_is_refused():
-    with pytest.raises(ValueError, match="set train.zero_stage to 1"):
-        load_recipe(overrides=["train.precision=bf16", "train.zero_stage=0"])
-
-
 def test_a_missing_recipe_lists_those_that_exist():
-    with pytest.raises(FileNotFoundError, match=r"nope.yaml does not exist.*configs/tiny.yaml"):
+    with pytest.raises(FileNotFoundError, match=r"nope.yaml .*configs/tiny.yaml"):
         load_recipe("nope.yaml")
 
 
-def test_a_key_given_twice_is_refused(tmp_path):
-    path = tmp_path / "twice.yaml"
-    path.write_text("name: a\nname: b\n")
-    with pytest.raises(ValueError, match="duplicate key"):
-        load_recipe(path)
-
-
-def test_yaml_cannot_construct_objects(tmp_path):
-    path = tmp_path / "evil.yaml"
-    path.write_text("name: !!python/object/apply:os.getcwd []\n")
-    with pytest.raises(ValueError, match="not valid"):
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [("name: a\nname: b\n", "duplicate key"), ("name: !!python/object/apply:os.getcwd []\n", "not valid")],
+    ids=["a key given twice", "an object of Python"],
+)
+def test_yaml_is_plain_data(content, named, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=named):
         load_recipe(path)
 
 
 def test_a_missing_target_is_named():
-    with pytest.raises(FileNotFoundError, match="target.path no/such/target does not exist"):
+    with pytest.raises(FileNotFoundError, match="target.path no/such/target"):
         load_recipe(overrides=["target.path=no/such/target"]).target_path  # noqa: B018
 
 
@@ -110,50 +128,28 @@ def test_single_values_and_lists_mean_the_same():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "message"),
+    ("section", "values", "named"),
     [
-        ({}, "exactly one of path, preset and sources, found none"),
-        ({"path": "x", "preset": "standard"}, "found path and preset"),
-        ({"sources": []}, "found none"),
-        ({"sources": [{"name": "a", "train": 1}, {"name": "a"}]}, "source a is given twice"),
-        ({"sources": [{"name": "a", "train": 1, "weight": 1}]}, "has both train 1 and weight 1"),
-        ({"sources": [{"name": "a", "weight": 1}, {"name": "b", "train": 1}]}, "a has a weight and b a number"),
-        ({"sources": [{"name": "a", "categories": {"x": 0.5}}]}, "category x has 0.5 where a number"),
-        ({"sources": [{"name": "a", "trane": 1}]}, "trane"),
-        ({"preset": "other"}, "standard"),
+        (PromptsConfig, {}, "path, preset and sources.* none"),
+        (PromptsConfig, {"path": "x", "preset": "standard"}, "path and preset"),
+        (PromptsConfig, {"sources": []}, "none"),
+        (PromptsConfig, {"sources": [{"name": "a", "train": 1}, {"name": "a"}]}, "source a "),
+        (PromptsConfig, {"sources": [{"name": "a", "train": 1, "weight": 1}]}, "a .*train 1 and weight 1"),
+        (PromptsConfig, {"sources": [{"name": "a", "weight": 1}, {"name": "b", "train": 1}]}, "a .*weight and b "),
+        (PromptsConfig, {"sources": [{"name": "a", "categories": {"x": 0.5}}]}, "x .*0.5"),
+        (PromptsConfig, {"sources": [{"name": "a", "trane": 1}]}, "trane"),
+        (PromptsConfig, {"preset": "other"}, "standard"),
+        (ResponsesConfig, {"max_tokens": 8, "temperature": {}}, "temperature"),
+        (ResponsesConfig, {"max_tokens": 8, "temperature": {0.7: 0}}, "temperature"),
+        (ResponsesConfig, {"max_tokens": 8, "temperature": -0.1}, "temperature"),
+        (ResponsesConfig, {"max_tokens": 8, "reasoning_efforts": {"max": 1}}, "'low', 'medium' or 'high'"),
+        (ResponsesConfig, {"max_tokens": 8, "reasoning_efforts": ()}, "reasoning_efforts"),
+        (ResponsesConfig, {"max_tokens": 8, "server_url": "localhost:8000"}, "http://host:8000/v1"),
     ],
 )
-def test_a_mistake_in_the_prompts_of_a_recipe_is_named(prompts, message):
-    with pytest.raises(ValueError, match=message):
-        PromptsConfig.model_validate(prompts)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"temperature": {}}, "temperature is an empty mapping"),
-        ({"temperature": {0.7: 0}}, "greater than 0"),
-        ({"temperature": -0.1}, "greater than or equal to 0"),
-        ({"reasoning_efforts": {"max": 1}}, "'low', 'medium' or 'high'"),
-        ({"reasoning_efforts": ()}, "at least 1 item"),
-        ({"server_url": "localhost:8000"}, "write it as http://host:8000/v1"),
-    ],
-)
-def test_settings_of_responses_that_mean_nothing_are_refused(wrong, message):
-    with pytest.raises(ValidationError, match=message):
-        ResponsesConfig(max_tokens=8, **wrong)
-
-
-@pytest.mark.parametrize("overrides", [("head.coverage=0.98",), ("head.draft_vocab_size=0",)])
-def test_exactly_one_way_to_choose_a_size(overrides):
-    with pytest.raises(ValueError, match=r"head\.draft_vocab_size \d+ and head\.coverage .*: set exactly one"):
-        load_recipe(overrides=overrides)
-
-
-@pytest.mark.parametrize("share", ["0", "1.01", "-1"])
-def test_a_coverage_is_a_share(share):
-    with pytest.raises(ValueError, match=r"head\.coverage"):
-        load_recipe(overrides=["head.draft_vocab_size=0", f"head.coverage={share}"])
+def test_a_section_that_means_nothing_is_refused(section, values, named):
+    with pytest.raises(ValueError, match=named):
+        section.model_validate(values)
 
 
 def test_only_a_size_chosen_by_coverage_follows_the_vocabulary():

@@ -12,8 +12,7 @@ from tests.scripts import run_python
 
 PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {
-    "config", "provenance", "files", "locks", "processes", "made_by", "space", "progress", "cli", "stage_plan",
-    "statistics",
+    "config", "provenance", "files", "locks", "processes", "progress", "cli", "statistics",
 }  # fmt: skip
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {
@@ -24,10 +23,11 @@ ALLOWED = {
     "data": {"drafters", "losses", "target", *FOUNDATIONS},
     "engine": {"data", "drafters", "losses", "target", *FOUNDATIONS},
     **{stage: {"engine", "data", "drafters", "losses", "target", *FOUNDATIONS} for stage in STAGES},
+    "planning": {*STAGES, "engine", "data", "drafters", "losses", "target", *FOUNDATIONS},
 }
 # Within a stage: sub-packages from the lowest up; modules of the stage's own folder lie below all of them.
 WITHIN = {
-    "generation": ("", "sources", "prompts", "states", "responses", "plans"),
+    "generation": ("", "sources", "prompts", "states", "responses"),
     "evaluation": ("", "measuring", "results", "decision", "published", "reporting"),
 }
 

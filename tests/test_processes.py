@@ -1,4 +1,4 @@
-"""What a process started ends with it, however it ended."""
+"""Child processes end with the process that started them, however it ended."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Artefacts are whole or visibly unfinished, and refuse to be mixed."""
+"""Artefacts are complete or visibly unfinished, and never mixed."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ def test_an_artefact_from_claim_to_manifest(tmp_path):
     directory = tmp_path / "states"
     assert not provenance.begin(directory, "states", {"aux layers": (2, 4)})
     (directory / "shard").write_bytes(b"rows")
-    with pytest.raises(ArtefactError, match="is half finished; run: harvest"):
+    with pytest.raises(ArtefactError, match="states .*run: harvest"):
         provenance.require(directory, "states", "harvest")
     provenance.finish(directory, {"shards": 1})
     manifest = provenance.require(directory, "states", "harvest")
@@ -46,22 +46,22 @@ def test_another_identity_is_refused_with_both_values(tmp_path):
     with pytest.raises(ArtefactError, match=r"target.id: found 'x', wanted 'y'") as error:
         provenance.begin(tmp_path / "a", "states", {"target": {"id": "y"}, "aux layers": [2]})
     assert "aux layers" not in str(error.value)
-    assert "delete" in str(error.value)
 
 
-def test_files_nobody_claimed_are_not_written_over(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ArtefactError, match=r"notes.txt"):
+@pytest.mark.parametrize("name", ["notes.txt", "identity.json"])
+def test_foreign_and_damaged_files_are_refused_and_kept(name, tmp_path):
+    (tmp_path / name).write_text("{mine")
+    with pytest.raises(ArtefactError, match=name):
         provenance.begin(tmp_path, "states", {})
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / name).read_text() == "{mine"
 
 
 def test_require_tells_missing_from_wrong_kind(tmp_path):
-    with pytest.raises(ArtefactError, match="does not exist; run: make it"):
+    with pytest.raises(ArtefactError, match="none .*make it"):
         provenance.require(tmp_path / "none", "states", "make it")
     provenance.begin(tmp_path / "p", "prompts", {})
     provenance.finish(tmp_path / "p", {})
-    with pytest.raises(ArtefactError, match="is a prompts of schema 1, not a states"):
+    with pytest.raises(ArtefactError, match="prompts of schema 1.* states"):
         provenance.require(tmp_path / "p", "states", "make it")
 
 
@@ -93,12 +93,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
         write_json(path, {"a": object()})
     assert provenance.read_json(path) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
-
-
-def test_damaged_json_says_what_to_do(tmp_path):
-    (tmp_path / "identity.json").write_text("{")
-    with pytest.raises(ArtefactError, match="damaged"):
-        provenance.begin(tmp_path, "states", {})
 
 
 def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path):

@@ -1,7 +1,7 @@
 """Train an EAGLE-3 draft head on harvested hidden states.
 
     accelerate launch train/eagle3.py [RECIPE] [section.key=value ...]
-    python train/eagle3.py --dry-run [--gpus N] [RECIPE] ...    memory per GPU, disk, hours, price; nothing is trained
+    python train/eagle3.py --dry-run [--gpus N] [RECIPE] ...    memory per GPU, disk; nothing is trained
 
 Without a recipe it trains the embedded default, configs/tiny.yaml. DeepSpeed is on by the recipe: no
 accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes from the newest checkpoint.
@@ -10,17 +10,17 @@ accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes fr
 import os
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.planning import DRY_RUN, GPUS, RATE, assumed_from, print_plans
 from drafthead.processes import end_with_launcher
-from drafthead.stage_plan import DRY_RUN, GPU, GPUS, RATE, assumed_from
 
 
 def main() -> None:
     end_with_launcher()
-    recipe, args = recipe_from_command_line(__doc__, DRY_RUN, GPUS, GPU, RATE)
+    recipe, args = recipe_from_command_line(__doc__, DRY_RUN, GPUS, RATE)
     if args.dry_run:
-        from drafthead.training.plan import print_plan
+        from drafthead.planning.stages import train_plan
 
-        print_plan(recipe, assumed_from(args))
+        print_plans([train_plan(recipe, assumed_from(args))], recipe.name)
         return
     if recipe.states.spool_shards is not None:
         # A harvester runs beside: on CPU, threads that spin for one another would starve it, and it them.

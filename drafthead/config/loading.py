@@ -11,6 +11,14 @@ from yaml import YAMLError
 
 from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe
 
+# Keys of earlier recipes, and what replaces each.
+RENAMED = {
+    "target.tap_ids": "target.aux_layer_ids",
+    "train.start_from": "train.init_from",
+    "train.num_ttt_steps": "head.num_ttt_steps",
+    "train.step_weight_decay": "head.step_weight_decay",
+}
+
 
 def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply dotted overrides.
@@ -56,6 +64,14 @@ def _readable(path: Path, error: ValidationError) -> str:
         shown = "" if isinstance(given, dict) else f" (given: {given!r})"
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            message, shown = "unknown key; see drafthead/config/ for the known ones", ""
+            message, shown = _unknown(key), ""
+        elif problem["type"] == "union_tag_not_found":  # a `head` section without its type
+            message, shown = f"give {key}.type, such as {key}.type: eagle3", ""
         lines.append(f"  {key}: {message}{shown}" if key else f"  {message}")
     return "\n".join(lines)
+
+
+def _unknown(key: str) -> str:
+    if key in RENAMED:
+        return f"this key is now {RENAMED[key]}"
+    return "unknown key; see drafthead/config/ for the known ones"

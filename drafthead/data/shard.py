@@ -39,7 +39,7 @@ from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.row_sums import row_sum, sums_of
 from drafthead.files import atomic_path, remove_leftovers
 from drafthead.provenance import ArtefactError
-from drafthead.space import check_space
+from drafthead.files import check_space
 
 LAYOUT = 3  # of the tensors above; 1 had last_hidden, argmax and lse for every token, 2 no sums
 Format = Literal["bf16", "fp8"]

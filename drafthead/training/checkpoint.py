@@ -29,9 +29,8 @@ from torch import Tensor
 
 from drafthead.config import Recipe
 from drafthead.drafters.vocabulary import DraftVocabulary
-from drafthead.files import atomic_path, delete_folder, sha256_file, sync, write_json
+from drafthead.files import DiskFullError, atomic_path, check_space, delete_folder, sha256_file, sync, write_json
 from drafthead.provenance import MANIFEST, ArtefactError, describe_difference, read_json, verify_files
-from drafthead.space import DiskFullError, check_space
 from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"

@@ -11,7 +11,7 @@ from drafthead.drafters.batch import first_loss_row
 from drafthead.data.fp8 import FP8, dequantise, quantise
 from drafthead.data.packing import PackedBatch, pack
 from drafthead.data.store import Shard, StateSequence, StateStore, shard_path, write_shard
-from drafthead.data.windows import cut
+from drafthead.data.packing import cut
 from drafthead.provenance import ArtefactError
 from tests.data.sequences import assert_same, sequence
 

@@ -14,7 +14,7 @@ from drafthead.data.responses import Response, Texts, iter_responses, part_path,
 from drafthead.data.spool import Demand, Spool
 from drafthead.data.spooled import SpooledStates
 from drafthead.data.store import write_shard
-from drafthead.data.windows import Window, whole
+from drafthead.data.packing import Window, whole
 from drafthead.locks import InUseError
 from drafthead.provenance import ArtefactError
 from tests.damage import half_written

@@ -7,7 +7,7 @@ import torch
 
 from drafthead.data.store import Shard, StateStore, shard_path, write_shard
 from drafthead.provenance import ArtefactError
-from drafthead.space import DiskFullError
+from drafthead.files import DiskFullError
 from tests.damage import cut_short
 from tests.data.sequences import assert_same, sequence
 from tests.scripts import run_python

@@ -18,7 +18,7 @@ from drafthead import provenance
 from drafthead.config import REPO_ROOT
 from drafthead.data import shard as shards
 from drafthead.data.row_sums import sums_of
-from drafthead.space import DiskFullError
+from drafthead.files import DiskFullError
 from drafthead.data.store import KIND, shard_path, write_shard
 from drafthead.data.verify import verify_shard, verify_store
 from tests.damage import cut_short, flip_bit, replace_tensors

@@ -22,7 +22,7 @@ from drafthead.config import REPO_ROOT
 PAGES = [REPO_ROOT / "README.md", REPO_ROOT / "CONTRIBUTING.md", *sorted((REPO_ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("python", "make", "accelerate", "pip", "vllm", "hf", "ray", "sbatch", "trtllm-serve", "docker", "git")
 _CHAIN = "tests/pipeline/conftest.py::tiny_run"
-_DATA = "tests/generation/test_estimate.py::test_the_script_runs_neither_model_nor_harvest"
+_DATA = "tests/planning/test_stages.py::test_the_script_runs_neither_model_nor_harvest"
 _SCALE = "tests/generation/test_cluster.py"
 _PRESETS = "tests/pipeline/test_presets.py"
 # Script and flags -> the test that runs exactly them. `make check` and its like run the suite itself.

@@ -38,12 +38,13 @@ def filled(words: list[str]) -> list[str]:
 
 def parsed(command: Command, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     """What the script's own parser makes of the command; nothing after it runs."""
-    original = argparse.ArgumentParser.parse_args
+    for name in ("parse_args", "parse_intermixed_args"):
+        original = getattr(argparse.ArgumentParser, name)
 
-    def stop(self, *args, **kwargs):
-        raise _ParsedError(original(self, *args, **kwargs))
+        def stop(self, *args, parse=original, **kwargs):
+            raise _ParsedError(parse(self, *args, **kwargs))
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        monkeypatch.setattr(argparse.ArgumentParser, name, stop)
     monkeypatch.setattr("sys.argv", [command.script, *filled(command.arguments)])
     main = importlib.import_module(command.script.removesuffix(".py").replace("/", ".")).main
     with pytest.raises(_ParsedError) as caught:

@@ -15,11 +15,10 @@ from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data import store as state_store
 from drafthead.data.looping import loops
-from drafthead.data.packing import pack
+from drafthead.data.packing import pack, whole
 from drafthead.data.store import StateStore
-from drafthead.data.windows import whole
 from drafthead.drafters.base import draft_shape
-from drafthead.drafters.eagle3.alignment import valid_positions
+from drafthead.drafters.eagle3.drafter import valid_positions
 from drafthead.drafters.replay import last_answer
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.head import export_head

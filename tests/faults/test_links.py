@@ -11,7 +11,7 @@ from drafthead.exporting.head import export_head
 from drafthead.provenance import ArtefactError
 from drafthead.target.pieces import load_target_spec
 from drafthead.training import checkpoint
-from drafthead.training.setup import open_inputs
+from drafthead.training.inputs import open_inputs
 from tests.exporting.runs import random_weights, recipe_at, write_run
 from tests.training.synthetic import small_recipe, synthetic_store
 

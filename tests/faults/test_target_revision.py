@@ -17,7 +17,7 @@ from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.state_stores import claim
 from drafthead.provenance import ArtefactError
 from drafthead.target.pieces import load_target_spec, target_identity
-from drafthead.training.setup import open_inputs
+from drafthead.training.inputs import open_inputs
 from tests.artefacts import cached_snapshot
 from tests.exporting.runs import write_run
 from tests.training.synthetic import small_recipe, synthetic_store

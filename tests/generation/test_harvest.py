@@ -12,13 +12,15 @@ from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.responses import read_responses
 from drafthead.data.store import Shard, StateStore, shard_path, write_shard
 from drafthead.data.verify import verify_store
-from drafthead.generation.plans.estimate import estimate
 from drafthead.generation.states import harvest as stage
 from drafthead.generation.states.inspect_states import print_verification
 from drafthead.generation.states.shard_jobs import list_jobs
 from drafthead.generation.states.state_stores import argmax_agreement
+from drafthead.planning import Assumed
+from drafthead.planning.lengths import all_lengths
+from drafthead.planning.stages import states_bytes
 from drafthead.provenance import ArtefactError, read_json
-from drafthead.target.pieces import TargetHead
+from drafthead.target.pieces import TargetHead, load_target_spec
 from tests.damage import edit_config, flip_bit, half_written
 from tests.generation.small import copy_of, never, small_recipe
 from tests.recipes import changed
@@ -205,9 +207,10 @@ def test_the_transformers_backends_last_boundary_gives_the_targets_logits(regene
 @pytest.mark.parametrize("number_format", ["bf16", "fp8"])
 def test_the_dry_run_foretells_the_bytes_and_verification_finds_them_whole(stores, number_format, capsys):
     recipe = stores["vllm", number_format]
-    for one in estimate(recipe):
+    spec = load_target_spec(recipe.target_path)
+    for one in all_lengths(recipe, Assumed()):
         paths = recipe.states_dir(one.split).glob("shard-*")
-        assert sum(path.stat().st_size for path in paths) == pytest.approx(one.disk_bytes, rel=0.01)
+        assert sum(path.stat().st_size for path in paths) == pytest.approx(states_bytes(recipe, spec, one), rel=0.01)
         assert verify_store(recipe.states_dir(one.split)) == []
     assert print_verification(recipe)
 

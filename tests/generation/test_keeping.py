@@ -9,10 +9,11 @@ from drafthead.config import Recipe
 from drafthead.data.kept import NO_ANSWER
 from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import Texts, read_left_out, read_makers, read_responses
-from drafthead.generation.plans.estimate import estimate
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.asking import NO_ROOM
+from drafthead.planning import Assumed
+from drafthead.planning.lengths import all_lengths
 from drafthead.provenance import ArtefactError
 from tests.generation.chats import write_chats
 from tests.recipes import changed
@@ -68,7 +69,7 @@ def test_answers_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..
 def test_the_estimate_counts_kept_answers_as_they_are(recipe_in: Callable[..., Recipe], tmp_path: Path):
     recipe = mix(recipe_in, tmp_path)
     make_prompts(recipe)
-    before, _ = estimate(recipe)
+    before, _ = all_lengths(recipe, Assumed())
     keep(recipe)
     responses = read_responses(recipe.responses_dir("train"))
     assert before.tokens == sum(len(r.prompt_ids) + len(r.response_ids) for r in responses)

@@ -30,7 +30,7 @@ from drafthead.generation.states.one_pass import claim_waiting_room, waiting_roo
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, read_json
 from drafthead.target.pieces import load_target_spec
-from drafthead.training.setup import open_inputs
+from drafthead.training.inputs import open_inputs
 from tests.generation.chats import chat_recipe
 from tests.generation.small import SMALL, copy_of, never
 from tests.recipes import changed

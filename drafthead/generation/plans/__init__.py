@@ -1,1 +1,0 @@
-"""What answers and states will take, before anything is spent."""

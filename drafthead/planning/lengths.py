@@ -1,0 +1,138 @@
+"""How many sequences a recipe has and how long they are, as far as it is known.
+
+Exact once the responses exist. Before, from the prompts, or from the recipe and the command line: an upper bound, as
+every response is counted with the length that the recipe allows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from drafthead.config import PromptsConfig, PromptSource, Recipe
+from drafthead.data.prompts import read_prompts
+from drafthead.data.reading import Said
+from drafthead.data.responses import iter_responses
+from drafthead.generation.prompts.mix import PRESETS
+from drafthead.generation.responses.asking import continuation, prepare
+from drafthead.generation.responses.dialogue import open_dialogue
+from drafthead.generation.responses.keeping import Keeper
+from drafthead.generation.responses.regenerate import SPLITS, is_answered
+from drafthead.planning import DEFAULT_PROMPTS, Assumed
+from drafthead.progress import progress_bar
+from drafthead.provenance import MANIFEST
+from drafthead.target.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class SequenceLength:
+    """Tokens before the response, of the response, and after it."""
+
+    prompt: int
+    response: int
+    continuation: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.response + self.continuation
+
+    @property
+    def rows(self) -> int:
+        """Rows that can carry loss: from two before the first generated token on (see drafters.layout)."""
+        return self.response + self.continuation + min(self.prompt, 2) if self.response else 0
+
+
+@dataclass(frozen=True)
+class SplitLengths:
+    """The sequences of a split, and what their lengths were taken from."""
+
+    split: str
+    sequences: Sequence[SequenceLength]
+    source: Literal["responses", "prompts", "recipe"]
+
+    @property
+    def exact(self) -> bool:
+        return self.source == "responses"
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.tokens for one in self.sequences)
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the target generates."""
+        return sum(one.response + one.continuation for one in self.sequences)
+
+
+def all_lengths(recipe: Recipe, assumed: Assumed) -> list[SplitLengths]:
+    """Of the training and the validation split."""
+    return [split_lengths(recipe, split, assumed) for split in SPLITS]
+
+
+def split_lengths(recipe: Recipe, split: str, assumed: Assumed) -> SplitLengths:
+    """The sequences of "train" or "validation", as well as they are known."""
+    if (recipe.responses_dir(split) / MANIFEST).exists():
+        stored = iter_responses(recipe.responses_dir(split))
+        found = [SequenceLength(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids)) for r in stored]
+        return SplitLengths(split, found, "responses")
+    if (recipe.prompts_dir / MANIFEST).exists():
+        return SplitLengths(split, _from_prompts(recipe, split, assumed), "prompts")
+    after = continuation(recipe, split)
+    response = min(assumed.response_tokens or recipe.responses.max_tokens, recipe.responses.max_tokens)
+    prompt = min(assumed.prompt_tokens, recipe.engine.max_model_len - 1 - after - response)
+    settings = recipe.prompts
+    count = settings.validation if split == "validation" else assumed.prompts or planned_prompts(settings)
+    return SplitLengths(split, [SequenceLength(prompt, response, after)] * count, "recipe")
+
+
+def planned_prompts(settings: PromptsConfig) -> int:
+    """Training conversations of a recipe whose prompts are not drawn yet; DEFAULT_PROMPTS where it gives no number."""
+    amounts = [
+        source.train if source.train is not None else sum((source.categories or {}).values())
+        for source in planned_sources(settings)
+        if source.weight is None
+    ]
+    counted = int(sum(amounts)) - settings.validation  # which is drawn from them
+    known = [count for count in (counted, settings.max_train) if count and count > 0]
+    return min(known, default=DEFAULT_PROMPTS)
+
+
+def planned_sources(settings: PromptsConfig) -> Sequence[PromptSource]:
+    """The sources of a mix or a preset; none of a file of prompts."""
+    return PRESETS[settings.preset] if settings.preset else settings.sources or ()
+
+
+def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[SequenceLength]:
+    """With the data's own responses, or with responses as long as there is room for."""
+    tokenizer, prompts = load_tokenizer(recipe, templated=True), read_prompts(recipe.prompts_dir, split)
+    if not is_answered(recipe, split):
+        with progress_bar(len(prompts), "reading responses", "prompt") as bar:
+            kept, _ = Keeper(recipe, tokenizer).keep(prompts, bar)
+        return [SequenceLength(len(response.prompt_ids), len(response.response_ids)) for response in kept]
+    after, longest = continuation(recipe, split), assumed.response_tokens or recipe.responses.max_tokens
+    found: list[SequenceLength] = []
+    dialogues = [open_dialogue(prompt, recipe.responses.turn_by_turn) for prompt in prompts]
+    while dialogues:
+        requests, _ = prepare(recipe, tokenizer, split, dialogues)
+        for request in requests:
+            response = min(request.max_tokens, longest)
+            prompt = len(request.prompt_ids) + request.dialogue.turn * longest
+            room = recipe.engine.max_model_len - 1 - after - response
+            found.append(SequenceLength(min(prompt, room), response, after))
+        # Responses of full length are counted above; one word stands for them in what is rendered.
+        dialogues = [later for request in requests if (later := request.dialogue.after(Said("yes")))]
+    return found
+
+
+def length_notes(recipe: Recipe, lengths: Sequence[SplitLengths], assumed: Assumed) -> list[str]:
+    """What was assumed, a sentence each; nothing once the responses exist."""
+    train, found = lengths[0], []
+    if train.source == "recipe":
+        found.append(
+            f"no prompts yet: {len(train.sequences):,} of {train.sequences[0].prompt:,} tokens with one response each "
+            "(--prompts, --prompt-tokens)"
+        )
+    if not train.exact:
+        longest = assumed.response_tokens or recipe.responses.max_tokens
+        bound = "" if assumed.response_tokens else "responses.max_tokens, an upper bound: "
+        found.append(f"no responses yet: each counted with {bound}{longest:,} tokens (--response-tokens)")
+    return found

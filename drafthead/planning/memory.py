@@ -1,0 +1,155 @@
+"""Memory on one GPU: of an engine that runs the target, and of a rank that trains a head.
+
+Both are added up from shapes, not measured. Left out: an engine's activations and CUDA graphs (a few GiB), and in
+training the allocator's slack, CUDA's context and NCCL's buffers, so leave a tenth free.
+
+The target is built from its config.json on meta tensors: nothing is allocated and no weights need be there.
+"""
+
+import json
+
+import torch
+
+from drafthead.config import Recipe, TrainConfig
+from drafthead.drafters.base import DraftShape, num_parameters
+from drafthead.losses.fused import CHUNK_ROWS
+from drafthead.planning import size_text
+from drafthead.target.files import local_files
+
+_FLOAT32 = 4
+_MXFP4_BYTES = 17 / 32  # 32 values of 4 bits share a scale of 8
+_CACHE_BYTES = 2  # of a key or value: engines cache in bf16 unless told otherwise
+_BLOCK = 16  # tokens in a block of vLLM's cache
+_KNOWN = (None, "mxfp4", "fp8")  # quantisation methods
+
+
+class EngineMemory:
+    """One engine: weights, and the cache of the sequences under way.
+
+    vLLM itself takes engine.gpu_memory_utilization of a GPU in any case, and keeps fewer sequences under way where the
+    cache is short.
+    """
+
+    def __init__(self, recipe: Recipe, gpu_memory_gib: float, draft_bytes: int = 0):
+        """Read the target's config.json; `draft_bytes` are the weights of a draft head beside it.
+
+        Raises:
+            FileNotFoundError: there is no config.json here, and none can be downloaded; the message has the command.
+            ValueError: transformers has no causal language model for it.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        path, trusted = recipe.target_path, recipe.target.trust_remote_code
+        directory = local_files(path, recipe.target.revision, ("config.json",))
+        quantised = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("quantization_config") or {}
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trusted).get_text_config()
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        try:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
+        except ValueError as error:
+            raise ValueError(f"target {path} cannot be sized: transformers does not know it ({error})") from error
+        self._quantisation = quantised.get("quant_method")
+        weights = sum(p.numel() * _width(name, p.dim(), self._quantisation) for name, p in model.named_parameters())
+        self._config, self.gpus = recipe.engine, recipe.engine.tensor_parallel_size
+        self.weight_bytes = (int(weights) + draft_bytes) // self.gpus  # on one GPU
+        self._usable_bytes = int(gpu_memory_gib * 2**30 * recipe.engine.gpu_memory_utilization)
+        self._layers = config.num_hidden_layers
+        self._windowed = sum(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or [])
+        self._window = getattr(config, "sliding_window", None) or 0
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._layer_token_bytes = 2 * config.num_key_value_heads * head_dim * _CACHE_BYTES  # keys and values
+
+    def cache_bytes(self, tokens: float) -> int:
+        """Of one sequence, over all GPUs of the engine; a layer with a window keeps no more than that."""
+        kept = (self._layers - self._windowed) * tokens + self._windowed * min(tokens, self._window)
+        return int(kept * self._layer_token_bytes)
+
+    def under_way(self, tokens: float) -> int:
+        """How many sequences of that length run at once: engine.max_num_seqs, or as many as fit; at least 1."""
+        fit = (self._usable_bytes - self.weight_bytes) // max(self.cache_bytes(tokens) // self.gpus, 1)
+        return max(1, min(self._config.max_num_seqs, fit))
+
+    def bytes(self, tokens: float, sequences: int) -> int:
+        """On one GPU, with that many sequences of that length under way."""
+        return self.weight_bytes + sequences * self.cache_bytes(tokens) // self.gpus
+
+    def captured_bytes(self, boundaries: int, hidden_size: int) -> int:
+        """Cache of one token's captured states in a harvest (vLLM 0.32, vllm/v1/core/kv_cache_utils.py).
+
+        The states share blocks with the attention layers: a block is a page of 16 tokens for every layer of a group,
+        of which the states of as many tokens are used as fit one page, at least one.
+        """
+        page, row = _BLOCK * self._layer_token_bytes, boundaries * hidden_size * 2
+        group = self._layers - self._windowed or self._layers
+        return group * max(page, row) // max(1, page // row)
+
+    def notes(self, tokens: float) -> tuple[str, ...]:
+        """What does not fit, and what is not known."""
+        found, wanted = [], self._config.max_num_seqs
+        usable = f"the {size_text(self._usable_bytes)} that the engine takes of a GPU (--gpu-memory-gib)"
+        if self.weight_bytes >= self._usable_bytes:
+            size = size_text(self.weight_bytes)
+            found.append(f"weights of {size} do not fit {usable}: raise engine.tensor_parallel_size {self.gpus}")
+        elif (fit := self.under_way(tokens)) < wanted:
+            found.append(f"{usable} hold {fit} sequences of {tokens:,.0f} tokens, not engine.max_num_seqs {wanted}")
+        if self._quantisation not in _KNOWN:
+            found.append(f"quantisation {self._quantisation} is not known: weights counted in bf16, an upper bound")
+        return tuple(found)
+
+
+def _width(name: str, dimensions: int, method: str | None) -> float:
+    """Bytes per weight: MXFP4 packs experts; fp8 packs matrices but embeddings and lm_head; the rest is bf16."""
+    if method == "mxfp4" and ".experts." in name and not name.endswith("bias"):
+        return _MXFP4_BYTES
+    if method == "fp8" and dimensions > 1 and "embed" not in name and "lm_head" not in name:
+        return 1
+    return 2
+
+
+def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: str = "cuda") -> dict[str, int]:
+    """Bytes on one rank, by part; a test holds their sum against the memory that one step takes on a CPU.
+
+    Args:
+        shape: of the head.
+        config: the recipe's train section.
+        ranks: that share the run.
+        device: "cuda" or "cpu", whose chunks differ.
+
+    Returns:
+        weights (in the compute type, with the float32 masters), gradients, optimizer (moments and moving average),
+        target (embeddings, head rows and norm), batch (aux and last states of one micro batch and of the next one),
+        activations (kept for the backward) and loss (logits of a chunk, and the head's gradient).
+    """
+    width = 2 if config.precision == "bf16" else _FLOAT32
+    parameters, stage = num_parameters(shape), config.zero_stage
+    share = parameters // ranks
+    moments = 2 + (config.ema_decay is not None)
+    H, V, D, tokens = shape.hidden_size, shape.vocab_size, shape.head.draft_vocab_size, config.tokens_per_batch
+    masters = 0 if stage == 0 else _FLOAT32 * share
+    rows = CHUNK_ROWS[device]
+    teacher_rows = rows // shape.head.num_positions
+    return {
+        "weights": width * (share if stage == 3 else parameters) + masters,
+        "gradients": width * (share if stage >= 2 else parameters),
+        "optimizer": moments * _FLOAT32 * (parameters if stage == 0 else share),
+        "target": width * (V + D) * H,
+        "batch": 2 * width * tokens * (shape.num_aux_layers + 1) * H,
+        "activations": width * tokens * _kept_per_row(shape, config),
+        "loss": rows * D * (_FLOAT32 + (0 if width == _FLOAT32 else width)) + teacher_rows * D * _FLOAT32
+        + D * H * _FLOAT32,
+    }  # fmt: skip
+
+
+def _kept_per_row(shape: DraftShape, config: TrainConfig) -> int:
+    """Elements that the unroll keeps for one row over all TTT steps."""
+    head, H = shape.head, shape.hidden_size
+    queries, keys = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
+    carried = 2 * keys + H  # keys, values and the state after the block: needed by later steps
+    inside = 2 * queries + 2 * head.intermediate_size + H  # query, attention's output, gate, up, the state between
+    per_layer = carried + (0 if config.gradient_checkpointing else inside)
+    results = 3 * H  # a step's normed state, its place in the stack, and its gradient
+    reading = queries + 2 * keys + 2 * H  # what embeddings give to q, k and v, and what that was made from
+    once = inside if config.gradient_checkpointing else 0
+    return shape.head.num_positions * (head.num_layers * per_layer + results) + reading + once

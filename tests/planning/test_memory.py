@@ -1,0 +1,81 @@
+"""The memory that a dry run announces, against the memory that a step takes."""
+
+import pytest
+import torch
+
+from drafthead.config import load_recipe
+from drafthead.drafters.base import DraftShape
+from drafthead.drafters.batch import PackedBatch, tail_layout
+from drafthead.drafters.eagle3.config import Eagle3Head
+from drafthead.drafters.eagle3.drafter import valid_positions
+from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.planning.memory import training_memory
+from drafthead.target.pieces import FrozenTarget
+from drafthead.training.trainer import LossModule, score
+
+TOKENS, STEPS = 1024, 3
+
+
+def shape() -> DraftShape:
+    head = Eagle3Head(
+        type="eagle3",
+        num_ttt_steps=STEPS,
+        draft_vocab_size=4096,
+        intermediate_size=1024,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+    )
+    return DraftShape(head, 256, 8192, 3, 1e-5, {"rope_type": "default", "rope_theta": 1e4}, 2 * TOKENS)
+
+
+def config(**changed):
+    options = {"tokens_per_batch": TOKENS, "precision": "fp32", "zero_stage": 0, **changed}
+    return load_recipe(overrides=[f"train.{key}={value}" for key, value in options.items()]).train
+
+
+def kept_by_the_unroll(recompute: bool) -> int:
+    """Bytes that autograd holds on to between forward and backward, each storage once, but for weights and inputs."""
+    torch.manual_seed(0)
+    sizes = shape()
+    module = LossModule(DraftModel(sizes), recompute=recompute)
+    H, V, D = sizes.hidden_size, sizes.vocab_size, sizes.head.draft_vocab_size
+    target = FrozenTarget(torch.randn(V, H), torch.ones(H), torch.randn(D, H), 1e-5, torch.arange(D))
+    ones = torch.ones(TOKENS, dtype=torch.bool)
+    batch = PackedBatch(
+        ids=("a",), layout=tail_layout([TOKENS], [0]), input_ids=torch.randint(0, V, (TOKENS,)),
+        positions=torch.arange(TOKENS), aux=torch.randn(TOKENS, 3 * H), last_hidden=torch.randn(TOKENS, H),
+        loss_mask=ones, scored=valid_positions(ones, STEPS), of_row=torch.arange(TOKENS), argmax=torch.zeros(TOKENS, dtype=torch.long), lse=torch.full((TOKENS,), 20.0),
+    )  # fmt: skip
+    with torch.profiler.profile(profile_memory=True) as profile:
+        scored = score(module, batch, target, torch.ones(STEPS))
+    events = profile.profiler.kineto_results.events()
+    del scored
+    return sum(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+HEAD_GRADIENT = 4 * 4096 * 256  # formed in the forward, and announced with the loss
+
+
+def test_what_the_unroll_keeps_is_what_is_announced():
+    announced = training_memory(shape(), config(), ranks=1, device="cpu")
+    assert kept_by_the_unroll(False) - HEAD_GRADIENT == pytest.approx(announced["activations"], rel=0.15)
+
+
+def test_recomputed_steps_keep_less_and_no_more_than_announced():
+    """One step at a time is made again in the backward: announced, but not yet there after the forward."""
+    plain, recomputed = (
+        training_memory(shape(), config(gradient_checkpointing=on), ranks=1, device="cpu") for on in (False, True)
+    )
+    measured = kept_by_the_unroll(True) - HEAD_GRADIENT
+    assert measured < recomputed["activations"] < plain["activations"]
+    assert measured > 0.5 * recomputed["activations"]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_every_stage_cuts_up_what_it_says(stage):
+    alone, shared = (training_memory(shape(), config(zero_stage=stage, precision="bf16"), ranks) for ranks in (1, 4))
+    assert shared["optimizer"] == pytest.approx(alone["optimizer"] / 4, rel=1e-3)
+    assert (shared["gradients"] < alone["gradients"]) == (stage >= 2)
+    assert (shared["weights"] < alone["weights"] / 3.9) == (stage == 3)
+    assert shared["activations"] == alone["activations"]

@@ -1,0 +1,67 @@
+"""The command line that every script shares, its status lines, and how errors of users end it."""
+
+import errno
+import logging
+
+import pytest
+
+from drafthead.cli import run_recipe, status_lines
+from tests.scripts import run_here
+
+logger = logging.getLogger("drafthead.somewhere")
+
+
+@pytest.mark.parametrize("flags", [("--dry-run",), ("--dry-run", "--gpus", "2")])
+@pytest.mark.parametrize("script", ["data_gen/harvest.py", "train/eagle3.py"])
+def test_overrides_may_follow_a_flag(script, flags, tmp_path, capsys):
+    overrides = (f"output_dir={tmp_path}", "train.batches_per_step=2")
+    orders = (
+        ("configs/tiny.yaml", *overrides, *flags), ("configs/tiny.yaml", *flags, *overrides),
+        (*flags, "configs/tiny.yaml", *overrides), (overrides[0], *flags, overrides[1]),
+    )  # fmt: skip
+    printed = set()
+    for arguments in orders:
+        assert run_here(script, *arguments) == 0
+        printed.add(capsys.readouterr().out)
+    assert len(printed) == 1
+
+
+def test_an_unknown_flag_and_a_bad_override_end_with_code_2(capsys):
+    assert run_here("data_gen/harvest.py", "--dry-run", "configs/tiny.yaml", "--nope") == 2
+    assert "--nope" in capsys.readouterr().err
+    assert run_here("data_gen/harvest.py", "--dry-run", "train.epochs=0") == 2
+    assert "train.epochs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "start"), [(None, ""), ("0", ""), ("3", "[rank 3] ")])
+def test_status_lines_go_to_standard_output(rank, start, capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    others = logging.getLogger("another.library")
+    before = [*logging.getLogger().handlers], others.isEnabledFor(logging.INFO)
+    with status_lines():
+        logger.debug("hidden")
+        logger.info("%d shards", 3)
+        logger.warning("broken")
+        assert before == ([*logging.getLogger().handlers], others.isEnabledFor(logging.INFO))
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [f"{start}3 shards", f"{start}WARNING: broken"]
+    assert captured.err == ""
+    assert not logging.getLogger("drafthead").handlers
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), FileNotFoundError("gone"), OSError(errno.ENOSPC, "full")])
+def test_errors_of_users_are_one_message_and_code_2(error, capsys):
+    def main() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        run_recipe(main)
+    assert ended.value.code == 2
+    assert str(error) in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        run_recipe(lambda: 1 / 0)
