@@ -135,13 +135,21 @@ def pack(store: States, windows: Sequence[Window]) -> PackedBatch:
     """Read windows from the store and lay them end to end."""
     spans = [slice(w.start, w.stop) for w in windows]
     sequences = [store[w.document] for w in windows]
-    assert all(s.first_row <= w.first_row for s, w in zip(sequences, windows, strict=True)), "loss rows not stored"
     rows = [slice(w.first_row, w.stop) for w in windows]
-    # What only the loss reads is stored from the sequence's own first row on.
-    tails = [slice(w.first_row - s.first_row, w.stop - s.first_row) for s, w in zip(sequences, windows, strict=True)]
 
     def cat(name: str, slices: list[slice]) -> Tensor:
         return torch.cat([getattr(s, name)[part] for s, part in zip(sequences, slices, strict=True)])
+
+    def teachers(name: str) -> Tensor:
+        """Teacher rows are stored from the sequence's first one on; a loss row before it is nobody's teacher: zeros."""
+        parts = []
+        for s, w in zip(sequences, windows, strict=True):
+            missing = max(s.first_teacher_row - w.first_row, 0)
+            assert missing <= 1, "teacher rows not stored"
+            stored = getattr(s, name)
+            first = w.first_row + missing - s.first_teacher_row
+            parts += [stored.new_zeros(missing, *stored.shape[1:]), stored[first : w.stop - s.first_teacher_row]]
+        return torch.cat(parts)
 
     layers = [
         torch.cat([s.aux[layer_id][span] for layer_id in store.aux_layer_ids], dim=-1) for s, span in zip(sequences, spans, strict=True)
@@ -152,9 +160,9 @@ def pack(store: States, windows: Sequence[Window]) -> PackedBatch:
         input_ids=cat("input_ids", spans).long(),
         positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),
         aux=torch.cat(layers),
-        last_hidden=cat("last_hidden", tails),
+        last_hidden=teachers("last_hidden"),
         loss_mask=cat("loss_mask", rows).bool(),
         counted=torch.cat([torch.arange(w.first_row, w.stop) < w.end_row for w in windows]),
-        argmax=cat("argmax", tails).long(),
-        lse=cat("lse", tails),
+        argmax=teachers("argmax").long(),
+        lse=teachers("lse"),
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from drafthead.data.spooled import SpooledStates
+from drafthead.data.spool import SpooledStates
 from drafthead.data.store import States
 from drafthead.data.windows import Window
 from drafthead.progress import wait_until

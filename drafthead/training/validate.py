@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from drafthead.data.looping import loops
 from drafthead.data.packing import PackedBatch
+from drafthead.data.responses import loops
 from drafthead.data.store import States
 from drafthead.data.windows import Window, whole
 from drafthead.drafters.eagle3.alignment import valid_positions

@@ -41,21 +41,21 @@ def test_rows_are_those_that_the_store_keeps(tmp_path):
 
 
 def test_tokens_and_bytes_are_those_counted_by_hand(tmp_path):
-    # 8 + 7 + 7 tokens and 5 + 0 + 7 rows; three states of 192 in bf16, id and mask; last_hidden, argmax, lse per row
+    # 8 + 7 + 7 tokens and 4 + 0 + 7 rows; three states of 192 in bf16, id and mask; last_hidden, argmax, lse per row
     (train, validation) = estimate(with_responses(tmp_path))
     assert (train.exact, train.sequences, train.tokens, train.passes) == (True, 3, 22, 1)
-    assert train.disk_bytes == 22 * (3 * 192 * 2 + 5) + 12 * (192 * 2 + 8) + 4 * 16
+    assert train.disk_bytes == 22 * (3 * 192 * 2 + 5) + 11 * (192 * 2 + 8) + 4 * 16
     assert validation.disk_bytes == train.disk_bytes
 
 
 def test_fp8_taps_cost_a_byte_and_a_scale(tmp_path):
     train, _ = estimate(with_responses(tmp_path, "states.format=fp8", "target.aux_layer_ids=[2,8]"))
-    assert train.disk_bytes == 22 * (2 * (192 + 4) + 5) + 12 * (192 * 2 + 8) + 4 * 16
+    assert train.disk_bytes == 22 * (2 * (192 + 4) + 5) + 11 * (192 * 2 + 8) + 4 * 16
 
 
 def test_a_tap_on_the_last_boundary_is_not_stored_twice(tmp_path):
     train, _ = estimate(with_responses(tmp_path, "target.aux_layer_ids=[2,8]"))
-    assert train.disk_bytes == 22 * (2 * 192 * 2 + 5) + 12 * 8 + 4 * 16
+    assert train.disk_bytes == 22 * (2 * 192 * 2 + 5) + 11 * 8 + 4 * 16
 
 
 def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):
