@@ -356,5 +356,5 @@ def open_checked(path: Path, ids: Sequence[str]) -> Shard:
     """
     shard = Shard(path)
     if shard.ids != list(ids):
-        raise ArtefactError(f"{path} holds sequences that are not those of the responses; delete it and harvest again")
+        raise ArtefactError(f"{path} holds other sequences than the responses; delete it and harvest again")
     return shard
