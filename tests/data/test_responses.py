@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 
 from drafthead.data.responses import (
-    Response,
-    ResponseTokens,
-    iter_responses,
-    loops,
-    part_path,
-    read_parts,
-    repeated_share,
-    write_part,
-)
+    Response, ResponseTokens, iter_responses, loops, part_path, read_parts, repeated_share, write_part,
+)  # fmt: skip
 from drafthead.provenance import ArtefactError
 from tests.artefacts import response
 

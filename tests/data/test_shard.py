@@ -11,16 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from drafthead.data.packing import PackedBatch, pack
 from drafthead.data.shard import (
-    FP8,
-    Shard,
-    StateSequence,
-    dequantise,
-    first_teacher_row,
-    open_checked,
-    quantise,
-    shard_path,
-    write_shard,
-)
+    FP8, Shard, StateSequence, dequantise, first_teacher_row, open_checked, quantise, shard_path, write_shard,
+)  # fmt: skip
 from drafthead.data.store import StateStore
 from drafthead.data.windows import cut
 from drafthead.provenance import ArtefactError

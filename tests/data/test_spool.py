@@ -30,38 +30,26 @@ def write(spool: Spool, *indices: int) -> None:
         spool.path(index).touch()
 
 
-def test_an_empty_spool_is_filled_in_order_up_to_its_capacity(tmp_path):
+@pytest.mark.parametrize(
+    ("present", "first_needed", "in_flight", "wanted"),
+    [
+        ((), 0, None, Demand(0, done=False)),
+        ((0, 1), 0, None, Demand(2, done=False)),
+        ((0, 1, 2, 3), 0, None, Demand(None, done=False)),  # full
+        ((0, 2, 3), 0, None, Demand(1, done=False)),  # lost, so written again
+        ((0, 1, 2), 0, 3, Demand(None, done=False)),  # a shard on its way to disk counts
+        ((0, 1, 2), 0, 2, Demand(3, done=False)),  # it has arrived
+        ((2, 3), 2, None, Demand(4, done=False)),  # what is used makes room and is not written again
+        ((2, 3, 4, 5), 2, None, Demand(None, done=True)),  # training has all it will need
+        ((), 6, None, Demand(None, done=True)),
+    ],
+)
+def test_shards_are_written_in_order_up_to_the_capacity(tmp_path, present, first_needed, in_flight, wanted):
     spool = spool_in(tmp_path)
-    for index in range(4):
-        assert spool.demand() == Demand(index, done=False)
-        write(spool, index)
-    assert spool.demand() == Demand(None, done=False)  # full
-
-
-def test_a_shard_on_its_way_to_disk_counts(tmp_path):
-    spool = spool_in(tmp_path)
-    write(spool, 0, 1, 2)
-    assert spool.demand(in_flight=3) == Demand(None, done=False)
-    assert spool.demand(in_flight=2) == Demand(3, done=False)  # it has arrived
-
-
-def test_what_is_used_makes_room_and_is_not_written_again(tmp_path):
-    spool = spool_in(tmp_path)
-    write(spool, 0, 1, 2, 3)
-    spool.release(2)
-    assert (spool.present(), spool.first_needed()) == ({2, 3}, 2)
-    assert spool.demand() == Demand(4, done=False)
-    write(spool, 4, 5)
-    assert spool.demand() == Demand(None, done=True)  # training has all it will need
-    spool.release(6)
-    assert not spool.present()
-    assert spool.demand() == Demand(None, done=True)
-
-
-def test_a_lost_shard_is_asked_for_again(tmp_path):
-    spool = spool_in(tmp_path)
-    write(spool, 0, 2, 3)
-    assert spool.demand() == Demand(1, done=False)
+    write(spool, *present)
+    spool.release(first_needed)
+    assert (spool.present(), spool.first_needed()) == (set(present), first_needed)
+    assert spool.demand(in_flight) == wanted
 
 
 def test_training_that_falls_back_gets_its_shards_again(tmp_path):

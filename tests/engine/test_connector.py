@@ -14,6 +14,8 @@ from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.target.pieces import TargetHead, TargetSpec, load_target_spec
 from tests.engine.slots import slots
 
+pytestmark = pytest.mark.slow
+
 BOUNDARIES = tuple(range(9))  # all boundaries of the tiny target, 0 (embeddings) to L = 8
 BUDGET = 96  # tokens per engine step: the longer texts need several
 
@@ -75,10 +77,11 @@ def reference(harvested: Harvest) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(harvested.spec.name, dtype=torch.float32).eval()
 
 
-@pytest.mark.slow
 def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch.nn.Module):
     from drafthead.generation.states.harvest_transformers import capture
 
+    assert harvested.shards[0].ids == ["0-0", "0-1", "0-2", "0-3", "0-4"]
+    assert harvested.shards[0][0].loss_mask.tolist() == [0, 0, 1, 1, 0]
     assert max(harvested.cached_tokens) >= 256, "the prefix cache was not hit, so it was not tested"
     for shard, texts in zip(harvested.shards, harvested.texts, strict=True):
         assert len(shard) == len(texts)
@@ -92,7 +95,6 @@ def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch
                 torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3 * wanted.abs().max().item())
 
 
-@pytest.mark.slow
 @torch.no_grad()
 def test_last_boundary_gives_the_targets_own_logits(harvested: Harvest, reference: torch.nn.Module):
     head = TargetHead.load(harvested.spec.name, dtype="float32")
@@ -107,16 +109,8 @@ def test_last_boundary_gives_the_targets_own_logits(harvested: Harvest, referenc
         torch.testing.assert_close(chosen, logits.amax(-1), rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.slow
-def test_masks_and_ids_follow_the_slots(harvested: Harvest):
-    assert harvested.shards[0].ids == ["0-0", "0-1", "0-2", "0-3", "0-4"]
-    assert harvested.shards[0][0].loss_mask.tolist() == [0, 0, 1, 1, 0]
-
-
-@pytest.mark.slow
 def test_an_error_of_the_writer_reaches_the_caller(harvested: Harvest):
-    assert harvested.error_after is not None
-    assert "file" in harvested.error_after
+    assert "file" in (harvested.error_after or "")
 
 
 class Scheduled:
@@ -171,7 +165,6 @@ class Scheduled:
         return [20 + block for block in blocks], blocks
 
 
-@pytest.mark.slow
 def test_a_preempted_prompt_is_taken_from_its_new_blocks(tmp_path: Path):
     (slot,) = slots(tmp_path, 0, [[1] * 10])
     request = Scheduled(slot.to_params(), 10, [4])
@@ -183,7 +176,6 @@ def test_a_preempted_prompt_is_taken_from_its_new_blocks(tmp_path: Path):
     assert request.step(10, 1).rows == []  # its response is not captured
 
 
-@pytest.mark.slow
 def test_a_preempted_response_gives_each_row_once():
     request = Scheduled({"keep": "a-1"}, 5, [7])
 
