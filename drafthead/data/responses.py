@@ -233,6 +233,6 @@ def loops(token_ids: ArrayLike) -> bool:
 
     Cheap, and blind to meaning; honest tables and code can reach the limit too. Looping responses are counted when they
     are generated, and left out of acceptance, predicted in training and measured in evaluation alike: nearly every draft
-    of a loop is accepted, by any head, and a checkpoint picked by loops would be picked for what nobody wants served.
+    of a loop is accepted, by any head, so loops would decide which checkpoint is best.
     """
     return repeated_share(token_ids) > LOOP_LIMIT

@@ -278,7 +278,9 @@ class Shard:
             schema = {name: [str(part[:0].dtype), part.get_shape()] for name, part in slices.items()}
             index = {name: self._file.get_tensor(name).tolist() for name in _INDEX}
             if metadata.pop("index_sha256") != _index_digest(metadata, schema, index):
-                raise ArtefactError(f"the index of {path} was changed after it was written; delete it and harvest again")
+                raise ArtefactError(
+                    f"the index of {path} was changed after it was written; delete it and harvest again"
+                )
         except (SafetensorError, OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             if isinstance(error, FileNotFoundError):
                 raise

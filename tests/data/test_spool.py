@@ -119,7 +119,9 @@ def test_any_interleaving_stays_bounded_and_ends(tmp_path_factory, capacity, num
 def spooled(tmp_path) -> SpooledStates:
     """Five documents in shards of two, three shards an epoch, two epochs, groups of one shard."""
     write_part(part_path(tmp_path, 0), [response(name, 2, 3 + i) for i, name in enumerate("abcde")])
-    return SpooledStates(Spool(tmp_path, 2, 3, 2), ResponseTokens(tmp_path), sequences_per_shard=2, aux_layer_ids=[1, 3])
+    return SpooledStates(
+        Spool(tmp_path, 2, 3, 2), ResponseTokens(tmp_path), sequences_per_shard=2, aux_layer_ids=[1, 3]
+    )
 
 
 def test_a_document_lies_in_a_shard_of_its_epoch(spooled):
@@ -179,5 +181,3 @@ def test_group_0_keeps_the_order_that_runs_had_before_there_were_groups():
     for seed, epoch in ((0, 0), (7, 2), (2**40, 3)):
         order = np.random.default_rng((seed, epoch)).permutation(100).tolist()
         assert [[w.document for w in batch] for batch in plan_epoch(windows, 10, seed, epoch)] == [[i] for i in order]
-
-
