@@ -18,8 +18,8 @@ import torch
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.packing import pack, plan_epoch, whole
+from drafthead.data.shard import dequantise, quantise
 from drafthead.data.store import States, StateSequence
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.registry import drafter_of

@@ -19,7 +19,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -186,26 +186,22 @@ def _reopened(directory: Path) -> bool:
     return bool(lost)
 
 
-def finish(
-    directory: Path, counts: dict[str, Any], lasting: bool = True, checksums: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dict[str, Any]:
     """Write the manifest over every file in `directory`; the artefact is complete from here on.
 
     Args:
         directory: of the artefact.
         counts: of its contents, for the manifest.
         lasting: False for files that a consumer deletes; none is listed then.
-        checksums: SHA-256 by file name, of files whose writers computed it already; they are not read again.
     """
-    known = checksums or {}
-    files = {
-        name: {
-            "bytes": (directory / name).stat().st_size,
-            "sha256": known.get(name) or sha256_file(directory / name),
+    listed = _visible_files(directory) if lasting else []
+    paths = {name: directory / name for name in listed if Path(name).name not in (IDENTITY, MANIFEST)}
+    with ThreadPoolExecutor() as pool:  # every byte is read once: of a large store of states, terabytes
+        sums = pool.map(sha256_file, paths.values())
+        files = {
+            name: {"bytes": path.stat().st_size, "sha256": sha256}
+            for (name, path), sha256 in zip(paths.items(), sums, strict=True)
         }
-        for name in (_visible_files(directory) if lasting else ())
-        if Path(name).name not in (IDENTITY, MANIFEST)
-    }
     identity = read_json(directory / IDENTITY)
     manifest = {"identity": identity, "counts": counts, "files": files, "made_by": made_by()}
     write_json(directory / MANIFEST, manifest, several_writers=True)

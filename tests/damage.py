@@ -22,12 +22,12 @@ def flip_bit(path: Path, place: float = 1.0) -> None:
 
 
 def half_written(path: Path) -> Path:
-    """What a writer of `path` leaves aside when it is killed: its folder, with half a file."""
-    aside = path.with_name(f".{path.name}.0a1b2c3d.tmp")
-    aside.mkdir()
-    (aside / path.name).write_bytes(b"half")
-    (aside / ".tmpHalf0").write_bytes(b"half")  # of a library that has its own way of being atomic
-    return aside
+    """What a writer of `path` leaves behind when it is killed: its temporary folder, with half a file."""
+    folder = path.with_name(f".{path.name}.0a1b2c3d.tmp")
+    folder.mkdir()
+    (folder / path.name).write_bytes(b"half")
+    (folder / ".tmpHalf0").write_bytes(b"half")  # of a library that has its own way of being atomic
+    return folder
 
 
 def cut_short(path: Path, count: int = 100) -> None:

@@ -99,10 +99,10 @@ def test_a_writer_removes_what_a_killed_one_left_aside_and_nothing_else(tmp_path
     half_written(tmp_path / "shard-1")
     (tmp_path / ".shard-1.0a1b2c3d.whole.tmp").write_text("whole")  # killed before the last renaming
     others = half_written(tmp_path / "shard-10")
-    (tmp_path / ".shard-1.sha256").write_text("noted")
+    (tmp_path / ".shard-1.lock").write_text("held")
     with atomic_path(tmp_path / "shard-1") as temporary:
         temporary.write_text("whole")
-    assert set(tmp_path.iterdir()) == {others, tmp_path / ".shard-1.sha256", tmp_path / "shard-1"}
+    assert set(tmp_path.iterdir()) == {others, tmp_path / ".shard-1.lock", tmp_path / "shard-1"}
 
 
 def test_a_writer_whose_file_another_one_has_written_and_cleared_is_content(tmp_path):

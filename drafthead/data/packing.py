@@ -166,13 +166,13 @@ def pack(store: States, windows: Sequence[Window], drafter: Drafter, whole_text:
     """
     sequences = [store[w.document] for w in windows]
     pairs = list(zip(sequences, windows, strict=True))
-    teachers = [(max(w.first_row, s.first_row) - s.first_row, w.stop - s.first_row) for s, w in pairs]
+    teachers = [(max(w.first_row, s.first_teacher_row) - s.first_teacher_row, w.stop - s.first_teacher_row) for s, w in pairs]
     ends = np.cumsum([0, *(stop - start for start, stop in teachers)])
     of_row, scored = [], []
     for (s, w), offset in zip(pairs, ends.tolist(), strict=False):
         token = torch.arange(w.first_row, w.stop)
-        held = token >= max(w.first_row, s.first_row)
-        of_row.append(torch.where(held, token - max(w.first_row, s.first_row) + offset, -1))
+        held = token >= max(w.first_row, s.first_teacher_row)
+        of_row.append(torch.where(held, token - max(w.first_row, s.first_teacher_row) + offset, -1))
         mask = replayable(s.loss_mask) if whole_text else s.loss_mask
         scored.append(drafter.loss_rows(mask)[:, w.first_row : w.stop] & (token < w.end_row))
 

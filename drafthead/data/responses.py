@@ -1,4 +1,4 @@
-"""Responses: what the target said, token for token, as Parquet parts.
+"""Responses of the target, token for token, as Parquet parts.
 
 The engine's own token ids are kept on both sides of the boundary, so the loss mask (0 on the prompt, 1
 on the response) needs no parsing of a chat template.
@@ -16,31 +16,34 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import ArrayLike
 
 from drafthead.files import atomic_path
 from drafthead.provenance import ArtefactError
 
 KIND = "responses"
+LOOP_NGRAM = 8  # a repeated run of eight tokens is rarely honest text
+LOOP_LIMIT = 0.1  # share of n-grams that occurred before; what exceeds it loops
 
 
 @dataclass(frozen=True)
 class Response:
-    """One answer of the target, or one that the data had.
+    """One response of the target, or one that the data had.
 
     Attributes:
-        id: the prompt's id; of a conversation that is answered turn by turn, with the turn behind it ("...-2").
+        id: the prompt's id; of a conversation that is generated turn by turn, with the turn appended ("...-2").
         category: the prompt's category.
         prompt_ids: token ids the engine read (template applied).
         response_ids: token ids the engine produced, the stop token included.
-        continuation_ids: what the engine would have said after the stop, greedily; only where acceptance
+        continuation_ids: what the engine would have generated after the stop, greedily; only where acceptance
             is replayed, because vLLM counts accepted tokens before it trims at the stop.
         text: the response, decoded with special tokens.
-        finish_reason: "stop", "length", or "given" for an answer that the data had.
-        temperature: sampling temperature; None: nobody sampled it.
+        finish_reason: "stop", "length", or "given" for a response that the data had.
+        temperature: sampling temperature; None: it was not sampled.
         reasoning_effort: as given to the chat template.
-        seed: sampling seed; None: nobody sampled it.
-        turn: of a conversation that is answered turn by turn, from 0.
-        flags: what is wrong with it (generation.judging), and kept by the recipe nevertheless.
+        seed: sampling seed; None: it was not sampled.
+        turn: of a conversation that is generated turn by turn, from 0.
+        flags: what is wrong with it (generation.judging), where the recipe keeps it nevertheless.
     """
 
     id: str
@@ -59,13 +62,13 @@ class Response:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An answer that is not there.
+    """A response that was dropped, or could not be generated.
 
     Attributes:
-        id, category: as the answer's would be.
+        id, category: as the response's would be.
         reason: why, for a person.
-        flags: what was wrong with the answer, if it was given and dropped.
-        turns: answers that are missing with it, itself included.
+        flags: what was wrong with the response, if it was generated and dropped.
+        turns: responses that are missing with it, itself included.
     """
 
     id: str
@@ -91,8 +94,8 @@ _SCHEMA = pa.schema(
         ("flags", pa.list_(pa.string())),
     ]
 )
-_NOTES = b"drafthead"
-_TEXT = ("prompt_ids", "response_ids", "continuation_ids")
+_METADATA = b"drafthead"
+_TOKENS = ("prompt_ids", "response_ids", "continuation_ids")
 
 
 def part_path(directory: Path, index: int) -> Path:
@@ -106,9 +109,9 @@ def write_part(
     left_out: Sequence[LeftOut] = (),
     made_by: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write one part, whole or not at all; what is missing in it, and who answered, stands in the file's metadata."""
-    notes = {"left_out": [asdict(entry) for entry in left_out], "made_by": made_by}
-    schema = _SCHEMA.with_metadata({_NOTES: json.dumps(notes).encode()})
+    """Write one part, whole or not at all; the file's metadata lists what was left out, and what generated the rest."""
+    metadata = {"left_out": [asdict(entry) for entry in left_out], "made_by": made_by}
+    schema = _SCHEMA.with_metadata({_METADATA: json.dumps(metadata).encode()})
     with atomic_path(path) as temporary:
         pq.write_table(pa.Table.from_pylist([asdict(r) for r in responses], schema=schema), temporary)
 
@@ -132,20 +135,19 @@ def read_responses(directory: Path) -> list[Response]:
 
 
 def read_parts(directory: Path) -> dict[str, list[Response]]:
-    """The responses of every part by its name without the suffix, in order, as small as token ids can be held.
+    """The responses of every part by its name without the suffix, in order, their token ids in arrays.
 
-    Of a large run they are a billion tokens: 4 bytes each here, 33 in a list of Python's numbers. `text` is left out.
+    A large run has a billion tokens: 4 bytes each here, 33 in a list of Python's numbers. `text` is left empty.
 
     Raises:
         ArtefactError: the directory has no part.
     """
-    return {part.stem: list(map(_small, read_part(part))) for part in _parts(directory)}
+    return {part.stem: list(map(_compact, read_part(part))) for part in _parts(directory)}
 
 
-def _small(response: Response) -> Response:
-    texts = (response.prompt_ids, response.response_ids, response.continuation_ids)
-    prompt, said, after = (array("i", token_ids) for token_ids in texts)
-    return replace(response, prompt_ids=prompt, response_ids=said, continuation_ids=after, text="")
+def _compact(response: Response) -> Response:
+    compact: dict[str, Any] = {name: array("i", getattr(response, name)) for name in _TOKENS}
+    return replace(response, text="", **compact)
 
 
 def read_part(path: Path) -> list[Response]:
@@ -154,26 +156,26 @@ def read_part(path: Path) -> list[Response]:
 
 
 def read_left_out(directory: Path) -> list[LeftOut]:
-    """Everything that no part has an answer to, in order.
+    """Every response that was left out, in order.
 
     Raises:
         ArtefactError: the directory has no part.
     """
-    return [LeftOut(**entry) for notes in _notes(directory) for entry in notes["left_out"]]
+    return [LeftOut(**entry) for metadata in _metadata(directory) for entry in metadata["left_out"]]
 
 
 def read_makers(directory: Path) -> list[dict[str, Any]]:
-    """Who answered, each once, in order.
+    """What generated the responses, each maker once, in order.
 
     Raises:
         ArtefactError: the directory has no part.
     """
-    made_by = [notes["made_by"] for notes in _notes(directory)]
+    made_by = [metadata["made_by"] for metadata in _metadata(directory)]
     return [maker for i, maker in enumerate(made_by) if maker and maker not in made_by[:i]]
 
 
-def _notes(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(pq.read_schema(part).metadata[_NOTES]) for part in _parts(directory)]
+def _metadata(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(pq.read_schema(part).metadata[_METADATA]) for part in _parts(directory)]
 
 
 def read_categories(directory: Path) -> dict[str, str]:
@@ -182,7 +184,7 @@ def read_categories(directory: Path) -> dict[str, str]:
     return {name: kind for t in tables for name, kind in zip(*(c.to_pylist() for c in t.columns), strict=True)}
 
 
-class Texts:
+class ResponseTokens:
     """Tokens and loss masks of all responses, one part in memory at a time: meant to be read in order.
 
     Raises:
@@ -203,10 +205,10 @@ class Texts:
         """Token ids (T,) int64 of prompt, response and continuation, and loss mask (T,) bool: the response."""
         part = bisect_right(self._ends, index)
         if self._held is None or self._held[0] != part:
-            self._held = part, pq.read_table(self._parts[part], columns=list(_TEXT))
+            self._held = part, pq.read_table(self._parts[part], columns=list(_TOKENS))
         table, row = self._held[1], index - [0, *self._ends][part]
-        pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TEXT]
-        mask = [np.full(len(piece), name == "response_ids") for name, piece in zip(_TEXT, pieces, strict=True)]
+        pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TOKENS]
+        mask = [np.full(len(piece), name == "response_ids") for name, piece in zip(_TOKENS, pieces, strict=True)]
         return np.concatenate(pieces), np.concatenate(mask)
 
 
@@ -215,3 +217,22 @@ def _parts(directory: Path) -> list[Path]:
     if not parts:
         raise ArtefactError(f"{directory} has no responses; run: python data_gen/regenerate.py RECIPE")
     return parts
+
+
+def repeated_share(token_ids: ArrayLike) -> float:
+    """Share of a response's n-grams that occurred before in it: 0 for fresh text, near 1 for a loop."""
+    ids = np.asarray(token_ids)
+    if len(ids) < LOOP_NGRAM:
+        return 0.0
+    windows = np.lib.stride_tricks.sliding_window_view(ids, LOOP_NGRAM)
+    return 1.0 - len(np.unique(windows, axis=0)) / len(windows)
+
+
+def loops(token_ids: ArrayLike) -> bool:
+    """Whether more than `LOOP_LIMIT` of a response repeats itself: one rule for every stage.
+
+    Cheap, and blind to meaning; honest tables and code can reach the limit too. Looping responses are counted when they
+    are generated, and left out of acceptance, predicted in training and measured in evaluation alike: nearly every draft
+    of a loop is accepted, by any head, so loops would decide which checkpoint is best.
+    """
+    return repeated_share(token_ids) > LOOP_LIMIT

@@ -1,59 +1,60 @@
-"""One shard of hidden states: what it holds, how it is written, how it is read.
+"""One shard of hidden states: its layout, how it is written and how it is read.
 
 A shard is a safetensors file without padding. All its sequences lie end to end along the token axis, and `offsets`
-says where each begins. What only the loss reads (see drafters.layout) is kept for the tail of each sequence that can
-carry loss: its rows lie end to end along an axis of their own, with offsets of their own. Sizes: N aux layers, H hidden,
-T tokens and R tail rows in the shard, S sequences.
+gives where each begins. What only a loss reads is stored for the rows that can be a teacher (see `first_teacher_row`),
+which lie end to end along an axis of their own. Sizes: N aux layers, H hidden, T tokens and R teacher rows in the shard,
+S sequences.
 
-    input_ids      int32    (T,)
-    loss_mask      uint8    (T,)     1 where the target generated the token
-    offsets        int64    (S + 1,) into T
-    tail_offsets   int64    (S + 1,) into R
-    aux.K          bf16     (T, H)   residual stream at boundary K, for every aux layer id K; or, with states.format fp8,
-                   e4m3     (T, H)   with aux.K.scale float32 (T,)
-    last_hidden    bf16     (R, H)   input of the final norm; left out when boundary L is itself an aux layer and not in fp8
-    argmax         int32    (R,)     most likely next token over the full vocabulary
-    lse            float32  (R,)     log-sum-exp of the target's logits at temperature 1
-    sums           int64    (S, C)   of each sequence's part of the C other tensors, compared at every read
-                                     (data.row_sums); the file's metadata has their names in order
+    input_ids        int32    (T,)
+    loss_mask        uint8    (T,)     1 where the target generated the token
+    offsets          int64    (S + 1,) into T
+    teacher_offsets  int64    (S + 1,) into R
+    aux.K            bf16     (T, H)   residual stream at boundary K, for every aux layer id K; or, with states.format
+                     e4m3     (T, H)   fp8, with aux.K.scale float32 (T,)
+    last_hidden      bf16     (R, H)   input of the final norm; omitted when boundary L is itself an aux layer in bf16
+    argmax           int32    (R,)     most likely next token over the full vocabulary
+    lse              float32  (R,)     log-sum-exp of the target's logits at temperature 1
+    sums             int64    (S, C)   checksum of each sequence's part of the C other tensors, by name (see `row_sum`)
+
+The file's metadata is one JSON object: layout, ids (prompt ids of the sequences), aux_layer_ids, num_target_layers,
+format, and index_sha256 over everything that the sums do not cover. So every byte of a shard is compared with what was
+written when it is read; training need not hash terabytes before its first step.
 
 argmax and lse are what training needs of the full vocabulary; the logits themselves it recomputes for the rows of
 the draft vocabulary only. last_hidden is never fp8: on the embedded target an fp8 teacher's argmax differs from the
-target's at 0.9 % of all positions, and the tail is the small part of a store. A target that computes in float32
-stores float32 where it says bf16.
+target's at 0.9 % of all positions, and teacher rows are the small part of a store. A target that computes in float32
+stores float32 where the table has bf16.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafthead.data import checksums
-from drafthead.data.fp8 import dequantise, quantise
-from drafthead.data.row_sums import row_sum, sums_of
 from drafthead.files import atomic_path, remove_leftovers
-from drafthead.provenance import ArtefactError
+from drafthead.provenance import ArtefactError, digest
 from drafthead.files import check_space
 
-LAYOUT = 3  # of the tensors above; 1 had last_hidden, argmax and lse for every token, 2 no sums
+LAYOUT = 4  # 1: teacher rows for every token; 2: without sums; 3: without index_sha256, one more teacher row
 Format = Literal["bf16", "fp8"]
-LAST = "last_hidden"
-TAIL = (LAST, "argmax", "lse")
-SUMS = "sums"
-_OFFSETS = ("offsets", "tail_offsets")
-_ABOUT = "drafthead"
+TEACHER_ROWS = ("last_hidden", "argmax", "lse")
+FP8 = torch.float8_e4m3fn
+_LARGEST_FP8 = torch.finfo(FP8).max  # 448
+_INDEX = ("offsets", "teacher_offsets", "sums")
+_METADATA = "drafthead"
 _HEADER = 1 << 16  # bytes to spare for names, ids and shapes
 
 
 @dataclass(frozen=True)
 class StateSequence:
-    """One conversation with the target's states. T tokens, H hidden, R = T - first_row tail rows.
+    """One conversation with the target's states. T tokens, H hidden, R = T - first_teacher_row teacher rows.
 
     Attributes:
         id: the prompt's id.
@@ -63,7 +64,7 @@ class StateSequence:
         last_hidden: (R, H), the input of the target's final norm.
         argmax: (R,) int32, the target's most likely next token.
         lse: (R,) float32, log-sum-exp over the target's full vocabulary.
-        first_row: token index of the first tail row; at most the first row that can carry loss.
+        first_teacher_row: token index of the first of the R rows.
     """
 
     id: str
@@ -73,22 +74,93 @@ class StateSequence:
     last_hidden: Tensor
     argmax: Tensor
     lse: Tensor
-    first_row: int = 0
+    first_teacher_row: int = 0
 
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[0]
 
 
+def first_teacher_row(loss_mask: Tensor) -> int:
+    """Token index of the first row that can be a teacher: one before the first generated token.
+
+    Row t of the target is its distribution of token t + 1, and losses are taken on generated tokens only, so this
+    holds for every drafter that learns the target's next-token distribution:
+
+        token      0  1  2  3  4  5      P prompt, G generated
+                   P  P  P  G  G  G
+        teachers         2  3  4  5      row 2 is the teacher of token 3
+
+    EAGLE-3's loss row t at TTT step k predicts token t + 2 + k, with row t + 1 + k as its teacher; its first loss row
+    is two before the first generated token. P-EAGLE shares that alignment. A block of DFlash predicts the tokens after
+    its anchor, each with the row before the token as its teacher.
+
+    Args:
+        loss_mask: (T,) of one sequence, nonzero where the target generated the token.
+
+    Returns:
+        The row's index; T when nothing was generated, as no row is a teacher then.
+    """
+    generated = loss_mask.nonzero()
+    return max(int(generated[0]) - 1, 0) if len(generated) else len(loss_mask)
+
+
 def shard_path(directory: Path, index: int) -> Path:
-    """Where shard `index` of a store lies."""
+    """Path of shard `index` of a store."""
     return directory / f"shard-{index:05d}.safetensors"
+
+
+# fp8
+
+
+def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(T, H) of any float type -> (T, H) e4m3 and (T,) float32 scales. A row that is not finite stays so.
+
+    A row is scaled so that its largest entry becomes the largest e4m3 number. Three bits of mantissa leave a relative
+    error of 2.6 % (root mean square, measured on the embedded target); the head reads states through a norm and a
+    matrix product, in which such errors average out. Scales per token cost 4 bytes; scales per tensor would let one
+    token of large norm (gpt-oss has some) push all others into the subnormal range.
+    """
+    wide = rows.float()
+    largest = wide.abs().amax(-1)
+    scale = torch.where(largest == 0, 1.0, largest / _LARGEST_FP8)
+    return (wide / scale[:, None]).to(FP8), scale
+
+
+def dequantise(values: Tensor, scale: Tensor) -> Tensor:
+    """(T, H) e4m3 and (T,) scales -> (T, H) bfloat16, which adds an error 16 times smaller than e4m3's own."""
+    return (values.float() * scale[:, None]).to(torch.bfloat16)
+
+
+# Checksums
+
+
+def row_sum(rows: Tensor) -> int:
+    """Sum of the bytes of a tensor as signed 64-bit words, modulo 2^64; bytes beyond the last whole word count too.
+
+    It runs at the speed of memory. A flipped bit, a page of zeros or rows of another sequence change it; given up is
+    what a cryptographic hash finds besides, such as words that changed places.
+    """
+    data = rows.contiguous().reshape(-1).view(torch.uint8).numpy()
+    whole = len(data) // 8 * 8
+    rest = np.zeros(8, np.uint8)
+    rest[: len(data) - whole] = data[whole:]
+    words = np.add.reduce(data[:whole].view(np.int64), dtype=np.int64)
+    return int(np.add(words, rest.view(np.int64)[0], dtype=np.int64))
+
+
+def _index_digest(metadata: dict[str, Any], schema: dict[str, list[Any]], index: dict[str, list[Any]]) -> str:
+    """SHA-256 of the metadata, of each tensor's type and shape, and of the offsets and sums themselves."""
+    return digest({**metadata, "schema": schema, **index})
+
+
+# Writing
 
 
 def write_shard(
     path: Path, sequences: Sequence[StateSequence], num_target_layers: int, number_format: Format = "bf16"
 ) -> None:
-    """Write one shard, whole or not at all, with a note of its checksum.
+    """Write one shard, whole or not at all.
 
     Args:
         path: from `shard_path`.
@@ -105,56 +177,75 @@ def write_shard(
     for sequence in sequences:
         _check_lengths(sequence)
     aux_layer_ids = sorted(sequences[0].aux)
-    tensors = _shared_tensors(sequences)
+    tensors = {
+        "input_ids": torch.cat([s.input_ids for s in sequences]).to(torch.int32),
+        "loss_mask": torch.cat([s.loss_mask for s in sequences]).to(torch.uint8),
+        "offsets": _offsets([s.num_tokens for s in sequences]),
+        "teacher_offsets": _offsets([s.num_tokens - s.first_teacher_row for s in sequences]),
+        "argmax": torch.cat([s.argmax for s in sequences]).to(torch.int32),
+        "lse": torch.cat([s.lse for s in sequences]).to(torch.float32),
+    }
     for layer_id in aux_layer_ids:
-        tensors |= _layer_tensors(f"aux.{layer_id}", [s.aux[layer_id] for s in sequences], number_format)
+        name, rows = f"aux.{layer_id}", [s.aux[layer_id] for s in sequences]
+        if number_format == "fp8":
+            pairs = [quantise(part) for part in rows]  # one sequence at a time: the float32 copy stays small
+            tensors[name] = torch.cat([values for values, _ in pairs])
+            tensors[f"{name}.scale"] = torch.cat([scale for _, scale in pairs])
+        else:
+            tensors[name] = torch.cat(rows).contiguous()
     if num_target_layers not in aux_layer_ids or number_format == "fp8":
-        tensors[LAST] = torch.cat([s.last_hidden for s in sequences]).contiguous()
-    summed = bounds(tensors)
-    tensors[SUMS] = sums_of(tensors, summed)
-    about = {
+        tensors["last_hidden"] = torch.cat([s.last_hidden for s in sequences]).contiguous()
+    metadata = {
         "layout": LAYOUT,
-        "summed": list(summed),
         "ids": [s.id for s in sequences],
         "aux_layer_ids": aux_layer_ids,
         "num_target_layers": num_target_layers,
         "format": number_format,
     }
-    needed = sum(tensor.nbytes for tensor in tensors.values()) + _HEADER
+    save_shard(path, tensors, metadata)
+
+
+def save_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Add the checksums to a shard's tensors and metadata, and write the file; raises DiskFullError."""
+    columns = []
+    for name in _summed(tensors):
+        ends = tensors["teacher_offsets" if name in TEACHER_ROWS else "offsets"].tolist()
+        columns.append([row_sum(tensors[name][start:stop]) for start, stop in zip(ends, ends[1:], strict=False)])
+    tensors = {**tensors, "sums": torch.tensor(columns, dtype=torch.int64).T.contiguous()}
+    schema = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
+    index = {name: tensors[name].tolist() for name in _INDEX}
+    metadata = {**metadata, "index_sha256": _index_digest(metadata, schema, index)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path)  # before the room is counted
-    check_space(path, needed)
+    remove_leftovers(path)  # before free space is measured
+    check_space(path, sum(tensor.nbytes for tensor in tensors.values()) + _HEADER)
     with atomic_path(path) as temporary:
         # One key: safetensors writes several in random order, and equal shards should be equal files.
-        save_file(tensors, temporary, metadata={_ABOUT: json.dumps(about)})
-        checksums.note(path, temporary)
+        save_file(tensors, temporary, metadata={_METADATA: json.dumps(metadata)})
 
 
-def bounds(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """Where the sequences of a shard begin and end in each of its tensors, by the tensor's name."""
-    whole, tail = (tensors[name].tolist() for name in _OFFSETS)
-    return {name: tail if name in TAIL else whole for name in sorted(tensors) if name not in (*_OFFSETS, SUMS)}
+def _offsets(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
 
 
-def _shared_tensors(sequences: Sequence[StateSequence]) -> dict[str, Tensor]:
-    def offsets(lengths: list[int]) -> Tensor:
-        return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-
-    return {
-        "input_ids": torch.cat([s.input_ids for s in sequences]).to(torch.int32),
-        "loss_mask": torch.cat([s.loss_mask for s in sequences]).to(torch.uint8),
-        "offsets": offsets([s.num_tokens for s in sequences]),
-        "tail_offsets": offsets([s.num_tokens - s.first_row for s in sequences]),
-        "argmax": torch.cat([s.argmax for s in sequences]).to(torch.int32),
-        "lse": torch.cat([s.lse for s in sequences]).to(torch.float32),
-    }
+def _summed(names: Mapping[str, Any]) -> list[str]:
+    """The columns of `sums`."""
+    return sorted(set(names) - set(_INDEX))
 
 
-def _layer_tensors(name: str, rows: list[Tensor], number_format: Format) -> dict[str, Tensor]:
-    if number_format == "bf16":
-        return {name: torch.cat(rows).contiguous()}
-    pairs = [quantise(part) for part in rows]  # one sequence at a time: the float32 copy stays small
-    return {name: torch.cat([v for v, _ in pairs]), f"{name}.scale": torch.cat([s for _, s in pairs])}
+def _check_lengths(sequence: StateSequence) -> None:
+    tokens, rows = sequence.num_tokens, sequence.num_tokens - sequence.first_teacher_row
+    wanted = [("loss_mask", sequence.loss_mask, tokens)]
+    wanted += [(f"aux.{layer_id}", states, tokens) for layer_id, states in sequence.aux.items()]
+    wanted += [(name, getattr(sequence, name), rows) for name in TEACHER_ROWS]
+    for name, tensor, length in wanted:
+        if tensor.shape[0] != length:
+            raise ValueError(
+                f"sequence {sequence.id}: {name} has {tensor.shape[0]} rows, wanted {length} (input_ids has {tokens}, "
+                f"teacher rows begin at {sequence.first_teacher_row}); the harvest stored states of another text"
+            )
+
+
+# Reading
 
 
 class Shard:
@@ -165,98 +256,101 @@ class Shard:
         ids: prompt ids of its sequences.
         aux_layer_ids: ascending.
         number_format: of the aux layers.
-        names: of the file's tensors.
+        hidden_size: H.
 
     Raises:
-        ArtefactError: the file is truncated or not a shard, or has another layout.
+        ArtefactError: the file is truncated or not a shard, has another layout, or its index was changed.
+        FileNotFoundError: it does not exist.
     """
 
     def __init__(self, path: Path):
         self.path = path
         try:
             self._file = safe_open(path, framework="pt")
-            about = json.loads(self._file.metadata()[_ABOUT])
-            layout = about.get("layout", 1)
+            metadata = json.loads(self._file.metadata()[_METADATA])
+            layout = metadata.get("layout", 1)
             if layout != LAYOUT:
                 raise ArtefactError(
                     f"{path} has layout {layout}, this version reads layout {LAYOUT}; "
                     f"delete {path.parent} and harvest again"
                 )
-            self.ids: list[str] = about["ids"]
-            self.aux_layer_ids: list[int] = about["aux_layer_ids"]
-            self.number_format: Format = about["format"]
-            self._offsets: list[int] = self._file.get_tensor("offsets").tolist()
-            self._tail_offsets: list[int] = self._file.get_tensor("tail_offsets").tolist()
-            self._sums: dict[str, list[int]] = dict(
-                zip(about["summed"], self._file.get_tensor(SUMS).T.tolist(), strict=True)
-            )
+            slices = {name: self._file.get_slice(name) for name in sorted(self._file.keys())}
+            schema = {name: [str(part[:0].dtype), part.get_shape()] for name, part in slices.items()}
+            index = {name: self._file.get_tensor(name).tolist() for name in _INDEX}
+            if metadata.pop("index_sha256") != _index_digest(metadata, schema, index):
+                raise ArtefactError(
+                    f"the index of {path} was changed after it was written; delete it and harvest again"
+                )
         except (SafetensorError, OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
             raise ArtefactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error
-        self.names = set(self._file.keys())
-        self._last_layer = f"aux.{about['num_target_layers']}"
+        self.ids: list[str] = metadata["ids"]
+        self.aux_layer_ids: list[int] = metadata["aux_layer_ids"]
+        self.number_format: Format = metadata["format"]
+        self.hidden_size: int = schema[f"aux.{self.aux_layer_ids[0]}"][1][1]
+        self._last_layer = f"aux.{metadata['num_target_layers']}"
+        self._offsets: list[int] = index["offsets"]
+        self._teacher_offsets: list[int] = index["teacher_offsets"]
+        self._sums = dict(zip(_summed(slices), zip(*index["sums"], strict=True), strict=True))
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def tensor(self, name: str) -> Tensor:
-        """A whole tensor, as stored."""
-        return self._file.get_tensor(name)
-
-    def shape(self, name: str) -> list[int]:
-        """Shape of a tensor, from the header."""
-        return self._file.get_slice(name).get_shape()
 
     def rows(self, index: int, name: str) -> Tensor:
         """One tensor of one sequence, without reading the others; fp8 becomes bf16 here and nowhere else.
 
         Args:
             index: of the sequence.
-            name: of the tensor; those of the tail have R rows, the others T.
+            name: of the tensor; TEACHER_ROWS have R rows, the others T.
 
         Raises:
             ArtefactError: these bytes are not the ones that were written.
         """
-        values, scale = self._checked(index, name), f"{name}.scale"
-        return dequantise(values, self._checked(index, scale)) if scale in self.names else values
+        values, scale = self._stored(index, name), f"{name}.scale"
+        return dequantise(values, self._stored(index, scale)) if scale in self._sums else values
 
-    def _checked(self, index: int, name: str) -> Tensor:
-        ends = self._tail_offsets if name in TAIL else self._offsets
+    def _stored(self, index: int, name: str) -> Tensor:
+        ends = self._teacher_offsets if name in TEACHER_ROWS else self._offsets
         try:
             values = self._file.get_slice(name)[ends[index] : ends[index + 1]]
-            same = row_sum(values) == self._sums[name][index]
-        except (SafetensorError, IndexError, KeyError) as error:
+        except SafetensorError as error:
             raise ArtefactError(f"{self.path} is damaged ({error}); delete it and harvest again") from error
-        if not same:
+        if row_sum(values) != self._sums[name][index]:
             raise ArtefactError(
-                f"{self.path}: {name} of sequence {self.ids[index]} is not what was written: its bytes were changed; "
+                f"{self.path}: {name} of sequence {self.ids[index]} was changed after it was written; "
                 "delete the shard and harvest again, which makes only what is missing"
             )
         return values
 
-    def first_row(self, index: int) -> int:
-        """Token index of a sequence's first tail row."""
-        tokens = self._offsets[index + 1] - self._offsets[index]
-        return tokens - (self._tail_offsets[index + 1] - self._tail_offsets[index])
-
     def __getitem__(self, index: int) -> StateSequence:
-        aux = {layer_id: self.rows(index, f"aux.{layer_id}") for layer_id in self.aux_layer_ids}
-        first = self.first_row(index)
+        tokens = self._offsets[index + 1] - self._offsets[index]
+        first = tokens - (self._teacher_offsets[index + 1] - self._teacher_offsets[index])
+        has_last = "last_hidden" in self._sums
         return StateSequence(
             id=self.ids[index],
             input_ids=self.rows(index, "input_ids"),
             loss_mask=self.rows(index, "loss_mask"),
-            aux=aux,
-            last_hidden=self.rows(index, LAST) if LAST in self.names else self.rows(index, self._last_layer)[first:],
+            aux={layer_id: self.rows(index, f"aux.{layer_id}") for layer_id in self.aux_layer_ids},
+            last_hidden=self.rows(index, "last_hidden") if has_last else self.rows(index, self._last_layer)[first:],
             argmax=self.rows(index, "argmax"),
             lse=self.rows(index, "lse"),
-            first_row=first,
+            first_teacher_row=first,
         )
+
+    def check(self) -> None:
+        """Read every row and compare it with its checksum; raises ArtefactError."""
+        for index in range(len(self)):
+            for name in self._sums:
+                self._stored(index, name)
 
 
 def open_checked(path: Path, ids: Sequence[str]) -> Shard:
-    """A shard that holds what it should.
+    """The shard of these sequences.
+
+    Args:
+        path: of the shard.
+        ids: prompt ids that it should hold, in order.
 
     Raises:
         ArtefactError: it is damaged, or holds other sequences.
@@ -264,21 +358,5 @@ def open_checked(path: Path, ids: Sequence[str]) -> Shard:
     """
     shard = Shard(path)
     if shard.ids != list(ids):
-        raise ArtefactError(f"{path} holds other sequences than the responses say; delete it and harvest again")
+        raise ArtefactError(f"{path} holds other sequences than the responses; delete it and harvest again")
     return shard
-
-
-def _check_lengths(sequence: StateSequence) -> None:
-    tokens, tail = sequence.num_tokens, sequence.num_tokens - sequence.first_row
-    named = {
-        "loss_mask": (sequence.loss_mask, tokens),
-        **{f"aux.{layer_id}": (rows, tokens) for layer_id, rows in sequence.aux.items()},
-        **{name: (getattr(sequence, name), tail) for name in TAIL},
-    }
-    for name, (tensor, expected) in named.items():
-        if tensor.shape[0] != expected:
-            counted = f"input_ids has {tokens}" if expected == tokens else f"its tail has {expected} of {tokens}"
-            raise ValueError(
-                f"sequence {sequence.id}: {name} has {tensor.shape[0]} rows but {counted}; "
-                "the harvest stored states for another text"
-            )

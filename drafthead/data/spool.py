@@ -9,25 +9,28 @@ share nothing but this directory:
     shard-00007.safetensors  only indices in [first needed, first needed + capacity)
     manifest.json            every shard has been written once
 
-The trainer deletes a shard when a checkpoint covers everything trained from it, so that whoever is killed finds what
-it needs again. Texts exist before any state, so the order of training is known before the first shard: documents are
-shuffled within groups of shards that fill half the spool, one half being read while the other is written.
+The trainer deletes a shard when a checkpoint covers everything trained from it, so that either side finds what it
+needs after a kill. Tokens exist before any state, so the order of training is known before the first shard: documents
+are shuffled within groups of shards that fill half the spool, one half being read while the other is written.
 
 Given up: an even shuffle of the whole epoch, and a second use of a shard; every epoch harvests again. When the store
 fits on disk, the ordinary store is better. On several nodes the spool lies on a file system that all of them and the
 harvester share, with renames that are atomic for all; rank 0 alone deletes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from drafthead import locks
 from drafthead.config import Recipe
-from drafthead.data import checksums
-from drafthead.data.store import shard_path
+from drafthead.data.responses import ResponseTokens
+from drafthead.data.shard import Shard, StateSequence, open_checked, shard_path
 from drafthead.files import remove_aside, write_json
 from drafthead.provenance import read_json
 
@@ -37,7 +40,7 @@ _PROGRESS = "progress.json"
 
 @dataclass(frozen=True)
 class Demand:
-    """What the spool asks of the harvester.
+    """The harvester's next work.
 
     Attributes:
         index: the shard to write next; None when there is no room for it, or when nothing is left to write.
@@ -90,7 +93,7 @@ class Spool:
         return Demand(index=missing if room else None, done=missing is None and stop == self.total)
 
     def release(self, first_needed: int) -> None:
-        """Publish progress, then delete every shard that it leaves without a use; for the trainer's rank 0.
+        """Publish progress, then delete every shard that is no longer needed; for the trainer's rank 0.
 
         Progress can go back, when a damaged checkpoint makes training fall back on an older one: the harvester then
         writes again what was deleted, and shards too far ahead make room for it here.
@@ -100,7 +103,6 @@ class Spool:
         for index in self.present():
             if not first_needed <= index < first_needed + self.capacity:
                 self.path(index).unlink(missing_ok=True)
-                checksums.forget(self.path(index))
 
     @contextmanager
     def filling(self) -> Iterator[None]:
@@ -132,3 +134,53 @@ def terms(recipe: Recipe) -> dict[str, Any]:
         "sequences_per_shard": recipe.states.sequences_per_shard,
         "epochs": recipe.train.epochs,
     }
+
+
+class SpooledStates:
+    """The documents of a spool, read like those of a store (see data.store.States): tokens from the responses, states
+    from the shards that are there.
+
+    Document d of epoch e has the index e * N + d, N being the documents of one epoch, so its states lie in a shard
+    of its own epoch.
+    """
+
+    def __init__(self, spool: Spool, responses: ResponseTokens, sequences_per_shard: int, aux_layer_ids: Sequence[int]):
+        self.spool = spool
+        self.aux_layer_ids = list(aux_layer_ids)
+        self.ids = responses.ids
+        self._responses = responses
+        self._size = sequences_per_shard
+        self._open: dict[int, Shard] = {}
+        step = max(1, spool.capacity // 2) * sequences_per_shard
+        self.groups = [range(start, min(start + step, len(self))) for start in range(0, len(self), step)]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
+        """Token ids (T,) int64 and loss mask (T,) bool of a document, without its states."""
+        ids, mask = self._responses.tokens(index % len(self))
+        return torch.from_numpy(ids), torch.from_numpy(mask)
+
+    def offset(self, epoch: int) -> int:
+        """An epoch's documents follow those of the epoch before."""
+        return epoch * len(self)
+
+    def shard_of(self, index: int) -> int:
+        """The spool index of a document's shard."""
+        epoch, document = divmod(index, len(self))
+        return epoch * self.spool.num_shards + document // self._size
+
+    def __getitem__(self, index: int) -> StateSequence:
+        """A document; raises FileNotFoundError before its shard is written, ArtefactError when that is damaged."""
+        number = self.shard_of(index)
+        if number not in self._open:
+            start = number % self.spool.num_shards * self._size
+            self._open[number] = open_checked(self.spool.path(number), self.ids[start : start + self._size])
+        return self._open[number][index % len(self) % self._size]
+
+    def close_before(self, first_needed: int) -> None:
+        """Close shards that are no longer needed, so that deleting them frees their space."""
+        for number in list(self._open):  # a copy: the thread that reads ahead may be opening one
+            if number < first_needed:
+                self._open.pop(number)

@@ -1,17 +1,19 @@
-"""The store of hidden states: what the target thought at every position of its own text.
+"""The store of hidden states: a directory of shards (see data.shard), read on demand and verified as a whole.
 
-A store is a directory of shards (see data.shard, which says what is in one). Reading maps the files and copies only
-the sequence asked for. One file per request, the usual alternative, costs an open, a header and a rename for every
-few kilobytes.
+Reading maps the files and copies only the sequence that is needed. One file per request, the usual alternative, costs
+an open, a header and a rename for every few kilobytes.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from drafthead.data.shard import Format, Shard, StateSequence, open_checked, shard_path, write_shard
-from drafthead.provenance import ArtefactError
+from drafthead.data.shard import (
+    Format, Shard, StateSequence, first_teacher_row, open_checked, shard_path, write_shard,
+)  # fmt: skip
+from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, verify_files
 
 __all__ = [
     "KIND", "Format", "Shard", "StateSequence", "StateStore", "States", "open_checked", "shard_path", "write_shard",
@@ -21,7 +23,7 @@ KIND = "states"
 
 
 class States(Protocol):
-    """What training reads: documents with their states. Texts are known from the start, states may come later.
+    """What training reads: documents with their states. Tokens are known from the start, states may come later.
 
     Attributes:
         aux_layer_ids: aux layers of every document, ascending.
@@ -57,12 +59,12 @@ class StateStore:
         paths = sorted(directory.glob("shard-*.safetensors"))
         if not paths:
             raise ArtefactError(f"{directory} has no shards; run: python data_gen/harvest.py RECIPE")
-        self._shards = [Shard(path) for path in paths]
-        for shard in self._shards[1:]:
-            _check_alike(self._shards[0], shard)
-        self._index = [(shard, i) for shard in self._shards for i in range(len(shard))]
-        self.aux_layer_ids = self._shards[0].aux_layer_ids
-        self.ids = [name for shard in self._shards for name in shard.ids]
+        shards = [Shard(path) for path in paths]
+        for shard in shards[1:]:
+            _check_alike(shards[0], shard)
+        self._index = [(shard, i) for shard in shards for i in range(len(shard))]
+        self.aux_layer_ids = shards[0].aux_layer_ids
+        self.ids = [name for shard in shards for name in shard.ids]
         self.groups = [range(len(self._index))]
 
     def __len__(self) -> int:
@@ -89,3 +91,75 @@ def _check_alike(first: Shard, other: Shard) -> None:
                 f"{first.path} and {other.path.name} are of two harvests: {name} {getattr(first, name)} and "
                 f"{getattr(other, name)}; delete the one that does not belong there and harvest again"
             )
+
+
+def verify_store(directory: Path) -> list[str]:
+    """What is broken in a finished store: a line per problem, each naming the file; none when it is whole.
+
+    Every byte is read twice. The manifest's SHA-256 finds what was changed since the store was published; the shards'
+    own checksums find what was changed between writing and publishing; the values, states that were wrong from the
+    start (not finite, or teacher rows missing).
+    """
+    if not (directory / MANIFEST).exists():
+        state = "is half finished" if directory.exists() else "does not exist"
+        return [f"{directory} {state}; run: python data_gen/harvest.py RECIPE"]
+    try:
+        manifest = read_manifest(directory)
+        listed, identity = manifest["files"], manifest["identity"]
+        problems = [] if read_json(directory / IDENTITY) == identity else [f"{IDENTITY} differs from {MANIFEST}"]
+        problems += [_file_problem(directory / name, listed[name]) for name in verify_files(directory)]
+    except (ArtefactError, FileNotFoundError, KeyError, TypeError) as error:
+        return [f"{directory / MANIFEST} cannot be read: {error}"]
+    found = {path.name for path in directory.glob("shard-*.safetensors")}
+    problems += [f"{name} is not in {MANIFEST}" for name in sorted(found - set(listed))]
+    return problems + [problem for name in sorted(found) for problem in verify_shard(directory / name, identity)]
+
+
+def _file_problem(path: Path, listed: dict[str, Any]) -> str:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    if (size := path.stat().st_size) != listed["bytes"]:
+        return f"{path.name} has {size:,} bytes, {MANIFEST} lists {listed['bytes']:,}"
+    return f"{path.name} has another SHA-256 than {MANIFEST} lists: its bytes were changed after the harvest"
+
+
+def verify_shard(path: Path, identity: dict[str, Any]) -> list[str]:
+    """What is wrong inside one shard.
+
+    Args:
+        path: of the shard.
+        identity: of its store; aux layer ids, number format and hidden size are compared where it names them.
+    """
+    try:
+        shard = Shard(path)
+        stored = {
+            "aux_layer_ids": shard.aux_layer_ids, "format": shard.number_format, "hidden_size": shard.hidden_size,
+        }  # fmt: skip
+        problems = [
+            f"{name} is {value}, {IDENTITY} has {identity[name]}"
+            for name, value in stored.items()
+            if identity.get(name, value) != value
+        ]
+        problems += [problem for i in range(len(shard)) for problem in _sequence_problems(shard[i])]
+    except ArtefactError as error:
+        return [str(error)]
+    return [f"{path.name}: {problem}" for problem in problems]
+
+
+def _sequence_problems(sequence: StateSequence) -> Iterator[str]:
+    """Numbers that are not finite, impossible values, teacher rows that begin too late."""
+    states = {f"aux.{layer_id}": rows for layer_id, rows in sequence.aux.items()}
+    wrong = {
+        **{name: ~rows.isfinite() for name, rows in states.items()},
+        "last_hidden": ~sequence.last_hidden.isfinite(),
+        "lse": ~sequence.lse.isfinite(),
+        "loss_mask": sequence.loss_mask > 1,
+        "input_ids": sequence.input_ids < 0,
+        "argmax": sequence.argmax < 0,
+    }
+    for name, where in wrong.items():
+        if where.any():
+            row = int(where.nonzero()[0, 0])
+            yield f"{name} of sequence {sequence.id} is not finite or out of range at row {row}"
+    if sequence.first_teacher_row > (wanted := first_teacher_row(sequence.loss_mask)):
+        yield f"sequence {sequence.id} has teacher rows from token {sequence.first_teacher_row} on, wanted {wanted}"

@@ -1,11 +1,9 @@
-"""The prompts that a head was made from, kept with the head, so that no evaluation uses them by mistake.
-
-A run's directory has the same file when its weights did not begin with the target: an imported head, or another
-run's. It holds what is known of their past, and goes on into every head exported from the run.
+"""The ids of the prompts that a head was trained on, kept with the head, so that no evaluation uses them by mistake.
 
 A head's manifest names its run, a run its states, and so on back to the prompts, but those folders stay behind when
-a head is moved. So the ids themselves travel: a file in the head's directory, under the head's manifest. An id is a
-hash of a prompt's content, so another recipe's prompts are recognised too.
+a head is moved. So the ids themselves are stored in the head's directory, listed in its manifest. An id is a hash of a
+prompt's content, so prompts of other recipes are recognised too. A run has the same file when its weights were
+initialised from another head: with the prompts of that head, which every head exported from the run inherits.
 """
 
 from collections.abc import Iterable
@@ -30,7 +28,7 @@ def write_trained_on(directory: Path, prompts: str | None, ids: Iterable[str]) -
 
 
 def read_trained_on(directory: Path, manifest: dict[str, Any]) -> set[str] | None:
-    """Ids of the prompts that a head was made from; None when its manifest lists no such file.
+    """Ids of the prompts that a head was trained on; None when its manifest lists no such file.
 
     Raises:
         ArtefactError: the file is not the one that the manifest lists.
@@ -41,10 +39,10 @@ def read_trained_on(directory: Path, manifest: dict[str, Any]) -> set[str] | Non
     path = directory / FILE
     if not path.is_file() or sha256_file(path) != listed["sha256"]:
         raise ArtefactError(f"{path} is missing or not what the head's manifest lists; export the head again")
-    return set(read_json(path)["ids"])
+    return known_before(directory)
 
 
 def known_before(run_dir: Path) -> set[str] | None:
-    """Ids of the prompts behind the weights that a run began with; None when it does not say."""
+    """Ids of the prompts behind the weights that a run was initialised from; None when there is no such file."""
     path = run_dir / FILE
     return set(read_json(path)["ids"]) if path.is_file() else None

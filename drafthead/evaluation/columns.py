@@ -22,7 +22,7 @@ ACCEPTANCE_COLUMNS = {  # results/NAME/acceptance/*.parquet, one row per prompt 
     "reached_at": "(k,) steps that accepted all positions before i and proposed one at i",
     "histogram": "(k + 1,) steps that accepted exactly j draft tokens",
     "finish_reason": "stop or length",
-    "repeated": "share of the answer's 8-grams that occurred before; above 0.1 it loops (drafthead/data/looping.py)",
+    "repeated": "share of the answer's 8-grams that occurred before; above 0.1 it loops (drafthead/data/responses.py)",
 }
 
 _LEVEL = {  # shared by requests and runs: which server, which load

@@ -8,7 +8,7 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data import store as state_store
-from drafthead.data.looping import loops
+from drafthead.data.responses import loops
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.replay import Acceptance
@@ -28,7 +28,7 @@ class ValidationAnswers:
         chosen: which of its documents.
         embeddings: (V, H) of the target.
         num_drafts: K to be served.
-        looping: answers passed over because they go in circles, as in training and evaluation (data.looping).
+        looping: answers passed over because they go in circles, as in training and evaluation (data.responses).
     """
 
     store: StateStore

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafthead.data.fp8 import FP8, quantise
+from drafthead.data.shard import FP8, quantise
 
 METHOD = "compressed-tensors"
 _QUANTISED = "_proj.weight"

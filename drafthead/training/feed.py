@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from drafthead.data.packing import Window
-from drafthead.data.spooled import SpooledStates
+from drafthead.data.spool import SpooledStates
 from drafthead.data.store import States
 from drafthead.drafters.batch import PackedBatch
 from drafthead.progress import wait_until

@@ -29,8 +29,8 @@ from drafthead.data import store as state_store
 from drafthead.data.packing import Window, cut
 from drafthead.data.prompts import ids_of
 from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import Texts
-from drafthead.data.spooled import SpooledStates
+from drafthead.data.responses import ResponseTokens
+from drafthead.data.spool import SpooledStates
 from drafthead.data.store import States, StateStore
 from drafthead.data.trained_on import known_before, write_trained_on
 from drafthead.drafters.base import Drafter, DraftShape
@@ -250,7 +250,7 @@ def open_states(recipe: Recipe, split: str) -> Opened:
             f"{directory} does not fit the recipe:\n{provenance.describe_difference(found, wanted)}\n"
             f"delete {directory}, or give the recipe another name (name=...)"
         )
-    texts = Texts(recipe.responses_dir(split))
+    texts = ResponseTokens(recipe.responses_dir(split))
     spool = spools.open_spool(recipe, len(texts))
     return Opened(
         SpooledStates(spool, texts, recipe.states.sequences_per_shard, identity["aux_layer_ids"]), identity, identity

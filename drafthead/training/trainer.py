@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.data.looping import loops
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
-from drafthead.data.responses import read_categories
+from drafthead.data.responses import loops, read_categories
 from drafthead.data.store import States
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, resized
 from drafthead.drafters.batch import PackedBatch

@@ -1,26 +1,25 @@
-"""fp8 and the loss rows of a shard: what is saved on disk, and that nothing else changes."""
+"""Shards: what is written is read, fp8 and teacher rows change nothing else, and every changed byte is found."""
 
 import dataclasses
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafthead.drafters.batch import first_loss_row
-from drafthead.data.fp8 import FP8, dequantise, quantise
 from drafthead.data.packing import PackedBatch, pack
-from drafthead.data.store import Shard, StateSequence, StateStore, shard_path, write_shard
+from drafthead.data.shard import (
+    FP8, Shard, StateSequence, dequantise, first_teacher_row, open_checked, quantise, shard_path, write_shard,
+)  # fmt: skip
+from drafthead.data.store import StateStore
 from drafthead.data.packing import cut
 from drafthead.provenance import ArtefactError
-from tests.data.sequences import assert_same, sequence
-
-
-def tail_only(full: StateSequence) -> StateSequence:
-    """As a harvest stores it: what only the loss reads from the first row that can carry loss."""
-    first = first_loss_row(full.loss_mask)
-    tail = {name: getattr(full, name)[first:] for name in ("last_hidden", "argmax", "lse")}
-    return dataclasses.replace(full, **tail, first_row=first)
+from drafthead.files import DiskFullError
+from tests.damage import cut_short, half_written
+from tests.data.sequences import as_harvested, assert_same, sequence
+from tests.scripts import run_python
 
 
 def long_prompts(*lengths: int) -> list[StateSequence]:
@@ -29,6 +28,18 @@ def long_prompts(*lengths: int) -> list[StateSequence]:
     for document in documents:
         document.loss_mask[: document.num_tokens // 2] = 0
     return documents
+
+
+def written(path: Path, *sequences: StateSequence, layers: int = 5, number_format="bf16") -> Shard:
+    write_shard(path, sequences, layers, number_format)
+    return Shard(path)
+
+
+@pytest.mark.parametrize(
+    ("mask", "first"), [([0, 0, 0, 1, 1], 2), ([0, 1, 0, 1], 0), ([1, 1], 0), ([0, 0], 2), ([0, 0, 1, 0, 1], 1)]
+)
+def test_teachers_begin_with_the_row_that_predicts_the_first_generated_token(mask, first):
+    assert first_teacher_row(torch.tensor(mask)) == first
 
 
 def test_quantising_keeps_three_bits_and_the_scale_of_every_token():
@@ -46,70 +57,149 @@ def test_quantising_keeps_three_bits_and_the_scale_of_every_token():
     assert (found[7] == 0).all()
 
 
-def test_a_row_that_is_not_finite_stays_so():
-    for bad in (float("nan"), float("inf")):
-        rows = torch.ones(2, 4)
-        rows[0, 2] = bad
-        found = dequantise(*quantise(rows))
-        assert not found[0].isfinite().all()
-        assert (found[1] == 1).all()
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so(bad):
+    rows = torch.ones(2, 4)
+    rows[0, 2] = bad
+    found = dequantise(*quantise(rows))
+    assert not found[0].isfinite().all()
+    assert (found[1] == 1).all()
 
 
-def test_fp8_halves_the_taps_and_leaves_what_the_teacher_reads(tmp_path):
-    wanted = [tail_only(d) for d in long_prompts(30, 8)]
-    write_shard(shard_path(tmp_path, 0), wanted, num_target_layers=3, number_format="fp8")  # aux layer 3 is the last boundary
-    stored = load_file(shard_path(tmp_path, 0))
+def test_fp8_halves_the_aux_layers_and_leaves_the_teacher_rows(tmp_path):
+    wanted = [as_harvested(d) for d in long_prompts(30, 8)]
+    path = shard_path(tmp_path, 0)
+    shard = written(path, *wanted, layers=3, number_format="fp8")  # aux layer 3 is the last boundary
+    stored = load_file(path)
     assert stored["aux.1"].dtype == FP8
     assert stored["aux.1.scale"].shape == (38,)
-    assert stored["last_hidden"].shape == (17 + 6, 4)
-    for found, given in zip(map(StateStore(tmp_path).__getitem__, range(2)), wanted, strict=True):
+    assert stored["last_hidden"].shape == (16 + 5, 4)
+    for i, given in enumerate(wanted):
         rounded = {layer_id: dequantise(*quantise(rows)) for layer_id, rows in given.aux.items()}
-        assert_same(found, dataclasses.replace(given, aux=rounded))
-        assert found.first_row == given.first_row
+        assert_same(shard[i], dataclasses.replace(given, aux=rounded))
 
 
-def test_only_the_loss_rows_come_back(tmp_path):
-    wanted = [tail_only(d) for d in long_prompts(9, 4, 20)]
-    silent = sequence("silent", 5)
-    silent = dataclasses.replace(
-        silent, last_hidden=silent.last_hidden[:0], argmax=silent.argmax[:0], lse=silent.lse[:0], first_row=5
-    )
-    write_shard(shard_path(tmp_path, 0), [*wanted, silent], num_target_layers=9)
-    shard = Shard(shard_path(tmp_path, 0))
-    for i, given in enumerate([*wanted, silent]):
+def test_sequences_come_back_with_their_teacher_rows(tmp_path):
+    nothing_generated = sequence("prompt", 5)
+    nothing_generated.loss_mask[:] = 0
+    wanted = [as_harvested(d) for d in (*long_prompts(9, 4, 20), nothing_generated)] + [sequence("all rows", 3)]
+    shard = written(shard_path(tmp_path, 0), *wanted)
+    for i, given in enumerate(wanted):
         assert_same(shard[i], given)
-        assert (shard[i].first_row, shard.first_row(i)) == (given.first_row, given.first_row)
+
+
+def test_the_last_boundary_is_stored_once_when_it_is_an_aux_layer(tmp_path):
+    one = as_harvested(sequence("a", 4, layers=(1, 5)))
+    shard = written(tmp_path / "s.safetensors", one)
+    assert "last_hidden" not in load_file(shard.path)
+    torch.testing.assert_close(shard[0].last_hidden, one.aux[5][1:], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("last", [3, 9])  # boundary 3 is an aux layer, 9 is not
-def test_batches_are_the_same_to_the_last_bit(tmp_path, last):
+def test_batches_are_the_same_where_a_row_can_be_a_teacher(tmp_path, last):
     documents = long_prompts(9, 40, 21)
     if last == 3:
         documents = [dataclasses.replace(d, last_hidden=d.aux[3]) for d in documents]
     batches = []
-    for name, kept in (("full", documents), ("tail", [tail_only(d) for d in documents])):
+    for name, kept in (("full", documents), ("tail", [as_harvested(d) for d in documents])):
         write_shard(shard_path(tmp_path / name, 0), kept, num_target_layers=last)
         store = StateStore(tmp_path / name)
         windows = [w for i, d in enumerate(documents) for w in cut(i, d.loss_mask, budget=12, num_steps=2)]
         batches.append(pack(store, windows))
+    firsts = batches[0].layout.cu_rows[:-1].long()
+    no_teacher = torch.zeros(len(batches[0].loss_mask), dtype=torch.bool)
+    no_teacher[firsts] = True  # the teacher of a loss row is a later one
     for field in dataclasses.fields(PackedBatch):
         full, tail = (getattr(batch, field.name) for batch in batches)
+        if field.name in ("last_hidden", "argmax", "lse"):
+            full, tail = full[~no_teacher], tail[~no_teacher]
         if isinstance(full, torch.Tensor):
             assert torch.equal(full, tail), field.name
     sizes = [sum(p.stat().st_size for p in (tmp_path / name).iterdir()) for name in ("full", "tail")]
     assert sizes[1] < sizes[0]
 
 
-def test_a_tail_of_another_length_is_refused(tmp_path):
-    broken = dataclasses.replace(tail_only(sequence("bad", 9)), first_row=3)
-    with pytest.raises(ValueError, match=r"sequence bad: last_hidden has 9 rows but its tail has 6 of 9"):
-        write_shard(shard_path(tmp_path, 0), [broken], num_target_layers=9)
+def test_rows_that_disagree_are_refused(tmp_path):
+    short = sequence("bad", 4)
+    short.aux[3] = short.aux[3][:2]
+    wrong_start = dataclasses.replace(as_harvested(sequence("bad", 9)), first_teacher_row=3)
+    for broken, named in ((short, r"bad: aux.3 has 2 .* 4"), (wrong_start, r"bad: last_hidden has 8 .* 6")):
+        with pytest.raises(ValueError, match=named):
+            write_shard(tmp_path / "s.safetensors", [broken], num_target_layers=5)
+    with pytest.raises(ValueError, match="no sequences"):
+        write_shard(tmp_path / "s.safetensors", [], num_target_layers=5)
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_shard_of_the_first_layout_is_refused(tmp_path):
+def test_every_changed_byte_is_found(tmp_path):
+    path = shard_path(tmp_path, 0)
+    parts = [as_harvested(sequence("a", 5)), as_harvested(sequence("b", 3))]
+    written(path, *parts, number_format="fp8").check()
+    content = path.read_bytes()
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 0x10
+        path.write_bytes(changed)
+        with pytest.raises(ArtefactError, match="shard-00000"):
+            Shard(path).check()
+
+
+def test_damage_is_named_with_tensor_and_sequence(tmp_path):
+    path = shard_path(tmp_path, 0)
+    written(path, sequence("a", 9), sequence("b", 50))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # the last byte of the last mask
+    path.write_bytes(content)
+    shard = open_checked(path, ["a", "b"])
+    assert_same(shard[0], sequence("a", 9))
+    with pytest.raises(ArtefactError, match=r"shard-00000\S+: loss_mask of sequence b"):
+        shard[1]
+    with pytest.raises(ArtefactError, match="shard-00000"):
+        open_checked(path, ["a"])
+    cut_short(path)
+    with pytest.raises(ArtefactError, match="shard-00000"):
+        Shard(path)
+
+
+@pytest.mark.parametrize("layout", [1, 3])
+def test_an_earlier_layout_is_refused(tmp_path, layout):
     path = shard_path(tmp_path, 0)
     write_shard(path, [sequence("a", 4)], num_target_layers=9)
-    old = {"ids": ["a"], "aux_layer_ids": [1, 3], "num_target_layers": 9}
+    old = {"ids": ["a"], "aux_layer_ids": [1, 3], "num_target_layers": 9, **({"layout": layout} if layout > 1 else {})}
     save_file(load_file(path), path, metadata={"drafthead": json.dumps(old)})
-    with pytest.raises(ArtefactError, match=r"has layout 1, this version reads layout 3; delete .* and harvest again"):
-        StateStore(tmp_path)
+    with pytest.raises(ArtefactError, match=rf"layout {layout}\b.* layout 4\b"):
+        Shard(path)
+
+
+def test_files_of_a_killed_writer_go_with_the_next_and_other_shards_stay(tmp_path):
+    own, other = (half_written(shard_path(tmp_path, index)) for index in (3, 4))
+    write_shard(shard_path(tmp_path, 3), [sequence("a", 9)], num_target_layers=5)
+    assert set(tmp_path.iterdir()) == {shard_path(tmp_path, 3), other}
+    assert not own.exists()
+
+
+def test_a_shard_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
+    write_shard(shard_path(tmp_path, 0), [sequence("a", 9)], num_target_layers=5)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3))
+    with pytest.raises(DiskFullError, match=r"shard-00001\S+ .*\b3\b"):
+        write_shard(shard_path(tmp_path, 1), [sequence("b", 9)], num_target_layers=5)
+    assert list(tmp_path.iterdir()) == [shard_path(tmp_path, 0)]
+
+
+OUTGROWS = """
+import resource, sys
+from pathlib import Path
+from drafthead.data.shard import shard_path, write_shard
+from tests.data.sequences import sequence
+directory = Path(sys.argv[1])
+write_shard(shard_path(directory, 0), [sequence("a", 9)], 5)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+write_shard(shard_path(directory, 1), [sequence("b", 9000)], 5)
+"""
+
+
+def test_a_write_that_fails_midway_leaves_no_partial_shard(tmp_path):
+    result = run_python("-c", OUTGROWS, str(tmp_path))
+    assert "DiskFullError" in result.stderr
+    assert list(tmp_path.iterdir()) == [shard_path(tmp_path, 0)]
+    assert len(Shard(shard_path(tmp_path, 0))) == 1

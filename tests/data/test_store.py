@@ -1,16 +1,42 @@
-"""The store of hidden states: what is written is read, and damage is noticed."""
+"""The store: sequences of all shards in order; verification names what is broken."""
 
-from types import SimpleNamespace
+import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from drafthead.data.store import Shard, StateStore, shard_path, write_shard
+from drafthead import provenance
+from drafthead.data.shard import save_shard, shard_path, write_shard
+from drafthead.data.store import KIND, StateStore, verify_shard, verify_store
 from drafthead.provenance import ArtefactError
-from drafthead.files import DiskFullError
-from tests.damage import cut_short
-from tests.data.sequences import assert_same, sequence
-from tests.scripts import run_python
+from tests.damage import cut_short, flip_bit
+from tests.data.sequences import as_harvested, assert_same, sequence
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """Two shards with a manifest."""
+    directory = tmp_path / "states"
+    provenance.begin(directory, KIND, {"aux_layer_ids": [1, 3], "format": "bf16", "hidden_size": 4})
+    write_shard(shard_path(directory, 0), [sequence("a", 9), sequence("b", 4)], num_target_layers=5)
+    write_shard(shard_path(directory, 1), [sequence("c", 6)], num_target_layers=5)
+    provenance.finish(directory, {"sequences": 3})
+    return directory
+
+
+def rewrite(directory: Path, index: int, **changes: torch.Tensor) -> None:
+    """Change tensors of a shard and make all checksums fit again: wrong from the start."""
+    path = shard_path(directory, index)
+    with safe_open(path, framework="pt") as file:
+        metadata = json.loads(file.metadata()["drafthead"])
+    tensors = load_file(path)
+    del tensors["sums"], metadata["index_sha256"]
+    save_shard(path, {**tensors, **changes}, metadata)
+    provenance.finish(directory, {})
 
 
 def test_sequences_come_back_in_order_over_shards(tmp_path):
@@ -18,8 +44,7 @@ def test_sequences_come_back_in_order_over_shards(tmp_path):
     write_shard(shard_path(tmp_path, 0), wanted[:3], num_target_layers=5)
     write_shard(shard_path(tmp_path, 1), wanted[3:], num_target_layers=5)
     store = StateStore(tmp_path)
-    assert [store[i].num_tokens for i in range(len(store))] == [3, 7, 1, 2]
-    assert store.aux_layer_ids == [1, 3]
+    assert (len(store), store.ids, store.aux_layer_ids) == (4, list("abcd"), [1, 3])
     for i, expected in enumerate(wanted):
         assert_same(store[i], expected)
     tokens, mask = store.tokens(1)
@@ -27,63 +52,81 @@ def test_sequences_come_back_in_order_over_shards(tmp_path):
     assert mask.tolist() == [False, False, True, True, True, True, True]
 
 
-def test_the_last_boundary_is_stored_once_when_it_is_a_tap(tmp_path):
-    one = sequence("a", 4, layers=(1, 5))
-    write_shard(tmp_path / "s.safetensors", [one], num_target_layers=5)
-    shard = Shard(tmp_path / "s.safetensors")
-    assert "last_hidden" not in shard._file.keys()  # noqa: SIM118
-    torch.testing.assert_close(shard[0].last_hidden, one.aux[5], rtol=0, atol=0)
-
-
-def test_rows_that_disagree_are_refused(tmp_path):
-    broken = sequence("bad", 4)
-    broken.aux[3] = broken.aux[3][:2]
-    with pytest.raises(ValueError, match=r"sequence bad: aux.3 has 2 rows but input_ids has 4"):
-        write_shard(tmp_path / "s.safetensors", [broken], num_target_layers=5)
-    assert not list(tmp_path.iterdir())
-
-
-def test_nothing_to_write_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no sequences"):
-        write_shard(tmp_path / "s.safetensors", [], num_target_layers=5)
-
-
-def test_a_truncated_shard_is_named(tmp_path):
-    path = shard_path(tmp_path, 0)
-    write_shard(path, [sequence("a", 50)], num_target_layers=5)
-    cut_short(path)
-    with pytest.raises(ArtefactError, match="not a whole shard"):
-        StateStore(tmp_path)
-
-
-def test_an_empty_store_says_how_to_fill_it(tmp_path):
+def test_an_empty_store_and_shards_of_two_harvests_are_refused(tmp_path):
     with pytest.raises(ArtefactError, match=r"harvest.py"):
         StateStore(tmp_path)
+    for index, number_format in enumerate(("bf16", "fp8")):
+        write_shard(shard_path(tmp_path, index), [sequence("a", 3)], 5, number_format)
+    with pytest.raises(ArtefactError, match=r"shard-00001.*number_format bf16 and fp8"):
+        StateStore(tmp_path)
 
 
-def test_a_shard_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
-    write_shard(shard_path(tmp_path, 0), [sequence("a", 9)], num_target_layers=5)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3))
-    with pytest.raises(DiskFullError, match=r"shard-00001\S+: it needs [\d,]+ bytes and 3 are free; what was finished"):
-        write_shard(shard_path(tmp_path, 1), [sequence("b", 9)], num_target_layers=5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".shard-00000.sha256", "shard-00000.safetensors"]
+def test_a_whole_store_has_no_problems(store):
+    assert verify_store(store) == []
 
 
-OUTGROWS = """
-import resource, sys
-from pathlib import Path
-from drafthead.data.store import shard_path, write_shard
-from tests.data.sequences import sequence
-directory = Path(sys.argv[1])
-write_shard(shard_path(directory, 0), [sequence("a", 9)], 5)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-write_shard(shard_path(directory, 1), [sequence("b", 9000)], 5)
-"""
+def test_a_flipped_bit_a_lost_and_a_stray_shard_are_named(store):
+    flip_bit(shard_path(store, 0))
+    shard_path(store, 1).rename(shard_path(store, 2))
+    problems = verify_store(store)
+    wanted = (r"00000\S+ .*SHA-256", r"00001\S+ is missing", r"shard-00002", r"00000\S+: \w+ of .* b ")
+    assert len(problems) == 4
+    for problem, named in zip(problems, wanted, strict=True):
+        assert re.search(named, problem)
 
 
-def test_a_write_that_fails_midway_leaves_no_partial_shard(tmp_path):
-    result = run_python("-c", OUTGROWS, str(tmp_path))
-    assert "DiskFullError: no room for" in result.stderr
-    assert "File too large" in result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".shard-00000.sha256", "shard-00000.safetensors"]
-    assert len(Shard(shard_path(tmp_path, 0))) == 1
+def test_a_byte_that_changed_before_the_store_was_published_is_named(store):
+    flip_bit(shard_path(store, 1))
+    provenance.finish(store, {})  # the manifest has the changed file's SHA-256
+    (problem,) = verify_store(store)
+    assert re.search(r"shard-00001\S+: \w+ of sequence c", problem)
+
+
+def test_a_truncated_shard_is_named_once_by_size_and_once_as_unreadable(store):
+    cut_short(shard_path(store, 1))
+    size, unreadable = verify_store(store)
+    assert re.search(r"shard-00001\S+ has [\d,]+ bytes", size)
+    assert "shard-00001" in unreadable
+
+
+@pytest.mark.parametrize("name", ["aux.1", "aux.3", "last_hidden", "lse", "argmax", "loss_mask", "input_ids"])
+def test_impossible_values_are_named_with_their_sequence(store, name):
+    values = load_file(shard_path(store, 0))[name]
+    values[10] = float("nan") if values.is_floating_point() else 2 if name == "loss_mask" else -1  # b's second row
+    rewrite(store, 0, **{name: values})
+    (problem,) = verify_store(store)
+    assert re.match(rf"shard-00000\S+: {name} of sequence b .* row 1$", problem)
+
+
+def test_fp8_that_is_not_finite_is_named(tmp_path):
+    bad = sequence("x", 5)
+    bad.aux[3][2, 1] = float("inf")
+    write_shard(shard_path(tmp_path, 0), [bad], num_target_layers=5, number_format="fp8")
+    (problem,) = verify_shard(shard_path(tmp_path, 0), {"aux_layer_ids": [1, 3], "format": "fp8", "hidden_size": 4})
+    assert re.search(r"aux.3 of sequence x .* row 2", problem)
+
+
+@pytest.mark.parametrize(("name", "value"), [("aux_layer_ids", [1, 2]), ("format", "fp8"), ("hidden_size", 8)])
+def test_a_shard_of_another_harvest_is_named(store, name, value):
+    (problem,) = verify_shard(shard_path(store, 0), {name: value})
+    assert re.search(rf"shard-00000\S+: {name} .*{re.escape(str(value))}", problem)
+
+
+def test_missing_teacher_rows_and_wrong_identities_are_named(store):
+    assert verify_store(store) == []
+    for first, problems in ((1, 0), (3, 1)):
+        write_shard(shard_path(store, 1), [as_harvested(sequence("c", 6), first)], num_target_layers=5)
+        provenance.finish(store, {})
+        assert len(verify_store(store)) == problems
+    assert re.search(r"shard-00001\S+: sequence c .* 3 .* 1", verify_store(store)[0])
+    identity = json.loads((store / "identity.json").read_text()) | {"aux_layer_ids": [1, 2]}
+    (store / "identity.json").write_text(json.dumps(identity))
+    assert verify_store(store)[0].startswith("identity.json")
+
+
+def test_a_store_without_a_manifest_is_not_called_whole(store):
+    (store / "manifest.json").unlink()
+    assert "half finished" in verify_store(store)[0]
+    assert "does not exist" in verify_store(store / "none")[0]
+    (store / "manifest.json").write_text("{")
+    assert "manifest.json" in verify_store(store)[0]

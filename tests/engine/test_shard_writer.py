@@ -1,11 +1,12 @@
-"""What arrives of a shard, in any order, is written once it is complete."""
+"""Rows that arrive in any order become the same shard; rows of responses are kept until their slot is known."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from drafthead.data.store import shard_path
+from drafthead.data.shard import Shard, shard_path
+from drafthead.engine.capture.shard_writer import KeptRows
 from tests.engine.slots import slots, writer_of
 
 
@@ -13,19 +14,24 @@ def test_arrival_order_does_not_change_a_shard(tmp_path: Path):
     texts = [[1, 2, 3], [2, 3], [3, 1, 0, 2]]
     rows = [torch.randn(len(text), 2, 4) for text in texts]
     written = []
-    for name, order in (("forward", [0, 1, 2]), ("backward", [2, 1, 0]), ("aside", [1, 0, 2])):
-        writer, places = writer_of(2, aside=name == "aside"), slots(tmp_path / name, 0, texts)
+    for name, order in (("forward", [0, 1, 2]), ("backward", [2, 1, 0]), ("background", [1, 0, 2])):
+        writer, places = writer_of(2, in_background=name == "background"), slots(tmp_path / name, 0, texts)
         for i in order:
             writer.add(places[i], torch.tensor(texts[i]), rows[i])
         writer.finish()
         writer.close()
         written.append(shard_path(tmp_path / name, 0).read_bytes())
     assert written[0] == written[1] == written[2]
+    last = Shard(shard_path(tmp_path / "forward", 0))[2]
+    assert (last.loss_mask.tolist(), last.first_teacher_row) == ([0, 0, 1, 1], 1)
+    assert torch.equal(last.aux[1], rows[2][:, 0])
+    assert torch.equal(last.last_hidden, rows[2][1:, 1])
+    assert len(last.argmax) == len(last.lse) == 3
 
 
-def test_what_fails_on_the_thread_reaches_the_caller_and_the_engines_threads_stay(tmp_path: Path):
+def test_an_error_on_the_thread_reaches_the_caller_and_the_engines_threads_stay(tmp_path: Path):
     before = torch.get_num_threads()
-    writer, (place,) = writer_of(2, aside=True), slots(tmp_path, 0, [[1, 2, 3]])
+    writer, (place,) = writer_of(2, in_background=True), slots(tmp_path, 0, [[1, 2, 3]])
     writer.add(place, torch.tensor([1, 2, 3]), torch.randn(3, 2, 5))  # lm_head reads states of 4
     with pytest.raises(RuntimeError, match="size of tensor|must match"):
         writer.finish()
@@ -35,11 +41,35 @@ def test_what_fails_on_the_thread_reaches_the_caller_and_the_engines_threads_sta
 
 def test_incomplete_and_wrong_rows_are_errors(tmp_path: Path):
     writer, places = writer_of(2), slots(tmp_path, 0, [[1, 2], [3, 1]])
-    with pytest.raises(ValueError, match=r"shape \(3, 2, 4\), wanted \(2 tokens, 2 boundaries, H\)"):
+    with pytest.raises(ValueError, match=r"\(3, 2, 4\).*\(2 tokens, 2 boundaries, H\)"):
         writer.add(places[0], torch.tensor([1, 2]), torch.randn(3, 2, 4))
     writer.add(places[0], torch.tensor([1, 2]), torch.randn(2, 2, 4))
-    with pytest.raises(ValueError, match="arrived twice"):
+    with pytest.raises(ValueError, match="position 0"):
         writer.add(places[0], torch.tensor([1, 2]), torch.randn(2, 2, 4))
-    with pytest.raises(ValueError, match="only 1 of its sequences arrived"):
+    with pytest.raises(ValueError, match=r"shard-00000\S+ .* 1 "):
         writer.finish()
     writer.close()
+
+
+def test_kept_rows_of_all_steps_come_in_order_with_a_zero_for_the_last_token():
+    kept = KeptRows()
+    rows = torch.randn(5, 2, 4)
+    kept.add("a", 0, torch.randn(3, 2, 4))  # an earlier request of that name
+    kept.add("a", 0, rows[:3])
+    kept.add("b", 0, rows)
+    kept.add("a", 3, rows[3:4])
+    kept.add("a", 4, rows[4:])
+    taken = kept.take("a", 6)
+    assert torch.equal(taken[:5], rows)
+    assert not taken[5].any()
+    assert torch.equal(kept.take("b", 5), rows)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(3, 5), (3, 2), (0, 1), (0, 3)])
+def test_missing_and_surplus_kept_rows_are_errors(rows, tokens):
+    kept = KeptRows()
+    kept.add("a", 0, torch.randn(3, 2, 4))
+    if not rows:
+        kept.clear()
+    with pytest.raises(ValueError, match=rf"a: .* {rows} tokens .* {tokens};"):
+        kept.take("a", tokens)

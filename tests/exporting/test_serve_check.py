@@ -14,8 +14,8 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data import store as state_store
-from drafthead.data.looping import loops
-from drafthead.data.packing import pack, whole
+from drafthead.data.packing import pack
+from drafthead.data.responses import loops
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.eagle3.drafter import valid_positions

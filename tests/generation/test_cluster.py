@@ -14,8 +14,7 @@ import pytest
 
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import read_responses
-from drafthead.data.store import StateStore, write_shard
-from drafthead.data.verify import verify_store
+from drafthead.data.store import StateStore, verify_store, write_shard
 from drafthead.generation.states.harvest import SPLITS, harvest
 from drafthead.generation.states.shard_jobs import ShardJob, Share, to_do
 from drafthead.provenance import ArtefactError, read_json

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from drafthead.config import Recipe
-from drafthead.data.fp8 import dequantise, quantise
 from drafthead.data.responses import read_responses
-from drafthead.data.store import Shard, StateStore, shard_path, write_shard
-from drafthead.data.verify import verify_store
+from drafthead.data.shard import dequantise, quantise
+from drafthead.data.store import Shard, StateStore, shard_path, verify_store, write_shard
 from drafthead.generation.states import harvest as stage
 from drafthead.generation.states.inspect_states import print_verification
 from drafthead.generation.states.shard_jobs import list_jobs
@@ -63,7 +62,7 @@ def test_stores_hold_the_responses_with_their_masks_and_say_how_many(harvested: 
     assert counts["argmax_agreement"] > 0.95
     # three aux layers in bf16, ids and mask; the last boundary, argmax and lse only where loss can lie
     states = StateStore(harvested.states_dir("validation"))
-    tail = sum(states[i].num_tokens - states[i].first_row for i in range(4)) / counts["tokens"]
+    tail = sum(states[i].num_tokens - states[i].first_teacher_row for i in range(4)) / counts["tokens"]
     assert 0.1 < tail < 0.9
     assert counts["bytes_per_token"] == pytest.approx(3 * 192 * 2 + 5 + tail * (192 * 2 + 8), rel=0.05)
 
@@ -159,8 +158,8 @@ def test_the_other_format_is_refused(stores, tmp_path: Path):
 def test_a_store_of_the_first_layout_is_refused(stores, tmp_path: Path):
     recipe = copy_of(stores["vllm", "fp8"], tmp_path / "old")
     identity = recipe.states_dir("train") / "identity.json"
-    identity.write_text(identity.read_text().replace('"layout": 3', '"layout": 1'))
-    with pytest.raises(ArtefactError, match=r"layout: found 1, wanted 3"):
+    identity.write_text(identity.read_text().replace('"layout": 4', '"layout": 1'))
+    with pytest.raises(ArtefactError, match=r"layout: found 1, wanted 4"):
         stage.harvest(recipe)
     shutil.rmtree(tmp_path / "old")
 
@@ -170,7 +169,7 @@ def test_both_backends_agree(stores, split):
     """bf16 rounding in another order: states within 5 %."""
     ours, theirs = (StateStore(stores[b, "bf16"].states_dir(split)) for b in ("vllm", "transformers"))
     for i in range(len(ours)):
-        assert ours[i].first_row == theirs[i].first_row > 0
+        assert ours[i].first_teacher_row == theirs[i].first_teacher_row > 0
         pairs = [
             (ours[i].last_hidden, theirs[i].last_hidden),
             *((ours[i].aux[t], theirs[i].aux[t]) for t in ours.aux_layer_ids),

@@ -8,7 +8,7 @@ import pytest
 from drafthead.config import Recipe
 from drafthead.data.kept import NO_ANSWER
 from drafthead.data.prompts import read_prompts
-from drafthead.data.responses import Texts, read_left_out, read_makers, read_responses
+from drafthead.data.responses import ResponseTokens, read_left_out, read_makers, read_responses
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.asking import NO_ROOM
@@ -45,7 +45,7 @@ def test_every_answer_of_the_data_is_a_sequence_with_its_mask(recipe_in: Callabl
     prompts, responses = read_prompts(recipe.prompts_dir, "train"), read_responses(directory)
     assert [r.id for r in responses] == [p.id for p in prompts]
     assert max(len(p.messages) for p in prompts) > 1
-    tokenizer, texts = stage.load_tokenizer(recipe), Texts(directory)
+    tokenizer, texts = stage.load_tokenizer(recipe), ResponseTokens(directory)
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         assert prompt.answer is not None
         token_ids, mask = texts.tokens(i)

@@ -17,8 +17,7 @@ import torch
 
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import KIND, read_left_out, read_responses
-from drafthead.data.store import StateStore
-from drafthead.data.verify import verify_store
+from drafthead.data.store import StateStore, verify_store
 from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses import regenerate as stage
@@ -116,7 +115,7 @@ def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:
         found, wanted = left[i], right[i]
         assert found.input_ids.tolist() == wanted.input_ids.tolist()
         assert found.loss_mask.tolist() == wanted.loss_mask.tolist()
-        assert found.first_row == wanted.first_row
+        assert found.first_teacher_row == wanted.first_teacher_row
         for layer_id, rows in wanted.aux.items():
             difference = (found.aux[layer_id] - rows)[:-1].float().norm(dim=1)
             assert (difference < 0.05 * rows[:-1].float().norm(dim=1)).all()

@@ -7,7 +7,7 @@ from safetensors import safe_open
 
 from drafthead import provenance
 from drafthead.config import load_recipe
-from drafthead.data.looping import LIMIT
+from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import measure_acceptance, read_acceptance
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.statistics import acceptance_length_interval
@@ -79,7 +79,7 @@ def _lengths(recipe, name: str) -> dict:
     run_ok("eval/acceptance.py", *overrides_of(recipe))
     rows = read_acceptance(recipe.results_dir / name)
     baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
-    kept = set(baseline.index[baseline["repeated"] <= LIMIT])
+    kept = set(baseline.index[baseline["repeated"] <= LOOP_LIMIT])
     rows = rows[rows["prompt_id"].isin(kept)]
     return {
         arm: acceptance_length_interval(group["drafts"], group["accepted"])

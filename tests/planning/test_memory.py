@@ -45,7 +45,8 @@ def kept_by_the_unroll(recompute: bool) -> int:
     batch = PackedBatch(
         ids=("a",), layout=tail_layout([TOKENS], [0]), input_ids=torch.randint(0, V, (TOKENS,)),
         positions=torch.arange(TOKENS), aux=torch.randn(TOKENS, 3 * H), last_hidden=torch.randn(TOKENS, H),
-        loss_mask=ones, scored=valid_positions(ones, STEPS), of_row=torch.arange(TOKENS), argmax=torch.zeros(TOKENS, dtype=torch.long), lse=torch.full((TOKENS,), 20.0),
+        loss_mask=ones, scored=valid_positions(ones, STEPS), of_row=torch.arange(TOKENS),
+        argmax=torch.zeros(TOKENS, dtype=torch.long), lse=torch.full((TOKENS,), 20.0),
     )  # fmt: skip
     with torch.profiler.profile(profile_memory=True) as profile:
         scored = score(module, batch, target, torch.ones(STEPS))

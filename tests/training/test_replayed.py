@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from drafthead.data import looping
 from drafthead.data.packing import pack
+from drafthead.data.responses import repeated_share
 from drafthead.data.store import StateSequence, StateStore, shard_path, write_shard
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
@@ -65,7 +65,7 @@ def test_evaluation_leaves_out_the_same(tmp_path):
     store = _store(tmp_path, **texts)
     counts = {"k": 1, "accepted_at": [0], "reached_at": [0], "num_tokens": 2}
     empty = dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | counts | {"category": "chat"}
-    answers = {name: {"prompt_id": name, "repeated": looping.repeated_share(t[2:])} for name, t in texts.items()}
+    answers = {name: {"prompt_id": name, "repeated": repeated_share(t[2:])} for name, t in texts.items()}
     rows = [empty | answer | {"arm": arm} for arm in ("none", "eagle3") for answer in answers.values()]
     summary = summarise_acceptance(pd.DataFrame(rows))
     assert summary.of("eagle3").prompts == len(replayed_documents(store, eagle3(NUM_STEPS))) == 1

@@ -7,6 +7,7 @@ import torch
 
 from drafthead import provenance
 from drafthead.data import store
+from drafthead.data.shard import first_teacher_row
 from drafthead.provenance import ArtefactError
 from drafthead.training.inputs import open_inputs
 from tests.faults.payload import TIMES
@@ -34,14 +35,14 @@ def rewrite(recipe, as_stored: bool) -> None:
             s.loss_mask[4:] = 1
             if split == "validation":
                 s.loss_mask[-3:] = 0
-            first = int(s.loss_mask.nonzero()[0]) - 1 if as_stored else 0
+            first = first_teacher_row(s.loss_mask) if as_stored else 0
             if as_stored:
                 assert first > 0
                 for rows in (*s.aux.values(), s.last_hidden, s.lse):
                     rows[-1] = 50 * torch.randn(rows[-1].shape, generator=noise)
                 s.argmax[-1] = 7
             tail = {name: getattr(s, name)[first:] for name in ("last_hidden", "argmax", "lse")}
-            kept.append(dataclasses.replace(s, **tail, first_row=first))
+            kept.append(dataclasses.replace(s, **tail, first_teacher_row=first))
         store.write_shard(path, kept, num_target_layers=8)
         assert (path.stat().st_size < size) == as_stored
         provenance.finish(directory, {"sequences": len(kept)})

@@ -1,11 +1,12 @@
-"""An engine that answers and keeps the target's states of what it reads and says: generation and harvest in one pass.
+"""Engines that capture the target's hidden states: over finished texts, or while they generate responses (one pass).
 
-Tokens are those of a plain engine (see serving.capture.without_drafts). States are the ones that the answer was sampled
-from: of the prompt from the prefill, of the answer from decode steps, where a harvest of the finished text computes all
-of them in prefill. The kernels round differently, in bf16 about as much as two batches of one kernel do.
+Tokens of the one-pass engine are those of a plain engine (see connector.WithoutDrafts). Its states are the ones that
+the response was sampled from: of the prompt from the prefill, of the response from decode steps, where a harvest of the
+finished text computes all of them in prefill. The kernels round differently, in bf16 about as much as two batches of
+one kernel do.
 
-What it costs on the device: the captured boundaries of every token under way lie beside its KV cache, so fewer
-requests fit. On the host: the rows of all answers between two calls of `store`.
+What it costs on the device: the captured boundaries of every token in flight lie beside its KV cache, so fewer
+requests fit. On the host: the rows of all responses between two calls of `store`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,31 +14,34 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
+from drafthead.data.shard import Format
 from drafthead.engine.answering import EngineAnswerer
 from drafthead.engine.capture.shard_writer import ShardSlot
-from drafthead.target.pieces import TargetSpec
+from drafthead.target.pieces import TargetSpec, captured_ids
 
 if TYPE_CHECKING:
     from vllm import LLM
 
+_CONNECTOR = "drafthead.engine.capture.connector"
+
 
 class CapturingEngine(EngineAnswerer):
-    """Answers, and stores the states of answers once their places are known."""
+    """Generates responses, and stores their states once their places in the store are known."""
 
     keeps_states = True
 
     def store(self, slots: Sequence[ShardSlot], texts: Sequence[list[int]]) -> None:
-        """Send the states of these texts to shards, in the background; those of all other texts are forgotten.
+        """Write the states of these texts to shards, in the background; those of all other texts are dropped.
 
         Args:
-            slots: where each text goes; its prompt_id is the name it was asked under.
-            texts: what the engine read and said, in the order of the slots.
+            slots: where each text goes; its prompt_id is the name that the request had.
+            texts: prompt and response of each, in the order of the slots.
 
         Raises:
             ValueError: states are missing, or an earlier shard could not be written.
         """
-        places = [slot.to_params() for slot in slots]
-        _raise_first(self._llm.collective_rpc("harvest_store", args=(places, [list(text) for text in texts])))
+        params = [slot.to_params() for slot in slots]
+        _raise_first(self._llm.collective_rpc("harvest_store", args=(params, [list(text) for text in texts])))
 
     def finish(self) -> None:
         """Wait until every shard is on disk; raises ValueError when one could not be written."""
@@ -46,9 +50,8 @@ class CapturingEngine(EngineAnswerer):
 
 @contextmanager
 def capturing_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[CapturingEngine]:
-    """The recipe's target in an engine of this process that answers, and keeps states while it does."""
-    scheduler = "drafthead.engine.capture.without_drafts.WithoutDrafts"
-    with harvest_engine(recipe, spec, seeded=True, scheduler_cls=scheduler) as llm:
+    """The recipe's target in an engine of this process that generates and captures states while it does."""
+    with harvest_engine(recipe, spec, seeded=True, scheduler_cls=f"{_CONNECTOR}.WithoutDrafts") as llm:
         yield CapturingEngine(llm)
 
 
@@ -61,10 +64,7 @@ def harvest_engine(recipe: Recipe, spec: TargetSpec, **more: Any) -> Iterator["L
         spec: of the target.
         more: further arguments of `offline_engine`.
     """
-    from drafthead.engine.offline import import_vllm, offline_engine
-
-    import_vllm()  # before the connector, which is made of vLLM's classes
-    from drafthead.engine.capture.connector import harvest_engine_options
+    from drafthead.engine.offline import offline_engine  # vLLM takes seconds to import
 
     target = recipe.target
     options = harvest_engine_options(spec, target.revision, target.aux_layer_ids, target.dtype, recipe.states.format)
@@ -73,12 +73,38 @@ def harvest_engine(recipe: Recipe, spec: TargetSpec, **more: Any) -> Iterator["L
         yield llm
 
 
-def check_written_states(llm: "LLM", wait: bool) -> None:
-    """See that the workers of a harvesting engine met no error; `wait` for the disk first.
+def harvest_engine_options(
+    spec: TargetSpec, revision: str | None, aux_layer_ids: tuple[int, ...], dtype: str, number_format: Format = "bf16"
+) -> dict[str, Any]:
+    """Keyword arguments that turn `offline_engine` into a harvester."""
+    boundaries = list(captured_ids(spec, aux_layer_ids))
+    return {
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": boundaries}},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "HiddenStatesConnector",
+            "kv_connector_module_path": _CONNECTOR,
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {
+                "target": spec.name,
+                "revision": revision,
+                "num_layers": spec.num_layers,
+                "aux_layer_ids": list(aux_layer_ids),
+                "dtype": dtype,
+                "format": number_format,
+            },
+        },
+        "worker_extension_cls": f"{_CONNECTOR}.HarvestWorker",
+        # A step scheduled ahead of the last one's outcome could run past the length up to which vLLM captures.
+        "async_scheduling": False,
+    }
 
-    Raises:
-        ValueError: they did.
-    """
+
+def check_written_states(llm: "LLM", wait: bool) -> None:
+    """Raise ValueError when a worker of a harvesting engine met an error; `wait` for the disk first."""
     _raise_first(llm.collective_rpc("harvest_error", args=(wait,)))
 
 

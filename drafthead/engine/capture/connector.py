@@ -10,13 +10,15 @@ A request takes part when its sampling parameters carry `extra_args={"kv_transfe
 
 - `slot.to_params()`: a finished text, read as a prompt. Its rows are copied once, in the step that computes its last
   token, and go to that place in a shard.
-- `{"keep": NAME}`: a prompt that is being answered. The rows of every step are kept in host memory under that name,
-  until `harvest_store` says which texts go where, and the others are forgotten.
+- `{"keep": NAME}`: a response that is being generated. The rows of every step are kept in host memory under that name,
+  until `harvest_store` writes those of the texts it is given and drops all others.
 
 The worker that is rank 0 of its tensor-parallel group writes; the others hold the same rows and stay idle.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,11 +33,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
 
-from drafthead.data.store import Format
-from drafthead.engine.capture.kept_rows import KeptRows
-from drafthead.engine.capture.shard_writer import ShardSlot, ShardWriter
-from drafthead.target.pieces import TargetHead, TargetSpec, captured_ids
+from drafthead.engine.capture.shard_writer import KeptRows, ShardSlot, ShardWriter
+from drafthead.target.pieces import TargetHead
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -43,34 +45,19 @@ if TYPE_CHECKING:
 _LAYER = "cache_only_layers"  # vLLM's name of the module that owns the paged cache of hidden states
 
 
-def harvest_engine_options(
-    spec: TargetSpec, revision: str | None, aux_layer_ids: tuple[int, ...], dtype: str, number_format: Format = "bf16"
-) -> dict[str, Any]:
-    """Keyword arguments that turn `offline_engine` into a harvester."""
-    boundaries = list(captured_ids(spec, aux_layer_ids))
-    return {
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": boundaries}},
-        },
-        "kv_transfer_config": {
-            "kv_connector": "HiddenStatesConnector",
-            "kv_connector_module_path": "drafthead.engine.capture.connector",
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {
-                "target": spec.name,
-                "revision": revision,
-                "num_layers": spec.num_layers,
-                "aux_layer_ids": list(aux_layer_ids),
-                "dtype": dtype,
-                "format": number_format,
-            },
-        },
-        "worker_extension_cls": "drafthead.engine.capture.connector.HarvestWorker",
-        # A step scheduled ahead of the last one's outcome could run past the length up to which vLLM captures.
-        "async_scheduling": False,
-    }
+class WithoutDrafts(Scheduler):
+    """vLLM's scheduler (the one without async scheduling) for engines that capture while they generate: no drafts.
+
+    vLLM captures through its speculative path. The method `extract_hidden_states` proposes, as a draft for the next
+    step, the token that was just sampled once more. Hardly any is accepted, each costs a row of the decode step, and at
+    temperature > 0 the rejection sampler draws from another random stream than plain sampling does. Nothing obliges the
+    scheduler to use a draft: without, every step computes one token per request, the plain sampler samples it, and
+    states are captured all the same. Given up: a scheduler class of one's own is no stable interface of vLLM's; a test
+    compares the tokens with those of a plain engine.
+    """
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Proposed drafts are not scheduled."""
 
 
 class HarvestWorker:
@@ -78,52 +65,44 @@ class HarvestWorker:
 
     def harvest_error(self, wait: bool) -> str | None:
         """What went wrong while collecting or writing, if anything; `wait` for the disk first."""
-        connector = get_kv_transfer_group()
-        assert isinstance(connector, HiddenStatesConnector)
-        return connector.error(wait)
+        return _connector().error(wait)
 
-    def harvest_store(self, places: list[dict[str, Any]], texts: list[list[int]]) -> str | None:
-        """Send kept answers to their places (`ShardSlot.to_params`), and forget all others."""
-        connector = get_kv_transfer_group()
-        assert isinstance(connector, HiddenStatesConnector)
-        return connector.store_kept([ShardSlot(**place) for place in places], texts)
+    def harvest_store(self, slots: list[dict[str, Any]], texts: list[list[int]]) -> str | None:
+        """Write kept responses to their slots (`ShardSlot.to_params`), and drop all others."""
+        return _connector().store_kept([ShardSlot(**slot) for slot in slots], texts)
+
+
+def _connector() -> "HiddenStatesConnector":
+    connector = get_kv_transfer_group()
+    assert isinstance(connector, HiddenStatesConnector)
+    return connector
 
 
 @dataclass
 class _Request:
-    """What the scheduler side remembers of a request.
+    """A request whose rows are captured.
 
     Attributes:
-        block_ids: of its rows.
-        slot: where a finished text goes; None for an answer.
+        block_ids: that hold its rows, from position 0 on.
+        keep: name of a response that is being generated; "" for a finished text.
+        slot: where a finished text goes.
         token_ids: the finished text.
-        keep: name of an answer.
-        copied: rows of an answer that were copied.
+        start, stop: the rows to copy at the end of this step, [start, stop).
     """
 
     block_ids: list[int]
+    keep: str = ""
     slot: ShardSlot | None = None
     token_ids: list[int] = field(default_factory=list)
-    keep: str = ""
-    copied: int = 0
-
-
-@dataclass
-class _Rows:
-    """Rows `start` to `stop` of an answer, and the blocks that hold them from position 0 on."""
-
-    keep: str
-    start: int
-    stop: int
-    block_ids: list[int]
+    start: int = 0
+    stop: int = 0
 
 
 @dataclass
 class _Metadata(KVConnectorMetadata):
-    """From scheduler to worker: texts whose last token this step computes, and the rows it computes of answers."""
+    """From scheduler to worker: the requests that have rows to copy at the end of this step."""
 
-    complete: list[_Request] = field(default_factory=list)
-    rows: list[_Rows] = field(default_factory=list)
+    rows: list[_Request] = field(default_factory=list)
 
 
 class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
@@ -156,7 +135,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is ever loaded."""
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> _Metadata:
-        """Follow block tables, and tell the worker which rows this step computes."""
+        """Follow block tables, and tell the worker which rows to copy at the end of this step."""
         metadata = _Metadata()
         for new in scheduler_output.scheduled_new_reqs:
             params = (new.sampling_params.extra_args or {}).get("kv_transfer_params") if new.sampling_params else None
@@ -166,7 +145,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
                 self._requests[new.req_id] = (
                     _Request(blocks, keep=params["keep"])
                     if "keep" in params
-                    else _Request(blocks, ShardSlot(**params), list(new.prompt_token_ids))
+                    else _Request(blocks, slot=ShardSlot(**params), token_ids=list(new.prompt_token_ids))
                 )
                 self._collect(new.req_id, new.num_computed_tokens, scheduler_output, metadata)
         cached = scheduler_output.scheduled_cached_reqs
@@ -181,17 +160,17 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         return metadata
 
     def _collect(self, req_id: str, computed: int, scheduler_output: SchedulerOutput, metadata: _Metadata) -> None:
-        after = computed + scheduler_output.num_scheduled_tokens[req_id]
         request = self._requests[req_id]
+        stop = computed + scheduler_output.num_scheduled_tokens[req_id]
         if request.slot is not None:
-            if after >= len(request.token_ids):
-                metadata.complete.append(self._requests.pop(req_id))
+            if stop >= len(request.token_ids):
+                metadata.rows.append(replace(self._requests.pop(req_id), stop=len(request.token_ids)))
             return
-        # Drafts may be turned down; what a preempted request computes a second time is here already.
-        after -= len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
-        if after > request.copied:
-            metadata.rows.append(_Rows(request.keep, request.copied, after, list(request.block_ids)))
-            request.copied = after
+        # Drafts may be rejected; what a preempted request computes a second time was copied before.
+        stop -= len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
+        if stop > request.start:
+            metadata.rows.append(replace(request, block_ids=list(request.block_ids), stop=stop))
+            request.start = stop
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
         """Blocks may be freed at once: the rows were copied in the steps that computed them."""
@@ -204,21 +183,16 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         """Find the cache of hidden states, and load what argmax and lse need."""
         if get_tensor_model_parallel_rank() != 0:
             return
-        self._cache = next(cache for name, cache in kv_caches.items() if _LAYER in name)
-        if self._cache.shape[2] != self._block_size:
+        cache = self._cache = next(cache for name, cache in kv_caches.items() if _LAYER in name)
+        if cache.shape[2] != self._block_size:
             raise ValueError(
-                f"the cache of hidden states has blocks of {self._cache.shape[2]} tokens but the scheduler counts "
+                f"the cache of hidden states has blocks of {cache.shape[2]} tokens but the scheduler counts "
                 f"in blocks of {self._block_size}: this vLLM lays it out differently, rows would be wrong"
             )
         options = self._kv_transfer_config.kv_connector_extra_config
-        head = TargetHead.load(options["target"], options["revision"], options["dtype"], self._cache.device)
-        self._writer = ShardWriter(
-            tuple(options["aux_layer_ids"]),
-            options["num_layers"],
-            head,
-            options["format"],
-            aside=not self._cache.is_cuda,
-        )
+        head = TargetHead.load(options["target"], options["revision"], options["dtype"], cache.device)
+        layer_ids, number_format = tuple(options["aux_layer_ids"]), options["format"]
+        self._writer = ShardWriter(layer_ids, options["num_layers"], head, number_format, not cache.is_cuda)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""
@@ -235,57 +209,51 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             return
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, _Metadata)
-        try:
-            for request in metadata.complete:
-                assert request.slot is not None
-                rows = self._rows(self._cache, request)
-                self._writer.add(request.slot, torch.tensor(request.token_ids, dtype=torch.int32), rows)
-            if metadata.rows:
-                self._keep(self._cache, metadata.rows)
-        except Exception as error:  # an exception here kills the engine and hides its own message
-            self._error = f"{type(error).__name__}: {error}"
+        with self._recorded_error():
+            for request in metadata.rows:
+                if request.slot is not None:
+                    rows = self._copy(self._cache, [request])
+                    self._writer.add(request.slot, torch.tensor(request.token_ids, dtype=torch.int32), rows)
+            # Rows of all responses in one copy: a decode step has one row of each.
+            if kept := [request for request in metadata.rows if request.slot is None]:
+                parts = self._copy(self._cache, kept).cpu().split([request.stop - request.start for request in kept])
+                for request, part in zip(kept, parts, strict=True):
+                    self._kept.add(request.keep, request.start, part)
 
-    def _rows(self, cache: Tensor, request: _Request) -> Tensor:
-        """(T, C, H): a copy of the request's rows."""
-        num_tokens = len(request.token_ids)
-        num_blocks = -(-num_tokens // self._block_size)
-        blocks = torch.tensor(request.block_ids[:num_blocks], device=cache.device)
-        return cache[blocks].transpose(1, 2).flatten(0, 1)[:num_tokens]  # (blocks, size, C, H) -> (T, C, H)
-
-    def _keep(self, cache: Tensor, wanted: list[_Rows]) -> None:
-        """Rows of all answers in one copy: a decode step has one row of each."""
-        size = self._block_size
-        positions = [range(w.start, w.stop) for w in wanted]
-        blocks = torch.tensor([w.block_ids[t // size] for w, span in zip(wanted, positions, strict=True) for t in span])
-        offsets = torch.tensor([t % size for span in positions for t in span])
-        rows = cache[blocks.to(cache.device), :, offsets.to(cache.device)].cpu()  # (n, C, H)
-        for w, part in zip(wanted, rows.split([len(span) for span in positions]), strict=True):
-            self._kept.add(w.keep, w.start, part)
+    def _copy(self, cache: Tensor, requests: Sequence[_Request]) -> Tensor:
+        """(n, C, H): rows `start` to `stop` of all requests, end to end."""
+        positions = [torch.arange(request.start, request.stop) for request in requests]
+        blocks = [torch.tensor(r.block_ids)[t // self._block_size] for r, t in zip(requests, positions, strict=True)]
+        offsets = torch.cat(positions) % self._block_size
+        return cache[torch.cat(blocks).to(cache.device), :, offsets.to(cache.device)]
 
     def store_kept(self, slots: list[ShardSlot], texts: list[list[int]]) -> str | None:
-        """Hand kept answers to the writer and forget the others; the first error so far."""
-        if self._writer is None or self._error:
-            return self._error
-        try:
-            for slot, text in zip(slots, texts, strict=True):
-                rows = self._kept.take(slot.prompt_id, len(text))
-                self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)
-        except Exception as error:  # reported by the caller, who sees the user
-            self._error = f"{type(error).__name__}: {error}"
-        self._kept.clear()
+        """Pass kept responses to the writer and drop the others; the first error so far."""
+        if self._writer is not None and not self._error:
+            with self._recorded_error():
+                for slot, text in zip(slots, texts, strict=True):
+                    rows = self._kept.take(slot.prompt_id, len(text))
+                    self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)
+            self._kept.clear()
         return self._error
 
     def error(self, wait: bool) -> str | None:
         """The first error so far; `wait` until all collected shards are on disk."""
         if wait and self._writer is not None and not self._error:
-            try:
+            with self._recorded_error():
                 self._writer.finish()
-            except Exception as error:  # reported by the caller, who sees the user
-                self._error = f"{type(error).__name__}: {error}"
         return self._error
 
+    @contextmanager
+    def _recorded_error(self) -> Iterator[None]:
+        """Keep an error for the caller of `error`: raised in here it would kill the engine and hide its message."""
+        try:
+            yield
+        except Exception as error:
+            self._error = f"{type(error).__name__}: {error}"
+
     def shutdown(self) -> None:
-        """End the writing thread and let go of the cache."""
+        """End the writing thread and free the cache."""
         if self._writer is not None:
             self._writer.close()
         self._writer = self._cache = None

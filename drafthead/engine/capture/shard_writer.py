@@ -1,29 +1,22 @@
-"""Collects harvested sequences and writes a shard of the state store as soon as it is whole.
+"""Collects captured rows and writes a shard of the state store as soon as all its sequences are there.
 
-Every backend hands over a sequence's rows together with its slot: which shard, which position in it. The order
-of arrival therefore does not matter, and a shard's bytes depend on its sequences alone. Writing happens on one
-background thread, so that the engine computes the next shard meanwhile; a second shard waits for the first,
-which bounds memory to about three shards. The alternative, writing in the engine's step, stalls it for as long
-as a gigabyte takes to reach the disk.
-
-On CPU an engine leaves one core free (see engine.offline); the thread uses it for argmax and log-sum-exp too, which
-are a product with lm_head for every row that can carry loss.
+Every backend passes a sequence's rows together with its slot: which shard, which position in it. The order of arrival
+therefore does not matter, and a shard's bytes depend on its sequences alone. One background thread writes, so that the
+engine computes the next shard meanwhile; a second shard waits for the first, which bounds memory to about three shards.
+The alternative, writing in the engine's step, stalls it for as long as a gigabyte takes to reach the disk.
 
 Shapes: T tokens, C captured boundaries (the aux layers and L, ascending), H hidden.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from drafthead.data.store import Format, StateSequence, shard_path, write_shard
-from drafthead.drafters.batch import first_loss_row
+from drafthead.data.shard import Format, StateSequence, first_teacher_row, shard_path, write_shard
 from drafthead.target.pieces import TargetHead
 
 
@@ -54,6 +47,45 @@ class ShardSlot:
         return asdict(self)
 
 
+class KeptRows:
+    """Rows of responses that are being generated, or not judged yet, in host memory by the name of their request.
+
+    While an engine generates, neither the length of a response is known nor its slot, nor whether the recipe drops it.
+    The last token of a response is never fed to the target, so it has no row: zeros take its place. No drafter reads
+    that row, since no token follows it.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, start: int, rows: Tensor) -> None:
+        """Take over rows (n, C, H) of the tokens from `start` on; 0 begins a sequence anew."""
+        if start == 0:
+            self._rows[name] = []
+        self._rows[name].append(rows)
+
+    def take(self, name: str, num_tokens: int) -> Tensor:
+        """(T, C, H): the rows of a sequence of that many tokens, the last one zero; they are kept no longer.
+
+        Raises:
+            ValueError: other rows were captured than the sequence's.
+        """
+        rows = self._rows.pop(name, [])
+        found = sum(len(part) for part in rows)
+        if found not in (num_tokens - 1, num_tokens) or not rows:
+            raise ValueError(
+                f"{name}: states of {found} tokens were captured for a sequence of {num_tokens}; this vLLM computes or "
+                "orders steps differently, set states.one_pass=false"
+            )
+        if found < num_tokens:
+            rows.append(torch.zeros_like(rows[-1][:1]))
+        return torch.cat(rows)
+
+    def clear(self) -> None:
+        """Drop the rows that were not taken."""
+        self._rows.clear()
+
+
 class ShardWriter:
     """Turns captured rows into shards."""
 
@@ -63,7 +95,7 @@ class ShardWriter:
         num_layers: int,
         head: TargetHead,
         number_format: Format = "bf16",
-        aside: bool = False,
+        in_background: bool = False,
     ):
         """
         Args:
@@ -71,12 +103,13 @@ class ShardWriter:
             num_layers: L; rows at boundary L are always captured and give argmax and lse.
             head: the target's final norm and lm_head.
             number_format: of the aux layers on disk.
-            aside: compute argmax and lse on the writing thread, with one core.
+            in_background: compute argmax and lse, a product with lm_head for every teacher row, on the writing thread;
+                for engines on CPU, which leave one core free (see engine.offline).
         """
-        self._format, self._aside = number_format, aside
-        self._aux_layer_ids = aux_layer_ids
+        self._format, self._in_background = number_format, in_background
         self._num_layers = num_layers
         self._captured = sorted({*aux_layer_ids, num_layers})
+        self._columns = {layer_id: self._captured.index(layer_id) for layer_id in aux_layer_ids}
         self._head = head
         self._pending: dict[Path, dict[int, Future[StateSequence]]] = {}
         # The number of threads is set for this thread alone; a team of them would fight the engine's for its cores.
@@ -100,42 +133,39 @@ class ShardWriter:
                 f"prompt {slot.prompt_id}: captured rows have shape {tuple(rows.shape)}, wanted "
                 f"({input_ids.shape[0]} tokens, {len(self._captured)} boundaries, H)"
             )
-        mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
-        mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
-        first = first_loss_row(mask) if mask.any() else len(mask)  # a prompt's logits are nobody's teacher
-        last_hidden = rows[first:, self._captured.index(self._num_layers)].contiguous()
         path = shard_path(Path(slot.directory), slot.shard)
         shard = self._pending.setdefault(path, {})
         if slot.position in shard:
             raise ValueError(f"{path} position {slot.position} arrived twice (prompt {slot.prompt_id})")
-        sequence = partial(
-            StateSequence,
-            id=slot.prompt_id,
-            input_ids=input_ids.to(torch.int32),
-            loss_mask=mask,
-            aux={
-                layer_id: rows[:, self._captured.index(layer_id)].cpu().contiguous() for layer_id in self._aux_layer_ids
-            },
-            last_hidden=last_hidden.cpu(),
-            first_row=first,
-        )
-        shard[slot.position] = self._scored(sequence, last_hidden)
+        mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
+        mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
+        first = first_teacher_row(mask)
+        last_hidden = rows[first:, self._captured.index(self._num_layers)].contiguous()
+        aux = {layer_id: rows[:, column].cpu().contiguous() for layer_id, column in self._columns.items()}
+
+        def sequence() -> StateSequence:
+            argmax, lse = (values.cpu() for values in self._head.stats(last_hidden))
+            return StateSequence(
+                slot.prompt_id, input_ids.to(torch.int32), mask, aux, last_hidden.cpu(), argmax, lse, first
+            )
+
+        if self._in_background:
+            shard[slot.position] = self._thread.submit(sequence)
+        else:
+            shard[slot.position] = Future()
+            shard[slot.position].set_result(sequence())
         if len(shard) == slot.num_sequences:
             del self._pending[path]
             self._write(path, [shard[position] for position in range(slot.num_sequences)])
 
-    def _scored(self, sequence: Callable[..., StateSequence], last_hidden: Tensor) -> Future[StateSequence]:
-        """The sequence with argmax and lse, now or soon."""
+    def _write(self, path: Path, sequences: list[Future[StateSequence]]) -> None:
+        def write() -> None:  # one thread in order of submission: the sequences are computed by now
+            if not path.exists():  # another worker may have been given the same shard, and published it already
+                write_shard(path, [s.result() for s in sequences], self._num_layers, self._format)
 
-        def score() -> StateSequence:
-            argmax, lse = self._head.stats(last_hidden)
-            return sequence(argmax=argmax.cpu(), lse=lse.cpu())
-
-        if self._aside:
-            return self._thread.submit(score)
-        done: Future[StateSequence] = Future()
-        done.set_result(score())
-        return done
+        if self._writing is not None:
+            self._writing.result()
+        self._writing = self._thread.submit(write)
 
     def finish(self) -> None:
         """Wait until everything is on disk.
@@ -153,13 +183,3 @@ class ShardWriter:
     def close(self) -> None:
         """End the thread; what it is writing is finished first."""
         self._thread.shutdown()
-
-    def _write(self, path: Path, sequences: list[Future[StateSequence]]) -> None:
-        def write() -> None:  # one thread in order of submission: the sequences are done by now
-            if path.exists():  # someone else was given the same work, and checksums may be taken already
-                return
-            write_shard(path, [s.result() for s in sequences], self._num_layers, self._format)
-
-        if self._writing is not None:
-            self._writing.result()
-        self._writing = self._thread.submit(write)

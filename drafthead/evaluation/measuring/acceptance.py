@@ -19,7 +19,7 @@ import pandas as pd
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
-from drafthead.data import looping
+from drafthead.data.responses import repeated_share
 from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.identity import identity
@@ -180,5 +180,5 @@ def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
         "reached_at": [int(((kept >= k) & (drafted > k)).sum()) for k in range(K)],
         "histogram": [int((kept == j).sum()) for j in range(K + 1)],
         "finish_reason": answer.finish_reason,
-        "repeated": looping.repeated_share(ids),
+        "repeated": repeated_share(ids),
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from drafthead.data import looping
+from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.reporting.tables import Cell, Table, interval_text, percent_text
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
 from drafthead.statistics import Interval, acceptance_length_interval, acceptance_rate, proportion_interval
@@ -52,7 +52,7 @@ def summarise_conditions(rows: pd.DataFrame) -> list[ConditionSummary]:
     found = []
     for setting in _split(rows, ["temperature", "effort"]):
         baseline = setting[setting["arm"] == BASELINE].set_index("prompt_id")
-        kept = baseline.index[baseline["repeated"] <= looping.LIMIT]
+        kept = baseline.index[baseline["repeated"] <= LOOP_LIMIT]
         for group in _split(setting[setting["arm"] != BASELINE], ["arm", "k"]):
             found.append(_summary(group, ALL, kept, baseline))
             found += [

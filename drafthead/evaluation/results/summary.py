@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from drafthead.data import looping
+from drafthead.data.responses import LOOP_LIMIT
 from drafthead.statistics import (
     Array,
     Interval,
@@ -74,7 +74,7 @@ def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
     """Aggregate the rows of `read_acceptance`."""
     arms = {str(arm): group.set_index("prompt_id") for arm, group in rows.groupby("arm", sort=False)}
     baseline = arms[BASELINE]
-    kept = baseline.index[baseline["repeated"] <= looping.LIMIT]
+    kept = baseline.index[baseline["repeated"] <= LOOP_LIMIT]
     methods = [arm for arm in arms if arm not in (BASELINE, BASELINE_AGAIN)]
     categories = [ALL, *sorted({*baseline["category"]} - {ALL})]
     temperature = float(baseline["temperature"].iloc[0])

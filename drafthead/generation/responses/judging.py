@@ -1,7 +1,7 @@
 """What is wrong with an answer, as far as that can be told without reading it: cut off, refused, going in circles.
 
 Truncation is the engine's word. A refusal is an answer that begins like one (responses.refusal_openings): cheap, in
-the language of the list only, and blind to polite refusals that begin otherwise. Loops are told by `data.looping`,
+the language of the list only, and blind to polite refusals that begin otherwise. Loops are told by `data.responses`,
 whose limit honest tables and code can reach too; see the samples before you drop by it. What happens to such
 answers is the recipe's choice; they are counted in either case.
 """
@@ -9,8 +9,8 @@ answers is the recipe's choice; they are counted in either case.
 from collections.abc import Sequence
 
 from drafthead.config.responses import ResponsesConfig
-from drafthead.data.looping import loops
 from drafthead.data.reading import Said
+from drafthead.data.responses import loops
 
 TRUNCATED, REFUSED, LOOPING = "truncated", "refused", "looping"
 FLAGS = (TRUNCATED, REFUSED, LOOPING)

@@ -2,7 +2,7 @@
 
 from drafthead.config import Recipe
 from drafthead.data.spool import KIND as SPOOL
-from drafthead.data.verify import verify_shard, verify_store
+from drafthead.data.store import verify_shard, verify_store
 from drafthead.provenance import IDENTITY, read_json
 
 SPLITS = ("train", "validation")

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drafthead.config import Recipe
-from drafthead.data import checksums
 from drafthead.data.responses import Response, read_parts
 from drafthead.data.shard import open_checked
 from drafthead.generation.states.shard_jobs import ShardJob, cut
@@ -68,7 +67,6 @@ def move_in(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[ShardJo
     for source, job in zip(waiting, jobs, strict=True):
         try:
             if source.path.exists() and not job.path.exists() and _holds_the_text(source):
-                checksums.move_note(source.path, job.path)
                 os.replace(source.path, job.path)
         except FileNotFoundError:
             continue  # another process moved it

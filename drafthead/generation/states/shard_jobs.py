@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Self
 
 from drafthead.config import Recipe
-from drafthead.data import checksums
 from drafthead.data.responses import Response, read_parts
 from drafthead.data.store import open_checked, shard_path
 from drafthead.engine.capture.shard_writer import ShardSlot
@@ -131,8 +130,7 @@ def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
 
 def _present(job: ShardJob) -> bool:
     try:
-        open_checked(job.path, [response.id for response in job.responses])
-        checksums.check(job.path)
+        open_checked(job.path, [response.id for response in job.responses]).check()
     except FileNotFoundError:
         return False
     return True

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from drafthead.config import Recipe
-from drafthead.data import checksums
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.shard import LAYOUT
 from drafthead.data.spool import KIND as SPOOL
@@ -73,10 +72,7 @@ def finish_split(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> None:
         "bytes_per_token": size / tokens,
         "argmax_agreement": agreement,
     }
-    known = {job.path.name: sha256 for job in jobs if (sha256 := checksums.noted(job.path))}
-    finish(directory, counts, checksums=known)
-    for job in jobs:
-        checksums.forget(job.path)
+    finish(directory, counts)
 
 
 def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
@@ -90,8 +86,8 @@ def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
         for i, response in enumerate(job.responses):
             if response.temperature == 0:
                 sequence = shard[i]
-                said = sequence.input_ids[sequence.first_row + 1 :]
-                wanted = sequence.loss_mask[sequence.first_row + 1 :].bool()
+                said = sequence.input_ids[sequence.first_teacher_row + 1 :]
+                wanted = sequence.loss_mask[sequence.first_teacher_row + 1 :].bool()
                 agreed += int((sequence.argmax[:-1] == said)[wanted].sum())
                 total += int(wanted.sum())
     return agreed / total if total else None

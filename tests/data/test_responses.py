@@ -1,0 +1,57 @@
+"""Responses read back token for token, in small arrays and as loss masks, and the rule for loops."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drafthead.data.responses import (
+    Response, ResponseTokens, iter_responses, loops, part_path, read_parts, repeated_share, write_part,
+)  # fmt: skip
+from drafthead.provenance import ArtefactError
+from tests.artefacts import response
+
+WANTED = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2), response("d", 1, 1), response("e", 2, 2)]
+
+
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    for part in range(3):
+        write_part(part_path(tmp_path, part), WANTED[2 * part : 2 * part + 2])
+    return tmp_path
+
+
+def tokens_of(one: Response) -> list[int]:
+    return [*one.prompt_ids, *one.response_ids, *one.continuation_ids]
+
+
+def test_tokens_of_several_parts_are_read_as_one(directory):
+    tokens = ResponseTokens(directory)
+    assert tokens.ids == list("abcde")
+    for i in (0, 1, 2, 3, 4, 0):
+        ids, mask = tokens.tokens(i)
+        assert ids.tolist() == tokens_of(WANTED[i])
+        assert np.flatnonzero(mask).tolist() == WANTED[i].response_ids  # ids count from 0
+    with pytest.raises(ArtefactError, match=r"regenerate\.py"):
+        ResponseTokens(directory / "none")
+
+
+def test_parts_hold_the_same_ids_in_four_bytes_each(directory):
+    assert list(iter_responses(directory)) == WANTED
+    parts = read_parts(directory)
+    assert [[found.id for found in part] for part in parts.values()] == [["a", "b"], ["c", "d"], ["e"]]
+    for found, given in zip((found for part in parts.values() for found in part), WANTED, strict=True):
+        assert tokens_of(found) == tokens_of(given)
+        assert {ids.itemsize for ids in (found.prompt_ids, found.response_ids, found.continuation_ids)} == {4}
+
+
+def test_the_share_of_8_grams_that_occurred_before_is_counted():
+    assert repeated_share(range(100)) == repeated_share([1, 2, 3]) == repeated_share([]) == 0
+    assert repeated_share([7] * 100) == pytest.approx(92 / 93)
+
+
+def test_more_than_a_tenth_is_a_loop():
+    # 41 tokens have 34 8-grams; repeating the last ten tokens adds ten, of which three occurred before.
+    text = list(range(41))
+    assert [loops(t) for t in (text, [*text, *text[-10:]], [1, 1])] == [False] * 3
+    assert [loops(t) for t in ([*text, *text[-20:]], [1, 2, 3] * 10)] == [True] * 2
