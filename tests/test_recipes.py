@@ -17,7 +17,7 @@ from drafthead.engine.rates import GPUS
 from drafthead.exporting.contract import checkpoint_tensors, expected_shapes, exported_tensors, head_config
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
-from drafthead.generation.sources.catalogue import CATALOGUE
+from drafthead.generation.sources import CATALOGUE
 from drafthead.stage_plan import Assumed, print_stages
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 from drafthead.target.size import target_size

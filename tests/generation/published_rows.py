@@ -13,17 +13,17 @@ import pandas as pd
 class Published(NamedTuple):
     extension: str
     rows: list[dict[str, Any]]
-    asked: str  # by the last message of the first prompt
+    prompt: str  # the last message of the first prompt
     document: str | None = None  # None: a hash
     category: str = ""
 
 
-def _chat(question: str, answer: str = "An answer.") -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+def _chat(question: str, response: str = "A response.") -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
 
 
-def _shared(question: str, answer: str = "An answer.") -> list[dict[str, str]]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+def _shared(question: str, response: str = "A response.") -> list[dict[str, str]]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": response}]
 
 
 def _mlperf(ids: list[int]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.rates import MEASURED
 from drafthead.generation.plans.estimate import estimate, harvest_plan, print_estimate
 from drafthead.generation.plans.texts import Text
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.stage_plan import Assumed
 from tests.artefacts import response, write_response_artefact
 from tests.engine.slots import writer_of

@@ -20,7 +20,7 @@ from drafthead.data.responses import KIND, read_left_out, read_responses
 from drafthead.data.store import StateStore
 from drafthead.data.verify import verify_store
 from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.parts import PartAnswerer, list_parts
 from drafthead.generation.running import Worker, make_all

@@ -8,7 +8,7 @@ from typing import Literal
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.reading import Said
+from drafthead.data.reading import ParsedResponse
 from drafthead.data.responses import iter_responses
 from drafthead.generation.responses.asking import Request, continuation, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
@@ -121,7 +121,7 @@ def _of_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[Text]:
         requests, _ = prepare(recipe, tokenizer, split, dialogues)
         texts += [_longest(recipe, split, request, assumed) for request in requests]
         # Counted above with answers of full length; a word stands for them in what is rendered.
-        dialogues = [later for request in requests if (later := request.dialogue.after(Said("yes")))]
+        dialogues = [later for request in requests if (later := request.dialogue.after(ParsedResponse("yes")))]
     return texts
 
 

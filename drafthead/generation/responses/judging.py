@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from drafthead.config.responses import ResponsesConfig
 from drafthead.data.looping import loops
-from drafthead.data.reading import Said
+from drafthead.data.reading import ParsedResponse
 
 TRUNCATED, REFUSED, LOOPING = "truncated", "refused", "looping"
 FLAGS = (TRUNCATED, REFUSED, LOOPING)
@@ -18,7 +18,7 @@ DROPPED = "dropped"  # the reason why such an answer is missing
 _QUOTES = str.maketrans("\u2018\u2019", "''")
 
 
-def judge(settings: ResponsesConfig, said: Said, token_ids: Sequence[int], finish_reason: str) -> list[str]:
+def judge(settings: ResponsesConfig, said: ParsedResponse, token_ids: Sequence[int], finish_reason: str) -> list[str]:
     """The flags that an answer earns, in the order of FLAGS."""
     earned = {
         TRUNCATED: finish_reason == "length",
