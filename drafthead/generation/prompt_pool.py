@@ -7,7 +7,7 @@ their side instead. A row that is no conversation is an error in such a file, an
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,24 +67,6 @@ class Pool:
         }
 
 
-class _Lowest:
-    """The candidates of lowest order, at most `limit` per label: what a draw can reach, of a source of any size."""
-
-    def __init__(self, limit: int | None):
-        self._limit = limit
-        self._heaps: dict[str, list[tuple[int, int, Candidate]]] = defaultdict(list)
-
-    def add(self, order: int, candidate: Candidate, number: int) -> None:
-        heap = self._heaps[candidate.label]
-        heapq.heappush(heap, (-order, number, candidate))
-        if self._limit is not None and len(heap) > self._limit:
-            heapq.heappop(heap)
-
-    def sorted(self) -> list[Candidate]:
-        entries = [entry for heap in self._heaps.values() for entry in heap]
-        return [candidate for _, _, candidate in sorted(entries, key=lambda e: (-e[0], e[1]))]
-
-
 def gather(located: Located, seed: int, limit: int | None, rows_name_source: bool = False) -> Pool:
     """Read a source.
 
@@ -98,7 +80,8 @@ def gather(located: Located, seed: int, limit: int | None, rows_name_source: boo
         ValueError: a file is damaged, a row of the user's own file is no conversation, more than half of the rows of a
             public data set are none, or a text was declared to be in both splits.
     """
-    pool, sides = Pool(), {"train": _Lowest(limit), "heldout": _Lowest(None)}
+    pool = Pool()
+    heaps: dict[tuple[str, str], list[tuple[int, int, Candidate]]] = defaultdict(list)  # of each side and label
     declared: dict[str, tuple[str, str]] = {}  # normalised content -> split and place it was first seen in
     for path in [*located.files, *located.heldout_files]:
         for where, conversation in _conversations(located, path, pool):
@@ -117,13 +100,21 @@ def gather(located: Located, seed: int, limit: int | None, rows_name_source: boo
                     if first[1] != where:
                         pool.duplicates += 1
                         continue
+                heap = heaps[side, candidate.label]
                 order = int(digest([seed, candidate.prompt.id])[:16], 16)
-                sides[side].add(order, candidate, pool.rows)
+                heapq.heappush(heap, (-order, -pool.rows, candidate))
+                if side == "train" and limit is not None and len(heap) > limit:
+                    heapq.heappop(heap)  # the last in order: no draw reaches it
     _check(located, pool)
-    pool.heldout = sides["heldout"].sorted()
+    pool.heldout = _in_order(heaps, "heldout")
     known = {c.prompt.document for c in pool.heldout} - {""}
-    pool.train = [c for c in sides["train"].sorted() if c.prompt.document not in known]
+    pool.train = [c for c in _in_order(heaps, "train") if c.prompt.document not in known]
     return pool
+
+
+def _in_order(heaps: Mapping[tuple[str, str], Sequence[tuple[int, int, Candidate]]], wanted: str) -> list[Candidate]:
+    entries = [entry for (side, _), heap in heaps.items() if side == wanted for entry in heap]
+    return [candidate for *_, candidate in sorted(entries, key=lambda entry: entry[:2], reverse=True)]
 
 
 def is_held_out(document: str, share: float, seed: int) -> bool:

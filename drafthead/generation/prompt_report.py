@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,6 @@ from drafthead.generation.prompt_mix import sources_of, summarise
 from drafthead.generation.sources import CATALOGUE
 from drafthead.provenance import reference
 from drafthead.target.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SAMPLE = 5_000
 
@@ -191,40 +188,22 @@ def write_figure(path: Path, measured: Sequence[Measured], draft_vocab_size: int
 
     figure = Figure(figsize=(13, 4), layout="constrained")
     lengths, categories, vocabulary = figure.subplots(1, 3)
-    _draw_lengths(lengths, measured)
-    _draw_categories(categories, measured)
-    _draw_vocabulary(vocabulary, measured, draft_vocab_size)
+    bins = np.geomspace(1, max(max(m.lengths, default=1) for m in measured) + 1, 40).tolist()
+    names = [name for name, _ in Counter(c for m in measured for c in m.categories).most_common(15)][::-1]
+    by_frequency = np.argsort(-measured[0].tokens, kind="stable")
+    for i, m in enumerate(measured):
+        lengths.hist(m.lengths, bins=bins, density=True, histtype="step", label=m.split)
+        shares = [m.categories.count(name) / max(len(m.categories), 1) for name in names]
+        categories.barh(np.arange(len(names)) - 0.27 * (i - 1), shares, height=0.25, label=m.split)
+        covered = np.cumsum(m.tokens[by_frequency]) / max(m.tokens.sum(), 1)
+        vocabulary.plot(np.arange(1, len(covered) + 1), covered, label=m.split)
+    vocabulary.axvline(draft_vocab_size, color="grey", linestyle=":", label="draft_vocab_size")
+    lengths.set(title="length of the prompts", xlabel="tokens, template included", ylabel="density", xscale="log")
+    categories.set(title="share of each category (the 15 largest)", yticks=range(len(names)))
+    categories.set_yticklabels([name.replace("$", r"\$") for name in names])
+    most_frequent = f"most frequent tokens of {measured[0].split}"
+    vocabulary.set(title="share of the text", xlabel=most_frequent, xscale="log", ylim=(0, 1))
+    lengths.legend()
+    vocabulary.legend()
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png", dpi=100)
-
-
-def _draw_lengths(axes: "Axes", measured: Sequence[Measured]) -> None:
-    longest = max((max(m.lengths, default=1) for m in measured), default=1)
-    bins = np.geomspace(1, longest + 1, 40).tolist()
-    for m in measured:
-        axes.hist(m.lengths, bins=bins, density=True, histtype="step", label=m.split)
-    axes.set(title="length of the prompts", xlabel="tokens, template included", ylabel="density", xscale="log")
-    axes.legend()
-
-
-def _draw_categories(axes: "Axes", measured: Sequence[Measured]) -> None:
-    names = [name for name, _ in Counter(c for m in measured for c in m.categories).most_common(15)][::-1]
-    for i, m in enumerate(measured):
-        counts = Counter(m.categories)
-        shares = [counts[name] / max(len(m.categories), 1) for name in names]
-        axes.barh(np.arange(len(names)) - 0.27 * (i - 1), shares, height=0.25, label=m.split)
-    axes.set(title="share of each category (the 15 largest)", yticks=range(len(names)))
-    axes.set_yticklabels([name.replace("$", r"\$") for name in names])
-
-
-def _draw_vocabulary(axes: "Axes", measured: Sequence[Measured], draft_vocab_size: int) -> None:
-    order = np.argsort(-measured[0].tokens, kind="stable")
-    for m in measured:
-        covered = np.cumsum(m.tokens[order]) / max(m.tokens.sum(), 1)
-        axes.plot(np.arange(1, len(order) + 1), covered, label=m.split)
-    if draft_vocab_size:
-        axes.axvline(draft_vocab_size, color="grey", linestyle=":", label="draft_vocab_size")
-    axes.set(
-        title="share of the text", xlabel=f"most frequent tokens of {measured[0].split}", xscale="log", ylim=(0, 1)
-    )
-    axes.legend()

@@ -1,7 +1,6 @@
 """The public data sets that a recipe can name, and one adapter per schema: a row as published -> a conversation.
 
 An adapter names the columns it reads; `need` turns a missing one into an error that lists those that are there.
-Licences are those their publishers state; they are printed with the prompts, and are yours to judge.
 """
 
 import re
@@ -179,7 +178,6 @@ class Entry:
     Attributes:
         adapter: reads its rows.
         category: workload of rows that name none.
-        licence: as published, or what to know about it.
         hub: id on the Hugging Face hub; empty when it is elsewhere.
         files: glob patterns of its files below the repository or folder.
         heldout_files: of its published test split; with one, the others are all for training.
@@ -192,7 +190,6 @@ class Entry:
 
     adapter: Adapter
     category: str
-    licence: str
     hub: str = ""
     files: tuple[str, ...] = ()
     heldout_files: tuple[str, ...] = ()
@@ -208,76 +205,71 @@ _MLPERF_REMINDER = (
     "submission must not be trained on them. Their licence is not stated; ask MLCommons before you publish a head."
 )
 
+# Licences, as their publishers state them, are in docs/prompts.md.
 CATALOGUE: dict[str, Entry] = {
     "sharegpt": Entry(
-        sharegpt, "sharegpt", "Apache-2.0 stated; user-shared ChatGPT logs",
-        hub="anon8231489123/ShareGPT_Vicuna_unfiltered", files=("ShareGPT_V3_unfiltered_cleaned_split.json",),
+        sharegpt, "sharegpt", hub="anon8231489123/ShareGPT_Vicuna_unfiltered",
+        files=("ShareGPT_V3_unfiltered_cleaned_split.json",),
     ),
     "mlperf-gpt-oss": Entry(
-        mlperf, "mlperf", "not stated", files=("*perf_eval_ref.parquet",), heldout_share=0.25,
+        mlperf, "mlperf", files=("*perf_eval_ref.parquet",), heldout_share=0.25, reminder=_MLPERF_REMINDER,
         fetch="mkdir -p {folder} && bash <(curl -s https://raw.githubusercontent.com/mlcommons/r2-downloader/refs/"
         "heads/main/mlc-r2-downloader.sh) -d {folder} "
         "https://inference.mlcommons-storage.org/metadata/gpt-oss-data.uri",
-        reminder=_MLPERF_REMINDER,
     ),
     "swe-bench": Entry(
-        swe_bench, "swe-bench", "MIT (SWE-bench); issues of public repositories",
-        hub="princeton-nlp/SWE-bench", files=("data/train-*.parquet",), heldout_files=("data/test-*.parquet",),
+        swe_bench, "swe-bench", hub="princeton-nlp/SWE-bench",
+        files=("data/train-*.parquet",), heldout_files=("data/test-*.parquet",),
     ),
     "mt-bench": Entry(
-        turns, "mt-bench", "Apache-2.0", hub="philschmid/mt-bench", files=("*.jsonl", "*.parquet"),
+        turns, "mt-bench", hub="philschmid/mt-bench", files=("*.jsonl", "*.parquet"),
         heldout_share=_EVALUATION, own_category=True,
     ),
     "humaneval": Entry(
-        human_eval, "code", "MIT", hub="openai/openai_humaneval",
-        files=("openai_humaneval/test-*.parquet",), heldout_share=_EVALUATION,
+        human_eval, "code", hub="openai/openai_humaneval", files=("openai_humaneval/test-*.parquet",),
+        heldout_share=_EVALUATION,
     ),
     "gsm8k": Entry(
-        gsm8k, "math", "MIT", hub="openai/gsm8k", files=("main/train-*.parquet",),
-        heldout_files=("main/test-*.parquet",),
+        gsm8k, "math", hub="openai/gsm8k",
+        files=("main/train-*.parquet",), heldout_files=("main/test-*.parquet",),
     ),
     "instruct-coder": Entry(
-        instruct_coder, "code-editing", "MIT", hub="likaixin/InstructCoder",
+        instruct_coder, "code-editing", hub="likaixin/InstructCoder",
         files=("train*.json*", "data/train-*.parquet"),
     ),
     "spec-bench": Entry(
-        turns, "spec-bench", "Apache-2.0; questions of six other benchmarks", files=("question.jsonl",),
+        turns, "spec-bench", files=("question.jsonl",), heldout_share=_EVALUATION, own_category=True,
         fetch="curl --create-dirs -L -o {folder}/question.jsonl "
         "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
-        heldout_share=_EVALUATION, own_category=True,
     ),
     "creative-writing": Entry(
-        writing_prompts, "creative-writing", "MIT stated; posts of Reddit users",
-        hub="euclaise/writingprompts", files=("data/train-*.parquet",), heldout_files=("data/test-*.parquet",),
+        writing_prompts, "creative-writing", hub="euclaise/writingprompts",
+        files=("data/train-*.parquet",), heldout_files=("data/test-*.parquet",),
     ),
     "structured-output": Entry(
-        chat, "structured-output", "Apache-2.0", hub="NousResearch/hermes-function-calling-v1",
+        chat, "structured-output", hub="NousResearch/hermes-function-calling-v1",
         files=("json-mode-singleturn.json",), heldout_share=0.2,
     ),
     "ultrachat-200k": Entry(
-        chat, "chat", "MIT", hub="HuggingFaceH4/ultrachat_200k", files=("data/train_sft-*.parquet",),
-        heldout_files=("data/test_sft-*.parquet",),
+        chat, "chat", hub="HuggingFaceH4/ultrachat_200k",
+        files=("data/train_sft-*.parquet",), heldout_files=("data/test_sft-*.parquet",),
     ),
     "magpie": Entry(
-        magpie, "magpie", "Llama 3.1 community licence", hub="Magpie-Align/Magpie-Llama-3.1-Pro-300K-Filtered",
-        files=("data/train-*.parquet",), own_category=True,
+        magpie, "magpie", hub="Magpie-Align/Magpie-Llama-3.1-Pro-300K-Filtered", files=("data/train-*.parquet",),
+        own_category=True,
     ),
     "nemotron-v2": Entry(
-        chat, "nemotron", "CC-BY-4.0; gated: accept its terms on the hub first",
-        hub="nvidia/Nemotron-Post-Training-Dataset-v2",
+        chat, "nemotron", hub="nvidia/Nemotron-Post-Training-Dataset-v2", own_category=True,
         files=("data/stem-*.parquet", "data/chat-*.parquet", "data/math-*.parquet", "data/code-*.parquet"),
-        own_category=True,
     ),
     "perfect-blend": Entry(
-        chat, "perfect-blend", "Apache-2.0", hub="mlabonne/open-perfectblend", files=("data/train-*.parquet",),
-        own_category=True,
+        chat, "perfect-blend", hub="mlabonne/open-perfectblend", files=("data/train-*.parquet",), own_category=True
     ),
     "burstgpt": Entry(
-        burst_gpt, "throughput-only", "CC-BY-4.0", files=("*.csv",), heldout_share=_EVALUATION,
+        burst_gpt, "throughput-only", files=("*.csv",), heldout_share=_EVALUATION, throughput_only=True,
         fetch="curl --create-dirs -L -o {folder}/BurstGPT_1.csv "
         "https://raw.githubusercontent.com/HPMLL/BurstGPT/main/data/BurstGPT_1.csv",
-        throughput_only=True,
     ),
 }  # fmt: skip
 
-LOCAL = Entry(own_file, "all", "yours", own_category=True)  # a name that is not above
+LOCAL = Entry(own_file, "all", own_category=True)  # a name that is not above
