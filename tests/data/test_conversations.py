@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafthead.data.conversations import ROLES, Conversation, RowError, cut, parse_messages, question, token_ids
+from drafthead.data.conversations import ROLES, Conversation, RowError, cut, parse_messages, token_ids
 
 
 def chat(*pairs: tuple[str, str]) -> tuple[dict, ...]:
@@ -134,8 +134,3 @@ def test_anything_is_a_conversation_or_has_a_reason(rows):
     assert cuts[:1] == cut(parsed, "first")
     assert cuts[-1:] == cut(parsed, "last")
     assert cuts
-
-
-def test_a_megabyte_of_text_is_kept():
-    text = "x" * 2**20
-    assert question(text)[0]["content"] == text

@@ -129,17 +129,17 @@ def test_a_bad_row_of_ones_own_file_is_named_with_its_line(tmp_path, content, me
         pool_of("mine", tmp_path / "own.jsonl")
 
 
+def test_another_data_set_under_a_known_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"swe-bench(.|\n)*problem_statement; found: question"):
+        pool_of("swe-bench", write_rows(tmp_path / "x.jsonl", [{"question": "a"}]))
+
+
 def test_a_few_bad_rows_of_a_public_data_set_are_counted_not_fatal(tmp_path):
     rows = [{"question": f"question {i}"} for i in range(9)] + [{"question": "\ud800"}]
     pool = pool_of("gsm8k", write_rows(tmp_path / "rows.jsonl", rows))
     (reason,) = pool.refused
     assert "lone surrogate" in reason
     assert pool.examples[reason].endswith("rows.jsonl:10")
-
-
-def test_lines_of_a_megabyte_are_read(tmp_path):
-    rows = [{"prompt": f"{i} " + "word " * 250_000} for i in range(3)]
-    assert len(by_text(pool_of("mine", write_rows(tmp_path / "own.jsonl", rows)))) == 3
 
 
 def test_json_of_one_object_per_line_is_read_and_other_extensions_refused(tmp_path):
@@ -205,9 +205,3 @@ def test_unknown_names_and_paths_are_refused(no_network):
         locate(PromptSource(name="sharegtp"))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.json of sharegpt"):
         locate(PromptSource(name="sharegpt", path="nowhere.json"))
-
-
-def test_another_data_set_under_a_known_name_is_refused(tmp_path):
-    path = write_rows(tmp_path / "x.jsonl", [{"question": "a"}])
-    with pytest.raises(ValueError, match=r"swe-bench(.|\n)*problem_statement; found: question"):
-        pool_of("swe-bench", path)
