@@ -9,7 +9,7 @@ from drafthead.config.section import Section
 
 
 class PromptSource(Section):
-    """One source of a mix. Exactly one of `train`, `weight` and `categories` says how much of it is trained on."""
+    """One source of a mix. Exactly one of `train`, `weight` and `categories` sets how much of it is trained on."""
 
     name: str  # of drafthead/generation/sources.py, or any name together with a path
     path: str | None = None  # file or folder, relative to the checkout or absolute; None: the hub's cache
