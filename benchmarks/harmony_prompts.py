@@ -1,4 +1,4 @@
-"""Whether prompts of a Harmony target are, token by token, what openai-harmony renders, and where kept answers begin.
+"""Whether prompts of a Harmony target are, token by token, what openai-harmony renders, and where kept responses begin.
 
     python benchmarks/harmony_prompts.py CHATS.jsonl --tokenizer openai/gpt-oss-120b
 
@@ -25,10 +25,10 @@ from openai_harmony import (
 )
 from transformers import AutoTokenizer
 
-from drafthead.data.kept import KeptAnswers
+from drafthead.data.conversations import RowError, cut, parse_messages
+from drafthead.data.kept import KeptResponses
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.rendering import Renderer, UnrenderableError
-from drafthead.generation.sources.conversation import RowError, parse_messages
 
 DAY, EFFORT = date(2025, 8, 5), "low"
 
@@ -41,34 +41,34 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     render = Renderer(tokenizer, DAY)
-    kept = KeptAnswers(render, tokenizer, set(tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])))
+    kept = KeptResponses(render, tokenizer, set(tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])))
     counts: Counter[str] = Counter()
     for line in args.chats.open(encoding="utf-8"):
-        if (prompt := answered_prompt(json.loads(line))) is None:
-            counts["no plain chat with an answer"] += 1
+        if (prompt := prompt_with_response(json.loads(line))) is None:
+            counts["no plain chat with a response"] += 1
             continue
         try:
             same = render(prompt, EFFORT) == reference(encoding, prompt)
             counts["prompts equal" if same else "prompts DIFFERENT"] += 1
             kept(prompt, EFFORT)
-            counts["answers with a boundary"] += 1
+            counts["responses with a boundary"] += 1
         except UnrenderableError as error:
             counts[error.reason] += 1
     print("\n".join(f"{count:6,}  {what}" for what, count in sorted(counts.items())))
     sys.exit(bool(counts["prompts DIFFERENT"]) or not counts["prompts equal"])
 
 
-def answered_prompt(row: dict) -> Prompt | None:
-    """A chat up to its last answer, with it; None without one, or with roles beyond user and assistant."""
+def prompt_with_response(row: dict) -> Prompt | None:
+    """A chat up to its last response, with it; None without one, or with roles beyond user and assistant."""
     try:
         messages = parse_messages(row.get("conversations") or row.get("messages"))
     except RowError:
         return None
-    while messages and messages[-1]["role"] != "assistant":
-        messages = messages[:-1]
-    if {message["role"] for message in messages} != {"user", "assistant"}:
+    complete = [(prompt, response) for prompt, response in cut(messages, "all") if response]
+    if not complete or {message["role"] for message in messages} != {"user", "assistant"}:
         return None
-    return Prompt(prompt_id(messages[:-1]), "local", "chat", messages[:-1], answer=messages[-1])
+    prompt, response = complete[-1]
+    return Prompt(prompt_id(prompt), "local", "chat", prompt, response=response)
 
 
 def reference(encoding, prompt: Prompt) -> list[int]:
@@ -76,8 +76,8 @@ def reference(encoding, prompt: Prompt) -> list[int]:
     about = SystemContent.new().with_reasoning_effort(ReasoningEffort.LOW).with_conversation_start_date(str(DAY))
     messages = [Message.from_role_and_content(Role.SYSTEM, about)]
     for message in prompt.messages:
-        said = Message.from_role_and_content(Role(message["role"]), message["content"])
-        messages.append(said.with_channel("final") if message["role"] == "assistant" else said)
+        rendered = Message.from_role_and_content(Role(message["role"]), message["content"])
+        messages.append(rendered.with_channel("final") if message["role"] == "assistant" else rendered)
     return encoding.render_conversation_for_completion(Conversation(messages=messages), Role.ASSISTANT)
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from drafthead.config import PromptsConfig
-from drafthead.generation.prompts.mix import locate_sources, make_mix
+from drafthead.generation.prompt_mix import locate_sources, make_mix
 
 CHATS, QUESTIONS = 100_000, 3_000
 
@@ -33,17 +33,17 @@ def write_sources(folder: Path) -> list[dict]:
     rng = random.Random(0)
     words = [f"w{i}" for i in range(30_000)]
 
-    def said(count: int) -> str:
+    def text(count: int) -> str:
         return " ".join(rng.choices(words, k=count))
 
     with (folder / "chats.jsonl").open("w") as file:
         for i in range(CHATS):
             turns = [("human", 150), ("gpt", 100), ("human", 50)]
-            chat = [{"from": role, "value": said(count)} for role, count in turns]
+            chat = [{"from": role, "value": text(count)} for role, count in turns]
             file.write(json.dumps({"id": f"c{i}_0", "conversations": chat}) + "\n")
     with (folder / "questions.jsonl").open("w") as file:
         for i in range(QUESTIONS):
-            file.write(json.dumps({"question_id": i, "category": "all", "turns": [said(100)]}) + "\n")
+            file.write(json.dumps({"question_id": i, "category": "all", "turns": [text(100)]}) + "\n")
     return [
         {"name": "sharegpt", "path": str(folder / "chats.jsonl"), "train": 90_000, "heldout": 800},
         {"name": "mt-bench", "path": str(folder / "questions.jsonl"), "heldout": 80},

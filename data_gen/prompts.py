@@ -7,8 +7,8 @@ results/NAME/prompts.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.generation.prompts.report import print_prompts, report_prompts
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompt_report import print_prompts, report_prompts
+from drafthead.generation.prompts import make_prompts
 
 
 def main() -> None:

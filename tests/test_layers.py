@@ -27,7 +27,7 @@ ALLOWED = {
 }
 # Within a stage: sub-packages from the lowest up; modules of the stage's own folder lie below all of them.
 WITHIN = {
-    "generation": ("", "sources", "prompts", "states", "responses"),
+    "generation": ("", "states", "responses"),
     "evaluation": ("", "measuring", "results", "decision", "published", "reporting"),
 }
 

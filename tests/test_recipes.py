@@ -16,7 +16,7 @@ from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.exporting.contract import checkpoint_tensors, expected_shapes, exported_tensors, head_config
 from drafthead.exporting.rope import served_shape
 from drafthead.exporting.served import check_served
-from drafthead.generation.sources.catalogue import CATALOGUE
+from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec

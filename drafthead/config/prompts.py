@@ -9,16 +9,16 @@ from drafthead.config.section import Section
 
 
 class PromptSource(Section):
-    """One source of a mix. Exactly one of `train`, `weight` and `categories` says how much of it is trained on."""
+    """One source of a mix. Exactly one of `train`, `weight` and `categories` sets how much of it is trained on."""
 
-    name: str  # of drafthead/generation/sources/catalogue.py, or any name together with a path
+    name: str  # of drafthead/generation/sources.py, or any name together with a path
     path: str | None = None  # file or folder, relative to the checkout or absolute; None: the hub's cache
     train: int | None = Field(default=None, ge=0)  # training prompts
     weight: float | None = Field(default=None, gt=0)  # share of all training prompts, relative to the other weights
     heldout: int = Field(default=0, ge=0)  # held-out prompts
     # Category -> weight within the source; without `train` and `weight`, category -> number of training prompts.
     categories: dict[str, Annotated[float, Field(ge=0)]] | None = None
-    turns: Literal["first", "last", "all"] = "last"  # which of a conversation's questions become prompts
+    turns: Literal["first", "last", "all"] = "last"  # which user messages of a conversation become prompts
     heldout_share: float | None = Field(default=None, gt=0, le=1)  # of the documents; None: the catalogue's
 
     @model_validator(mode="after")
@@ -38,7 +38,7 @@ class PromptSource(Section):
 class PromptsConfig(Section):
     """Which conversations the head learns from and is judged on. Exactly one of path, preset and sources is given."""
 
-    path: str | None = None  # JSONL with the columns of drafthead.data.prompts.Prompt, and a split on every line
+    path: str | None = None  # one file of prompts (docs/prompts.md), whose rows may declare their split
     preset: Literal["standard"] | None = None  # ShareGPT, MLPerf gpt-oss and SWE-bench
     sources: tuple[PromptSource, ...] | None = None
     # None: all; otherwise an even draw per category, or what the weights of a mix share.

@@ -5,7 +5,7 @@ word. Two texts overlap when they share 13 words in a row, the length of Brown e
 appendix C): shorter runs are common in unrelated English, much longer ones miss questions with a number changed.
 A text of fewer than 13 words overlaps only its equal.
 
-Runs that many documents share are a template, such as the instruction above every article of a benchmark, and say
+Runs that many documents share are a template, such as the instruction above every article of a benchmark, and tell
 nothing about the document: they are counted, and words of a template make no run with the words beside it. Given up:
 paraphrases and translations. Words become 64-bit hashes, so a chance match among 10^8 training and 10^7 held-out runs
 has a probability of about 10^-4.
@@ -40,7 +40,7 @@ class Text:
         id: of the prompt.
         source: data set it came from.
         document: what it was cut from; runs are counted once per document.
-        text: everything it says.
+        text: of all its messages.
     """
 
     id: str

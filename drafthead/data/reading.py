@@ -9,21 +9,21 @@ thoughts elsewhere gets them back as part of the message.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>")
-_END_OF_THOUGHT = "</think>"
 
 
 @dataclass(frozen=True)
-class Said:
-    """An answer as its reader sees it.
+class ParsedResponse:
+    """A generated response in its parts.
 
     Attributes:
-        content: what is addressed to the user; empty when the answer ended before.
+        content: addressed to the user; empty when the response ended before.
         thinking: what came before it.
         is_call: a tool is called, so the conversation goes on with its result, not with the user.
     """
@@ -37,22 +37,24 @@ class Said:
         return {"role": "assistant", "content": self.content}
 
 
-def answer_reader(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Sequence[int]], Said]:
-    """A function from the generated ids of one answer, stop token included or not, to what they say."""
+def response_parser(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Sequence[int]], ParsedResponse]:
+    """A function from the generated ids of one response, stop token included or not, to its parts."""
     names = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
     if set(_HARMONY) <= set(names.values()) and "<|channel|>" in str(tokenizer.chat_template):
         control = {i: name for i, name in names.items() if name in _HARMONY}
-        return lambda token_ids: _read_harmony(tokenizer, control, token_ids)
-    return lambda token_ids: _read_plain(tokenizer, token_ids)
+        return lambda token_ids: _parse_harmony(tokenizer, control, token_ids)
+    return lambda token_ids: _parse_plain(tokenizer, token_ids)
 
 
-def _read_plain(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> Said:
+def _parse_plain(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> ParsedResponse:
     text = str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
-    thinking, end, content = text.partition(_END_OF_THOUGHT)
-    return Said(content, thinking.removeprefix("<think>")) if end else Said(text)
+    thinking, end, content = text.partition("</think>")
+    return ParsedResponse(content, thinking.removeprefix("<think>")) if end else ParsedResponse(text)
 
 
-def _read_harmony(tokenizer: "PreTrainedTokenizerBase", control: dict[int, str], token_ids: Sequence[int]) -> Said:
+def _parse_harmony(
+    tokenizer: "PreTrainedTokenizerBase", control: dict[int, str], token_ids: Sequence[int]
+) -> ParsedResponse:
     from openai_harmony import HarmonyError, Role, StreamableParser
 
     encoding = _harmony_encoding()
@@ -61,15 +63,14 @@ def _read_harmony(tokenizer: "PreTrainedTokenizerBase", control: dict[int, str],
         for token in _translate(tokenizer, control, encoding, token_ids):
             parser.process(token)
     except HarmonyError:
-        pass  # the target broke the format here; what it said before counts
-    said = [(m.channel, m.recipient, "".join(getattr(c, "text", "") for c in m.content)) for m in parser.messages]
-    said.append((parser.current_channel, parser.current_recipient, parser.current_content))
-    texts = {
-        wanted: "".join(text for channel, recipient, text in said if channel == wanted and recipient is None)
-        for wanted in ("analysis", "final")
-    }
-    is_call = any(recipient is not None for _, recipient, _ in said)
-    return Said(texts["final"], texts["analysis"], is_call)
+        pass  # the target broke the format here; what came before counts
+    parts = [(m.channel, m.recipient, "".join(getattr(c, "text", "") for c in m.content)) for m in parser.messages]
+    parts.append((parser.current_channel, parser.current_recipient, parser.current_content))
+    final, analysis = (
+        "".join(text for channel, recipient, text in parts if channel == wanted and recipient is None)
+        for wanted in ("final", "analysis")
+    )
+    return ParsedResponse(final, analysis, is_call=any(recipient is not None for _, recipient, _ in parts))
 
 
 def _translate(
@@ -77,16 +78,13 @@ def _translate(
 ) -> list[int]:
     """The same text and control tokens in openai-harmony's own vocabulary."""
     translated: list[int] = []
-    text: list[int] = []
-    for token in [*token_ids, None]:
-        if token is not None and token not in control:
-            text.append(token)
-            continue
-        plain = str(tokenizer.decode(text, skip_special_tokens=False)) if text else ""
-        translated += encoding.encode(plain, disallowed_special=())
-        text.clear()
-        if token is not None:
-            translated += encoding.encode(control[token], allowed_special="all")
+    for is_control, run in groupby(token_ids, control.__contains__):
+        if is_control:
+            for token in run:
+                translated += encoding.encode(control[token], allowed_special="all")
+        else:
+            text = str(tokenizer.decode(list(run), skip_special_tokens=False))
+            translated += encoding.encode(text, disallowed_special=())
     return translated
 
 

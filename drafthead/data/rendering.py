@@ -5,8 +5,8 @@ Text must not turn into control tokens: most chat templates paste messages into 
 callers count. The alternative, encoding the text of each message by itself, would give such a prompt token ids that
 the server it is meant for does not produce.
 
-Some templates write today's date into every prompt (`strftime_now`; gpt-oss's does). Here that clock stands still, on
-the day the prompts were made: otherwise answers, checks and the arms of an evaluation would read other prompts after
+Some templates write today's date into every prompt (`strftime_now`; gpt-oss's does). Here the date is fixed to the day
+the prompts were made: otherwise responses, checks and the methods of an evaluation would read other prompts after
 midnight.
 """
 
@@ -42,7 +42,7 @@ class Renderer:
         """
         Args:
             tokenizer: with a chat template.
-            day: what a template that asks for the time is told; None: today.
+            day: the date given to a template that reads the clock; None: today.
         """
         self._tokenizer = tokenizer
         self._clock: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
@@ -63,13 +63,13 @@ class Renderer:
             return list(prompt.prompt_ids)
         return self._apply(prompt, effort, list(prompt.messages), add_generation_prompt=True)
 
-    def answered(self, prompt: Prompt, answer: dict[str, Any], effort: str) -> list[int]:
-        """Token ids of a prompt of messages and its answer, as the template writes a conversation that ended.
+    def with_response(self, prompt: Prompt, response: dict[str, Any], effort: str) -> list[int]:
+        """Token ids of a prompt of messages and its response, as the template writes a conversation that ended.
 
         Raises:
             UnrenderableError: as for a prompt alone.
         """
-        return self._apply(prompt, effort, [*prompt.messages, answer], add_generation_prompt=False)
+        return self._apply(prompt, effort, [*prompt.messages, response], add_generation_prompt=False)
 
     def _apply(
         self, prompt: Prompt, effort: str, messages: list[dict[str, Any]], add_generation_prompt: bool
@@ -97,7 +97,7 @@ def renderer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Renderer:
 
 
 def template_day(recipe: Recipe) -> date:
-    """The day that chat templates are told: the recipe's, or the one on which its prompts were made (UTC).
+    """The day given to chat templates: the recipe's, or the one on which its prompts were made (UTC).
 
     Raises:
         FileNotFoundError: the recipe names no day and has no prompts yet.

@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one answer is sampled."""
+    """How one response is sampled."""
 
     temperature: float
     effort: Effort
@@ -62,6 +62,6 @@ def normalised(prompt: Prompt) -> str:
     """A key that prompts share when they differ in case and white space only."""
     if prompt.prompt_ids is not None:
         return prompt.id
-    said = [[m["role"], " ".join(m["content"].casefold().split())] for m in prompt.messages]
+    texts = [[m["role"], " ".join(m["content"].casefold().split())] for m in prompt.messages]
     calls = [m["tool_calls"] for m in prompt.messages if m.get("tool_calls")]
-    return digest([said, calls, prompt.tools] if calls or prompt.tools else said)
+    return digest([texts, calls, prompt.tools] if calls or prompt.tools else texts)

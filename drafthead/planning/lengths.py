@@ -10,9 +10,9 @@ from typing import Literal
 
 from drafthead.config import PromptsConfig, PromptSource, Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.reading import Said
+from drafthead.data.reading import ParsedResponse
 from drafthead.data.responses import iter_responses
-from drafthead.generation.prompts.mix import PRESETS
+from drafthead.generation.prompt_mix import PRESETS
 from drafthead.generation.responses.asking import continuation, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.generation.responses.keeping import Keeper
@@ -80,25 +80,13 @@ def split_lengths(recipe: Recipe, split: str, assumed: Assumed) -> SplitLengths:
     response = min(assumed.response_tokens or recipe.responses.max_tokens, recipe.responses.max_tokens)
     prompt = min(assumed.prompt_tokens, recipe.engine.max_model_len - 1 - after - response)
     settings = recipe.prompts
-    count = settings.validation if split == "validation" else assumed.prompts or planned_prompts(settings)
+    count = settings.validation if split == "validation" else assumed.prompts or _planned(settings)
     return SplitLengths(split, [SequenceLength(prompt, response, after)] * count, "recipe")
 
 
-def planned_prompts(settings: PromptsConfig) -> int:
-    """Training conversations of a recipe whose prompts are not drawn yet; DEFAULT_PROMPTS where it gives no number."""
-    amounts = [
-        source.train if source.train is not None else sum((source.categories or {}).values())
-        for source in planned_sources(settings)
-        if source.weight is None
-    ]
-    counted = int(sum(amounts)) - settings.validation  # which is drawn from them
-    known = [count for count in (counted, settings.max_train) if count and count > 0]
-    return min(known, default=DEFAULT_PROMPTS)
-
-
-def planned_sources(settings: PromptsConfig) -> Sequence[PromptSource]:
-    """The sources of a mix or a preset; none of a file of prompts."""
-    return PRESETS[settings.preset] if settings.preset else settings.sources or ()
+def _planned(settings: PromptsConfig) -> int:
+    """Training conversations of a recipe whose prompts are not drawn yet; DEFAULT_PROMPTS where only files can tell."""
+    return (planned_prompts(settings) or {}).get("train", DEFAULT_PROMPTS)
 
 
 def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[SequenceLength]:
@@ -119,7 +107,7 @@ def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[Sequence
             room = recipe.engine.max_model_len - 1 - after - response
             found.append(SequenceLength(min(prompt, room), response, after))
         # Responses of full length are counted above; one word stands for them in what is rendered.
-        dialogues = [later for request in requests if (later := request.dialogue.after(Said("yes")))]
+        dialogues = [later for request in requests if (later := request.dialogue.after(ParsedResponse("yes")))]
     return found
 
 

@@ -10,8 +10,8 @@ from drafthead.data.contamination import N, Text, find_overlaps, words_of
 QUESTION = "a train leaves the station at nine and travels sixty miles an hour towards the sea how late is it"
 
 
-def text(name: str, said: str, source: str = "chat", document: str = "") -> Text:
-    return Text(name, source, document or name, said)
+def text(name: str, content: str, source: str = "chat", document: str = "") -> Text:
+    return Text(name, source, document or name, content)
 
 
 def test_thirteen_words_are_an_overlap_and_twelve_are_none():

@@ -1,14 +1,20 @@
-"""Answers of the data as tokens: the boundary is where the prompt ends, and templates without one are refused."""
+"""Responses of the data as tokens: the boundary is where the prompt ends, and templates without one are refused."""
 
 import copy
 
 import pytest
-from openai_harmony import Conversation, HarmonyEncodingName, Message, RenderConversationConfig, Role, load_harmony_encoding
-from transformers import AutoTokenizer
+from openai_harmony import (
+    Conversation,
+    HarmonyEncodingName,
+    Message,
+    RenderConversationConfig,
+    Role,
+    load_harmony_encoding,
+)
 
-from drafthead.config import load_recipe
-from drafthead.data.kept import ALTERED, IS_CALL, NO_ANSWER, NO_STOP, UNSTABLE, KeptAnswers
-from drafthead.data.prompts import Prompt, parse_prompt, prompt_id
+from drafthead.data.conversations import cut, parse_messages
+from drafthead.data.kept import ALTERED, IS_CALL, NO_RESPONSE, NO_STOP, UNSTABLE, KeptResponses
+from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.rendering import Renderer, UnrenderableError
 
 CHATML = (
@@ -18,8 +24,8 @@ CHATML = (
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, you."}
 
 
-def kept_answers(tokenizer, stops) -> KeptAnswers:
-    return KeptAnswers(Renderer(tokenizer), tokenizer, stops)
+def kept_responses(tokenizer, stops) -> KeptResponses:
+    return KeptResponses(Renderer(tokenizer), tokenizer, stops)
 
 
 def with_template(tokenizer, template):
@@ -28,47 +34,52 @@ def with_template(tokenizer, template):
     return changed
 
 
-def prompt(*messages, **answer) -> Prompt:
-    return parse_prompt({"messages": [*messages, {"role": "assistant", **answer}]}, "here")
+def prompt(*messages, **response) -> Prompt:
+    (messages, response), *_ = cut(parse_messages([*messages, {"role": "assistant", **response}]), "last")
+    return Prompt(prompt_id(messages), "local", "chat", messages, response=response)
 
 
 def test_the_response_is_what_the_target_would_have_generated(tokenizer):
-    keep = kept_answers(tokenizer, {2, 8})
+    keep = kept_responses(tokenizer, {2, 8})
     kept = keep(prompt(USER, ASSISTANT, USER, content="Good day.", reasoning_content="Again?"), "low")
-    assert tokenizer.decode(kept.prompt_ids).endswith("Hello, you.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant")
+    assert tokenizer.decode(kept.prompt_ids).endswith(
+        "Hello, you.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant"
+    )
     assert "Reasoning: low" in tokenizer.decode(kept.prompt_ids)
-    said = "<|channel|>analysis<|message|>Again?<|end|><|start|>assistant<|channel|>final<|message|>Good day.<|return|>"
-    assert tokenizer.decode(kept.response_ids) == said
+    written = (
+        "<|channel|>analysis<|message|>Again?<|end|><|start|>assistant<|channel|>final<|message|>Good day.<|return|>"
+    )
+    assert tokenizer.decode(kept.response_ids) == written
 
 
 def test_harmony_is_what_openai_harmony_writes(tokenizer):
-    """The embedded template's answer, and the other implementation of the format, agree text for text."""
-    kept = kept_answers(tokenizer, {2, 8})(prompt(USER, content="Good day.", thinking="Hm."), "medium")
+    """The embedded template's response, and the other implementation of the format, agree text for text."""
+    kept = kept_responses(tokenizer, {2, 8})(prompt(USER, content="Good day.", thinking="Hm."), "medium")
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-    said = [
+    messages = [
         Message.from_role_and_content(Role.ASSISTANT, text).with_channel(channel)
         for channel, text in (("analysis", "Hm."), ("final", "Good day."))
     ]
     config = RenderConversationConfig(auto_drop_analysis=False)
-    written = encoding.decode(encoding.render_conversation_for_training(Conversation(messages=said), config=config))
+    written = encoding.decode(encoding.render_conversation_for_training(Conversation(messages=messages), config=config))
     assert "<|start|>assistant" + tokenizer.decode(kept.response_ids) == written
 
 
 def test_what_follows_the_stop_token_is_not_generated(tokenizer):
     chatml = with_template(tokenizer, CHATML)
-    kept = kept_answers(chatml, {6})(prompt(USER, content="Good day."), "low")
+    kept = kept_responses(chatml, {6})(prompt(USER, content="Good day."), "low")
     assert chatml.decode(kept.prompt_ids) == "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
     assert chatml.decode(kept.response_ids) == "Good day.<|end|>"  # the template adds a line break
 
 
 def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
-    """As Qwen 3 does: an empty thought before the last answer, none before earlier ones."""
+    """As Qwen 3 does: an empty thought before the last response, none before earlier ones."""
     thought = "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
     qwen = with_template(tokenizer, CHATML.replace("{{ m.content }}", thought))
-    kept = kept_answers(qwen, {6})(prompt(USER, ASSISTANT, USER, content="Good day."), "low")
+    kept = kept_responses(qwen, {6})(prompt(USER, ASSISTANT, USER, content="Good day."), "low")
     assert "think" not in qwen.decode(kept.prompt_ids)
     assert qwen.decode(kept.response_ids) == "<think>\n\n</think>\n\nGood day.<|end|>"
-    assert kept.said.content.strip() == "Good day."
+    assert kept.parsed.content.strip() == "Good day."
 
 
 @pytest.mark.parametrize(
@@ -81,23 +92,23 @@ def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
     ],
 )
 def test_a_template_without_stable_boundaries_is_refused(tokenizer, template, stops, reason):
-    with pytest.raises(ValueError, match=rf"needs a chat template.*tried with the answer .*{reason}"):
-        kept_answers(with_template(tokenizer, template), stops)
+    with pytest.raises(ValueError, match=reason):
+        kept_responses(with_template(tokenizer, template), stops)
 
 
-def test_an_answer_that_cannot_be_kept_has_a_reason(tokenizer):
-    chatml = kept_answers(with_template(tokenizer, CHATML), {6})
+def test_a_response_that_cannot_be_kept_has_a_reason(tokenizer):
+    chatml = kept_responses(with_template(tokenizer, CHATML), {6})
     bare = Prompt(prompt_id([USER]), "local", "chat", (USER,))
-    call = Prompt(bare.id, "local", "chat", (USER,), answer={**ASSISTANT, "tool_calls": [{}]})
+    call = Prompt(bare.id, "local", "chat", (USER,), response={**ASSISTANT, "tool_calls": [{}]})
     ids = Prompt("x", "mlperf", "long", (), prompt_ids=(5, 6))
-    for asked, reason in ((bare, NO_ANSWER), (ids, NO_ANSWER), (call, IS_CALL)):
+    for unusable, reason in ((bare, NO_RESPONSE), (ids, NO_RESPONSE), (call, IS_CALL)):
         with pytest.raises(UnrenderableError) as caught:
-            chatml(asked, "low")
+            chatml(unusable, "low")
         assert caught.value.reason == reason
 
 
-def test_an_answer_that_reads_as_something_else_is_left_out(tokenizer):
-    chatml = kept_answers(with_template(tokenizer, CHATML), {6})
+def test_a_response_that_parses_as_something_else_is_left_out(tokenizer):
+    chatml = kept_responses(with_template(tokenizer, CHATML), {6})
     with pytest.raises(UnrenderableError) as caught:
         chatml(prompt(USER, content="A thought ends at </think> there."), "low")
     assert caught.value.reason == ALTERED

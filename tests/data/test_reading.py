@@ -3,47 +3,47 @@
 import copy
 
 import pytest
-from transformers import AutoTokenizer
 
-from drafthead.config import load_recipe
-from drafthead.data.reading import Said, answer_reader
+from drafthead.data.reading import ParsedResponse, response_parser
 
 CHANNELS = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "parsed"),
     [
-        (CHANNELS + "Hé, 你好 <b>\n<|return|>", Said("Hé, 你好 <b>\n", "Think.")),
-        (CHANNELS + "cut o", Said("cut o", "Think.")),
-        ("<|channel|>analysis<|message|>Think", Said("", "Think")),
-        ("<|channel|>analysis<|message|>Think.<|end|><|start|>assi", Said("", "Think.")),
-        ("<|channel|>final<|message|>Yes.<|return|>", Said("Yes.")),
-        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", Said("", is_call=True)),
-        ("no format at all", Said("")),
-        ("<|start|><|start|>", Said("")),
-        ("", Said("")),
+        (CHANNELS + "Hé, 你好 <b>\n<|return|>", ParsedResponse("Hé, 你好 <b>\n", "Think.")),
+        (CHANNELS + "cut o", ParsedResponse("cut o", "Think.")),
+        ("<|channel|>analysis<|message|>Think", ParsedResponse("", "Think")),
+        ("<|channel|>analysis<|message|>Think.<|end|><|start|>assi", ParsedResponse("", "Think.")),
+        ("<|channel|>final<|message|>Yes.<|return|>", ParsedResponse("Yes.")),
+        (
+            "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
+            ParsedResponse("", is_call=True),
+        ),
+        ("no format at all", ParsedResponse("")),
+        ("<|start|><|start|>", ParsedResponse("")),
+        ("", ParsedResponse("")),
     ],
 )
-def test_what_harmony_channels_say_is_told_apart(tokenizer, text, said):
+def test_harmony_channels_are_told_apart(tokenizer, text, parsed):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert answer_reader(tokenizer)(ids) == said
+    assert response_parser(tokenizer)(ids) == parsed
 
 
-def test_a_message_goes_back_without_its_thought(tokenizer):
-    ids = tokenizer(CHANNELS + "Yes.<|return|>", add_special_tokens=False)["input_ids"]
-    assert answer_reader(tokenizer)(ids).message() == {"role": "assistant", "content": "Yes."}
+def test_a_message_goes_back_without_its_thought():
+    assert ParsedResponse("Yes.", "Think.").message() == {"role": "assistant", "content": "Yes."}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "parsed"),
     [
-        ("Yes.<|end|>", Said("Yes.")),
-        ("<think>\nHm.\n</think>\n\nYes.<|end|>", Said("\n\nYes.", "\nHm.\n")),
-        ("Hm.</think>Yes.<|end|>", Said("Yes.", "Hm.")),  # the prompt opened the thought
+        ("Yes.<|end|>", ParsedResponse("Yes.")),
+        ("<think>\nHm.\n</think>\n\nYes.<|end|>", ParsedResponse("\n\nYes.", "\nHm.\n")),
+        ("Hm.</think>Yes.<|end|>", ParsedResponse("Yes.", "Hm.")),  # the prompt opened the thought
     ],
 )
-def test_a_plain_template_says_answer_and_thought(tokenizer, text, said):
+def test_a_plain_template_separates_thought_and_content(tokenizer, text, parsed):
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
-    assert answer_reader(plain)(plain(text, add_special_tokens=False)["input_ids"]) == said
+    assert response_parser(plain)(plain(text, add_special_tokens=False)["input_ids"]) == parsed

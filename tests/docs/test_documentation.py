@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, Recipe, load_recipe
-from drafthead.generation.sources.catalogue import CATALOGUE
+from drafthead.generation.sources import CATALOGUE
 from tests.docs.commands import PAGES, RUN_BY, Command, documented, expanded
 
 ALL_PAGES = [*PAGES, REPO_ROOT / "benchmarks" / "README.md"]

@@ -22,7 +22,7 @@ from drafthead.drafters.eagle3.drafter import valid_positions
 from drafthead.drafters.replay import last_answer
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.head import export_head
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.harvest import harvest
 from drafthead.target.pieces import load_pieces, load_target_spec, target_identity

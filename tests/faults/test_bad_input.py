@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
 from drafthead.data.prompts import Prompt, prompt_id, read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN, Renderer, UnrenderableError
-from drafthead.generation.prompts.report import report_prompts
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompt_report import report_prompts
+from drafthead.generation.prompts import make_prompts
 
 GOOD = [
     {"split": split, "messages": [{"role": "user", "content": f"question {i} of {split}"}]}
@@ -41,7 +41,7 @@ def written(folder: Path, line: bytes) -> Recipe:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (said("\ud800"), r"not valid Unicode \(a lone surrogate: '\\ud800'\)"),
+        (said("\ud800"), "lone surrogate"),
         (said("x", source="\udfff"), "not valid Unicode"),
         (said("x", category="\ud800"), "not valid Unicode"),
         (b'{"messages": "\xed\xa0\x80"}', "not JSON in UTF-8"),
@@ -49,13 +49,13 @@ def written(folder: Path, line: bytes) -> Recipe:
         (b"\0\0", "not JSON in UTF-8"),
         (b"[" * 100_000, "not JSON in UTF-8 .maximum recursion depth"),
         (b'{"split": "train", "prompt_ids": [' + b"9" * 5000 + b"]}", "not JSON in UTF-8 .Exceeds the limit"),
-        (b'{"split": "train", "prompt_ids": [4294967296]}', "`prompt_ids` must be a non-empty list of token ids"),
-        (said(""), "a user message has no text"),
-        (said("\u2003\n"), "a user message has no text"),
-        (said(float("nan")), r"has no text \(content=nan\)"),
-        (said("x", "narrator"), "unknown role 'narrator'; known roles: system"),
-        (said("x", ["user"]), r"unknown role \['user'\]"),
-        (b'{"split": "train", "messages": [7]}', "message 7 is not an object"),
+        (b'{"split": "train", "prompt_ids": [4294967296]}', "token ids must be"),
+        (said(""), "user is empty"),
+        (said("\u2003\n"), "user is empty"),
+        (said(float("nan")), "not text"),
+        (said("x", "narrator"), "unknown role 'narrator'"),
+        (said("x", ["user"]), "unknown role"),
+        (b'{"split": "train", "messages": [7]}', "not an object"),
         (b'{"split": "train", "messages": {"role": "user"}}', "must be a non-empty list"),
     ],
 )

@@ -12,7 +12,7 @@ from drafthead.engine import remote
 from drafthead.engine.load import LoadRequest, warm_up
 from drafthead.engine.server import Server, ServerError
 from drafthead.evaluation.measuring.serving import read_requests
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from tests.engine.little_server import honest_reply, serving
 from tests.faults.harness import finish, log_of, started

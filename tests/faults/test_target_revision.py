@@ -12,7 +12,7 @@ from drafthead.data.responses import KIND as RESPONSES
 from drafthead.evaluation.identity import identity
 from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
 from drafthead.exporting.checkpoint import open_checkpoint
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.state_stores import claim
 from drafthead.provenance import ArtefactError

@@ -13,27 +13,21 @@ import pandas as pd
 class Published(NamedTuple):
     extension: str
     rows: list[dict[str, Any]]
-    asked: str  # by the last message of the first prompt
+    prompt: str  # the last message of the first prompt
     document: str | None = None  # None: a hash
     category: str = ""
 
 
-def _chat(question: str, answer: str = "An answer.") -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+def _chat(question: str, response: str = "A response.") -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": response}]
 
 
-def _shared(question: str, answer: str = "An answer.") -> list[dict[str, str]]:
-    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+def _shared(question: str, response: str = "A response.") -> list[dict[str, str]]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": response}]
 
 
 def _mlperf(ids: list[int]) -> dict[str, Any]:
-    return {
-        "dataset": "pubmed_summarization",
-        "ground_truth": "short",
-        "text_input": "<|start|>user<|message|>long<|end|>",
-        "input_tokens": ids,
-        "num_tokens": len(ids),
-    }
+    return {"dataset": "pubmed", "text_input": "<|start|>user<|message|>long<|end|>", "input_tokens": ids}
 
 
 PUBLISHED: dict[str, Published] = {
@@ -43,9 +37,7 @@ PUBLISHED: dict[str, Published] = {
             {"id": "QWJhYvA_0", "conversations": _shared("Hello?")},
             {"id": "QWJhYvA_17", "conversations": [{"from": "gpt", "value": "rest"}, *_shared("More?")]},
         ],
-        "Hello?",
-        "sharegpt:QWJhYvA",
-        "sharegpt",
+        "Hello?", "sharegpt:QWJhYvA", "sharegpt",
     ),
     "mlperf-gpt-oss": Published(
         ".parquet", [_mlperf([200006, 1428, 7]), _mlperf([200006, 1428, 8])], "", None, "mlperf"
@@ -55,15 +47,11 @@ PUBLISHED: dict[str, Published] = {
         [
             {
                 "repo": f"owner/project{i}", "instance_id": f"owner__project{i}-1", "base_commit": "0" * 40,
-                "patch": "diff", "test_patch": "diff", "problem_statement": f"It breaks {i}.", "hints_text": "",
-                "created_at": "2020-01-01", "version": "1.0", "FAIL_TO_PASS": "[]", "PASS_TO_PASS": "[]",
-                "environment_setup_commit": "0" * 40,
+                "patch": "diff", "problem_statement": f"It breaks {i}.", "hints_text": "", "FAIL_TO_PASS": "[]",
             }
             for i in range(2)
         ],
-        "It breaks 0.",
-        "swe-bench:owner/project0",
-        "swe-bench",
+        "It breaks 0.", "swe-bench:owner/project0", "swe-bench",
     ),
     "mt-bench": Published(
         ".jsonl",
@@ -71,22 +59,12 @@ PUBLISHED: dict[str, Published] = {
             {"question_id": 81, "category": "writing", "turns": ["Write.", "Write again."]},
             {"question_id": 82, "category": "math", "turns": ["Add.", "Add again."], "reference": ["1", "2"]},
         ],
-        "Write.",
-        "mt-bench:question 81",
-        "mt-bench/writing",
+        "Write.", "mt-bench:question 81", "mt-bench/writing",
     ),
     "humaneval": Published(
         ".parquet",
-        [
-            {
-                "task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "canonical_solution": "", "test": "",
-                "entry_point": f"f{i}",
-            }
-            for i in range(2)
-        ],
-        "Complete this Python function.\n\ndef f0():\n",
-        "humaneval:HumanEval/0",
-        "code",
+        [{"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"} for i in range(2)],
+        "Complete this Python function.\n\ndef f0():\n", "humaneval:HumanEval/0", "code",
     ),
     "gsm8k": Published(
         ".parquet", [{"question": f"How many {i}?", "answer": "#### 1"} for i in range(2)], "How many 0?", None, "math"
@@ -97,9 +75,7 @@ PUBLISHED: dict[str, Published] = {
             {"instruction": "Rename x.", "input": "x = 1", "output": "y = 1"},
             {"instruction": "Say hello in C.", "input": "", "output": "..."},
         ],
-        "x = 1\n\nRename x. Just output the code, do not include any explanation.",
-        None,
-        "code-editing",
+        "x = 1\n\nRename x. Just output the code, do not include any explanation.", None, "code-editing",
     ),
     "spec-bench": Published(
         ".jsonl",
@@ -107,81 +83,60 @@ PUBLISHED: dict[str, Published] = {
             {"question_id": 241, "category": "translation", "turns": ["Translate."]},
             {"question_id": 321, "category": "rag", "turns": ["Look up."]},
         ],
-        "Translate.",
-        "spec-bench:question 241",
-        "spec-bench/translation",
+        "Translate.", "spec-bench:question 241", "spec-bench/translation",
     ),
     "creative-writing": Published(
         ".parquet",
         [{"prompt": "[ WP ] A door opens .", "story": "..."}, {"prompt": "[ WP ] It rains .", "story": "..."}],
-        "Write a short story for this prompt.\n\nA door opens .",
-        None,
-        "creative-writing",
+        "Write a short story for this prompt.\n\nA door opens .", None, "creative-writing",
     ),
     "structured-output": Published(
         ".json",
         [
             {
-                "id": f"row-{i}", "category": "CAD", "subcategory": "Plans", "schema": "{}",
+                "id": f"row-{i}", "category": "CAD", "schema": "{}",
                 "conversations": [{"from": "system", "value": "Answer in JSON."}, *_shared(f"Extract {i}.", "{}")],
             }
             for i in range(2)
         ],
-        "Extract 0.",
-        "structured-output:row-0",
-        "structured-output",
+        "Extract 0.", "structured-output:row-0", "structured-output",
     ),
     "ultrachat-200k": Published(
         ".parquet",
         [{"prompt": f"Why {i}?", "prompt_id": f"p{i}", "messages": _chat(f"Why {i}?")} for i in range(2)],
-        "Why 0?",
-        "ultrachat-200k:p0",
-        "chat",
+        "Why 0?", "ultrachat-200k:p0", "chat",
     ),
     "magpie": Published(
         ".parquet",
         [
             {
-                "uuid": f"u{i}", "model": "m", "gen_input_configs": {"temperature": 1.0}, "instruction": f"Plan {i}.",
-                "response": "...", "conversations": _shared(f"Plan {i}."), "task_category": "Planning",
-                "other_task_category": ["x"], "difficulty": "easy",
+                "uuid": f"u{i}", "gen_input_configs": {"temperature": 1.0}, "instruction": f"Plan {i}.",
+                "conversations": _shared(f"Plan {i}."), "task_category": "Planning", "other_task_category": ["x"],
             }
             for i in range(2)
         ],
-        "Plan 0.",
-        "magpie:u0",
-        "magpie/Planning",
+        "Plan 0.", "magpie:u0", "magpie/Planning",
     ),
     "nemotron-v2": Published(
         ".parquet",
         [
             {
-                "uuid": f"u{i}", "license": "cc-by-4.0", "generator": "g", "version": "v2", "category": "math",
-                "reasoning": "on", "messages": [{"role": "system", "content": ""}, *_chat(f"Prove {i}.")],
+                "uuid": f"u{i}", "license": "cc-by-4.0", "category": "math", "reasoning": "on",
+                "messages": [{"role": "system", "content": ""}, *_chat(f"Prove {i}.")],
             }
             for i in range(2)
         ],
-        "Prove 0.",
-        "nemotron-v2:u0",
-        "nemotron/math",
+        "Prove 0.", "nemotron-v2:u0", "nemotron/math",
     ),
     "perfect-blend": Published(
         ".parquet",
         [{"conversations": _shared(f"Compute {i}."), "source": "meta-math/MetaMathQA"} for i in range(2)],
-        "Compute 0.",
-        None,
-        "perfect-blend/meta-math/MetaMathQA",
+        "Compute 0.", None, "perfect-blend/meta-math/MetaMathQA",
     ),
     "burstgpt": Published(
         ".csv",
-        [
-            {
-                "Timestamp": 5 + i, "Session ID": "s", "Elapsed time": 1.5, "Model": "ChatGPT", "Request tokens": 4,
-                "Response tokens": 18, "Total tokens": 22, "Log Type": "Conversation log",
-            }
-            for i in range(2)
-        ],
-        "jzd", None, "throughput-only",
+        [{"Timestamp": 5 + i, "Model": "ChatGPT", "Request tokens": 4, "Response tokens": 18} for i in range(2)],
+        "", None, "throughput-only",
     ),
 }  # fmt: skip
 

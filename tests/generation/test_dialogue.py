@@ -4,7 +4,7 @@ import pytest
 
 from drafthead.config.responses import ResponsesConfig
 from drafthead.data.prompts import Prompt, prompt_id
-from drafthead.data.reading import Said
+from drafthead.data.reading import ParsedResponse
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.generation.responses.judging import REFUSED, TRUNCATED, dropped, is_refusal, judge
 
@@ -38,7 +38,7 @@ def test_every_question_is_asked_on_top_of_the_targets_own_answers(conversation,
         assert dialogue.turns_left == len(asked) - len(found)
         found.append(spelled(dialogue.question.messages))
         ids.append(dialogue.id)
-        dialogue = dialogue.after(Said(f"A{len(found)}", thinking="never seen again"))
+        dialogue = dialogue.after(ParsedResponse(f"A{len(found)}", thinking="never seen again"))
     assert found == asked
     name = opened.prompt.id
     assert ids == ([name] if len(asked) == 1 else [f"{name}-{n}" for n in range(1, len(asked) + 1)])
@@ -47,7 +47,7 @@ def test_every_question_is_asked_on_top_of_the_targets_own_answers(conversation,
 def test_a_given_history_is_one_question():
     dialogue = open_dialogue(prompt("u1 a1 u2"), turn_by_turn=False)
     assert spelled(dialogue.question.messages) == "u1 a1 u2"
-    assert dialogue.after(Said("A2")) is None
+    assert dialogue.after(ParsedResponse("A2")) is None
     assert dialogue.id == dialogue.prompt.id
 
 
@@ -68,8 +68,8 @@ def test_a_refusal_is_known_by_its_opening(text, refused):
 
 def test_other_openings_can_be_configured():
     settings = ResponsesConfig(max_tokens=1, refusal_openings=("Es tut mir leid",))
-    assert judge(settings, Said("Es tut mir leid, nein."), [1], "stop") == [REFUSED]
-    assert judge(settings, Said("I'm sorry, but I can't."), [1], "length") == [TRUNCATED]
+    assert judge(settings, ParsedResponse("Es tut mir leid, nein."), [1], "stop") == [REFUSED]
+    assert judge(settings, ParsedResponse("I'm sorry, but I can't."), [1], "length") == [TRUNCATED]
 
 
 def test_one_flag_that_a_recipe_drops_is_enough():

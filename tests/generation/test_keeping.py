@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import Recipe
-from drafthead.data.kept import NO_ANSWER
+from drafthead.data.kept import NO_RESPONSE
 from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import ResponseTokens, read_left_out, read_makers, read_responses
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.asking import NO_ROOM
 from drafthead.planning import Assumed
@@ -47,10 +47,10 @@ def test_every_answer_of_the_data_is_a_sequence_with_its_mask(recipe_in: Callabl
     assert max(len(p.messages) for p in prompts) > 1
     tokenizer, texts = stage.load_tokenizer(recipe), ResponseTokens(directory)
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        assert prompt.answer is not None
+        assert prompt.response is not None
         token_ids, mask = texts.tokens(i)
         masked = tokenizer.decode(token_ids[mask])
-        assert masked == f"<|channel|>final<|message|>{prompt.answer['content']}<|return|>"
+        assert masked == f"<|channel|>final<|message|>{prompt.response['content']}<|return|>"
         assert tokenizer.decode(token_ids[~mask]).endswith(f"{prompt.messages[-1]['content']}<|end|><|start|>assistant")
         assert (response.temperature, response.seed, response.finish_reason) == (None, None, "given")
     assert not read_left_out(directory)
@@ -63,7 +63,7 @@ def test_answers_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..
     make_prompts(recipe)
     keep(recipe)
     reasons = {entry.reason for entry in read_left_out(recipe.responses_dir("train"))}
-    assert reasons == {NO_ANSWER, NO_ROOM}
+    assert reasons == {NO_RESPONSE, NO_ROOM}
 
 
 def test_the_estimate_counts_kept_answers_as_they_are(recipe_in: Callable[..., Recipe], tmp_path: Path):
@@ -79,7 +79,7 @@ def test_prompts_that_were_written_without_answers_are_refused(recipe_in: Callab
     recipe = mix(recipe_in, tmp_path)
     regenerating = changed(recipe, "responses", regenerate=True, history="given")
     make_prompts(regenerating)
-    assert all(prompt.answer is None for prompt in read_prompts(recipe.prompts_dir, "train"))
+    assert all(prompt.response is None for prompt in read_prompts(recipe.prompts_dir, "train"))
     with pytest.raises(ArtefactError, match=r"was written without the answers of its data; delete it and run"):
         stage.regenerate(recipe)
 

@@ -19,7 +19,7 @@ from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import KIND, read_left_out, read_responses
 from drafthead.data.store import StateStore, verify_store
 from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.parts import PartAnswerer, list_parts
 from drafthead.generation.running import Worker, make_all

@@ -7,7 +7,7 @@ import pytest
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.reading import answer_reader
+from drafthead.data.reading import response_parser
 from drafthead.data.rendering import renderer
 from drafthead.data.responses import (
     KIND,
@@ -20,7 +20,7 @@ from drafthead.data.responses import (
 )
 from drafthead.engine.remote import KEY_VARIABLE
 from drafthead.engine.server_process import running_server
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.generation.responses import regenerate as stage
 from drafthead.generation.responses.parts import answering
 from drafthead.generation.responses.report import print_responses
@@ -44,7 +44,7 @@ def answered(tmp_path_factory) -> Recipe:
 
 def test_each_turn_is_asked_on_top_of_the_targets_own_answers(answered: Recipe):
     tokenizer = stage.load_tokenizer(answered)
-    render, read = renderer(answered, tokenizer), answer_reader(tokenizer)
+    render, read = renderer(answered, tokenizer), response_parser(tokenizer)
     prompts = {p.id: p for p in read_prompts(answered.prompts_dir, "train")}
     responses = {r.id: r for r in read_responses(answered.responses_dir("train"))}
     later = [r for r in responses.values() if r.turn]

@@ -20,7 +20,7 @@ import pytest
 from drafthead import provenance
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.spool import Spool, open_spool
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states import fill
 from drafthead.generation.states.harvest import harvest

@@ -6,7 +6,7 @@ import torch
 from data_gen.dry_run import all_stages
 from drafthead.config import PromptsConfig, load_recipe
 from drafthead.engine.capture.shard_writer import ShardSlot
-from drafthead.generation.prompts.splits import make_prompts
+from drafthead.generation.prompts import make_prompts
 from drafthead.planning import Assumed, print_plans
 from drafthead.planning.lengths import SequenceLength, all_lengths, planned_prompts
 from drafthead.planning.memory import EngineMemory

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drafthead.data.prompts import Prompt
-from drafthead.data.reading import Said
+from drafthead.data.reading import ParsedResponse
 
 Message = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Dialogue:
         """Answers to come, this one included."""
         return 1 + len(self.waiting)
 
-    def after(self, said: Said) -> "Dialogue | None":
+    def after(self, said: ParsedResponse) -> "Dialogue | None":
         """The next question, with this answer in its history; None at the end."""
         if not self.waiting:
             return None

@@ -9,7 +9,7 @@ answers is the recipe's choice; they are counted in either case.
 from collections.abc import Sequence
 
 from drafthead.config.responses import ResponsesConfig
-from drafthead.data.reading import Said
+from drafthead.data.reading import ParsedResponse
 from drafthead.data.responses import loops
 
 TRUNCATED, REFUSED, LOOPING = "truncated", "refused", "looping"
@@ -18,7 +18,7 @@ DROPPED = "dropped"  # the reason why such an answer is missing
 _QUOTES = str.maketrans("\u2018\u2019", "''")
 
 
-def judge(settings: ResponsesConfig, said: Said, token_ids: Sequence[int], finish_reason: str) -> list[str]:
+def judge(settings: ResponsesConfig, said: ParsedResponse, token_ids: Sequence[int], finish_reason: str) -> list[str]:
     """The flags that an answer earns, in the order of FLAGS."""
     earned = {
         TRUNCATED: finish_reason == "length",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.data.kept import Kept, KeptAnswers
+from drafthead.data.kept import Kept, KeptResponses
 from drafthead.data.prompts import Prompt
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.responses import LeftOut, Response
@@ -33,7 +33,7 @@ class Keeper:
         """Raises ValueError when the chat template gives no stable boundaries."""
         self._recipe, self._tokenizer = recipe, tokenizer
         stops = stop_tokens(recipe, tokenizer)
-        self._kept = KeptAnswers(renderer(recipe, tokenizer), tokenizer, stops)
+        self._kept = KeptResponses(renderer(recipe, tokenizer), tokenizer, stops)
 
     def keep(self, prompts: Sequence[Prompt], bar: tqdm) -> tuple[list[Response], list[LeftOut]]:
         """The answers of training prompts, and what is missing among them."""
@@ -68,5 +68,5 @@ class Keeper:
             temperature=None,
             reasoning_effort=effort,
             seed=None,
-            flags=judge(self._recipe.responses, kept.said, kept.response_ids, GIVEN),
+            flags=judge(self._recipe.responses, kept.parsed, kept.response_ids, GIVEN),
         )

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
-from drafthead.data.reading import Said, answer_reader
+from drafthead.data.reading import ParsedResponse, response_parser
 from drafthead.data.responses import LeftOut, Response
 from drafthead.engine.answering import Answer, Answerer, Ask
 from drafthead.generation.responses.asking import Request, continuation, prepare
@@ -31,7 +31,7 @@ class Interviewer:
 
     def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", answerer: Answerer):
         self._recipe, self._tokenizer, self._answerer = recipe, tokenizer, answerer
-        self._read = answer_reader(tokenizer)
+        self._read = response_parser(tokenizer)
 
     def interview(self, split: str, prompts: Sequence[Prompt], bar: tqdm) -> tuple[list[Response], list[LeftOut]]:
         """Answers to every question of the prompts, in their order, and what is missing among them.
@@ -83,7 +83,7 @@ class Interviewer:
             beyond = [answer.token_ids for answer in self._answerer.answer(further)]
         return list(zip(requests, answers, beyond, strict=True))
 
-    def _response(self, request: Request, answer: Answer, beyond: list[int], said: Said) -> Response:
+    def _response(self, request: Request, answer: Answer, beyond: list[int], said: ParsedResponse) -> Response:
         dialogue, sampling = request.dialogue, request.sampling
         return Response(
             id=dialogue.id,
@@ -101,7 +101,7 @@ class Interviewer:
         )
 
 
-def _ends(response: Response, said: Said, drop: bool) -> str | None:
+def _ends(response: Response, said: ParsedResponse, drop: bool) -> str | None:
     """Why a conversation does not go on after this answer."""
     if TRUNCATED in response.flags:
         return "cut off"

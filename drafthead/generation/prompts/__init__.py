@@ -1,1 +1,0 @@
-"""From sources to the three splits of the prompts artefact."""

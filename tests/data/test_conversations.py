@@ -1,0 +1,136 @@
+"""Conversations from data sets' many spellings: what comes out is a prompt, and what cannot be one has a reason."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafthead.data.conversations import ROLES, Conversation, RowError, cut, parse_messages, token_ids
+
+
+def chat(*pairs: tuple[str, str]) -> tuple[dict, ...]:
+    return tuple({"role": role, "content": text} for role, text in pairs)
+
+
+USER, SYSTEM = chat(("user", "u")), chat(("system", "s"))
+CALL = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(("spelling", "role"), ROLES.items())
+def test_every_spelling_of_a_role_is_read(spelling, role):
+    for keys in (("role", "content"), ("from", "value")):
+        rows = [dict(zip(keys, pair, strict=True)) for pair in (("human", "u"), (spelling.upper(), "x"))]
+        assert parse_messages(rows) == (*USER, *chat((role, "x")))
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (chat(("assistant", "end of it"), ("user", "u")), USER),  # a piece of a chat
+        (chat(("system", " "), ("user", "u")), USER),
+        (chat(("assistant", "hello"), ("system", "s"), ("user", "u")), SYSTEM + USER),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}], chat(("user", "ab"))),
+        (
+            [*USER, {"role": "assistant", "tool_calls": CALL}],
+            (*USER, {**chat(("assistant", ""))[0], "tool_calls": CALL}),
+        ),
+        (
+            [*USER, {"role": "function", "content": "1", "name": "f", "tool_call_id": "c"}],
+            (*USER, {"role": "tool", "content": "1", "name": "f", "tool_call_id": "c"}),
+        ),
+        (
+            [*USER, {"role": "gpt", "content": "a", "reasoning_content": "t"}],
+            (*USER, {"role": "assistant", "content": "a", "thinking": "t"}),
+        ),
+    ],
+)
+def test_messages_are_normalised(rows, expected):
+    assert parse_messages(rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([], "list"),
+        ("hello", "list"),
+        (["hello"], "object"),
+        (chat(("narrator", "x")), "narrator"),
+        ([{"content": "x"}], "None"),
+        (chat(("user", " \n")), "empty"),
+        (chat(("user", "u"), ("assistant", ""), ("user", "u")), "assistant"),
+        (SYSTEM, "no user"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "not text"),
+        ([{"role": "assistant", "tool_calls": "{"}], "JSON"),
+    ],
+)
+def test_what_is_no_conversation_has_a_reason(rows, reason):
+    with pytest.raises(RowError, match=reason):
+        parse_messages(rows)
+
+
+@pytest.mark.parametrize("field", ["messages", "document", "category", "text", "source"])
+def test_a_conversation_is_valid_unicode(field):
+    value = chat(("user", "\ud800")) if field == "messages" else "\ud800"
+    with pytest.raises(RowError, match="surrogate"):
+        Conversation(**{"messages": USER, "document": "d", field: value})
+
+
+def test_the_first_the_last_or_all_questions_become_prompts():
+    u1, a1, u2, a2 = messages = chat(("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "4"))
+    assert cut(messages, "first") == [((u1,), a1)]
+    assert cut(messages, "last") == [((u1, a1, u2), a2)]
+    assert cut(messages, "all") == [((u1,), a1), ((u1, a1, u2), a2)]
+    assert cut(messages[:3], "last") == [((u1, a1, u2), None)]
+    tool = {"role": "tool", "content": "1"}  # the target responds to a tool, too
+    assert cut((u1, a1, tool), "last") == [((u1, a1, tool), None)]
+    late = chat(("user", "1"), ("system", "2"))  # found by the property below
+    assert cut(late, "last") == [(late[:1], None)]
+
+
+def test_a_thought_is_kept_in_the_response_and_left_out_of_the_history():
+    thoughtful = {"role": "assistant", "content": "a", "thinking": "t"}
+    (_, first), (history, _) = cut((*USER, thoughtful, *USER), "all")
+    assert first == thoughtful
+    assert history[1] == {"role": "assistant", "content": "a"}
+
+
+def test_token_ids_are_whole_numbers_of_32_bits():
+    assert token_ids([3, 1]) == token_ids("[3, 1]") == (3, 1)
+    for bad in ([], [-1], [1.0], [True], [2**31], "12", "x", None):
+        with pytest.raises(RowError):
+            token_ids(bad)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+roles = st.sampled_from([*ROLES, "narrator", "", None, "Human "])
+contents = st.text(max_size=20) | st.just("\udfff") | json_values
+messages = st.one_of(
+    st.fixed_dictionaries(
+        {"role": roles, "content": contents}, optional={"tool_calls": json_values, "name": json_values}
+    ),
+    st.fixed_dictionaries({"from": roles, "value": contents}),
+    json_values,
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(messages, max_size=6) | json_values)
+def test_anything_is_a_conversation_or_has_a_reason(rows):
+    try:
+        parsed = Conversation(parse_messages(rows), "").messages
+    except RowError as error:
+        str(error).encode()  # a reason is printed
+        return
+    assert parse_messages(parsed) == parsed
+    for message in parsed:
+        assert message["role"] in set(ROLES.values())
+        message["content"].encode()
+        assert message["content"].strip() or message.get("tool_calls")
+    cuts = cut(parsed, "all")
+    assert all(prompt[-1]["role"] in ("user", "tool") and parsed[: len(prompt)] == prompt for prompt, _ in cuts)
+    assert cuts[:1] == cut(parsed, "first")
+    assert cuts[-1:] == cut(parsed, "last")
+    assert cuts

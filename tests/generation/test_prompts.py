@@ -1,0 +1,169 @@
+"""From files to splits: what is refused, what is dropped, and that draws are even and repeatable."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafthead.config import PromptSource, Recipe
+from drafthead.data.prompts import SPLITS, Prompt, read_prompts
+from drafthead.generation.draw import draw_evenly
+from drafthead.generation.prompts import make_prompts
+from drafthead.provenance import ArtefactError
+from tests.recipes import changed
+from tests.scripts import run_python
+
+SMALL = {"validation": 1, "max_train": None, "max_heldout": None}
+
+
+def line(text: str, split: str | None = "train", **more: Any) -> str:
+    return json.dumps({"messages": [{"role": "user", "content": text}], **({"split": split} if split else {}), **more})
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines))
+    return path
+
+
+def made(recipe: Recipe, **prompts: Any) -> dict[str, list[Prompt]]:
+    """The splits of a recipe with other settings of its prompts."""
+    recipe = changed(recipe, "prompts", **SMALL, **prompts)
+    make_prompts(recipe)
+    return {split: read_prompts(recipe.prompts_dir, split) for split in SPLITS}
+
+
+@pytest.fixture
+def both_ways(recipe_in: Callable[..., Recipe], tmp_path: Path) -> list[Callable[[Path], dict[str, list[Prompt]]]]:
+    """The same file as `prompts.path` and as a source of a mix."""
+    recipes = [recipe_in(f"output_dir={tmp_path / name}") for name in ("path", "sources")]
+
+    def as_path(path: Path) -> dict[str, list[Prompt]]:
+        return made(recipes[0], path=str(path))
+
+    def as_source(path: Path) -> dict[str, list[Prompt]]:
+        source = PromptSource(name="local", path=str(path), train=100, heldout=100, heldout_share=0.05)
+        return made(recipes[1], path=None, sources=(source,))
+
+    return [as_path, as_source]
+
+
+GOOD = [line(f"{split} {i}", split) for split in ("train", "heldout") for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "a"}], "split": "heldout"},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "split": "train"},
+        {"messages": [{"role": "Human", "content": [{"type": "text", "text": "a"}]}], "category": "mine"},
+        {"messages": [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "1"}], "tools": [{"name": "f"}]},
+        {"prompt": "a"},
+        {"prompt_ids": [1, 2], "split": "train"},
+        {"input_ids": "[1, 2]"},
+        {"turns": ["a", "b"], "id": 3},
+    ],
+)
+def test_a_row_is_the_same_prompt_as_a_path_and_as_a_source(both_ways, tmp_path, row):
+    path = write(tmp_path / "p.jsonl", *GOOD, json.dumps(row))
+    by_path, by_source = (
+        {split: {p.id: replace(p, source="", document="") for p in prompts} for split, prompts in way(path).items()}
+        for way in both_ways
+    )
+    assert by_path == by_source
+    assert sum(map(len, by_path.values())) == 7
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ('{"messages": ', "not JSON in UTF-8"),
+        ("[1]", r"\[1\]"),
+        ('{"split": "train", "messages": ["hi"]}', "not an object"),
+        ('{"split": "train", "messages": []}', "non-empty list"),
+        (line("x", split="test"), "split is 'test'"),
+        (line(" "), "user is empty"),
+        ('{"prompt_ids": [4294967296]}', "token ids"),
+        (line("TRAIN 1 ", split="heldout"), r"train \(.*p\.jsonl:2\)"),
+    ],
+)
+def test_a_row_is_refused_with_its_line_as_a_path_and_as_a_source(both_ways, tmp_path, bad, message):
+    path = write(tmp_path / "p.jsonl", *GOOD, bad)
+    for way in both_ways:
+        with pytest.raises(ValueError, match=rf"p\.jsonl:7: .*{message}"):
+            way(path)
+
+
+def test_rows_without_a_split_are_divided_by_document(tmp_path: Path, recipe_in: Callable[..., Recipe]):
+    lines = [line(f"{i} {j}", split=None, document=f"d{i}") for i in range(100) for j in range(2)]
+    splits = made(recipe_in(), path=str(write(tmp_path / "p.jsonl", *lines)))
+    documents = {split: {p.document for p in prompts} for split, prompts in splits.items()}
+    assert len(splits["heldout"]) == 2 * len(documents["heldout"]) > 0
+    assert sum(map(len, documents.values())) == len(set().union(*documents.values()))
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_a_split_without_prompts_is_an_error(tmp_path: Path, recipe_in: Callable[..., Recipe], split):
+    lines = [entry for entry in GOOD if f'"{split}"' not in entry]
+    with pytest.raises(ValueError, match=f"no {split} prompt"):
+        made(recipe_in(), path=str(write(tmp_path / "p.jsonl", *lines)))
+
+
+def test_duplicates_are_dropped_and_counted(tmp_path: Path, recipe_in: Callable[..., Recipe]):
+    path = write(tmp_path / "p.jsonl", line("one"), line("two"), line("One\n"), "", line("three", split="heldout"))
+    recipe = changed(recipe_in(), "prompts", **SMALL, path=str(path))
+    assert make_prompts(recipe)["counts"]["duplicates_dropped"] == 1
+    kept = [p for split in ("train", "validation") for p in read_prompts(recipe.prompts_dir, split)]
+    assert {p.messages[0]["content"] for p in kept} == {"one", "two"}
+
+
+def prompts_of(counts: dict[str, int]) -> list[Prompt]:
+    return [
+        Prompt(f"{c}{i}", "local", c, ({"role": "user", "content": "x"},)) for c, n in counts.items() for i in range(n)
+    ]
+
+
+def test_draws_are_as_even_as_the_categories_allow():
+    drawn = draw_evenly(prompts_of({"a": 10, "b": 2, "c": 10}), 12, seed=0)
+    assert Counter(p.category for p in drawn) == {"a": 5, "b": 2, "c": 5}
+    assert drawn == draw_evenly(list(reversed(prompts_of({"a": 10, "b": 2, "c": 10}))), 12, seed=0)
+    assert drawn != draw_evenly(prompts_of({"a": 10, "b": 2, "c": 10}), 12, seed=1)
+    assert len(draw_evenly(prompts_of({"a": 3}), None, seed=0)) == 3
+
+
+def test_splits_are_disjoint_even_and_repeatable(recipe_in: Callable[..., Recipe]):
+    recipe = recipe_in()
+    manifest = make_prompts(recipe)
+    splits = {split: read_prompts(recipe.prompts_dir, split) for split in SPLITS}
+    assert {split: len(prompts) for split, prompts in splits.items()} == {"train": 12, "validation": 4, "heldout": 4}
+    assert len({p.id for prompts in splits.values() for p in prompts}) == 20
+    assert set(Counter(p.category for p in splits["train"]).values()) == {3}
+    assert make_prompts(recipe) == manifest  # complete: nothing is written again
+    with pytest.raises(ArtefactError, match=r"settings\.seed: found 0, wanted 1"):
+        make_prompts(recipe_in("prompts.seed=1"))
+
+
+def test_another_max_train_keeps_the_validation_prompts(tmp_path: Path, recipe_in: Callable[..., Recipe]):
+    recipes = [recipe_in(f"output_dir={tmp_path / n}", f"prompts.max_train={n}") for n in ("8", "16")]
+    for recipe in recipes:
+        make_prompts(recipe)
+    first, second = (read_prompts(recipe.prompts_dir, "validation") for recipe in recipes)
+    assert first == second
+
+
+def test_too_much_validation_is_refused(tmp_path: Path, recipe_in: Callable[..., Recipe]):
+    source = write(tmp_path / "p.jsonl", line("one"), line("two", split="heldout"))
+    with pytest.raises(ValueError, match=r"prompts\.validation 4 .* 1 training"):
+        make_prompts(recipe_in(f"prompts.path={source}"))
+
+
+def test_the_script_ends_with_a_message_not_a_traceback(tmp_path: Path):
+    result = run_python("data_gen/prompts.py", f"output_dir={tmp_path}", "prompts.path=nowhere.jsonl")
+    assert result.returncode == 2
+    assert "nowhere.jsonl" in result.stderr
+    assert "Traceback" not in result.stderr
