@@ -1,7 +1,8 @@
-"""The model card: README.md of a head, written from manifests alone.
+"""The model card: README.md of a head, written from manifests alone; and the upload of a head with its card.
 
-It is no part of the artefact: results that come later appear in it without changing what they were measured on, so it
-is written after the manifest and again by every export of the same head.
+The card is no part of the artefact: results that come later appear in it without changing what they were measured on,
+so it is written after the manifest and again by every export of the same head. Nothing is uploaded unless requested,
+nor public unless requested.
 """
 
 from collections import Counter
@@ -15,11 +16,11 @@ import pyarrow.parquet as pq
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.exporting.served import served_values
+from drafthead.drafters.eagle3 import vllm
 from drafthead.files import atomic_path, in_markdown
 
 CARD = "README.md"
-_SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_UPLOADED = ("config.json", "model.safetensors", CARD)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ def write_card(
     """
     manifest = provenance.require(recipe.head_dir, "head", "python export/head.py RECIPE")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("drafthead.exporting", "templates"),
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader(package, "templates") for package in ("drafthead.exporting", vllm.__package__)]
+        ),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
@@ -64,6 +67,34 @@ def write_card(
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return path
+
+
+def push_head(directory: Path, repo: str, public: bool = False) -> str:
+    """Upload the files an engine reads and the card to the Hugging Face hub; manifests hold local paths and stay here.
+
+    Args:
+        directory: a finished head.
+        repo: owner/name; created if it does not exist. The visibility of one that exists is left as it is.
+        public: create it public.
+
+    Returns:
+        Address of the commit.
+
+    Raises:
+        ArtefactError: the head is not finished or its files have changed since.
+        ValueError: the head names its target by a local path, which no other machine has.
+    """
+    from huggingface_hub import HfApi
+
+    provenance.require(directory, "head", "python export/head.py RECIPE", every_byte=True)
+    config = provenance.read_json(directory / "config.json")
+    target = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
+    if target and Path(target).exists():
+        raise ValueError(f"{directory} names its target by a local path; give target.path a hub id and export again")
+    api = HfApi()
+    api.create_repo(repo, private=not public, exist_ok=True)
+    commit = api.upload_folder(repo_id=repo, folder_path=directory, allow_patterns=list(_UPLOADED))
+    return commit.commit_url
 
 
 def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str, Any]:
@@ -89,9 +120,11 @@ def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str,
         "check": counts["serve_check"],
         "fp8_cost": counts.get("fp8_cost"),
         "parameters": f"{counts['parameters']:,}",
-        "positions": served_values(config)["max_position_embeddings"],
+        "algorithm": vllm.ALGORITHM,
+        "method": vllm.METHOD,
+        "positions": vllm.served_values(config)["max_position_embeddings"],
         "head": run["head"],
-        "norms": ", ".join(name for name in _SWITCHES if run["head"][name]) or "no optional norm",
+        "norms": ", ".join(name for name, on in run["head"].items() if "norm" in name and on) or "no optional norm",
         "aux_layer_ids": aux_layer_ids,
         "blocks": [layer_id - 1 for layer_id in aux_layer_ids],
         "imported": imported,
@@ -127,14 +160,14 @@ def _data(recipe: Recipe, run_dir: Path, step: int) -> dict[str, Any] | None:
     epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
     return {
         **manifest["counts"],
-        "answers": answers_in_words(settings),
+        "answers": response_source(settings),
         "trained_on": round(manifest["counts"]["response_tokens"] * epochs),
         "mix": [{"source": s, "category": c, "prompts": n} for (s, c), n in sorted(mix.items())],
     }
 
 
-def answers_in_words(settings: dict[str, Any]) -> str:
-    """Whose the answers are, and how they were sampled."""
+def response_source(settings: dict[str, Any]) -> str:
+    """Which model the responses came from, and how they were sampled."""
     if not settings["regenerate"]:
         return "answers that the data had, not the target's own"
     temperature = settings["temperature"]

@@ -4,7 +4,7 @@ from drafthead.config import Recipe
 from drafthead.drafters.eagle3.model import num_parameters, planned_shape
 from drafthead.engine.engine_plan import EnginePlan
 from drafthead.engine.rates import start_seconds
-from drafthead.exporting.answers import PROMPTS
+from drafthead.exporting.check import PROMPTS
 from drafthead.stage_plan import Assumed, StagePlan
 
 _BYTES = {"float32": 4, "bfloat16": 2, "fp8": 2}  # fp8 halves some matrices only

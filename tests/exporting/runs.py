@@ -1,7 +1,9 @@
-"""Runs that were never trained: random weights in the form that training writes."""
+"""Runs that were never trained: random weights in the form that training writes, and the config of their heads."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from drafthead import provenance
 from drafthead.config import Recipe
+from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftModel, DraftShape, draft_shape
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.files import sha256_file, write_json
@@ -18,6 +21,17 @@ from tests.recipes import SMALL_HEAD, tiny_recipe
 
 def recipe_at(output_dir: Path, *overrides: str) -> Recipe:
     return tiny_recipe(output_dir, *SMALL_HEAD, *overrides)
+
+
+def shape_of(recipe: Recipe) -> DraftShape:
+    return draft_shape(recipe, load_target_spec(recipe.target_path))
+
+
+def config_of(recipe: Recipe) -> dict[str, Any]:
+    """config.json of the recipe's head, as vLLM finds it."""
+    layer_ids, K = recipe.target.aux_layer_ids, recipe.eval.num_draft_tokens
+    config = vllm.write_config(shape_of(recipe), layer_ids, recipe.export, K, "org/target", ["GptOssForCausalLM"])
+    return json.loads(json.dumps(config))
 
 
 def random_weights(shape: DraftShape, seed: int = 0) -> dict[str, Tensor]:

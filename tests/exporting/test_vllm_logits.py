@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from drafthead.config import Recipe
+from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftShape, draft_shape
-from drafthead.exporting.contract import exported_tensors, head_config
-from drafthead.exporting.head import write_head
-from drafthead.exporting.rope import served_shape
-from drafthead.exporting.served import check_served
+from drafthead.exporting.export import served_shape, write_head
 from drafthead.target.pieces import TargetSpec, load_target_spec
+from tests.damage import edit_config
 from tests.exporting.runs import random_weights, recipe_at
 from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps
 
@@ -50,9 +49,9 @@ def recipe_of(root: Path, norms: tuple[bool, ...], read: int, layers: int, vocab
 
 def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor], **changed: bool) -> Path:
     """The files of an export, with keys of config.json replaced."""
-    config = head_config(shape, recipe.target.aux_layer_ids, "float32", shape.max_position_embeddings)
-    check_served(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
-    write_head(recipe.head_dir, config | changed, exported_tensors(weights, shape, "float32"))
+    config = write_head(recipe, recipe.head_dir, weights, shape, recipe.target.aux_layer_ids)
+    vllm.check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len, recipe.export.dtype)
+    edit_config(recipe.head_dir, **changed)
     return recipe.head_dir
 
 

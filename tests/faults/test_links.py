@@ -7,7 +7,7 @@ import pytest
 from drafthead import provenance
 from drafthead.data.store import KIND
 from drafthead.drafters.eagle3.model import draft_shape
-from drafthead.exporting.head import export_head
+from drafthead.exporting.export import export_head
 from drafthead.provenance import ArtefactError
 from drafthead.target.pieces import load_target_spec
 from drafthead.training import checkpoint

@@ -15,8 +15,8 @@ from drafthead.drafters.eagle3.alignment import valid_positions
 from drafthead.drafters.eagle3.model import draft_shape, frozen_copy
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.exporting.card import write_card
-from drafthead.exporting.head import export_head
-from drafthead.exporting.importing.head import import_head
+from drafthead.exporting.export import export_head
+from drafthead.exporting.importing import import_head
 from drafthead.provenance import read_json
 from drafthead.target.pieces import load_pieces, load_target_spec
 from drafthead.training.objective import TTTObjective, score, step_weights

@@ -22,7 +22,7 @@ from drafthead.drafters.eagle3.alignment import valid_positions
 from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.drafters.replay import last_answer
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
-from drafthead.exporting.head import export_head
+from drafthead.exporting.export import export_head
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.harvest import harvest
@@ -51,22 +51,22 @@ HEADS = {
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory) -> StateStore:
-    """The target's greedy float32 answers with the states of every boundary that a head below reads."""
-    recipe = recipe_at(tmp_path_factory.mktemp("answers"), *FLOAT32, "target.aux_layer_ids=[0,2,3,5,8]")
+def responses(tmp_path_factory) -> StateStore:
+    """The target's greedy float32 responses with the states of every boundary that a head below reads."""
+    recipe = recipe_at(tmp_path_factory.mktemp("responses"), *FLOAT32, "target.aux_layer_ids=[0,2,3,5,8]")
     make_prompts(recipe)
     regenerate(recipe)
     harvest(recipe)
     return StateStore(recipe.states_dir("validation"))
 
 
-def store_with_taps(answers: StateStore, recipe: Recipe) -> StateStore:
-    """The same answers as a validation store that holds only the recipe's aux layers."""
+def store_with_layers(responses: StateStore, recipe: Recipe) -> StateStore:
+    """The same responses as a validation store that holds only the recipe's aux layers."""
     spec = load_target_spec(recipe.target_path)
     directory = recipe.states_dir("validation")
     assert not provenance.begin(directory, state_store.KIND, {"target": target_identity(recipe, spec)})
     layers = recipe.target.aux_layer_ids
-    sequences = [answers[i] for i in range(len(answers))]
+    sequences = [responses[i] for i in range(len(responses))]
     sequences = [replace(s, aux={layer_id: s.aux[layer_id] for layer_id in layers}) for s in sequences]
     state_store.write_shard(state_store.shard_path(directory, 0), sequences, spec.num_layers)
     provenance.finish(directory, {"sequences": len(sequences)})
@@ -74,7 +74,7 @@ def store_with_taps(answers: StateStore, recipe: Recipe) -> StateStore:
 
 
 def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tensor]:
-    """A head that has learnt these very answers a little: acceptance far from none and from all."""
+    """A head that has learnt these very responses a little: acceptance far from none and from all."""
     spec, pieces = load_target_spec(recipe.target_path), load_pieces(recipe.target_path)
     K = recipe.eval.num_draft_tokens
     batch = pack(store, [whole(i, store.tokens(i)[1], K) for i in range(len(store))])
@@ -94,19 +94,19 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_an_engine_runs_the_rounds_we_predict(answers, tmp_path: Path, name):
+def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
     recipe = recipe_at(tmp_path, *FLOAT32, *HEADS[name])
-    write_run(recipe, fitted(recipe, store_with_taps(answers, recipe), num_steps=15))
+    write_run(recipe, fitted(recipe, store_with_layers(responses, recipe), num_steps=15))
     unchecked = provenance.require(export_head(recipe, serve_check=False), "head", "")
     manifest = provenance.require(export_head(recipe), "head", "")  # the next call checks what was not
     assert provenance.reference(manifest) == provenance.reference(unchecked)  # results measured with it stay valid
     counts = manifest["counts"]
     assert unchecked["counts"]["serve_check"] is None
     check = counts["serve_check"]
-    texts = [answers.tokens(index) for index in range(len(answers))]
-    assert check["looping"] == sum(loops(ids[last_answer(mask)]) for ids, mask in texts) > 0
-    assert check["prompts"] + check["looping"] == len(texts) == 12
-    assert check["same_text"] == check["prompts"], "speculation changed a greedy float32 answer"
+    documents = [responses.tokens(index) for index in range(len(responses))]
+    assert check["looping"] == sum(loops(ids[last_answer(mask)]) for ids, mask in documents) > 0
+    assert check["prompts"] + check["looping"] == len(documents) == 12
+    assert check["same_text"] == check["prompts"], "speculation changed a greedy float32 response"
     if recipe.export.dtype == "fp8":  # that counters and replay agree to 5 % is what the export itself asked for
         cost = counts["fp8_cost"]
         assert cost["change"] == pytest.approx(cost["fp8"] - cost["bf16"])
