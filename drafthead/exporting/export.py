@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead import locks, provenance
-from drafthead.config import ExportConfig, HeadConfig, Recipe
+from drafthead.config import ExportConfig, Recipe
 from drafthead.data.prompts import ids_of
 from drafthead.data.trained_on import known_before, write_trained_on
 from drafthead.drafters.eagle3 import vllm
@@ -31,13 +31,7 @@ from drafthead.exporting.check import check_reload, check_serving, measure_fp8_c
 from drafthead.files import atomic_path, sha256_file, sync, write_json
 from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, reference
 from drafthead.target.files import local_files
-from drafthead.target.pieces import (
-    TargetSpec,
-    check_aux_layer_ids,
-    load_target_spec,
-    target_identity,
-    target_names,
-)
+from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity, target_names
 
 KIND = "head"
 _CANDIDATE = ".candidate"
@@ -97,16 +91,13 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
     """
     source = read_checkpoint(best_checkpoint(recipe.run_dir) if path is None else path)
     trained_target, target = target_names(source.run["target"], recipe, spec)
-    described = {
-        "head": recipe.head.model_dump(mode="json"),
-        "target.aux_layer_ids": list(recipe.target.aux_layer_ids),
-        "target": target,
-    }
-    trained = {
-        "head": HeadConfig.model_validate(source.run["head"]).model_dump(mode="json"),
-        "target.aux_layer_ids": source.run["aux_layer_ids"],
-        "target": trained_target,
-    }
+    described, trained = (
+        {"head": head.model_dump(mode="json"), "target.aux_layer_ids": list(layer_ids), "target": name}
+        for head, layer_ids, name in (
+            (recipe.head, recipe.target.aux_layer_ids, target),
+            (source.head(), source.aux_layer_ids, trained_target),
+        )
+    )
     if described != trained:
         lines = provenance.describe_difference(trained, described)
         raise ValueError(

@@ -55,7 +55,7 @@ def test_every_defect_is_named(two_layers, tensors):
     tensors["input_norm.weight"][0] = float("nan")
     with pytest.raises(ValueError, match=r"lm_head.weight") as error:
         vllm.check_tensors(tensors, two_layers)
-    for name in ("model.fc.weight: ", "\n  norm.weight: shape (3,)", "input_norm.weight: "):
+    for name in ("model.fc.weight: ", "\n  norm.weight: found (3,)", "input_norm.weight: "):
         assert name in str(error.value)
 
 

@@ -167,11 +167,9 @@ def write_config(
     if export.format == "vllm":
         return config
     proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": num_speculative_tokens,
-        "accept_tolerance": 0.0,
+        "proposal_type": "greedy", "speculative_tokens": num_speculative_tokens, "accept_tolerance": 0.0,
         "verifier_accept_k": 1,
-    }
+    }  # fmt: skip
     beside = ("architectures", "dtype", *_BESIDE_LAYER)
     return {
         "architectures": ["Eagle3DraftModel"],
@@ -234,10 +232,9 @@ def check_config(
     served = served_values(config)
     trained = {key: value for key, value in _trained_values(shape, aux_layer_ids, dtype).items() if key in served}
     trained["rope_parameters"] = _rope(trained)
-    longest = served.pop("max_position_embeddings")
-    trained.pop("max_position_embeddings")
     served["quantization_config.quant_method"] = (_plain(config).get("quantization_config") or {}).get("quant_method")
     trained["quantization_config.quant_method"] = QUANT_METHOD if dtype == "fp8" else None
+    longest = trained["max_position_embeddings"] = served["max_position_embeddings"]  # any that is long enough will do
     problems = [describe_difference(served, trained)] if served != trained else []
     if longest < positions:
         problems.append(
@@ -245,10 +242,8 @@ def check_config(
             "whole batch once one request passes it"
         )
     if problems:
-        raise ValueError(
-            "vLLM would not serve the head that was trained (found in config.json, wanted as trained):\n"
-            + "\n".join(problems)
-        )
+        lines = "\n".join(problems)
+        raise ValueError(f"vLLM would not serve the head that was trained; found in config.json, wanted:\n{lines}")
 
 
 def describe(
@@ -273,20 +268,15 @@ def describe(
     try:
         served = served_values(config)
     except KeyError as error:
-        raise ValueError(
-            f"the head's config.json has no key {error}: is it the config.json of a draft head?"
-        ) from error
+        raise ValueError(f"the head's config.json has no key {error}: is it that of a draft head?") from error
     head = {}
     for key in (key for key in _KEYS if key.read):
         found = served[key.name]
-        if key.of in ("hidden_size", "vocab_size") and found != getattr(spec, key.of):
-            raise ValueError(
-                f"the head has {key.name} {found}, target {spec.name} has {getattr(spec, key.of)}: not a head for it"
-            )
+        of_target = getattr(spec, key.of) if key.of in ("hidden_size", "vocab_size") else found
+        if found != of_target:
+            raise ValueError(f"the head has {key.name} {found}, target {spec.name} has {of_target}: not a head for it")
         if not key.of and found != key.constant:
-            raise ValueError(
-                f"the head's config.json sets {key.name}={found!r}; this project computes {key.constant!r}"
-            )
+            raise ValueError(f"the head's config.json sets {key.name}={found!r}; supported is {key.constant!r}")
         if key.of.startswith("head."):
             head[key.of.removeprefix("head.")] = found
     num_aux_layers = tensors["fc.weight"].shape[1] // spec.hidden_size
@@ -365,24 +355,18 @@ def check_tensors(weights: dict[str, Tensor], shape: DraftShape) -> None:
     """
     wanted = expected_shapes(shape)
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    problems = [f"{name}: missing" for name in sorted(wanted.keys() - found.keys())]
-    problems += [f"{name}: not part of a head" for name in sorted(found.keys() - wanted.keys())]
+    problems = [describe_difference(found, wanted)] if found != wanted else []
     problems += [
-        f"{name}: shape {found[name]}, expected {wanted[name]}"
-        for name in sorted(wanted.keys() & found.keys())
-        if found[name] != wanted[name]
-    ]
-    problems += [
-        f"{name}: has values that are not finite"
+        f"  {name}: has values that are not finite"
         for name, tensor in weights.items()
         if tensor.is_floating_point() and not bool(tensor.isfinite().all())
     ]
     if not problems:
         ids, marked = weights["d2t"] + torch.arange(len(weights["d2t"])), weights["t2d"].nonzero()[:, 0]
         if not torch.equal(ids, marked):
-            problems = [f"d2t maps to {len(ids.unique())} target tokens, which are not the {len(marked)} of t2d"]
+            problems = [f"  d2t maps to {len(ids.unique())} target tokens, which are not the {len(marked)} of t2d"]
     if problems:
-        raise ValueError("the checkpoint does not fit the recipe's head:\n  " + "\n  ".join(problems))
+        raise ValueError("the tensors are not those of the head (shapes):\n" + "\n".join(problems))
 
 
 def completed(tensors: dict[str, Tensor], draft_vocab_size: int, pieces: TargetPieces) -> dict[str, Tensor]:
@@ -400,9 +384,7 @@ def completed(tensors: dict[str, Tensor], draft_vocab_size: int, pieces: TargetP
     tensors = dict(tensors)
     embedding = tensors.pop("embed_tokens.weight", None)
     if embedding is not None and not torch.equal(embedding.bfloat16(), pieces.embed_tokens.bfloat16()):
-        raise ValueError(
-            "the head has an embedding of its own; here a head shares its target's. vLLM may serve the original"
-        )
+        raise ValueError("the head has an embedding of its own, not its target's; vLLM may serve the original")
     vocab_size = pieces.embed_tokens.shape[0]
     if draft_vocab_size == vocab_size:
         tensors |= {"d2t": torch.zeros(vocab_size, dtype=torch.int64), "t2d": torch.ones(vocab_size, dtype=torch.bool)}
