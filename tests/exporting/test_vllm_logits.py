@@ -97,5 +97,5 @@ def test_one_switch_read_otherwise_shows_in_the_logits(draft, inputs, tmp_path, 
 def test_a_rotation_stretched_at_export_is_the_one_vllm_computes(draft, inputs, tmp_path):
     """The target of the other cases has YaRN of its own; here the head was trained on an unscaled rotation."""
     spec = replace(inputs.spec, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-    options = ("export.yarn_from=300", "export.max_position_embeddings=2048")
+    options = ("export.dtype=float32", "export.yarn_from=300", "export.max_position_embeddings=2048")
     assert agrees(draft, inputs, recipe_at(tmp_path, *options), spec)
