@@ -1,4 +1,4 @@
-"""Four unusual heads in whole engines: greedy text unchanged, and the counters are those of the replay.
+"""Four unusual heads in whole engines: greedy responses unchanged, and the counters are those of the replay.
 
 The third is of the speculators layout: its engine is started from the head's directory alone. The fourth has weights in
 fp8, with which vLLM rounds activations too: its rounds are nearly, not exactly, those of the replay.
