@@ -20,15 +20,17 @@ from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
+from drafthead.drafters.fp8 import as_served
 from drafthead.drafters.replay import Acceptance
-from drafthead.exporting.answers import validation_answers
-from drafthead.exporting.checkpoint import open_checkpoint
-from drafthead.exporting.contract import as_served, exported_tensors, head_config
-from drafthead.exporting.fp8_cost import paired_difference, pooled
-from drafthead.exporting.head import write_head
-from drafthead.exporting.replay import Answer
-from drafthead.exporting.rope import served_shape
-from drafthead.exporting.serve_check import Served, serve_answers
+from drafthead.exporting.check import (
+    Document,
+    Served,
+    paired_difference,
+    pooled,
+    serve_documents,
+    validation_documents,
+)
+from drafthead.exporting.export import open_checkpoint, served_shape, write_head
 from drafthead.target.pieces import load_target_spec
 
 DTYPES = ("bfloat16", "fp8")
@@ -42,24 +44,23 @@ class Comparison:
         source = open_checkpoint(recipe, checkpoint, spec)
         self.shape, self.aux_layer_ids = served_shape(source.shape(recipe, spec), recipe.export), source.aux_layer_ids
         self.weights, self.name = source.weights(), source.path.name
-        self.answers = validation_answers(recipe, self.aux_layer_ids, prompts=sys.maxsize, tokens=sys.maxsize)
+        self.documents = validation_documents(recipe, self.aux_layer_ids, prompts=sys.maxsize, tokens=sys.maxsize)
 
     def replayed(self) -> list[list[Acceptance]]:
         """Counters of every prompt, for each dtype."""
-        return [self.answers.rounds(as_served(self.weights, dtype), self.shape) for dtype in DTYPES]
+        return [self.documents.rounds(as_served(self.weights, dtype), self.shape) for dtype in DTYPES]
 
     def served(self, folder: Path) -> list[list[Served]]:
         """vLLM's answer and counters of every prompt, for each dtype."""
-        return [self._serve(folder / dtype, dtype, self.answers.chosen) for dtype in DTYPES]
+        return [self._serve(folder / dtype, dtype, self.documents.chosen) for dtype in DTYPES]
 
-    def _serve(self, directory: Path, dtype: str, answers: list[Answer]) -> list[Served]:
-        shape, export = self.shape, self.recipe.export.model_copy(update={"dtype": dtype, "format": "vllm"})
-        config = head_config(shape, self.aux_layer_ids, dtype, shape.max_position_embeddings)
-        write_head(directory, config, exported_tensors(self.weights, shape, dtype))
+    def _serve(self, directory: Path, dtype: str, documents: list[Document]) -> list[Served]:
+        export = self.recipe.export.model_copy(update={"dtype": dtype, "format": "vllm"})
+        recipe = self.recipe.model_copy(update={"export": export})
+        write_head(recipe, directory, self.weights, self.shape, self.aux_layer_ids)
         size = (directory / "model.safetensors").stat().st_size
         print(f"{dtype}: model.safetensors of {size / 2**20:.2f} MiB", file=sys.stderr)
-        recipe = self.recipe.model_copy(update={"export": export})
-        return serve_answers(recipe, directory, answers, shape, self.aux_layer_ids)
+        return serve_documents(recipe, directory, documents, self.shape, self.aux_layer_ids)
 
 
 def line(name: str, bf16: list[Acceptance], fp8: list[Acceptance]) -> str:

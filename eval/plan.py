@@ -10,7 +10,7 @@ head's drafts are accepted at the assumed length by vLLM itself (synthetic accep
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.reporting.plan_report import plan_tables, print_plan, rows_to_plan_from, untrained_recipe
-from drafthead.exporting.untrained import write_untrained
+from drafthead.exporting.export import write_untrained
 
 OPTIONS = (
     ("--measure", {"action": "store_true", "help": "serve an untrained head of the recipe's shape first"}),

@@ -39,20 +39,19 @@ def main() -> None:
 
         print_plans([export_plan(recipe, assumed_from(args))], recipe.name)
         return
-    from drafthead.exporting.card import write_card
-    from drafthead.exporting.head import export_head
+    from drafthead.exporting.card import push_head, write_card
+    from drafthead.exporting.export import export_head
 
     directory = export_head(recipe, args.checkpoint, serve_check=not args.no_serve_check)
     run_dir = args.checkpoint.resolve().parent.parent if args.checkpoint else recipe.run_dir
     print(f"model card: {write_card(recipe, run_dir, measured_acceptance(recipe), published_as=args.push)}")
     if args.push:
-        from drafthead.exporting.push import push_head
-
         print(f"pushed: {push_head(directory, args.push, args.public)}")
 
 
 def measured_acceptance(recipe: Recipe) -> "list[Measured]":
     """Acceptance on held-out prompts, if eval/acceptance.py has finished with exactly this head."""
+    from drafthead.drafters.eagle3.vllm import METHOD
     from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
     from drafthead.evaluation.results.summary import summarise_acceptance
     from drafthead.exporting.card import Measured
@@ -68,7 +67,7 @@ def measured_acceptance(recipe: Recipe) -> "list[Measured]":
     return [
         Measured(m.category, m.K, summary.temperature, m.prompts, m.length.value, m.length.low, m.length.high)
         for m in summary.methods
-        if m.method == "eagle3" and m.length.value == m.length.value  # a workload may have no answer that counts
+        if m.method == METHOD and m.length.value == m.length.value  # a workload may have no answer that counts
     ]
 
 

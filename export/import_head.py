@@ -21,7 +21,7 @@ def main() -> None:
             {"choices": ["boundaries", "blocks"], "help": "how config.json counts aux layers, if in doubt"},
         ),
     )
-    from drafthead.exporting.importing.head import import_head
+    from drafthead.exporting.importing import import_head
 
     import_head(recipe, args.head, args.revision, args.layer_ids_are)
 

@@ -12,13 +12,13 @@ import torch
 from data_gen.dry_run import all_stages
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.drafters.base import DraftShape, draft_shape
+from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftModel
-from drafthead.exporting.contract import checkpoint_tensors, expected_shapes, exported_tensors, head_config
-from drafthead.exporting.rope import served_shape
-from drafthead.exporting.served import check_served
-from drafthead.generation.sources import CATALOGUE
+from drafthead.exporting.export import served_shape
+from drafthead.generation.sources.catalogue import CATALOGUE
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
+from drafthead.stage_plan import Assumed
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 from tests.artefacts import cached_snapshot
 
@@ -57,14 +57,14 @@ def test_the_head_has_its_size_and_keeps_the_contract(name, hub):
     with torch.device("meta"):
         model = DraftModel(shape)
     assert sum(p.numel() for p in model.parameters()) == by_hand(shape)
-    config = head_config(shape, recipe.target.aux_layer_ids, recipe.export.dtype, shape.max_position_embeddings)
-    check_served(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
+    config = vllm.write_config(shape, recipe.target.aux_layer_ids, recipe.export, 3, "target", [])
+    vllm.check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
     maps = {
         "d2t": torch.empty(shape.head.draft_vocab_size, dtype=torch.int64, device="meta"),
         "t2d": torch.empty(shape.vocab_size, dtype=torch.bool, device="meta"),
     }
-    written = exported_tensors({**model.state_dict(), **maps}, shape, recipe.export.dtype)
-    assert {k: tuple(v.shape) for k, v in checkpoint_tensors(written).items()} == expected_shapes(shape)
+    written = vllm.exported_tensors({**model.state_dict(), **maps}, shape, recipe.export.dtype)
+    assert {k: tuple(v.shape) for k, v in vllm.checkpoint_tensors(written).items()} == vllm.expected_shapes(shape)
 
 
 @pytest.mark.parametrize("name", RECIPES)

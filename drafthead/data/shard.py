@@ -38,6 +38,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from drafthead.drafters.fp8 import quantise
 from drafthead.files import atomic_path, remove_leftovers
 from drafthead.provenance import ArtefactError, digest
 from drafthead.files import check_space
@@ -45,8 +46,6 @@ from drafthead.files import check_space
 LAYOUT = 4  # 1: teacher rows for every token; 2: without sums; 3: without index_sha256, one more teacher row
 Format = Literal["bf16", "fp8"]
 TEACHER_ROWS = ("last_hidden", "argmax", "lse")
-FP8 = torch.float8_e4m3fn
-_LARGEST_FP8 = torch.finfo(FP8).max  # 448
 _INDEX = ("offsets", "teacher_offsets", "sums")
 _METADATA = "drafthead"
 _HEADER = 1 << 16  # bytes to spare for names, ids and shapes
@@ -111,20 +110,6 @@ def shard_path(directory: Path, index: int) -> Path:
 
 
 # fp8
-
-
-def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, H) of any float type -> (T, H) e4m3 and (T,) float32 scales. A row that is not finite stays so.
-
-    A row is scaled so that its largest entry becomes the largest e4m3 number. Three bits of mantissa leave a relative
-    error of 2.6 % (root mean square, measured on the embedded target); the head reads states through a norm and a
-    matrix product, in which such errors average out. Scales per token cost 4 bytes; scales per tensor would let one
-    token of large norm (gpt-oss has some) push all others into the subnormal range.
-    """
-    wide = rows.float()
-    largest = wide.abs().amax(-1)
-    scale = torch.where(largest == 0, 1.0, largest / _LARGEST_FP8)
-    return (wide / scale[:, None]).to(FP8), scale
 
 
 def dequantise(values: Tensor, scale: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The part of the recipe's head section that every draft model has: its vocabulary and the size of its blocks."""
 
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -9,6 +9,8 @@ from drafthead.config.section import Section
 
 class HeadConfig(Section):
     """The draft model's shape. Hidden size, vocabulary and RoPE are the target's."""
+
+    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset()  # fields that change how a head is trained, not what it is
 
     type: str  # which drafter; see drafters.registry
     # How many target tokens the head can propose: a number, or as many as make up a share of the generated tokens.
@@ -42,6 +44,11 @@ class HeadConfig(Section):
     def num_positions(self) -> int:
         """K: draft positions that training covers; no more can be served as predicted."""
         raise NotImplementedError
+
+    def architecture(self) -> dict[str, Any]:
+        """What decides the weights and their arithmetic, as JSON values: equal for heads that can stand in for each
+        other."""
+        return self.model_dump(mode="json", exclude=set(self.TRAINING_ONLY))
 
     def sized(self, draft_vocab_size: int) -> Self:
         """The head with the draft vocabulary it got: unchanged unless its size was chosen by coverage."""

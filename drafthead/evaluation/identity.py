@@ -10,7 +10,8 @@ from safetensors import safe_open
 from drafthead.config import Recipe
 from drafthead.config.evaluation import HEADS, PARALLEL, ArmConfig
 from drafthead.data.trained_on import read_trained_on
-from drafthead.drafters.files import check_eagle3_files, check_tensor_files
+from drafthead.drafters.eagle3 import vllm
+from drafthead.drafters.files import check_tensor_files
 from drafthead.evaluation.workload import BASELINE, HEAD, Workload, arm_of, head_of
 from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference, require
 from drafthead.target.files import fingerprint_of
@@ -101,7 +102,7 @@ def _check_foreign(recipe: Recipe, arm: ArmConfig, head: str) -> None:
             raise FileNotFoundError(f"arm {arm.name}: {head} has no config.json; {HEADS[arm.method]}")
         check_tensor_files(Path(head))
         if arm.method == HEAD:
-            check_eagle3_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
+            vllm.check_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
     print(f"{head} (arm {arm.name}) was not made here: whether it has seen the held-out prompts cannot be checked")
 
 

@@ -1,7 +1,8 @@
-"""The model card: README.md of a head, written from manifests alone.
+"""The model card: README.md of a head, written from manifests alone; and the upload of a head with its card.
 
-It is no part of the artefact: results that come later appear in it without changing what they were measured on, so it
-is written after the manifest and again by every export of the same head.
+The card is no part of the artefact: results that come later appear in it without changing what they were measured on,
+so it is written after the manifest and again by every export of the same head. Nothing is uploaded unless requested,
+nor public unless requested.
 """
 
 from collections import Counter
@@ -15,11 +16,11 @@ import pyarrow.parquet as pq
 
 from drafthead import provenance
 from drafthead.config import Recipe
-from drafthead.exporting.served import served_values
+from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.files import atomic_path, in_markdown
 
 CARD = "README.md"
-_SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_UPLOADED = ("config.json", "model.safetensors", CARD)
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ def write_card(
         ArtefactError: the head is missing or half finished.
     """
     manifest = provenance.require(recipe.head_dir, "head", "python export/head.py RECIPE")
+    files = drafter_of(recipe.head).vllm
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("drafthead.exporting", "templates"),
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader(package, "templates") for package in ("drafthead.exporting", str(files.__package__))]
+        ),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
@@ -66,12 +70,40 @@ def write_card(
     return path
 
 
+def push_head(directory: Path, repo: str, public: bool = False) -> str:
+    """Upload the files an engine reads and the card to the Hugging Face hub; manifests hold local paths and stay here.
+
+    Args:
+        directory: a finished head.
+        repo: owner/name; created if it does not exist. The visibility of one that exists is left as it is.
+        public: create it public.
+
+    Returns:
+        Address of the commit.
+
+    Raises:
+        ArtefactError: the head is not finished or its files have changed since.
+        ValueError: the head names its target by a local path, which no other machine has.
+    """
+    from huggingface_hub import HfApi
+
+    provenance.require(directory, "head", "python export/head.py RECIPE", every_byte=True)
+    config = provenance.read_json(directory / "config.json")
+    target = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
+    if target and Path(target).exists():
+        raise ValueError(f"{directory} names its target by a local path; give target.path a hub id and export again")
+    api = HfApi()
+    api.create_repo(repo, private=not public, exist_ok=True)
+    commit = api.upload_folder(repo_id=repo, folder_path=directory, allow_patterns=list(_UPLOADED))
+    return commit.commit_url
+
+
 def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     identity, counts = manifest["identity"], manifest["counts"]
     run = provenance.read_json(run_dir / provenance.IDENTITY)
     target, export, aux_layer_ids = identity["target"], identity["export"], identity["aux_layer_ids"]
     versions = manifest["made_by"]["versions"]
-    config = provenance.read_json(recipe.head_dir / "config.json")
+    config, files = provenance.read_json(recipe.head_dir / "config.json"), drafter_of(recipe.head).vllm
     imported, ancestors = run.get("imported"), _ancestors(run)
     return {
         "name": recipe.name,
@@ -89,9 +121,12 @@ def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str,
         "check": counts["serve_check"],
         "fp8_cost": counts.get("fp8_cost"),
         "parameters": f"{counts['parameters']:,}",
-        "positions": served_values(config)["max_position_embeddings"],
+        "algorithm": files.ALGORITHM,
+        "method": files.METHOD,
+        "positions": files.served_values(config)["max_position_embeddings"],
         "head": run["head"],
-        "norms": ", ".join(name for name in _SWITCHES if run["head"][name]) or "no optional norm",
+        "positions_trained": parse_head(run["head"]).num_positions,
+        "norms": ", ".join(name for name, on in run["head"].items() if "norm" in name and on) or "no optional norm",
         "aux_layer_ids": aux_layer_ids,
         "blocks": [layer_id - 1 for layer_id in aux_layer_ids],
         "imported": imported,
@@ -127,14 +162,14 @@ def _data(recipe: Recipe, run_dir: Path, step: int) -> dict[str, Any] | None:
     epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
     return {
         **manifest["counts"],
-        "answers": answers_in_words(settings),
+        "answers": response_source(settings),
         "trained_on": round(manifest["counts"]["response_tokens"] * epochs),
         "mix": [{"source": s, "category": c, "prompts": n} for (s, c), n in sorted(mix.items())],
     }
 
 
-def answers_in_words(settings: dict[str, Any]) -> str:
-    """Whose the answers are, and how they were sampled."""
+def response_source(settings: dict[str, Any]) -> str:
+    """Which model the responses came from, and how they were sampled."""
     if not settings["regenerate"]:
         return "answers that the data had, not the target's own"
     temperature = settings["temperature"]

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from drafthead.config import PromptsConfig, PromptSource, Recipe
+from drafthead.config import PromptsConfig, Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import ParsedResponse
 from drafthead.data.responses import iter_responses
-from drafthead.generation.prompt_mix import PRESETS
+from drafthead.generation.prompt_mix import planned_prompts
 from drafthead.generation.responses.asking import continuation, prepare
 from drafthead.generation.responses.dialogue import open_dialogue
 from drafthead.generation.responses.keeping import Keeper
@@ -80,13 +80,13 @@ def split_lengths(recipe: Recipe, split: str, assumed: Assumed) -> SplitLengths:
     response = min(assumed.response_tokens or recipe.responses.max_tokens, recipe.responses.max_tokens)
     prompt = min(assumed.prompt_tokens, recipe.engine.max_model_len - 1 - after - response)
     settings = recipe.prompts
-    count = settings.validation if split == "validation" else assumed.prompts or _planned(settings)
+    count = settings.validation if split == "validation" else assumed.prompts or planned(settings, "train")
     return SplitLengths(split, [SequenceLength(prompt, response, after)] * count, "recipe")
 
 
-def _planned(settings: PromptsConfig) -> int:
-    """Training conversations of a recipe whose prompts are not drawn yet; DEFAULT_PROMPTS where only files can tell."""
-    return (planned_prompts(settings) or {}).get("train", DEFAULT_PROMPTS)
+def planned(settings: PromptsConfig, split: str, otherwise: int = DEFAULT_PROMPTS) -> int:
+    """Conversations of a recipe whose prompts are not drawn yet; `otherwise` where only files can tell."""
+    return (planned_prompts(settings) or {}).get(split, otherwise)
 
 
 def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[SequenceLength]:

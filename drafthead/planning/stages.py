@@ -12,7 +12,7 @@ from drafthead.data.prompts import read_prompts
 from drafthead.drafters.base import num_parameters, planned_shape
 from drafthead.evaluation.measuring.conditions import by_engine, conditions
 from drafthead.evaluation.measuring.plan import recipe_plan
-from drafthead.exporting.answers import PROMPTS
+from drafthead.exporting.check import PROMPTS
 from drafthead.generation.responses.regenerate import is_answered
 from drafthead.planning import Assumed, StagePlan, size_text
 from drafthead.planning.lengths import (
@@ -20,8 +20,7 @@ from drafthead.planning.lengths import (
     SplitLengths,
     all_lengths,
     length_notes,
-    planned_prompts,
-    planned_sources,
+    planned,
 )  # fmt: skip
 from drafthead.planning.memory import EngineMemory, training_memory
 from drafthead.provenance import MANIFEST, read_manifest
@@ -39,8 +38,8 @@ _FLOAT32 = 4
 def prompts_plan(recipe: Recipe, assumed: Assumed) -> StagePlan:
     """Drawing prompts takes no GPU, and minutes."""
     drawn = (recipe.prompts_dir / MANIFEST).exists()
-    planned = assumed.prompts or planned_prompts(recipe.prompts)
-    count = len(read_prompts(recipe.prompts_dir, "train")) if drawn else planned
+    conversations = assumed.prompts or planned(recipe.prompts, "train")
+    count = len(read_prompts(recipe.prompts_dir, "train")) if drawn else conversations
     notes = [] if drawn else ["disk: without the data sets that are downloaded"]
     text_bytes = 5 * assumed.prompt_tokens * count  # about five characters a token
     return StagePlan("prompts", f"{count:,} conversations to train on", disk_bytes=text_bytes, notes=notes)
@@ -249,7 +248,7 @@ def eval_plan(recipe: Recipe, assumed: Assumed) -> StagePlan:
         FileNotFoundError: the target's config.json is missing.
     """
     settings, servers, found = recipe.eval, recipe_plan(recipe).runs, conditions(recipe)
-    prompts = recipe.prompts.max_heldout or sum(source.heldout for source in planned_sources(recipe.prompts))
+    prompts = recipe.prompts.max_heldout or planned(recipe.prompts, "heldout", 0)
     if (recipe.prompts_dir / MANIFEST).exists():
         prompts = len(read_prompts(recipe.prompts_dir, "heldout"))
     prompts = prompts or settings.prompts_per_level

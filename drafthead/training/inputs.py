@@ -337,7 +337,7 @@ def _located(recipe: Recipe) -> Path:
 
 
 def _check_recipe(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> None:
-    described, head = recipe.head.model_dump(), source.head().model_dump()
+    described, head = recipe.head.architecture(), source.head().architecture()
     size = source.draft_vocab_size()
     # A size by coverage comes from the head as well; what it covers of this run's text is printed.
     head["draft_vocab_size"] = size

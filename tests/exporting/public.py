@@ -13,13 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.drafters.base import draft_shape
-from drafthead.exporting.contract import head_config
-from drafthead.exporting.speculators import to_speculators
-from drafthead.target.pieces import load_pieces, load_target_spec
+from drafthead.target.pieces import load_pieces
+from tests.exporting.runs import config_of
+from tests.recipes import changed
 
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_TAPS = "eagle_aux_hidden_state_layer_ids"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def published(layout: str, directory: Path, recipe: Recipe, weights: dict[str, Tensor]) -> Path:
@@ -32,10 +31,8 @@ def published(layout: str, directory: Path, recipe: Recipe, weights: dict[str, T
     yuhuili      no aux layer ids, no switches, no t2d, no head_dim: the oldest
     tied         the whole vocabulary, lm_head left to the target
     """
-    shape = draft_shape(recipe, load_target_spec(recipe.target_path))
-    plain = head_config(shape, recipe.target.aux_layer_ids, "bfloat16", shape.max_position_embeddings)
     tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in weights.items()}
-    config, tensors = _LAYOUTS[layout](plain, tensors, recipe)
+    config, tensors = _LAYOUTS[layout](config_of(recipe), tensors, recipe)
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file({name: t.contiguous().clone() for name, t in tensors.items()}, directory / "model.safetensors")
@@ -54,14 +51,14 @@ def _nvidia(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -
 
 
 def _lmsys(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    blocks = [layer_id - 1 for layer_id in plain[_TAPS]]
-    config = _without(plain, _TAPS, "num_aux_hidden_states", *_SWITCHES)
-    config["eagle_config"] = {_TAPS: blocks, "use_aux_hidden_state": True}
+    blocks = [layer_id - 1 for layer_id in plain[_LAYER_IDS]]
+    config = _without(plain, _LAYER_IDS, "num_aux_hidden_states", *_SWITCHES)
+    config["eagle_config"] = {_LAYER_IDS: blocks, "use_aux_hidden_state": True}
     return config, {**tensors, "embed_tokens.weight": load_pieces(recipe.target_path).embed_tokens}
 
 
 def _redhat(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    config = to_speculators(plain, "org/target", ["GptOssForCausalLM"], 5)
+    config = config_of(changed(recipe, "export", format="speculators"))
     config = _without(config, "norm_before_residual", "fc_norm", "norm_output", "target_hidden_size")
     config["transformer_layer_config"] = _without(
         config["transformer_layer_config"], "eagle_config", "num_aux_hidden_states"
@@ -76,7 +73,7 @@ def _nebius(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -
 
 
 def _yuhuili(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    config = _without(plain, _TAPS, "eagle_config", "num_aux_hidden_states", "target_hidden_size", *_SWITCHES)
+    config = _without(plain, _LAYER_IDS, "eagle_config", "num_aux_hidden_states", "target_hidden_size", *_SWITCHES)
     rope = config.pop("rope_parameters")
     config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {"type": rope.pop("rope_type"), **rope}}
     return config, {name: t for name, t in tensors.items() if name != "t2d"}

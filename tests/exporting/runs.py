@@ -1,7 +1,9 @@
-"""Runs that were never trained: random weights in the form that training writes."""
+"""Runs that were never trained: random weights in the form that training writes, and the config of their heads."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -10,6 +12,7 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
+from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.files import sha256_file, write_json
@@ -19,6 +22,17 @@ from tests.recipes import SMALL_HEAD, tiny_recipe
 
 def recipe_at(output_dir: Path, *overrides: str) -> Recipe:
     return tiny_recipe(output_dir, *SMALL_HEAD, *overrides)
+
+
+def shape_of(recipe: Recipe) -> DraftShape:
+    return draft_shape(recipe.head, load_target_spec(recipe.target_path), recipe.target.aux_layer_ids)
+
+
+def config_of(recipe: Recipe) -> dict[str, Any]:
+    """config.json of the recipe's head, as vLLM finds it."""
+    layer_ids, K = recipe.target.aux_layer_ids, recipe.eval.num_draft_tokens
+    config = vllm.write_config(shape_of(recipe), layer_ids, recipe.export, K, "org/target", ["GptOssForCausalLM"])
+    return json.loads(json.dumps(config))
 
 
 def random_weights(shape: DraftShape, seed: int = 0) -> dict[str, Tensor]:
@@ -43,7 +57,10 @@ def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
     assert not provenance.begin(recipe.run_dir, "run", identity)
     checkpoint = recipe.run_dir / "checkpoints" / "step_00000007"
     checkpoint.mkdir(parents=True)
-    save_file(weights or random_weights(draft_shape(recipe, spec)), checkpoint / "model.safetensors")
+    save_file(
+        weights or random_weights(draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)),
+        checkpoint / "model.safetensors",
+    )
     write_json(checkpoint / "state.json", {"step": 7, "acceptance_length": 1.5})
     list_files(checkpoint)
     provenance.finish(recipe.run_dir, {"best_step": 7})

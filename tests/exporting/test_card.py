@@ -6,10 +6,9 @@ import huggingface_hub
 import pytest
 
 from drafthead import provenance
-from drafthead.exporting.card import Measured, answers_in_words, write_card
-from drafthead.exporting.head import export_head
-from drafthead.exporting.importing.head import import_head
-from drafthead.exporting.push import push_head
+from drafthead.exporting.card import Measured, push_head, response_source, write_card
+from drafthead.exporting.export import export_head
+from drafthead.exporting.importing import import_head
 from tests.exporting.runs import recipe_at, write_run
 
 
@@ -79,12 +78,12 @@ def test_a_push_is_private_and_holds_three_files(head, api):
 
 def test_a_damaged_or_unservable_head_is_not_pushed(head, api, tmp_path):
     local = recipe_at(tmp_path / "second", "export.format=speculators")
-    with pytest.raises(ValueError, match="names its target by a local path"):
+    with pytest.raises(ValueError, match="target.path"):
         push_head(export_head(local, serve_check=False), "me/head")
     (head.head_dir / "config.json").write_text("{}")
     with pytest.raises(provenance.ArtefactError, match=r"(lost|changed).*config.json"):
         push_head(head.head_dir, "me/head")
-    with pytest.raises(provenance.ArtefactError, match="does not exist; run: python export/head.py"):
+    with pytest.raises(provenance.ArtefactError, match="python export/head.py"):
         push_head(tmp_path / "nothing", "me/head")
     assert not api.mock_calls
 
@@ -97,5 +96,5 @@ def test_a_damaged_or_unservable_head_is_not_pushed(head, api, tmp_path):
         ({"regenerate": False, "temperature": 1.0}, "answers that the data had, not the target's own"),
     ],
 )
-def test_whose_answers_a_head_learned_from(settings, words):
-    assert answers_in_words(settings).endswith(words)
+def test_where_the_responses_came_from(settings, words):
+    assert response_source(settings).endswith(words)

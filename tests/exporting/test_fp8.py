@@ -4,32 +4,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.drafters.base import draft_shape
-from drafthead.exporting.contract import as_served, head_config
-from drafthead.exporting.fp8 import dequantised, quantised
-from drafthead.exporting.head import export_head
-from drafthead.exporting.importing.head import import_head
-from drafthead.exporting.served import check_served
-from drafthead.target.pieces import load_target_spec
+from drafthead.drafters.eagle3 import vllm
+from drafthead.drafters.fp8 import FP8, as_served, cast, dequantised
+from drafthead.exporting.export import export_head
+from drafthead.exporting.importing import import_head
 from tests.damage import replace_tensors
-from tests.exporting.runs import bare_copy, random_weights, recipe_at, write_run
+from tests.exporting.runs import bare_copy, config_of, random_weights, recipe_at, shape_of, write_run
 from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps
 
-FP8 = torch.float8_e4m3fn
 PROJECTIONS = {
     *(f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"),
     *(f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
 }
 
 
-@pytest.fixture(params=["vllm", "speculators"])
-def recipe(tmp_path, request):
-    recipe = recipe_at(tmp_path / "first", "export.dtype=fp8", f"export.format={request.param}")
+@pytest.mark.parametrize("layout", ["vllm", "speculators"])
+def test_projections_are_fp8_and_the_rest_is_not(tmp_path, layout):
+    recipe = recipe_at(tmp_path, "export.dtype=fp8", f"export.format={layout}")
     write_run(recipe)
-    return recipe
-
-
-def test_projections_are_fp8_and_the_rest_is_not(recipe):
     tensors = load_file(export_head(recipe, serve_check=False) / "model.safetensors")
     tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
     assert {name for name, tensor in tensors.items() if tensor.dtype == FP8} == PROJECTIONS
@@ -43,7 +35,7 @@ def test_an_error_is_at_most_half_a_step_of_the_channel():
     sizes = torch.tensor([[1e-3], [1], [50], [7], [0]])
     weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)) * sizes
     name = "midlayer.mlp.up_proj.weight"
-    back = dequantised(quantised({name: weight}))[name]
+    back = dequantised(cast({name: weight}, "fp8"))[name]
     # e4m3 has 3 bits of mantissa; below 2^-6 of the scale its steps are 2^-9 of it.
     step = torch.maximum(weight.abs() / 16, weight.abs().amax(1, keepdim=True) / 448 * 2**-10)
     assert ((back - weight).abs() <= step * (1 + 1e-6)).all()
@@ -52,36 +44,21 @@ def test_an_error_is_at_most_half_a_step_of_the_channel():
 
 def test_a_scale_that_is_missing_is_named():
     name = "midlayer.mlp.up_proj.weight"
-    tensors = quantised({name: torch.ones(4, 8)})
-    with pytest.raises(ValueError, match=rf"{name} is in fp8 and needs {name}_scale of shape \(4, 1\): found none"):
+    tensors = cast({name: torch.ones(4, 8)}, "fp8")
+    with pytest.raises(ValueError, match=rf"{name}_scale of shape \(4, 1\).*none"):
         dequantised({name: tensors[name]})
-    with pytest.raises(ValueError, match=r"found one of shape \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"\(3, 1\)"):
         dequantised({**tensors, name + "_scale": torch.ones(3, 1)})
 
 
-def test_import_reads_the_values_that_were_written(recipe, tmp_path):
-    exported = export_head(recipe, serve_check=False)
-    second = recipe_at(tmp_path / "second", "export.dtype=fp8", f"export.format={recipe.export.format}")
-    run = import_head(second, str(exported))
-    found = load_file(run / "checkpoints/step_00000000/model.safetensors")
-    source = load_file(recipe.run_dir / "checkpoints/step_00000007/model.safetensors")
-    wanted = as_served(source, "fp8")
-    assert found.keys() == source.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    again = export_head(second, serve_check=False)
-    for name in ("model.safetensors", "config.json"):
-        assert (exported / name).read_bytes() == (again / name).read_bytes()
-
-
-def test_a_config_that_does_not_say_how_weights_are_stored_is_refused(tmp_path):
-    recipe = recipe_at(tmp_path)
-    shape = draft_shape(recipe, load_target_spec(recipe.target_path))
-    config = head_config(shape, (2, 4, 6), "fp8", 2048)
-    check_served(config, shape, (2, 4, 6), 1024, "fp8")
-    with pytest.raises(ValueError, match="quantization: trained None, served 'compressed-tensors'"):
-        check_served(config, shape, (2, 4, 6), 1024)
-    with pytest.raises(ValueError, match="quantization: trained 'compressed-tensors', served None"):
-        check_served(head_config(shape, (2, 4, 6), "bfloat16", 2048), shape, (2, 4, 6), 1024, "fp8")
+def test_a_config_that_states_other_weights_is_refused(tmp_path):
+    plain, fp8 = (recipe_at(tmp_path, f"export.dtype={dtype}") for dtype in ("bfloat16", "fp8"))
+    shape, layer_ids = shape_of(fp8), fp8.target.aux_layer_ids
+    vllm.check_config(config_of(fp8), shape, layer_ids, 1024, "fp8")
+    with pytest.raises(ValueError, match="quant_method: found 'compressed-tensors', wanted None"):
+        vllm.check_config(config_of(fp8), shape, layer_ids, 1024)
+    with pytest.raises(ValueError, match="quant_method: found None, wanted 'compressed-tensors'"):
+        vllm.check_config(config_of(plain), shape, layer_ids, 1024, "fp8")
 
 
 @pytest.mark.slow
@@ -89,7 +66,7 @@ def test_a_config_that_does_not_say_how_weights_are_stored_is_refused(tmp_path):
 def test_vllm_computes_with_the_fp8_weights(tmp_path, layout):
     """Its fp8 layers against our float32 products of the same weights: what is left is the rounding of activations."""
     recipe = recipe_at(tmp_path, "export.dtype=fp8", f"export.format={layout}", "head.num_layers=2")
-    shape = draft_shape(recipe, load_target_spec(recipe.target_path))
+    shape = shape_of(recipe)
     weights = random_weights(shape)
     write_run(recipe, weights)
     head = export_head(recipe, serve_check=False)

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
-from drafthead.exporting.contract import exported_tensors, head_config
-from drafthead.exporting.head import write_head
-from drafthead.exporting.rope import served_shape
-from drafthead.exporting.served import check_served
+from drafthead.drafters.eagle3 import vllm
+from drafthead.exporting.export import served_shape, write_head
 from drafthead.target.pieces import TargetSpec, load_target_spec
+from tests.damage import edit_config
 from tests.exporting.runs import random_weights, recipe_at
 from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps
 
@@ -50,9 +49,9 @@ def recipe_of(root: Path, norms: tuple[bool, ...], read: int, layers: int, vocab
 
 def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor], **changed: bool) -> Path:
     """The files of an export, with keys of config.json replaced."""
-    config = head_config(shape, recipe.target.aux_layer_ids, "float32", shape.max_position_embeddings)
-    check_served(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
-    write_head(recipe.head_dir, config | changed, exported_tensors(weights, shape, "float32"))
+    config = write_head(recipe, recipe.head_dir, weights, shape, recipe.target.aux_layer_ids)
+    vllm.check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len, recipe.export.dtype)
+    edit_config(recipe.head_dir, **changed)
     return recipe.head_dir
 
 
@@ -67,14 +66,14 @@ def inputs() -> Inputs:
 @pytest.fixture(scope="module")
 def draft(inputs, tmp_path_factory) -> Iterator[VllmDraft]:
     recipe = recipe_at(tmp_path_factory.mktemp("first"))
-    shape = draft_shape(recipe, inputs.spec)
+    shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
     with one_rank():
         yield VllmDraft(recipe, write(recipe, shape, random_weights(shape)))
 
 
 def agrees(draft: VllmDraft, inputs: Inputs, recipe: Recipe, spec: TargetSpec | None = None, **changed: bool) -> bool:
     """Whether vLLM and our code give the same logits for a head."""
-    shape = served_shape(draft_shape(recipe, spec or inputs.spec), recipe.export)
+    shape = served_shape(draft_shape(recipe.head, spec or inputs.spec, recipe.target.aux_layer_ids), recipe.export)
     weights = random_weights(shape)
     aux = inputs.aux[:, : shape.num_aux_layers * shape.hidden_size]
     model = draft.load(write(recipe, shape, weights, **changed))
@@ -98,5 +97,5 @@ def test_one_switch_read_otherwise_shows_in_the_logits(draft, inputs, tmp_path, 
 def test_a_rotation_stretched_at_export_is_the_one_vllm_computes(draft, inputs, tmp_path):
     """The target of the other cases has YaRN of its own; here the head was trained on an unscaled rotation."""
     spec = replace(inputs.spec, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-    options = ("export.yarn_from=300", "export.max_position_embeddings=2048")
+    options = ("export.dtype=float32", "export.yarn_from=300", "export.max_position_embeddings=2048")
     assert agrees(draft, inputs, recipe_at(tmp_path, *options), spec)

@@ -15,8 +15,8 @@ from drafthead.data.packing import pack, whole
 from drafthead.data.store import Shard, shard_path, write_shard
 from drafthead.evaluation.identity import identity
 from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
-from drafthead.exporting.head import export_head
-from drafthead.exporting.importing.files import read_public_head
+from drafthead.exporting.export import export_head
+from drafthead.exporting.importing import read_public_head
 from drafthead.files import write_json
 from drafthead.provenance import ArtefactError
 from drafthead.training import checkpoint

@@ -7,7 +7,7 @@ import pytest
 from drafthead import provenance
 from drafthead.data.store import KIND
 from drafthead.drafters.base import draft_shape
-from drafthead.exporting.head import export_head
+from drafthead.exporting.export import export_head
 from drafthead.provenance import ArtefactError
 from drafthead.target.pieces import load_target_spec
 from drafthead.training import checkpoint
@@ -50,7 +50,9 @@ def test_states_runs_and_heads_behind_links_are_made_and_read(tmp_path, disk):
 
 def test_an_export_that_fails_gives_its_folder_up_and_leaves_the_link(tmp_path, disk):
     recipe = recipe_at(tmp_path / "out")
-    weights = random_weights(draft_shape(recipe, load_target_spec(recipe.target_path)))
+    weights = random_weights(
+        draft_shape(recipe.head, load_target_spec(recipe.target_path), recipe.target.aux_layer_ids)
+    )
     write_run(recipe, weights | {"fc.weight": weights["fc.weight"][:, :-1].contiguous()})
     link(recipe.head_dir, disk)
     with pytest.raises(ValueError, match=r"fc\.weight"):

@@ -9,8 +9,8 @@ import pytest
 from drafthead.config import DEFAULT_RECIPE, load_recipe
 from drafthead.engine.server_command import server_command
 from drafthead.exporting.card import write_card
-from drafthead.exporting.head import export_head
-from drafthead.exporting.importing.head import import_head
+from drafthead.exporting.export import export_head
+from drafthead.exporting.importing import import_head
 from tests.exporting.runs import recipe_at, write_run
 from tests.faults.secrets import MARKER, files_with, set_secrets
 from tests.generation.small import SMALL

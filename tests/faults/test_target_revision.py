@@ -11,8 +11,8 @@ from drafthead.config import Recipe, load_recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.evaluation.identity import identity
 from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
-from drafthead.exporting.checkpoint import open_checkpoint
-from drafthead.generation.prompts import make_prompts
+from drafthead.exporting.export import open_checkpoint
+from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.state_stores import claim
 from drafthead.provenance import ArtefactError

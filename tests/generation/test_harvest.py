@@ -9,8 +9,9 @@ import torch
 
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
-from drafthead.data.shard import dequantise, quantise
+from drafthead.data.shard import dequantise
 from drafthead.data.store import Shard, StateStore, shard_path, verify_store, write_shard
+from drafthead.drafters.fp8 import quantise
 from drafthead.generation.states import harvest as stage
 from drafthead.generation.states.inspect_states import print_verification
 from drafthead.generation.states.shard_jobs import list_jobs

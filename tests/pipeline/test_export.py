@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafthead.exporting.checkpoint import open_checkpoint
-from drafthead.exporting.rope import served_shape
-from drafthead.exporting.serve_check import TOLERANCE, check_serving
+from drafthead.exporting.check import TOLERANCE, check_serving, validation_documents
+from drafthead.exporting.export import open_checkpoint, served_shape
 from drafthead.provenance import require
 from drafthead.target.pieces import load_target_spec
 
@@ -49,5 +48,6 @@ def test_a_head_with_permuted_taps_is_stopped(tiny_run, tmp_path):
     tensors["fc.weight"] = torch.cat([third, first, second], dim=1)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     shape = served_shape(source.shape(tiny_run, spec), tiny_run.export)
-    with pytest.raises(ValueError, match="vLLM does not serve the head that was trained: over .* predicts"):
-        check_serving(tiny_run, directory, source.weights(), shape, source.aux_layer_ids)
+    documents = validation_documents(tiny_run, source.aux_layer_ids)
+    with pytest.raises(ValueError, match="does not serve the head that was trained: over .* predicts"):
+        check_serving(tiny_run, directory, documents, source.weights(), shape, source.aux_layer_ids)

@@ -8,7 +8,7 @@ from drafthead.config import PromptsConfig, load_recipe
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.generation.prompts import make_prompts
 from drafthead.planning import Assumed, print_plans
-from drafthead.planning.lengths import SequenceLength, all_lengths, planned_prompts
+from drafthead.planning.lengths import SequenceLength, all_lengths, planned
 from drafthead.planning.memory import EngineMemory
 from drafthead.planning.stages import harvest_plan, regenerate_plan, states_bytes, train_plan
 from drafthead.target.pieces import load_target_spec
@@ -84,7 +84,7 @@ def test_without_prompts_the_recipe_and_the_command_line_give_their_number(tmp_p
     ],
 )
 def test_planned_prompts_are_those_of_the_sources(settings, prompts):
-    assert planned_prompts(PromptsConfig(**settings)) == prompts
+    assert planned(PromptsConfig(**settings), "train") == prompts
 
 
 def test_before_the_responses_everything_is_an_upper_bound(tmp_path):

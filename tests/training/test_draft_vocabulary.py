@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import coverage
-from drafthead.exporting.head import export_head
+from drafthead.exporting.export import export_head
 from drafthead.target.pieces import load_target_spec
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.inputs import Survey, draft_vocabulary, open_inputs, survey

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from drafthead.config import REPO_ROOT
 from drafthead.drafters.trained import best_checkpoint
-from drafthead.exporting.head import export_head
+from drafthead.exporting.export import export_head
 from tests.scripts import environment, free_port
 from tests.training.launching import checkpoints, command, entries, forget_after, losses, run
 

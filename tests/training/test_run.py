@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from drafthead import provenance
-from drafthead.exporting.head import export_head
+from drafthead.exporting.export import export_head
 from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from drafthead.drafters.base import draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.exporting.card import write_card
-from drafthead.exporting.head import export_head
-from drafthead.exporting.importing.head import import_head
+from drafthead.exporting.export import export_head
+from drafthead.exporting.importing import import_head
 from drafthead.provenance import read_json
 from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
 from drafthead.training.inputs import find_start, keep_start, open_inputs, survey

@@ -1,6 +1,6 @@
 """The recipe's head section for EAGLE-3 (arXiv 2503.01840); with `fc_norm` and `norm_output`, EAGLE-3.1."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,8 @@ from drafthead.drafters.config import HeadConfig
 
 class Eagle3Head(HeadConfig):
     """`head: {type: eagle3, ...}`."""
+
+    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset({"num_ttt_steps", "step_weight_decay"})
 
     type: Literal["eagle3"]
     num_ttt_steps: int = Field(default=4, gt=0)  # K unrolled steps of training-time test

@@ -1,4 +1,4 @@
-"""Four unusual heads in whole engines: greedy text unchanged, and the counters are those of the replay.
+"""Four unusual heads in whole engines: greedy responses unchanged, and the counters are those of the replay.
 
 The third is of the speculators layout: its engine is started from the head's directory alone. The fourth has weights in
 fp8, with which vLLM rounds activations too: its rounds are nearly, not exactly, those of the replay.
@@ -14,20 +14,19 @@ from torch import Tensor
 from drafthead import provenance
 from drafthead.config import Recipe
 from drafthead.data import store as state_store
-from drafthead.data.packing import pack
+from drafthead.data.packing import pack, whole
 from drafthead.data.responses import loops
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import draft_shape
-from drafthead.drafters.eagle3.drafter import valid_positions
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import last_answer
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
-from drafthead.exporting.head import export_head
-from drafthead.generation.prompts import make_prompts
+from drafthead.exporting.export import export_head
+from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate
 from drafthead.generation.states.harvest import harvest
-from drafthead.target.pieces import load_pieces, load_target_spec, target_identity
-from drafthead.training.objective import TTTObjective, score, step_weights
-from drafthead.training.setup import build_model, frozen_target
+from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec, target_identity
+from drafthead.training.trainer import LossModule, score
 from tests.exporting.runs import recipe_at, write_run
 
 pytestmark = pytest.mark.slow
@@ -50,22 +49,22 @@ HEADS = {
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory) -> StateStore:
-    """The target's greedy float32 answers with the states of every boundary that a head below reads."""
-    recipe = recipe_at(tmp_path_factory.mktemp("answers"), *FLOAT32, "target.aux_layer_ids=[0,2,3,5,8]")
+def responses(tmp_path_factory) -> StateStore:
+    """The target's greedy float32 responses with the states of every boundary that a head below reads."""
+    recipe = recipe_at(tmp_path_factory.mktemp("responses"), *FLOAT32, "target.aux_layer_ids=[0,2,3,5,8]")
     make_prompts(recipe)
     regenerate(recipe)
     harvest(recipe)
     return StateStore(recipe.states_dir("validation"))
 
 
-def store_with_taps(answers: StateStore, recipe: Recipe) -> StateStore:
-    """The same answers as a validation store that holds only the recipe's aux layers."""
+def store_with_layers(responses: StateStore, recipe: Recipe) -> StateStore:
+    """The same responses as a validation store that holds only the recipe's aux layers."""
     spec = load_target_spec(recipe.target_path)
     directory = recipe.states_dir("validation")
     assert not provenance.begin(directory, state_store.KIND, {"target": target_identity(recipe, spec)})
     layers = recipe.target.aux_layer_ids
-    sequences = [answers[i] for i in range(len(answers))]
+    sequences = [responses[i] for i in range(len(responses))]
     sequences = [replace(s, aux={layer_id: s.aux[layer_id] for layer_id in layers}) for s in sequences]
     state_store.write_shard(state_store.shard_path(directory, 0), sequences, spec.num_layers)
     provenance.finish(directory, {"sequences": len(sequences)})
@@ -73,39 +72,39 @@ def store_with_taps(answers: StateStore, recipe: Recipe) -> StateStore:
 
 
 def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tensor]:
-    """A head that has learnt these very answers a little: acceptance far from none and from all."""
+    """A head that has learnt these very responses a little: acceptance far from none and from all."""
     spec, pieces = load_target_spec(recipe.target_path), load_pieces(recipe.target_path)
-    K = recipe.eval.num_draft_tokens
-    batch = pack(store, [whole(i, store.tokens(i)[1], K) for i in range(len(store))])
+    drafter = drafter_of(recipe.head.model_copy(update={"num_ttt_steps": recipe.eval.num_draft_tokens}))
+    batch = pack(store, [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))], drafter)
     batch = batch.to(torch.device("cpu"), torch.float32)
     counts = torch.bincount(batch.input_ids, minlength=spec.vocab_size)
     vocabulary: DraftVocabulary = choose_vocabulary(counts, recipe.head.draft_vocab_size, torch.tensor([0]))
-    model = build_model(draft_shape(recipe, spec), pieces, vocabulary, seed=0)
-    target = frozen_target(pieces, spec, vocabulary, torch.device("cpu"), torch.float32)
-    valid = valid_positions(batch.loss_mask, batch.layout.cu_rows, K)
-    scale = (step_weights(K, 0.8) / valid.sum(1)).float()
+    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
+    model = drafter.from_target(shape, pieces, vocabulary, seed=0)
+    target = frozen_target(pieces, spec, vocabulary.target_ids, torch.device("cpu"), torch.float32)
+    scale = (drafter.position_weights() / batch.scored.sum(1)).float()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(num_steps):
         optimizer.zero_grad()
-        score(TTTObjective(model, K), batch, target, valid, scale).loss.backward()
+        score(LossModule(model), batch, target, scale).loss.backward()
         optimizer.step()
     return {**model.state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_an_engine_runs_the_rounds_we_predict(answers, tmp_path: Path, name):
+def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
     recipe = recipe_at(tmp_path, *FLOAT32, *HEADS[name])
-    write_run(recipe, fitted(recipe, store_with_taps(answers, recipe), num_steps=15))
+    write_run(recipe, fitted(recipe, store_with_layers(responses, recipe), num_steps=15))
     unchecked = provenance.require(export_head(recipe, serve_check=False), "head", "")
     manifest = provenance.require(export_head(recipe), "head", "")  # the next call checks what was not
     assert provenance.reference(manifest) == provenance.reference(unchecked)  # results measured with it stay valid
     counts = manifest["counts"]
     assert unchecked["counts"]["serve_check"] is None
     check = counts["serve_check"]
-    texts = [answers.tokens(index) for index in range(len(answers))]
-    assert check["looping"] == sum(loops(ids[last_answer(mask)]) for ids, mask in texts) > 0
-    assert check["prompts"] + check["looping"] == len(texts) == 12
-    assert check["same_text"] == check["prompts"], "speculation changed a greedy float32 answer"
+    documents = [responses.tokens(index) for index in range(len(responses))]
+    assert check["looping"] == sum(loops(ids[last_answer(mask)]) for ids, mask in documents) > 0
+    assert check["prompts"] + check["looping"] == len(documents) == 12
+    assert check["same_text"] == check["prompts"], "speculation changed a greedy float32 response"
     if recipe.export.dtype == "fp8":  # that counters and replay agree to 5 % is what the export itself asked for
         cost = counts["fp8_cost"]
         assert cost["change"] == pytest.approx(cost["fp8"] - cost["bf16"])

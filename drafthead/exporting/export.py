@@ -1,0 +1,342 @@
+"""Write a trained head as a directory that engines serve, and check it before it has a name.
+
+Reads the consolidated safetensors of a checkpoint and nothing else: no pickle, no DeepSpeed. Parameter names in the
+checkpoint are the exported ones, so the work is a cast, a configuration and the checks: names, shapes and config.json
+(the drafter's vllm module), equal logits from the written file and acceptance in vLLM (check). Files are written into
+`.candidate` inside the head's directory and moved out when every check has passed: an engine pointed at a directory
+whose export failed or was killed finds no config.json.
+"""
+
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from drafthead import locks, provenance
+from drafthead.config import ExportConfig, Recipe
+from drafthead.data.prompts import ids_of
+from drafthead.data.trained_on import known_before, write_trained_on
+from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
+from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
+from drafthead.drafters.vocabulary import choose_vocabulary
+from drafthead.exporting.card import CARD
+from drafthead.exporting.check import check_reload, check_serving, measure_fp8_cost, validation_documents
+from drafthead.files import atomic_path, sha256_file, sync, write_json
+from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, reference
+from drafthead.target.files import local_files
+from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity, target_names
+
+KIND = "head"
+_CANDIDATE = ".candidate"
+_SPLITS = ("train", "validation")  # validation picks the checkpoint
+log = logging.getLogger(__name__)
+
+
+def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: bool = True) -> Path:
+    """Export a checkpoint of the recipe's run, by default the best one.
+
+    Args:
+        recipe: of the run.
+        checkpoint: a directory below runs/NAME/checkpoints.
+        serve_check: start vLLM with the head and compare its acceptance with the prediction.
+
+    Returns:
+        The head's directory.
+
+    Raises:
+        ArtefactError: there is no finished run, the checkpoint is damaged, the prompts here are not the run's, or
+            there is nothing to check serving on.
+        InUseError: another process is exporting to the same directory.
+        ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    source = open_checkpoint(recipe, checkpoint, spec)
+    directory = recipe.head_dir
+    if provenance.begin(directory, KIND, _identity(recipe, spec, source), alone=True):
+        _check_again(recipe, spec, source, serve_check)
+        return directory
+    candidate = directory / _CANDIDATE
+    shutil.rmtree(candidate, ignore_errors=True)  # of a killed export
+    try:
+        counts = _write_checked(recipe, spec, source, candidate, serve_check)
+    except BaseException:
+        shutil.rmtree(candidate, ignore_errors=True)
+        _unclaim(directory)
+        raise
+    for path in sorted(candidate.iterdir(), key=lambda file: file.name == "config.json"):
+        os.replace(path, directory / path.name)  # the one without which nothing loads comes last
+    candidate.rmdir()
+    sync(directory)
+    _finish(directory, counts)
+    log.info(f"exported {source.path.name} to {directory}")
+    return directory
+
+
+def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Checkpoint:
+    """The run's best checkpoint, or the one at `path`, which may come from a run that is still going.
+
+    The recipe must describe the head that it holds: a switch such as norm_before_residual changes no tensor's shape,
+    only what the head computes.
+
+    Raises:
+        ArtefactError: there is no finished run, the checkpoint is damaged, or it does not lie in its run.
+        ValueError: the run trained another head than the recipe describes; the message names every difference.
+    """
+    source = read_checkpoint(best_checkpoint(recipe.run_dir) if path is None else path)
+    trained_target, target = target_names(source.run["target"], recipe, spec)
+    described, trained = (
+        {"head": head.architecture(), "target.aux_layer_ids": list(layer_ids), "target": name}
+        for head, layer_ids, name in (
+            (recipe.head, recipe.target.aux_layer_ids, target),
+            (source.head(), source.aux_layer_ids, trained_target),
+        )
+    )
+    if described != trained:
+        lines = provenance.describe_difference(trained, described)
+        raise ValueError(
+            f"{source.run_dir} trained another head than the recipe describes:\n"
+            f"{lines.replace('found', 'trained').replace('wanted', 'to be served')}\n"
+            "restore these keys of the recipe: the weights only work as they were trained"
+        )
+    return source
+
+
+def served_shape(shape: DraftShape, export: ExportConfig) -> DraftShape:
+    """The head's shape with the exported positions.
+
+    With `export.yarn_from` = P the rotation is interpolated by YaRN (arXiv:2309.00071) from P to
+    max_position_embeddings. Given up: exactness. The head then rotates otherwise than it was trained, which costs
+    acceptance at short positions too; measure both.
+
+    Raises:
+        ValueError: the target's own rotation is scaled already, or there is nothing to stretch.
+    """
+    positions = export.max_position_embeddings or shape.max_position_embeddings
+    if export.yarn_from is None:
+        return replace(shape, max_position_embeddings=positions)
+    kind = shape.rope_parameters["rope_type"]
+    if kind != "default":
+        raise ValueError(
+            f"export.yarn_from {export.yarn_from}: the target's rotation is already {kind}, and the head was trained "
+            "with it at true positions; leave export.yarn_from out"
+        )
+    if export.yarn_from >= positions:
+        raise ValueError(
+            f"export.yarn_from {export.yarn_from} is not below the {positions} positions to be served: "
+            "raise export.max_position_embeddings, or leave export.yarn_from out"
+        )
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": shape.rope_parameters["rope_theta"],
+        "factor": positions / export.yarn_from,
+        "original_max_position_embeddings": export.yarn_from,
+    }
+    return replace(shape, rope_parameters=rope, max_position_embeddings=positions)
+
+
+def write_head(
+    recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, aux_layer_ids: tuple[int, ...]
+) -> dict[str, Any]:
+    """Write the two files that an engine reads, each whole or absent; returns config.json.
+
+    Args:
+        recipe: export section, target, and K.
+        directory: to write into.
+        weights: float32 parameters with d2t and t2d.
+        shape: to be served.
+        aux_layer_ids: the head was trained on.
+    """
+    target = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
+    architectures = read_json(target / "config.json").get("architectures", [])
+    K, export = recipe.eval.num_draft_tokens, recipe.export
+    files = drafter_of(shape.head).vllm
+    config = files.write_config(shape, aux_layer_ids, export, K, recipe.target_path, architectures)
+    write_json(directory / "config.json", config)
+    with atomic_path(directory / "model.safetensors") as temporary:
+        tensors = files.exported_tensors(weights, shape, export.dtype, export.format)
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    return config
+
+
+def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str, Any]:
+    return {
+        "run": source.reference,
+        "weights": sha256_file(source.path / "model.safetensors"),
+        "checkpoint": source.path.name,
+        "step": source.state["step"],
+        "predicted_acceptance_length": source.state["acceptance_length"],
+        "num_draft_tokens": recipe.eval.num_draft_tokens,
+        "target": target_identity(recipe, spec),
+        "aux_layer_ids": list(source.aux_layer_ids),
+        **({"started_from": source.run["started_from"]} if "started_from" in source.run else {}),
+        "export": recipe.export.model_dump(mode="json", exclude={"license"}),  # the licence is on the card only
+    }
+
+
+def _write_checked(
+    recipe: Recipe, spec: TargetSpec, source: Checkpoint, candidate: Path, serve_check: bool
+) -> dict[str, Any]:
+    """Fill the candidate's directory and run the checks on it; what they found goes into the manifest."""
+    check_aux_layer_ids(spec, source.aux_layer_ids)
+    trained, files = source.shape(spec), drafter_of(recipe.head).vllm
+    shape = served_shape(trained, recipe.export)
+    weights = source.weights()
+    files.check_tensors(weights, trained)
+    dtype = recipe.export.dtype
+    config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
+    record_prompts(recipe, candidate)
+    files.check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len, dtype)
+    agreement = check_reload(candidate, weights, shape, dtype)
+    log.info(f"reloaded: same logits as the training module; {agreement:.1%} of top drafts survive {dtype}")
+    return {
+        "parameters": num_parameters(shape),
+        "top_draft_agreement": agreement,
+        "training": _training_cost(source.run_dir),
+        **(_serve_checks(recipe, candidate, weights, shape, source) if serve_check else {"serve_check": None}),
+    }
+
+
+def _serve_checks(
+    recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, source: Checkpoint
+) -> dict[str, Any]:
+    """What the checks that need validation responses find, for the manifest."""
+    documents = validation_documents(recipe, source.aux_layer_ids)
+    found = {}
+    if recipe.export.dtype == "fp8":
+        found["fp8_cost"] = measure_fp8_cost(documents, weights, shape)
+    check = check_serving(recipe, directory, documents, weights, shape, source.aux_layer_ids)
+    return {**found, "serve_check": check}
+
+
+def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:
+    """A whole head that was exported without the serving check is checked now; its files stay as they are.
+
+    Raises:
+        ArtefactError: they are not the ones that were exported.
+    """
+    directory = recipe.head_dir
+    counts = provenance.require(directory, KIND, "python export/head.py RECIPE", every_byte=True)["counts"]
+    if not serve_check or counts.get("serve_check"):
+        log.info(f"{directory} is complete; nothing to do")
+        return
+    shape = served_shape(source.shape(spec), recipe.export)
+    counts |= _serve_checks(recipe, directory, source.weights(), shape, source)
+    _finish(directory, counts)
+
+
+def _finish(directory: Path, counts: dict[str, Any]) -> None:
+    """The manifest; the card, which follows what is measured later, is no part of the artefact and is written anew."""
+    (directory / CARD).unlink(missing_ok=True)
+    provenance.finish(directory, counts)
+
+
+def _unclaim(directory: Path) -> None:
+    """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
+    locks.let_go(directory)
+    if [path.name for path in directory.iterdir()] == [IDENTITY]:
+        (directory / IDENTITY).unlink()
+        if not directory.is_symlink():  # a user's link to another disk stays
+            directory.rmdir()
+
+
+def record_prompts(recipe: Recipe, directory: Path) -> None:
+    """Write the ids of the run's prompts into the head's directory, before its manifest.
+
+    Prompts behind the weights that the run began with are among them, as far as they are known. Responses, states and
+    run are checked to be made from the prompts that are here, as far as they are still on disk. Where nothing is known
+    nothing is written, and a line says so.
+
+    Raises:
+        ArtefactError: one of them was made from other prompts.
+    """
+    before, run = known_before(recipe.run_dir), recipe.run_dir / IDENTITY
+    imported = run.exists() and "imported" in read_json(run)  # the recipe's prompts are not what it learned from
+    if imported or not (recipe.prompts_dir / MANIFEST).exists():
+        if before is not None:
+            write_trained_on(directory, None, before)
+            return
+        why = "it was imported" if imported else f"{recipe.prompts_dir} is not here"
+        log.info(f"{why}: the head will not say which prompts it was trained on")
+        return
+    prompts = reference(read_manifest(recipe.prompts_dir))
+    for split in _SPLITS:
+        _check_chain(recipe, split, prompts)
+    write_trained_on(directory, prompts, ids_of(recipe.prompts_dir, _SPLITS) | (before or set()))
+
+
+def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
+    """prompts <- responses <- states <- run: each names what it was made from; one that is absent ends the walk."""
+    made_from, source = prompts, recipe.prompts_dir
+    identity: dict | None = None  # of the source: what a run names instead, if the states passed through a spool
+    chain = (
+        (recipe.responses_dir(split), ("prompts",)),
+        (recipe.states_dir(split), ("responses",)),
+        (recipe.run_dir, ("states", split)),
+    )
+    for directory, keys in chain:
+        if not (directory / MANIFEST).exists():
+            return
+        manifest = read_manifest(directory)
+        found = manifest["identity"]
+        for key in keys:
+            found = (found or {}).get(key)
+        if found is not None and found not in (made_from, identity):
+            known = found[:12] if isinstance(found, str) else "an online run's spool"
+            raise ArtefactError(
+                f"{directory} was made from another version of {source} ({known}, not {made_from[:12]}), so the "
+                "prompts here are not those that the head learned from; restore them, or train again"
+            )
+        made_from, source, identity = reference(manifest), directory, manifest["identity"]
+
+
+def _training_cost(run_dir: Path) -> dict[str, Any] | None:
+    """Wall time and ranks of the run that trained a head; None for one that was imported, or is still being trained.
+
+    Regenerating responses and harvesting states come on top: neither stage keeps its time.
+    """
+    counts = read_manifest(run_dir)["counts"] if (run_dir / MANIFEST).exists() else {}
+    if "train_seconds" not in counts:
+        return None
+    return {"seconds": counts["train_seconds"], "ranks": counts["world_size"]}
+
+
+def write_untrained(recipe: Recipe) -> Path:
+    """Write a head of the recipe's shape that was never trained to the recipe's head directory; returns that.
+
+    Every step of it takes the same time as with trained weights, so its step times price a head that does not exist
+    yet. Its drafts are worth nothing.
+
+    Raises:
+        ArtefactError: the directory holds another head.
+        ValueError: the draft vocabulary's size is not known before there are responses.
+    """
+    if recipe.head.coverage is not None:
+        raise ValueError(
+            "head.coverage needs the target's responses to choose a size: for a plan give head.draft_vocab_size, "
+            "with head.coverage=null"
+        )
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    identity = {
+        "target": target_identity(recipe, spec),
+        "aux_layer_ids": list(recipe.target.aux_layer_ids),
+        "head": recipe.head.model_dump(mode="json"),
+        "untrained": True,
+    }
+    if provenance.begin(recipe.head_dir, KIND, identity, alone=True):
+        return recipe.head_dir
+    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
+    torch.manual_seed(0)
+    weights = drafter_of(recipe.head).build(shape).state_dict()
+    first = choose_vocabulary(torch.zeros(shape.vocab_size), shape.head.draft_vocab_size, torch.zeros(0).long())
+    plain = recipe.model_copy(update={"export": recipe.export.model_copy(update={"format": "vllm"})})
+    tensors = {**weights, "d2t": first.d2t, "t2d": first.t2d}
+    write_head(plain, recipe.head_dir, tensors, shape, recipe.target.aux_layer_ids)
+    provenance.finish(recipe.head_dir, {"parameters": num_parameters(shape)})
+    return recipe.head_dir

@@ -1,0 +1,144 @@
+"""Bring a public head into `runs/NAME` as if a run had ended with it: to measure, convert, export and train on.
+
+Only safetensors and JSON are read. The checkpoint has no DeepSpeed state, so no run resumes from it;
+`train.init_from` begins one with its weights.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from drafthead import provenance
+from drafthead.config import HeadConfig, Recipe
+from drafthead.data.trained_on import read_trained_on, write_trained_on
+from drafthead.drafters.files import check_tensor_files, read_config
+from drafthead.drafters.registry import drafter_of
+from drafthead.files import atomic_path, sha256_file, write_json
+from drafthead.target.files import local_files
+from drafthead.target.pieces import check_aux_layer_ids, load_pieces, load_target_spec, target_identity
+
+KIND = "run"
+_CHECKPOINT = "step_00000000"
+# As training.checkpoint.TrainState writes it; nothing was trained or measured here.
+_STATE: dict[str, Any] = {
+    "step": 0, "world_size": 1, "zero_stage": 0, "acceptance_length": None, "best_step": 0,
+    "best_acceptance_length": None, "acceptance_per_position": [],
+}  # fmt: skip
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+_CONVERT = """{names}: pickles are not opened, because opening one runs whatever code it holds. If you trust its maker,
+convert it once, in a process and place of its own, and import the result:
+    python -c "import sys, torch; from safetensors.torch import save_file; \\
+        t = torch.load(sys.argv[1], map_location='cpu', weights_only=True); \\
+        save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2])" \\
+        {source} {directory}/model.safetensors"""
+log = logging.getLogger(__name__)
+
+
+def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_ids_are: str | None = None) -> Path:
+    """Import a head for the recipe's target.
+
+    Args:
+        recipe: its head section and aux layer ids must be the head's; the error says which overrides make them so.
+        source: directory or hub id.
+        revision: of a hub id.
+        layer_ids_are: "boundaries" or "blocks" when the ids alone are ambiguous.
+
+    Returns:
+        The run's directory.
+
+    Raises:
+        ArtefactError: `runs/NAME` holds something else.
+        FileNotFoundError: the head has no config.json or no tensors.
+        ValueError: pickled tensors, another target, an unknown tensor, or a recipe that describes another head.
+    """
+    public, config, tensors = read_public_head(source, revision)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    files = drafter_of(recipe.head).vllm
+    named = files.checkpoint_tensors(tensors)
+    shape, aux_layer_ids = files.describe(config, named, spec, layer_ids_are)
+    check_aux_layer_ids(spec, aux_layer_ids)
+    _check_recipe(recipe, shape.head, aux_layer_ids)
+    pieces = load_pieces(recipe.target_path, recipe.target.revision)
+    weights = files.completed(named, shape.head.draft_vocab_size, pieces)
+    files.check_tensors(weights, shape)
+    published = {path.name: sha256_file(path) for path in sorted(public.glob("*.safetensors"))}
+    identity = {
+        "imported": {"path": source, "revision": revision, "files": published},
+        "target": target_identity(recipe, spec),
+        "aux_layer_ids": list(aux_layer_ids),
+        "head": recipe.head.model_dump(mode="json"),
+        # A head trained here rotates and norms as its target does, a public one as its own config says.
+        "rope_parameters": shape.rope_parameters,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "num_draft_tokens": recipe.eval.num_draft_tokens,
+    }
+    if provenance.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):
+        log.info(f"{recipe.run_dir} is complete; nothing to do")
+        return recipe.run_dir
+    _write_checkpoint(recipe.run_dir / "checkpoints" / _CHECKPOINT, weights)
+    _keep_prompts(public, recipe.run_dir)
+    provenance.finish(recipe.run_dir, {"best_step": 0, "imported": True})
+    log.info(f"imported {source} to {recipe.run_dir}")
+    return recipe.run_dir
+
+
+def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+    """Where the files of a head lie, its config.json as written, and its tensors by the names of the file.
+
+    Args:
+        path: a directory or a hub id.
+        revision: of a hub id.
+
+    Raises:
+        FileNotFoundError: there is no config.json, or no tensors at all.
+        ValueError: a file is damaged, or the tensors are pickled; the message has the command that converts them.
+    """
+    directory = local_files(path, revision, ("config.json",))
+    local_files(path, revision, ("model.safetensors",), optional=True)
+    shards = sorted(directory.glob("*.safetensors"))
+    pickles = sorted(p for pattern in _PICKLES for p in directory.glob(pattern))
+    if not shards and pickles:
+        names = ", ".join(p.name for p in pickles)
+        raise ValueError(_CONVERT.format(names=names, source=pickles[0], directory=directory))
+    if not shards:
+        raise FileNotFoundError(f"{directory} has no *.safetensors: give the directory or hub id of a whole head")
+    check_tensor_files(directory)
+    tensors = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
+    return directory, read_config(directory), tensors
+
+
+def _check_recipe(recipe: Recipe, head: HeadConfig, aux_layer_ids: tuple[int, ...]) -> None:
+    overrides = [
+        f"head.{name}={str(value).lower()}"
+        for name, value in head.architecture().items()
+        if getattr(recipe.head, name) != value
+    ]
+    if recipe.target.aux_layer_ids != aux_layer_ids:
+        overrides.append(f"target.aux_layer_ids={list(aux_layer_ids)}".replace(" ", ""))
+    if overrides:
+        raise ValueError(
+            "the recipe describes another head than this one; put these into the recipe, or add to this command and "
+            "to those that follow:\n  " + " ".join(overrides)
+        )
+
+
+def _write_checkpoint(checkpoint: Path, weights: dict[str, Tensor]) -> None:
+    with atomic_path(checkpoint / "model.safetensors") as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+    write_json(checkpoint / "state.json", _STATE)
+    entries = {
+        name: {"bytes": (checkpoint / name).stat().st_size, "sha256": sha256_file(checkpoint / name)}
+        for name in ("model.safetensors", "state.json")
+    }
+    write_json(checkpoint / provenance.MANIFEST, {"files": entries})
+
+
+def _keep_prompts(head: Path, run_dir: Path) -> None:
+    """A head that was exported here says which prompts it was made from."""
+    if (head / provenance.MANIFEST).is_file():
+        known = read_trained_on(head, provenance.read_manifest(head))
+        if known is not None:
+            write_trained_on(run_dir, None, known)

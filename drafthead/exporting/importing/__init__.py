@@ -1,1 +1,0 @@
-"""Heads made elsewhere, brought into the form of a checkpoint of this project."""

@@ -1,0 +1,161 @@
+"""config.json and tensors of EAGLE-3 heads: what is written, what vLLM reads of it, and the refusals between them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from drafthead.drafters.eagle3 import vllm
+from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.vocabulary import choose_vocabulary
+from drafthead.exporting.export import export_head
+from drafthead.provenance import read_json
+from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
+from tests.recipes import changed
+
+LAYER_IDS = (2, 4, 6)
+FOUR_LAYERS = ("target.aux_layer_ids=[0,2,5,8]", "head.norm_before_residual=false", "head.fc_norm=true")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return recipe_at(tmp_path)
+
+
+@pytest.fixture
+def two_layers(tmp_path):
+    return shape_of(recipe_at(tmp_path, "head.num_layers=2", "head.fc_norm=true"))
+
+
+@pytest.fixture
+def tensors(two_layers):
+    vocabulary = choose_vocabulary(torch.arange(3072), two_layers.head.draft_vocab_size, torch.tensor([1]))
+    return {**DraftModel(two_layers).state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+
+
+def test_names_are_those_vllm_reads(two_layers, tensors):
+    vllm.check_tensors(tensors, two_layers)
+    assert {name for name in tensors if not name.startswith(("midlayer.", "layers.1."))} == {
+        "fc.weight", "input_norm.weight", "fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight", "norm.weight",
+        "lm_head.weight", "d2t", "t2d",
+    }  # fmt: skip
+    size = two_layers.hidden_size
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * size
+    assert tensors["layers.1.self_attn.q_proj.weight"].shape[1] == size
+    assert "midlayer.hidden_norm.weight" in tensors
+    assert "layers.1.hidden_norm.weight" not in tensors
+
+
+def test_every_defect_is_named(two_layers, tensors):
+    del tensors["lm_head.weight"]
+    tensors["model.fc.weight"] = tensors["fc.weight"]
+    tensors["norm.weight"] = tensors["norm.weight"][:3]
+    tensors["input_norm.weight"] = tensors["input_norm.weight"].clone()
+    tensors["input_norm.weight"][0] = float("nan")
+    with pytest.raises(ValueError, match=r"lm_head.weight") as error:
+        vllm.check_tensors(tensors, two_layers)
+    for name in ("model.fc.weight: ", "\n  norm.weight: found (3,)", "input_norm.weight: "):
+        assert name in str(error.value)
+
+
+def test_a_vocabulary_map_that_contradicts_itself_is_refused(two_layers, tensors):
+    tensors["d2t"] = torch.zeros_like(tensors["d2t"])
+    with pytest.raises(ValueError, match="d2t .* t2d"):
+        vllm.check_tensors(tensors, two_layers)
+
+
+def test_the_same_tensor_under_two_names_is_refused():
+    with pytest.raises(ValueError, match="model"):
+        vllm.checkpoint_tensors({"fc.weight": torch.ones(1), "model.fc.weight": torch.ones(1)})
+
+
+def test_layer_ids_stand_in_all_three_places_and_no_switch_is_left_to_a_default(recipe):
+    config = config_of(recipe)
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 6]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 6]
+    assert config["num_aux_hidden_states"] == 3
+    assert {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"} <= config.keys()
+    assert (config["vocab_size"], config["draft_vocab_size"]) == (3072, recipe.head.draft_vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm_before_residual": True}, "norm_before_residual: found True, wanted False"),
+        ({"fc_norm": True}, "fc_norm: found True, wanted False"),
+        ({"norm_output": True}, "norm_output: found True, wanted False"),
+        ({"eagle_config": {}, "norm_before_fc": False}, "norm_before_fc: found False, wanted True"),
+        # The nested switch goes before the one beside it.
+        ({"eagle_config": {"norm_before_fc": False}}, "norm_before_fc: found False, wanted True"),
+        # Model runner V1 reads either place, V2 the top level only.
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}, r"eagle_config.eagle_aux\w+: found \[1, 3, 5\], wanted \[2"),
+        ({"eagle_aux_hidden_state_layer_ids": None}, r"  eagle_aux\w+: found \"the target's default\", wanted \[2"),
+        ({"num_aux_hidden_states": 4}, "num_aux_hidden_states: found 4, wanted 3"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_type: found 'default', wanted 'yarn'"),
+        ({"draft_vocab_size": None}, "draft_vocab_size: found 3072, wanted 256"),
+        ({"head_dim": None}, "head_dim: found 96, wanted 32"),
+        ({"max_position_embeddings": 512}, "max_position_embeddings: found 512, wanted 1024"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method: found 'fp8', wanted None"),
+    ],
+)
+def test_a_config_that_vllm_reads_otherwise_is_refused(recipe, change, message):
+    config, shape = config_of(recipe), shape_of(recipe)
+    vllm.check_config(config, shape, LAYER_IDS, 1024)
+    with pytest.raises(ValueError, match=message):
+        vllm.check_config(config | change, shape, LAYER_IDS, 1024)
+
+
+def test_a_rotation_that_states_a_key_as_null_is_the_same_rotation(recipe):
+    shape = shape_of(recipe)
+    stated = replace(shape, rope_parameters={**shape.rope_parameters, "attention_factor": None})
+    vllm.check_config(config_of(recipe), stated, LAYER_IDS, 1024)
+
+
+def test_both_layouts_hold_the_same_head(tmp_path):
+    recipe = recipe_at(tmp_path, *FOUR_LAYERS, "export.format=speculators")
+    write_run(recipe)
+    ours, theirs = (
+        export_head(changed(recipe, "export", format=layout), serve_check=False) for layout in ("vllm", "speculators")
+    )
+    assert (ours.name, theirs.name) == ("tiny", "tiny-speculators")
+    one, other = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
+    assert "layers.0.hidden_norm.weight" in other
+    other = vllm.checkpoint_tensors(other)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    plain, nested = (vllm.served_values(read_json(directory / "config.json")) for directory in (ours, theirs))
+    assert plain == nested
+
+
+def test_a_key_left_where_vllm_does_not_look_is_refused(tmp_path):
+    recipe = recipe_at(tmp_path, *FOUR_LAYERS, "export.format=speculators")
+    config, shape = config_of(recipe), shape_of(recipe)
+    vllm.check_config(config, shape, recipe.target.aux_layer_ids, 1024)
+    del config["norm_before_residual"]  # where this layout defaults to true
+    del config["transformer_layer_config"]["num_aux_hidden_states"]
+    del config["transformer_layer_config"]["eagle_config"]
+    with pytest.raises(ValueError, match="norm_before_residual: found True, wanted False") as error:
+        vllm.check_config(config, shape, recipe.target.aux_layer_ids, 1024)
+    assert "num_aux_hidden_states: found 3, wanted 4" in str(error.value)
+    with pytest.raises(ValueError, match="peagle"):
+        vllm.served_values({"speculators_model_type": "peagle"})
+
+
+@pytest.mark.slow
+def test_vllm_reads_what_we_say_it_reads(tmp_path):
+    from drafthead.engine.offline import import_vllm
+
+    import_vllm()
+    from vllm.transformers_utils.config import get_config, maybe_override_with_speculators
+
+    recipe = recipe_at(tmp_path, *FOUR_LAYERS, "export.format=speculators")
+    write_run(recipe)
+    directory = export_head(recipe, serve_check=False)
+    parsed = get_config(str(directory), trust_remote_code=False)
+    assert type(parsed).__name__ == "SpeculatorsConfig"
+    assert parsed.architectures == ["Eagle3LlamaForCausalLM"]
+    vllm.check_config(parsed.to_dict(), shape_of(recipe), recipe.target.aux_layer_ids, 1024)
+    model, tokenizer, speculative = maybe_override_with_speculators(str(directory), None, False)
+    assert model == tokenizer == recipe.target_path
+    assert speculative == vllm.speculative_config(directory, 3)

@@ -1,0 +1,204 @@
+"""Export as a whole: what it checks, what it refuses, and what it leaves behind when it fails or is killed."""
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from drafthead import provenance
+from drafthead.config import Recipe
+from drafthead.data.trained_on import read_trained_on
+from drafthead.drafters.eagle3 import vllm
+from drafthead.evaluation.reporting.plan_report import untrained_recipe
+from drafthead.exporting import export as exporting
+from drafthead.exporting.check import check_reload
+from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, served_shape, write_untrained
+from drafthead.provenance import ArtefactError, begin, finish, read_json, reference
+from drafthead.target.pieces import load_target_spec
+from tests.artefacts import ask, write_prompt_artefact
+from tests.exporting.runs import recipe_at, shape_of, write_run
+from tests.recipes import tiny_recipe
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    recipe = recipe_at(tmp_path)
+    write_run(recipe)
+    return recipe
+
+
+def test_rotation_and_positions_are_the_targets_unless_the_recipe_says_otherwise(recipe, tmp_path):
+    config = read_json(export_head(recipe, serve_check=False) / "config.json")
+    target = read_json(Path(recipe.target_path) / "config.json")
+    assert config["rope_parameters"] == target["rope_parameters"]
+    assert config["rope_parameters"]["rope_type"] == "yarn"
+    assert config["max_position_embeddings"] == target["max_position_embeddings"]
+    shorter = recipe_at(tmp_path, "export.max_position_embeddings=1500", "export.format=speculators")
+    config = read_json(export_head(shorter, serve_check=False) / "config.json")
+    assert vllm.served_values(config)["max_position_embeddings"] == 1500
+
+
+def test_yarn_stretches_an_unscaled_rotation_only(tmp_path):
+    recipe = recipe_at(tmp_path, "export.yarn_from=512", "export.max_position_embeddings=2048")
+    with pytest.raises(ValueError, match="yarn"):
+        served_shape(shape_of(recipe), recipe.export)
+    plain = replace(shape_of(recipe), rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    stretched = served_shape(plain, recipe.export)
+    assert stretched.rope_parameters == {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4, "original_max_position_embeddings": 512,
+    }  # fmt: skip
+    assert stretched.max_position_embeddings == 2048
+    with pytest.raises(ValueError, match="4096 .* 2048"):
+        served_shape(plain, recipe.export.model_copy(update={"yarn_from": 4096}))
+
+
+def test_export_is_whole_checked_and_done_once(recipe, caplog):
+    caplog.set_level(logging.INFO)
+    directory = export_head(recipe, serve_check=False)
+    manifest = provenance.require(directory, "head", "")
+    assert set(manifest["files"]) == {"config.json", "model.safetensors"}
+    assert manifest["counts"]["serve_check"] is None
+    assert manifest["counts"]["top_draft_agreement"] > 0.8
+    written = load_file(directory / "model.safetensors")
+    masters = open_checkpoint(recipe, None, load_target_spec(recipe.target_path)).weights()
+    parameters = [tensor for tensor in masters.values() if tensor.is_floating_point()]
+    assert manifest["counts"]["parameters"] == sum(tensor.numel() for tensor in parameters)
+    for name, tensor in written.items():
+        wanted = masters[name].bfloat16() if masters[name].is_floating_point() else masters[name]
+        assert tensor.dtype == wanted.dtype
+        assert torch.equal(tensor, wanted)  # rounded once, from float32
+    assert export_head(recipe, serve_check=False) == directory
+    assert str(directory) in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("head.norm_before_residual=true", "head.norm_before_residual: trained False, to be served True"),
+        ("target.aux_layer_ids=[1,4,6]", r"target.aux_layer_ids: trained \[2, 4, 6\], to be served \[1, 4, 6\]"),
+        ("engine.max_model_len=4096", "max_position_embeddings: found 2048, wanted 4096"),
+    ],
+)
+def test_a_recipe_that_would_serve_another_head_is_refused(recipe, tmp_path, override, message):
+    changed = recipe_at(tmp_path, override)
+    with pytest.raises(ValueError, match=message):
+        export_head(changed, serve_check=False)
+    assert not changed.head_dir.exists()
+    export_head(recipe, serve_check=False)  # the failed attempt claims nothing
+
+
+def test_a_failed_check_leaves_nothing_to_serve(recipe, monkeypatch):
+    def wrong(*_args):
+        raise ValueError("the engine disagrees")
+
+    monkeypatch.setattr(exporting, "validation_documents", lambda *_: None)
+    monkeypatch.setattr(exporting, "check_serving", wrong)
+    with pytest.raises(ValueError, match="the engine disagrees"):
+        export_head(recipe)
+    assert not recipe.head_dir.exists()
+
+
+def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "check_reload", lambda *_: 1 / 0)
+        # As SIGKILL would leave it.
+        patch.setattr(exporting, "shutil", SimpleNamespace(rmtree=lambda *_args, **_options: None))
+        with pytest.raises(ZeroDivisionError):
+            export_head(recipe, serve_check=False)
+    assert {p.name for p in recipe.head_dir.iterdir()} == {".candidate", provenance.IDENTITY}
+    export_head(recipe, serve_check=False)
+    assert not (recipe.head_dir / ".candidate").exists()
+    assert not provenance.verify_files(recipe.head_dir)
+
+
+def test_reload_finds_a_single_changed_weight(recipe):
+    directory = export_head(recipe, serve_check=False)
+    weights = load_file(recipe.run_dir / "checkpoints/step_00000007/model.safetensors")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["fc.weight"][3, 5] += 1
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ValueError, match="logits"):
+        check_reload(directory, weights, shape_of(recipe), "bfloat16")
+
+
+def test_the_whole_vocabulary_is_exported_without_maps(tmp_path):
+    recipe = recipe_at(tmp_path, "head.draft_vocab_size=3072")
+    write_run(recipe)
+    tensors = load_file(export_head(recipe, serve_check=False) / "model.safetensors")
+    assert not {"d2t", "t2d"} & tensors.keys()
+    assert tensors["lm_head.weight"].shape[0] == 3072
+
+
+def test_a_checkpoint_outside_its_run_is_refused(recipe, tmp_path):
+    shutil.copytree(recipe.run_dir / "checkpoints/step_00000007", tmp_path / "elsewhere/a/step_00000007")
+    with pytest.raises(ArtefactError, match=r"runs/NAME/checkpoints"):
+        open_checkpoint(recipe, tmp_path / "elsewhere/a/step_00000007", load_target_spec(recipe.target_path))
+
+
+def test_missing_run_and_missing_checkpoint_say_what_to_do(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    with pytest.raises(ArtefactError, match=r"accelerate launch train/eagle3.py"):
+        export_head(recipe)
+    begin(recipe.run_dir, "run", {})
+    finish(recipe.run_dir, {"best_step": 5})
+    with pytest.raises(ArtefactError, match=r"step_00000005 .* none"):
+        export_head(recipe)
+
+
+def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
+    recipe = untrained_recipe(tiny_recipe(tmp_path), None)
+    directory = write_untrained(recipe)
+    assert directory.name == "tiny-untrained"
+    assert provenance.verify_files(directory) == []
+    assert write_untrained(recipe) == directory  # once
+    config, layer_ids = read_json(directory / "config.json"), recipe.target.aux_layer_ids
+    vllm.check_config(config, shape_of(recipe), layer_ids, recipe.engine.max_model_len)
+    assert load_file(directory / "model.safetensors")["d2t"].shape == (recipe.head.draft_vocab_size,)
+    with pytest.raises(ValueError, match="head.coverage"):
+        write_untrained(tiny_recipe(tmp_path / "other", "head.coverage=0.9", "head.draft_vocab_size=0"))
+
+
+def write_chain(recipe: Recipe, responses_made_from: str | None = None) -> None:
+    """Prompts, responses, states and run, empty but for the prompts, each naming what it was made from."""
+    prompts = write_prompt_artefact(recipe)
+    states = {}
+    for split in ("train", "validation"):
+        begin(recipe.responses_dir(split), "responses", {"prompts": responses_made_from or prompts})
+        responses = reference(finish(recipe.responses_dir(split), {}))
+        begin(recipe.states_dir(split), "states", {"responses": responses})
+        states[split] = reference(finish(recipe.states_dir(split), {}))
+    begin(recipe.run_dir, "run", {"states": states})
+    finish(recipe.run_dir, {})
+
+
+def test_training_and_validation_prompts_are_recorded(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_chain(recipe)
+    begin(recipe.head_dir, "head", {})
+    record_prompts(recipe, recipe.head_dir)
+    manifest = finish(recipe.head_dir, {})
+    assert read_trained_on(recipe.head_dir, manifest) == {ask("train").id, ask("validation").id}
+    (recipe.head_dir / "training_prompts.json").write_text('{"ids": []}')
+    with pytest.raises(ArtefactError, match="training_prompts.json"):
+        read_trained_on(recipe.head_dir, manifest)
+
+
+def test_prompts_of_another_run_are_refused(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    write_chain(recipe, responses_made_from="f" * 64)
+    with pytest.raises(ArtefactError, match=r"responses/train .*prompts \(ffffffffffff"):
+        record_prompts(recipe, recipe.head_dir)
+
+
+def test_without_the_prompts_nothing_is_claimed(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    recipe = tiny_recipe(tmp_path)
+    begin(recipe.head_dir, "head", {})
+    record_prompts(recipe, recipe.head_dir)
+    assert str(recipe.prompts_dir) in caplog.text
+    assert read_trained_on(recipe.head_dir, finish(recipe.head_dir, {})) is None
