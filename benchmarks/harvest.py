@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.generation.states.harvesters import backend
-from drafthead.generation.states.shard_jobs import ShardJob, list_jobs
+from drafthead.generation.harvest import backend
+from drafthead.generation.shards import ShardJob, list_jobs
 from drafthead.made_by import made_by
 from drafthead.target.pieces import TargetSpec, load_target_spec
 

@@ -13,10 +13,9 @@ import sys
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
+from drafthead.generation.harvest import harvest, print_states, print_verification
 from drafthead.generation.plans.estimate import print_estimate
-from drafthead.generation.states.harvest import harvest, print_states
-from drafthead.generation.states.inspect_states import print_verification
-from drafthead.generation.states.shard_jobs import WHOLE, Share
+from drafthead.generation.shards import WHOLE, Share
 from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, GPUS, RATE, assumed_from
 
 OPTIONS = (

@@ -5,6 +5,7 @@ Distributions are lists of equal or mappings of weighted values; each conversati
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from drafthead.config.section import Section, holds_secret
 Effort = Literal["low", "medium", "high"]
 Weight = Annotated[int, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0)]
-Verdict = Literal["keep", "drop"]
+Fault = Literal["truncated", "refused", "looping"]  # how they are told: drafthead/generation/dialogue.py
 
 # How refusals begin in the words of public chat models; compared without case, with straight apostrophes.
 REFUSALS = (
@@ -47,11 +48,8 @@ class ResponsesConfig(Section):
     prompts_per_part: int = Field(default=1024, gt=0)
     # A running vLLM server that serves this target; None: an engine of our own. The key is read from DRAFTHEAD_API_KEY.
     server_url: str | None = None
-    server_model: str | None = None  # the name it serves the target under; None: the only one it serves
-    # Kept by default: a head has to draft what the target says, and it says these things when it is served too.
-    on_truncated: Verdict = "keep"
-    on_refused: Verdict = "keep"
-    on_loop: Verdict = "keep"
+    # Which faulty responses are left out. None by default: the target generates such responses in production too.
+    drop: tuple[Fault, ...] = ()
     refusal_openings: tuple[str, ...] = REFUSALS
     seed: int = Field(default=0, ge=0)
 
@@ -75,6 +73,10 @@ class ResponsesConfig(Section):
         if not self.temperatures:
             raise ValueError("temperature is an empty mapping; write a number, or value: weight")
         return self
+
+    def drops(self, flags: Iterable[str]) -> bool:
+        """Whether a response with these flags is left out."""
+        return not set(self.drop).isdisjoint(flags)
 
     @property
     def temperatures(self) -> dict[float, int]:

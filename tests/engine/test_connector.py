@@ -78,7 +78,7 @@ def reference(harvested: Harvest) -> torch.nn.Module:
 
 @pytest.mark.slow
 def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch.nn.Module):
-    from drafthead.generation.states.harvest_transformers import capture
+    from drafthead.generation.harvest_transformers import capture
 
     assert max(harvested.cached_tokens) >= 256, "the prefix cache was not hit, so it was not tested"
     for shard, texts in zip(harvested.shards, harvested.texts, strict=True):

@@ -23,9 +23,9 @@ from drafthead.drafters.eagle3.model import draft_shape
 from drafthead.drafters.replay import last_answer
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.head import export_head
+from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts.splits import make_prompts
-from drafthead.generation.responses.regenerate import regenerate
-from drafthead.generation.states.harvest import harvest
+from drafthead.generation.regenerate import regenerate
 from drafthead.target.pieces import load_pieces, load_target_spec, target_identity
 from drafthead.training.objective import TTTObjective, score, step_weights
 from drafthead.training.setup import build_model, frozen_target

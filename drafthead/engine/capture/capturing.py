@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
-from drafthead.engine.answering import EngineAnswerer
 from drafthead.engine.capture.shard_writer import ShardSlot
+from drafthead.engine.generate import EngineGenerator
 from drafthead.target.pieces import TargetSpec
 
 if TYPE_CHECKING:
     from vllm import LLM
 
 
-class CapturingEngine(EngineAnswerer):
+class CapturingEngine(EngineGenerator):
     """Answers, and stores the states of answers once their places are known."""
 
     keeps_states = True

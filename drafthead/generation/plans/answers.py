@@ -4,7 +4,7 @@ from drafthead.config import Recipe
 from drafthead.engine.engine_plan import EnginePlan
 from drafthead.engine.rates import Rate, known_rate
 from drafthead.generation.plans.texts import Texts, amount_notes, texts_of
-from drafthead.generation.responses.regenerate import SPLITS, is_answered
+from drafthead.generation.regenerate import SPLITS, is_regenerated
 from drafthead.stage_plan import Assumed, StagePlan
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 
@@ -28,7 +28,7 @@ def answer_plan(recipe: Recipe, assumed: Assumed, found: list[Texts] | None = No
         recipe.target.aux_layer_ids,
     )
     found = found or [texts_of(recipe, split, assumed) for split in SPLITS]
-    answered = [one for one in found if is_answered(recipe, one.split)]
+    answered = [one for one in found if is_regenerated(recipe, one.split)]
     sequences = sum(len(one.texts) for one in answered)
     said, read = sum(one.answers for one in answered), sum(one.tokens - one.answers for one in answered)
     engine = EnginePlan(recipe, assumed)

@@ -10,10 +10,8 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import Said
 from drafthead.data.responses import iter_responses
-from drafthead.generation.responses.asking import Request, continuation, prepare
-from drafthead.generation.responses.dialogue import open_dialogue
-from drafthead.generation.responses.keeping import Keeper
-from drafthead.generation.responses.regenerate import is_answered
+from drafthead.generation.dialogue import Turn, continuation, open_dialogue, prepare
+from drafthead.generation.regenerate import is_regenerated, kept_responses
 from drafthead.progress import progress_bar
 from drafthead.provenance import MANIFEST
 from drafthead.stage_plan import PROMPTS, Assumed
@@ -111,9 +109,9 @@ def _assumed_text(recipe: Recipe, split: str, assumed: Assumed) -> Text:
 
 def _of_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[Text]:
     tokenizer, prompts = load_tokenizer(recipe, templated=True), read_prompts(recipe.prompts_dir, split)
-    if not is_answered(recipe, split):
+    if not is_regenerated(recipe, split):
         with progress_bar(len(prompts), "reading answers", "prompt") as bar:
-            kept, _ = Keeper(recipe, tokenizer).keep(prompts, bar)
+            kept, _ = kept_responses(recipe, tokenizer, prompts, bar)
         return [Text(len(response.prompt_ids), len(response.response_ids)) for response in kept]
     texts: list[Text] = []
     dialogues = [open_dialogue(prompt, recipe.responses.turn_by_turn) for prompt in prompts]
@@ -125,7 +123,7 @@ def _of_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[Text]:
     return texts
 
 
-def _longest(recipe: Recipe, split: str, request: Request, assumed: Assumed) -> Text:
+def _longest(recipe: Recipe, split: str, request: Turn, assumed: Assumed) -> Text:
     """A question with the longest answers before it that the engine has room for."""
     after = continuation(recipe, split)
     answer = min(request.max_tokens, assumed.answer_tokens or request.max_tokens)

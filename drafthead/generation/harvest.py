@@ -1,0 +1,245 @@
+"""Run the target over its own text and store its hidden states at every position.
+
+A sequence is prompt, response and continuation; the loss mask is 1 on the response only. The work is cut into shards
+(generation.shards), which one engine makes in this process, many on a Ray cluster (generation.cluster), or independent
+processes that take a share each. With states.one_pass the shards were captured while the target generated, and only
+what is missing is made. With states.spool_shards the training split becomes a spool that training empties meanwhile
+(generation.online).
+
+Several processes may begin and finish a store at the same time: they write the same, and each file appears whole or not
+at all.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from drafthead.config import Recipe
+from drafthead.data import checksums
+from drafthead.data.responses import KIND as RESPONSES
+from drafthead.data.spool import KIND as SPOOL
+from drafthead.data.spool import terms
+from drafthead.data.store import KIND, Shard
+from drafthead.data.verify import verify_shard, verify_store
+from drafthead.engine.capture.capturing import check_written_states, harvest_engine
+from drafthead.engine.offline import generate
+from drafthead.generation.running import Runner, Task, Worker, run_here, unwritten
+from drafthead.generation.shards import WHOLE, ShardJob, Share, list_jobs, move_captured, states_identity, to_do
+from drafthead.provenance import IDENTITY, ArtefactError, begin, finish, read_json, reference, require
+from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_names
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation")
+_MAKE_RESPONSES = "python data_gen/regenerate.py RECIPE"
+_MIN_AGREEMENT = 0.9  # of the T = 0 text; what is missing are near ties between two tokens
+
+
+def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner = run_here) -> bool:
+    """Make the states of both splits; finished shards are kept, and no model is loaded when all are.
+
+    Args:
+        recipe: target, engine and states sections are used.
+        share: make these shards only. The process that finds all shards of a split finishes it.
+        run: makes the shards.
+
+    Returns:
+        Whether both splits are finished; False when shards of other shares are missing.
+
+    Raises:
+        ArtefactError: responses are missing or come from another target, or a directory holds something else.
+        FileNotFoundError: the target is missing.
+        ValueError: an aux layer lies beyond the target, a sequence is too long, or a shard could not be written.
+    """
+    spec, spool = load_target_spec(recipe.target_path, recipe.target.revision), recipe.states.spool_shards
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    if spool is not None and (run is not run_here or share != WHOLE):
+        raise ValueError(
+            f"states.spool_shards {spool}: one engine fills a spool, in the order in which training reads it; leave "
+            "out --cluster and --shards, or harvest the whole store without a spool"
+        )
+    unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
+    if spool is not None:
+        from drafthead.generation.online import harvest_online  # which imports this module
+
+        harvest_online(recipe, spec, validation="validation" in unfinished)
+        return True
+    jobs = {split: list_jobs(recipe, split) for split in unfinished}
+    if recipe.states.one_pass:
+        for split in unfinished:
+            move_captured(recipe, spec, split, jobs[split])
+    missing = to_do([job for split in unfinished for job in jobs[split] if job in share])
+    if missing:
+        started = time.monotonic()
+        run(harvesting(recipe, spec), missing)
+        tokens = sum(job.num_tokens for job in missing)
+        rate = tokens / (time.monotonic() - started)
+        logger.info("harvested %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
+    finished = [_finish_if_whole(recipe, jobs[split], split) for split in unfinished]
+    return all(finished)
+
+
+def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
+    """Check a split's responses and claim the directory of its states; True when they are complete.
+
+    Raises:
+        ArtefactError: responses are missing or come from another target, or the directory holds something else.
+    """
+    responses = require(recipe.responses_dir(split), RESPONSES, _MAKE_RESPONSES, every_byte=True)
+    made_by, target = target_names(responses["identity"]["target"], recipe, spec)
+    if made_by != target:
+        raise ArtefactError(
+            f"{recipe.responses_dir(split)} was generated by {made_by}, but target.path is {target}: the text would "
+            f"not be the target's own; delete the responses and run: {_MAKE_RESPONSES}"
+        )
+    identity = {"responses": reference(responses), **states_identity(recipe, spec)}
+    if split == "train" and recipe.states.spool_shards is not None:
+        return begin(recipe.states_dir(split), SPOOL, identity | terms(recipe))
+    return begin(recipe.states_dir(split), KIND, identity)
+
+
+def _finish_if_whole(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> bool:
+    if lacking := unwritten(jobs):
+        logger.info(
+            "%-10s %d of %d shards exist; the process that writes the last one finishes the store, or the command "
+            "without --shards",
+            *(split, len(jobs) - len(lacking), len(jobs)),
+        )
+        return False
+    finish_split(recipe, jobs, split)
+    return True
+
+
+def finish_split(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> None:
+    """Check a whole store and write its manifest.
+
+    Raises:
+        ArtefactError: the states do not lead to the target's own text.
+    """
+    directory = recipe.states_dir(split)
+    tokens = sum(job.num_tokens for job in jobs)
+    agreement = argmax_agreement(jobs)
+    if agreement is not None and agreement < _MIN_AGREEMENT:
+        raise ArtefactError(
+            f"the states in {directory} do not lead to the target's own text: its argmax is the next token at only "
+            f"{agreement:.1%} of the T = 0 positions; the engine read another checkpoint or captured other rows. "
+            f"Delete {directory} and compare with states.backend=transformers"
+        )
+    counts = {
+        "sequences": sum(job.size for job in jobs),
+        "tokens": tokens,
+        "loss_tokens": sum(len(r.response_ids) for job in jobs for r in job.responses),
+        "shards": len(jobs),
+        "bytes_per_token": sum(job.path.stat().st_size for job in jobs) / tokens,
+        "argmax_agreement": agreement,
+    }
+    known = {job.path.name: sha256 for job in jobs if (sha256 := checksums.noted(job.path))}
+    finish(directory, counts, checksums=known)
+    for job in jobs:
+        checksums.forget(job.path)
+
+
+def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
+    """Share of greedily generated tokens that the harvested states predict; None where nothing was greedy.
+
+    Row t predicts token t + 1, so of a sequence  p0 p1 r2 r3  (p prompt, r response) rows 1 and 2 are compared.
+    """
+    agreed = total = 0
+    for job in jobs:
+        shard = Shard(job.path)
+        for i, response in enumerate(job.responses):
+            if response.temperature == 0:
+                sequence = shard[i]
+                following = sequence.input_ids[sequence.first_row + 1 :]
+                in_loss = sequence.loss_mask[sequence.first_row + 1 :].bool()
+                agreed += int((sequence.argmax[:-1] == following)[in_loss].sum())
+                total += int(in_loss.sum())
+    return agreed / total if total else None
+
+
+def harvesting(recipe: Recipe, spec: TargetSpec) -> Task:
+    """The task of making shards."""
+    return Task(partial(backend, recipe, spec), recipe.engine.tensor_parallel_size, "harvesting", "seq", "shard")
+
+
+def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
+    """The recipe's way to run the target, started when the block is entered."""
+    if recipe.states.backend == "transformers":
+        from drafthead.generation.harvest_transformers import transformers_harvester
+
+        return transformers_harvester(recipe, spec)
+    return _vllm_harvester(recipe, spec)
+
+
+class _VllmHarvester:
+    def __init__(self, llm: "LLM"):
+        self._llm = llm
+
+    def make(self, job: ShardJob, bar: tqdm) -> None:
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                temperature=0.0, max_tokens=1, detokenize=False, extra_args={"kv_transfer_params": slot.to_params()}
+            )
+            for slot in job.slots()
+        ]
+        generate(self._llm, job.texts(), params, bar)
+        check_written_states(self._llm, wait=False)
+
+    def finish(self) -> None:
+        check_written_states(self._llm, wait=True)
+
+
+@contextmanager
+def _vllm_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Worker]:
+    with harvest_engine(recipe, spec) as llm:
+        yield _VllmHarvester(llm)
+
+
+def print_states(recipe: Recipe) -> None:
+    """One line per split: sequences, tokens, bytes per token in the recipe's format."""
+    for split in SPLITS:
+        kind = SPOOL if split == "train" and recipe.states.spool_shards is not None else KIND
+        counts = require(recipe.states_dir(split), kind, "python data_gen/harvest.py RECIPE")["counts"]
+        if kind == SPOOL:
+            print(f"{split:<10} {counts['shards']} shards ({counts['epochs']} epochs) passed through the spool")
+            continue
+        agreement = counts["argmax_agreement"]
+        check = "" if agreement is None else f", target's argmax is its own text at {agreement:.1%} of positions"
+        print(
+            f"{split:<10} {counts['sequences']:,} sequences, {counts['tokens']:,} tokens "
+            f"({counts['loss_tokens']:,} in the loss), {counts['shards']} shards, "
+            f"{counts['bytes_per_token']:,.0f} bytes per token in {recipe.states.format}{check}"
+        )
+
+
+def print_verification(recipe: Recipe) -> bool:
+    """`harvest.py --verify`: read both splits and print a line per split and per problem.
+
+    Returns:
+        Whether both are whole. Of a spool, whose shards come and go without checksums, those that exist are read.
+    """
+    whole = True
+    for split in SPLITS:
+        directory = recipe.states_dir(split)
+        shards = sorted(directory.glob("shard-*.safetensors"))
+        identity = read_json(directory / IDENTITY) if (directory / IDENTITY).exists() else {}
+        if identity.get("kind") == SPOOL:
+            problems, checked = [p for path in shards for p in verify_shard(path, identity)], "structure and values"
+        else:
+            problems, checked = verify_store(directory), "checksums, structure and values"
+        found = f"{len(problems)} problems" if problems else "whole"
+        print(f"{split:<10} {len(shards)} shards, {checked}: {found}")
+        for problem in problems:
+            print(f"{'':<10} {problem}")
+        whole = whole and not problems
+    return whole
