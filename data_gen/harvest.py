@@ -15,7 +15,7 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
 from drafthead.generation.harvest import harvest, print_states, print_verification
 from drafthead.generation.plans.estimate import print_estimate
-from drafthead.generation.shards import WHOLE, Share
+from drafthead.generation.shards import WHOLE, parse_share
 from drafthead.stage_plan import AMOUNTS, DRY_RUN, GPU, GPUS, RATE, assumed_from
 
 OPTIONS = (
@@ -32,7 +32,7 @@ def main() -> None:
     if args.dry_run:
         print_estimate(recipe, assumed_from(args))
         return
-    share = Share.parse(args.shards) if args.shards else WHOLE
+    share = parse_share(args.shards) if args.shards else WHOLE
     if harvest(recipe, share, running.runner(args)):
         print_states(recipe)
 

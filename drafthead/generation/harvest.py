@@ -29,7 +29,7 @@ from drafthead.data.verify import verify_shard, verify_store
 from drafthead.engine.capture.capturing import check_written_states, harvest_engine
 from drafthead.engine.offline import generate
 from drafthead.generation.running import Runner, Task, Worker, run_here, unwritten
-from drafthead.generation.shards import WHOLE, ShardJob, Share, list_jobs, move_captured, states_identity, to_do
+from drafthead.generation.shards import WHOLE, ShardJob, list_jobs, move_captured, states_identity, to_do
 from drafthead.provenance import IDENTITY, ArtefactError, begin, finish, read_json, reference, require
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_names
 
@@ -43,7 +43,7 @@ _MAKE_RESPONSES = "python data_gen/regenerate.py RECIPE"
 _MIN_AGREEMENT = 0.9  # of the T = 0 text; what is missing are near ties between two tokens
 
 
-def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner = run_here) -> bool:
+def harvest(recipe: Recipe, share: slice = WHOLE, run: Runner = run_here) -> bool:
     """Make the states of both splits; finished shards are kept, and no model is loaded when all are.
 
     Args:
@@ -76,7 +76,7 @@ def harvest(recipe: Recipe, share: Share = WHOLE, run: Runner = run_here) -> boo
     if recipe.states.one_pass:
         for split in unfinished:
             move_captured(recipe, spec, split, jobs[split])
-    missing = to_do([job for split in unfinished for job in jobs[split] if job in share])
+    missing = to_do([job for split in unfinished for job in jobs[split][share]])
     if missing:
         started = time.monotonic()
         run(harvesting(recipe, spec), missing)

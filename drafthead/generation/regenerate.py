@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ from drafthead.data.responses import (
     read_left_out,
     read_makers,
     read_part,
+    read_parts,
     write_part,
 )
 from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
@@ -248,10 +250,8 @@ def generate_responses(
         prompts: of a part.
         bar: advances by the number of turns in `prompts`.
     """
-    place = {prompt.id: i for i, prompt in enumerate(prompts)}
     read, settings = answer_reader(tokenizer), recipe.responses
-    responses: list[Response] = []
-    order: dict[str, tuple[int, int]] = {}
+    responses: dict[str, list[Response]] = {prompt.id: [] for prompt in prompts}
     left_out: list[LeftOut] = []
     dialogues = [open_dialogue(prompt, settings.turn_by_turn) for prompt in prompts]
     while dialogues:
@@ -277,8 +277,7 @@ def generate_responses(
             if drop:
                 left_out.append(LeftOut(response.id, response.category, DROPPED, response.flags))
             else:
-                order[response.id] = place[dialogue.prompt.id], dialogue.turn
-                responses.append(response)
+                responses[dialogue.prompt.id].append(response)
             following = dialogue.after(message)
             if following and (why := _ends(response, message, drop)):
                 lost.append(LeftOut(following.id, response.category, ENDED + why, turns=following.turns_left))
@@ -286,7 +285,7 @@ def generate_responses(
                 dialogues.append(following)
         bar.update(sum(entry.turns for entry in lost))
         left_out += lost
-    return sorted(responses, key=lambda response: order[response.id]), left_out
+    return list(chain.from_iterable(responses.values())), left_out
 
 
 def _generate(
@@ -425,11 +424,12 @@ def print_responses(recipe: Recipe) -> None:
     for split in SPLITS:
         directory = recipe.responses_dir(split)
         counts = require(directory, KIND, "python data_gen/regenerate.py RECIPE")["counts"]
-        kept = list(iter_responses(directory))
+        kept = list(chain.from_iterable(read_parts(directory).values()))
         drops = [entry for entry in read_left_out(directory) if entry.flags]
-        for category in [*sorted({one.category for one in (*kept, *drops)}), "all"]:
+        for category in [*sorted({r.category for r in kept} | {entry.category for entry in drops}), "all"]:
             lengths = [len(r.response_ids) for r in kept if category in (r.category, "all")]
-            flags = [one.flags for one in (*kept, *drops) if category in (one.category, "all")]
+            flags = [r.flags for r in kept if category in (r.category, "all")]
+            flags += [entry.flags for entry in drops if category in (entry.category, "all")]
             shares = [f"{sum(flag in found for found in flags) / len(flags):.0%}" for flag in FLAGS]
             mean = f"{sum(lengths) / max(len(lengths), 1):.0f}"
             table.add_row(split, category, str(len(lengths)), str(len(flags) - len(lengths)), mean, *shares)

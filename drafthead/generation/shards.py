@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from drafthead.config import Recipe
 from drafthead.data import checksums
@@ -71,35 +71,24 @@ class ShardJob:
         return [[*r.prompt_ids, *r.response_ids, *r.continuation_ids] for r in self.responses]
 
 
-@dataclass(frozen=True)
-class Share:
-    """What one of several independent processes makes of each split: every `of`-th shard, from `index` on."""
-
-    index: int = 0
-    of: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `I/N`.
-
-        Raises:
-            ValueError: it is of another form, or I is not one of 0 to N - 1.
-        """
-        index, _, of = text.partition("/")
-        if not (index.isdecimal() and of.isdecimal() and int(of)):
-            raise ValueError(f"--shards {text} is not of the form I/N, such as 0/8 for the first of eight processes")
-        if int(index) >= int(of):
-            last = int(of) - 1
-            raise ValueError(
-                f"--shards {text}: of {of} processes the numbers are 0 to {last}; for a Slurm array: --array=0-{last}"
-            )
-        return cls(int(index), int(of))
-
-    def __contains__(self, job: ShardJob) -> bool:
-        return job.index % self.of == self.index
+WHOLE = slice(None)
 
 
-WHOLE = Share()
+def parse_share(text: str) -> slice:
+    """What one of N independent processes makes of the shards of a split, from `I/N`: every N-th, from number I on.
+
+    Raises:
+        ValueError: the text is of another form, or I is not one of 0 to N - 1.
+    """
+    index, _, of = text.partition("/")
+    if not (index.isdecimal() and of.isdecimal() and int(of)):
+        raise ValueError(f"--shards {text} is not of the form I/N, such as 0/8 for the first of eight processes")
+    if int(index) >= int(of):
+        last = int(of) - 1
+        raise ValueError(
+            f"--shards {text}: of {of} processes the numbers are 0 to {last}; for a Slurm array: --array=0-{last}"
+        )
+    return slice(int(index), None, int(of))
 
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
