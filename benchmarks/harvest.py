@@ -76,10 +76,10 @@ def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
         from vllm import SamplingParams
 
         one = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        generate(llm, jobs[0].texts()[:32], one)
+        generate(llm, jobs[0].sequences()[:32], one)
         started = now()
         for job in jobs:
-            generate(llm, job.texts(), one)
+            generate(llm, job.sequences(), one)
         return since(started)
 
 
@@ -112,7 +112,7 @@ def main() -> None:
     )
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     jobs = jobs_of(recipe, recipe.directory(), args.sequences)
-    tokens = sum(len(text) for job in jobs for text in job.texts())
+    tokens = sum(len(text) for job in jobs for text in job.sequences())
     made = made_by()
     print(f"{tokens:,} tokens in {sum(len(j.responses) for j in jobs)} sequences; {made['machine']}; {made['created']}")
     print(f"states.format {recipe.states.format}, load average {os.getloadavg()[0]:.1f}")

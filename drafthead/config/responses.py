@@ -1,4 +1,4 @@
-"""The recipe's section on responses: what the target answers, how it is sampled, who runs it, and what is kept.
+"""The recipe's section on responses: how the target generates them, on which engine, and which are kept.
 
 Distributions are lists of equal or mappings of weighted values; each conversation draws from them by a hash of
 `seed` and its prompt's id (drafthead/generation/draw.py), so a restart draws the same.
@@ -36,10 +36,10 @@ REFUSALS = (
 
 
 class ResponsesConfig(Section):
-    """How the training prompts get their answers. Validation prompts are answered by the target at temperature 0."""
+    """How the training prompts get their responses. Those to validation prompts are always generated, greedily."""
 
-    regenerate: bool = True  # False: training keeps the answers that the data has
-    # Earlier answers of a chat: the target's own, every turn of it answered in order, or those of the data.
+    regenerate: bool = True  # False: training keeps the responses that the data has
+    # Earlier responses of a chat: the target's own, every turn generated in order, or those of the data.
     history: Literal["regenerated", "given"] = "regenerated"
     # One value, or value -> weight (whole numbers): one is drawn per conversation.
     temperature: Temperature | dict[Temperature, Weight] = 1.0
@@ -91,5 +91,5 @@ class ResponsesConfig(Section):
 
     @property
     def turn_by_turn(self) -> bool:
-        """Whether every turn of a chat is answered, on top of the target's own earlier answers."""
+        """Whether every turn of a chat is generated, on top of the target's own earlier responses."""
         return self.regenerate and self.history == "regenerated"

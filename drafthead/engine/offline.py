@@ -108,7 +108,7 @@ def offline_engine(recipe: Recipe, *, seeded: bool = False, **more: Any) -> Iter
         recipe, seeded, more: as in `engine_arguments`; with `speculative_config`, say, it drafts.
 
     Raises:
-        ValueError: vLLM is not installed, or the recipe asks for tensor parallelism on CPU.
+        ValueError: vLLM is not installed, or the recipe has tensor parallelism on CPU.
     """
     vllm = import_vllm()
     if on_cpu() and recipe.engine.tensor_parallel_size > 1:

@@ -215,7 +215,7 @@ class Server:
         api_key: of the /v1 routes; not part of the representation, so that it reaches no log.
         log_path: everything the server wrote; None for one that was not started here.
         command: what was started.
-        start_s: seconds from the start of the process to its first healthy answer.
+        start_s: seconds from the start of the process until it is healthy.
         managed: whether it was started here; another may lack the cache reset and the counters.
         process: that was started here, or None.
     """

@@ -69,7 +69,7 @@ class Dialogue:
 def open_dialogue(prompt: Prompt, turn_by_turn: bool) -> Dialogue:
     """A conversation at its first turn, or at its last one with the history of the data.
 
-    Tool results belong to the calls of whoever made them, so a conversation with tools in it keeps its history.
+    Tool results belong to the calls that were made, so a conversation with tools in it keeps its history.
     """
     used_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in prompt.messages)
     if prompt.prompt_ids is not None or used_tools or not turn_by_turn:

@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one answer is sampled."""
+    """How one response is sampled."""
 
     temperature: float
     effort: Effort

@@ -192,7 +192,7 @@ class _VllmHarvester:
             )
             for slot in job.slots()
         ]
-        generate(self._llm, job.texts(), params, bar)
+        generate(self._llm, job.sequences(), params, bar)
         check_written_states(self._llm, wait=False)
 
     def finish(self) -> None:

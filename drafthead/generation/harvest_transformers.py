@@ -49,9 +49,9 @@ class TransformersHarvester:
         self._model, self._boundaries, self._writer = model, boundaries, writer
 
     def make(self, job: ShardJob, bar: tqdm) -> None:
-        for slot, text in zip(job.slots(), job.texts(), strict=True):
-            rows = capture(self._model, text, self._boundaries)
-            self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)
+        for slot, ids in zip(job.slots(), job.sequences(), strict=True):
+            rows = capture(self._model, ids, self._boundaries)
+            self._writer.add(slot, torch.tensor(ids, dtype=torch.int32), rows)
             bar.update(1)
 
     def finish(self) -> None:

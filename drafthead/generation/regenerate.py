@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation")
-ENDED = "an earlier answer of the conversation was "
+ENDED = "an earlier answer of the conversation was "  # in the parts, as "answers kept" is
 GIVEN = "given"  # finish_reason of a response that the data had
 
 
@@ -219,7 +219,7 @@ class PartWorker:
         write_part(part.path, responses, left_out, generator.made_by)
         jobs = shards_of_part(recipe, part.split, part.path.stem, responses)
         slots = [slot for job in jobs for slot in job.slots()]
-        generator.store(slots, [text for job in jobs for text in job.texts()])
+        generator.store(slots, [ids for job in jobs for ids in job.sequences()])
 
     def finish(self) -> None:
         """Wait until everything is on disk."""

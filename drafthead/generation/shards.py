@@ -57,7 +57,7 @@ class ShardJob:
 
     @property
     def num_tokens(self) -> int:
-        return sum(map(len, self.texts()))
+        return sum(map(len, self.sequences()))
 
     def slots(self) -> list[ShardSlot]:
         """Where each sequence goes."""
@@ -66,7 +66,7 @@ class ShardJob:
             for i, r in enumerate(self.responses)
         ]
 
-    def texts(self) -> list[list[int]]:
+    def sequences(self) -> list[list[int]]:
         """Token ids of each sequence."""
         return [[*r.prompt_ids, *r.response_ids, *r.continuation_ids] for r in self.responses]
 
@@ -74,19 +74,19 @@ class ShardJob:
 WHOLE = slice(None)
 
 
-def parse_share(text: str) -> slice:
+def parse_share(share: str) -> slice:
     """What one of N independent processes makes of the shards of a split, from `I/N`: every N-th, from number I on.
 
     Raises:
-        ValueError: the text is of another form, or I is not one of 0 to N - 1.
+        ValueError: it is of another form, or I is not one of 0 to N - 1.
     """
-    index, _, of = text.partition("/")
+    index, _, of = share.partition("/")
     if not (index.isdecimal() and of.isdecimal() and int(of)):
-        raise ValueError(f"--shards {text} is not of the form I/N, such as 0/8 for the first of eight processes")
+        raise ValueError(f"--shards {share} is not of the form I/N, such as 0/8 for the first of eight processes")
     if int(index) >= int(of):
         last = int(of) - 1
         raise ValueError(
-            f"--shards {text}: of {of} processes the numbers are 0 to {last}; for a Slurm array: --array=0-{last}"
+            f"--shards {share}: of {of} processes the numbers are 0 to {last}; for a Slurm array: --array=0-{last}"
         )
     return slice(int(index), None, int(of))
 
@@ -210,4 +210,4 @@ def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[S
 def _holds_responses(job: ShardJob) -> bool:
     """Whether a shard was captured over these very responses, and not over earlier ones to the same prompts."""
     shard = open_checked(job.path, [response.id for response in job.responses])
-    return all(shard.rows(i, "input_ids").tolist() == text for i, text in enumerate(job.texts()))
+    return all(shard.rows(i, "input_ids").tolist() == ids for i, ids in enumerate(job.sequences()))

@@ -172,8 +172,8 @@ def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch)
 
 def test_a_cache_that_is_not_reset_at_once_is_reset_again():
     """vLLM returns code 200 and success false while blocks are still held."""
-    answers = iter([False, False, True])
-    with serving(lambda _body: (200, {"success": next(answers, False)})) as theirs:
+    results = iter([False, False, True])
+    with serving(lambda _body: (200, {"success": next(results, False)})) as theirs:
         url = theirs.responses.server_url.removesuffix("/v1")
         assert Server(url, "m", "key", None, (), 1.0).reset_prefix_cache()
         with pytest.raises(ServerError, match="reset_prefix_cache"):
