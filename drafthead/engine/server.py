@@ -26,7 +26,6 @@ from typing import Any
 
 import httpx
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 
 from drafthead.config import Recipe
 from drafthead.engine.offline import cpu_cache_gib
@@ -330,6 +329,8 @@ class Server:
 
 def parse_metrics(text: str) -> dict[str, float]:
     """Counters and gauges of a Prometheus page; `_total` is dropped from the names of counters."""
+    from prometheus_client.parser import text_string_to_metric_families  # of vLLM, which harvesting can do without
+
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         if family.type not in ("counter", "gauge"):

@@ -1,23 +1,29 @@
-"""Conversations that are generated turn by turn: the prompt of each turn, and what is wrong with its response.
+"""Conversations generated turn by turn: the prompt of each turn, its response, and what is wrong with that.
 
 Each response is one stored sequence: the prompt as the engine read it, then the response. A later turn's prompt is
 rendered anew from the messages, as a server does it, and is not the tokens of the turns before: Harmony drops the
 analysis of earlier responses, other templates move or trim text. One sequence for the whole chat would therefore hold
 tokens that no engine ever read in that place. What the exact form costs is that a chat's beginning is stored, and its
 states are harvested, once per turn.
+
+A round of turns is one batch for the engine, see `generate_responses`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.config.responses import ResponsesConfig
 from drafthead.data.looping import loops
 from drafthead.data.prompts import Prompt
-from drafthead.data.reading import Said
+from drafthead.data.reading import Said, answer_reader
 from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.data.responses import LeftOut
+from drafthead.data.responses import LeftOut, Response
+from drafthead.engine.generate import Generation, GenerationRequest, Generator
 from drafthead.generation.draw import Sampling, draw_sampling
 
 if TYPE_CHECKING:
@@ -28,6 +34,7 @@ Message = dict[str, Any]
 TRUNCATED, REFUSED, LOOPING = "truncated", "refused", "looping"
 FLAGS = (TRUNCATED, REFUSED, LOOPING)
 DROPPED = "dropped"  # the reason why a response with a flag is missing
+ENDED = "an earlier answer of the conversation was "  # as it is stored in the parts
 NO_ROOM = "no room for a response in engine.max_model_len"
 _QUOTES = str.maketrans("\u2018\u2019", "''")
 
@@ -144,6 +151,107 @@ def room_after(recipe: Recipe, split: str, num_prompt_tokens: int) -> int:
 def continuation(recipe: Recipe, split: str) -> int:
     """Tokens generated past the stop: K where acceptance is replayed, because vLLM counts before it trims."""
     return recipe.train.num_ttt_steps if split == "validation" else 0
+
+
+def generate_responses(
+    recipe: Recipe,
+    tokenizer: "PreTrainedTokenizerBase",
+    generator: Generator,
+    split: str,
+    prompts: Sequence[Prompt],
+    bar: tqdm,
+) -> tuple[list[Response], list[LeftOut]]:
+    """Responses to every turn of the prompts, in their order, and what is missing among them.
+
+    All first turns are one batch for the engine, then all second ones, and so on. Given up: a full batch at the end of
+    each round, where the longest responses run alone; large parts make that rare. A conversation ends early when its
+    response was cut off, is no message to the user, or was dropped: a later turn on top of something else would not be
+    what a server sees. Its further turns are counted.
+
+    Args:
+        recipe: engine, responses and train sections are used.
+        tokenizer: of the target.
+        generator: runs the target.
+        split: "train" or "validation"; the latter is generated greedily and past the stop.
+        prompts: of a part.
+        bar: advances by the number of turns in `prompts`.
+    """
+    read, settings = answer_reader(tokenizer), recipe.responses
+    responses: dict[str, list[Response]] = {prompt.id: [] for prompt in prompts}
+    left_out: list[LeftOut] = []
+    dialogues = [open_dialogue(prompt, settings.turn_by_turn) for prompt in prompts]
+    while dialogues:
+        turns, lost = prepare(recipe, tokenizer, split, dialogues)
+        dialogues = []
+        for turn, generation, beyond in _generate(generator, turns, continuation(recipe, split), bar):
+            dialogue, message = turn.dialogue, read(generation.token_ids)
+            response = Response(
+                id=dialogue.id,
+                category=dialogue.prompt.category,
+                prompt_ids=turn.prompt_ids,
+                response_ids=generation.token_ids,
+                continuation_ids=beyond,
+                text=str(tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
+                finish_reason=generation.finish_reason,
+                temperature=turn.sampling.temperature,
+                reasoning_effort=turn.sampling.effort,
+                seed=turn.sampling.seed,
+                turn=dialogue.turn,
+                flags=flags_of(settings, message, generation.token_ids, generation.finish_reason),
+            )
+            drop = settings.drops(response.flags)
+            if drop:
+                left_out.append(LeftOut(response.id, response.category, DROPPED, response.flags))
+            else:
+                responses[dialogue.prompt.id].append(response)
+            following = dialogue.after(message)
+            if following and (why := _ends(response, message, drop)):
+                lost.append(LeftOut(following.id, response.category, ENDED + why, turns=following.turns_left))
+            elif following:
+                dialogues.append(following)
+        bar.update(sum(entry.turns for entry in lost))
+        left_out += lost
+    return list(chain.from_iterable(responses.values())), left_out
+
+
+def _generate(
+    generator: Generator, turns: Sequence[Turn], num_continued: int, bar: tqdm
+) -> list[tuple[Turn, Generation, list[int]]]:
+    """One response per turn, and the token ids that follow it past its stop."""
+    if not turns:  # all of a round may be left out
+        return []
+    requests = [
+        GenerationRequest(
+            turn.prompt_ids,
+            turn.max_tokens,
+            turn.sampling.temperature,
+            turn.sampling.seed,
+            keep="" if num_continued else turn.dialogue.id,  # states are those of the whole sequence
+        )
+        for turn in turns
+    ]
+    generations = generator.generate(requests, bar)
+    beyond: list[list[int]] = [[] for _ in turns]
+    if num_continued:
+        further = [
+            GenerationRequest(
+                [*turn.prompt_ids, *one.token_ids], num_continued, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
+            )
+            for turn, one in zip(turns, generations, strict=True)
+        ]
+        beyond = [one.token_ids for one in generator.generate(further)]
+    return list(zip(turns, generations, beyond, strict=True))
+
+
+def _ends(response: Response, message: Said, drop: bool) -> str | None:
+    """Why a conversation does not go on after this response."""
+    if TRUNCATED in response.flags:
+        return "cut off"
+    if drop:
+        return "dropped"
+    if message.is_call:
+        return "a tool call"
+    return None if message.content.strip() else "no message to the user"
 
 
 def flags_of(settings: ResponsesConfig, response: Said, token_ids: Sequence[int], finish_reason: str) -> list[str]:

@@ -33,7 +33,6 @@ from drafthead.config import Recipe
 from drafthead.data.kept import KeptAnswers
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
-from drafthead.data.reading import Said, answer_reader
 from drafthead.data.rendering import UnrenderableError, reads_clock, renderer, template_day
 from drafthead.data.responses import (
     KIND,
@@ -48,17 +47,15 @@ from drafthead.data.responses import (
     write_part,
 )
 from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
-from drafthead.engine.generate import Generation, GenerationRequest, Generator, ServerGenerator, engine_generator
+from drafthead.engine.generate import Generator, ServerGenerator, engine_generator
 from drafthead.generation.dialogue import (
     DROPPED,
     FLAGS,
     NO_ROOM,
-    TRUNCATED,
-    Turn,
     continuation,
     flags_of,
+    generate_responses,
     open_dialogue,
-    prepare,
     room_after,
 )
 from drafthead.generation.draw import draw_sampling
@@ -75,7 +72,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation")
-ENDED = "an earlier answer of the conversation was "  # in the parts, as "answers kept" is
 GIVEN = "given"  # finish_reason of a response that the data had
 
 
@@ -225,107 +221,6 @@ class PartWorker:
         """Wait until everything is on disk."""
         if isinstance(self._generator, CapturingEngine):
             self._generator.finish()
-
-
-def generate_responses(
-    recipe: Recipe,
-    tokenizer: "PreTrainedTokenizerBase",
-    generator: Generator,
-    split: str,
-    prompts: Sequence[Prompt],
-    bar: tqdm,
-) -> tuple[list[Response], list[LeftOut]]:
-    """Responses to every turn of the prompts, in their order, and what is missing among them.
-
-    All first turns are one batch for the engine, then all second ones, and so on. Given up: a full batch at the end of
-    each round, where the longest responses run alone; large parts make that rare. A conversation ends early when its
-    response was cut off, is no message to the user, or was dropped: a later turn on top of something else would not be
-    what a server sees. Its further turns are counted.
-
-    Args:
-        recipe: engine, responses and train sections are used.
-        tokenizer: of the target.
-        generator: runs the target.
-        split: "train" or "validation"; the latter is generated greedily and past the stop.
-        prompts: of a part.
-        bar: advances by the number of turns in `prompts`.
-    """
-    read, settings = answer_reader(tokenizer), recipe.responses
-    responses: dict[str, list[Response]] = {prompt.id: [] for prompt in prompts}
-    left_out: list[LeftOut] = []
-    dialogues = [open_dialogue(prompt, settings.turn_by_turn) for prompt in prompts]
-    while dialogues:
-        turns, lost = prepare(recipe, tokenizer, split, dialogues)
-        dialogues = []
-        for turn, generation, beyond in _generate(generator, turns, continuation(recipe, split), bar):
-            dialogue, message = turn.dialogue, read(generation.token_ids)
-            response = Response(
-                id=dialogue.id,
-                category=dialogue.prompt.category,
-                prompt_ids=turn.prompt_ids,
-                response_ids=generation.token_ids,
-                continuation_ids=beyond,
-                text=str(tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
-                finish_reason=generation.finish_reason,
-                temperature=turn.sampling.temperature,
-                reasoning_effort=turn.sampling.effort,
-                seed=turn.sampling.seed,
-                turn=dialogue.turn,
-                flags=flags_of(settings, message, generation.token_ids, generation.finish_reason),
-            )
-            drop = settings.drops(response.flags)
-            if drop:
-                left_out.append(LeftOut(response.id, response.category, DROPPED, response.flags))
-            else:
-                responses[dialogue.prompt.id].append(response)
-            following = dialogue.after(message)
-            if following and (why := _ends(response, message, drop)):
-                lost.append(LeftOut(following.id, response.category, ENDED + why, turns=following.turns_left))
-            elif following:
-                dialogues.append(following)
-        bar.update(sum(entry.turns for entry in lost))
-        left_out += lost
-    return list(chain.from_iterable(responses.values())), left_out
-
-
-def _generate(
-    generator: Generator, turns: Sequence[Turn], num_continued: int, bar: tqdm
-) -> list[tuple[Turn, Generation, list[int]]]:
-    """One response per turn, and the token ids that follow it past its stop."""
-    if not turns:  # all of a round may be left out
-        return []
-    requests = [
-        GenerationRequest(
-            turn.prompt_ids,
-            turn.max_tokens,
-            turn.sampling.temperature,
-            turn.sampling.seed,
-            keep="" if num_continued else turn.dialogue.id,  # states are those of the whole sequence
-        )
-        for turn in turns
-    ]
-    generations = generator.generate(requests, bar)
-    beyond: list[list[int]] = [[] for _ in turns]
-    if num_continued:
-        further = [
-            GenerationRequest(
-                [*turn.prompt_ids, *one.token_ids], num_continued, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
-            )
-            for turn, one in zip(turns, generations, strict=True)
-        ]
-        beyond = [one.token_ids for one in generator.generate(further)]
-    return list(zip(turns, generations, beyond, strict=True))
-
-
-def _ends(response: Response, message: Said, drop: bool) -> str | None:
-    """Why a conversation does not go on after this response."""
-    if TRUNCATED in response.flags:
-        return "cut off"
-    if drop:
-        return "dropped"
-    if message.is_call:
-        return "a tool call"
-    return None if message.content.strip() else "no message to the user"
 
 
 def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:

@@ -21,6 +21,7 @@ from drafthead.data.responses import (
 from drafthead.engine.generate import KEY_VARIABLE
 from drafthead.engine.server import running_server
 from drafthead.generation import regenerate as stage
+from drafthead.generation.dialogue import ENDED
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.progress import progress_bar
 from drafthead.provenance import begin, read_json
@@ -92,7 +93,7 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
         strict = changed(recipe, "responses", drop=("truncated",))
         none, dropped = stage.generate_responses(strict, tokenizer, generator, "train", prompts, bar)
     assert all(r.flags[0] == "truncated" and r.turn == 0 and r.finish_reason == "length" for r in kept)
-    assert {entry.reason for entry in ended} == {stage.ENDED + "cut off"}
+    assert {entry.reason for entry in ended} == {ENDED + "cut off"}
     assert len(kept) + sum(entry.turns for entry in ended) == questions
     assert not none
     assert [entry.id for entry in dropped if entry.flags] == [r.id for r in kept]
@@ -103,7 +104,7 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
         stage.finish_split(recipe, split)
     stage.print_responses(recipe)
     output = capsys.readouterr().out
-    assert f"{2 * (questions - len(kept))}, {stage.ENDED}cut off" in output
+    assert f"{2 * (questions - len(kept))}, {ENDED}cut off" in output
     assert f"truncated: {len(kept)}" in output
     counts = read_json(recipe.responses_dir("train") / "manifest.json")["counts"]
     assert counts["flagged"]["truncated"] == {"kept": len(kept), "dropped": len(kept)}
