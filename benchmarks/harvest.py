@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.generation.states.harvesters import backend
-from drafthead.generation.states.shard_jobs import ShardJob, list_jobs
+from drafthead.generation.harvest import backend
+from drafthead.generation.shards import ShardJob, list_jobs
 from drafthead.provenance import made_by
 from drafthead.target.pieces import TargetSpec, load_target_spec
 
@@ -76,10 +76,10 @@ def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
         from vllm import SamplingParams
 
         one = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        generate(llm, jobs[0].texts()[:32], one)
+        generate(llm, jobs[0].sequences()[:32], one)
         started = now()
         for job in jobs:
-            generate(llm, job.texts(), one)
+            generate(llm, job.sequences(), one)
         return since(started)
 
 
@@ -112,7 +112,7 @@ def main() -> None:
     )
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     jobs = jobs_of(recipe, recipe.directory(), args.sequences)
-    tokens = sum(len(text) for job in jobs for text in job.texts())
+    tokens = sum(len(text) for job in jobs for text in job.sequences())
     made = made_by()
     print(f"{tokens:,} tokens in {sum(len(j.responses) for j in jobs)} sequences; {made['machine']}; {made['created']}")
     print(f"states.format {recipe.states.format}, load average {os.getloadavg()[0]:.1f}")

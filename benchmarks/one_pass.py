@@ -26,9 +26,9 @@ from tqdm import tqdm
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
-from drafthead.generation.responses.parts import list_parts, part_answerer
-from drafthead.generation.states.harvesters import backend
-from drafthead.generation.states.shard_jobs import list_jobs
+from drafthead.generation.harvest import backend
+from drafthead.generation.regenerate import list_parts, part_worker
+from drafthead.generation.shards import list_jobs
 from drafthead.provenance import made_by
 from drafthead.target.pieces import TargetSpec, load_target_spec
 
@@ -57,7 +57,7 @@ def answer(recipe: Recipe, spec: TargetSpec, prompts: int) -> Taken:
         if left > 0:
             parts.append(replace(part, prompts=part.prompts[:left]))
         left -= len(part.prompts)
-    with part_answerer(recipe, spec) as answerer, tqdm(disable=True) as bar:
+    with part_worker(recipe, spec) as answerer, tqdm(disable=True) as bar:
         answerer.make(replace(parts[0], path=recipe.directory("warm", "part"), prompts=parts[0].prompts[:8]), bar)
         answerer.finish()
         with taken.counting():

@@ -13,9 +13,8 @@ import sys
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
-from drafthead.generation.states.harvest import harvest, print_states
-from drafthead.generation.states.inspect_states import print_verification
-from drafthead.generation.states.shard_jobs import WHOLE, Share
+from drafthead.generation.harvest import harvest, print_states, print_verification
+from drafthead.generation.shards import WHOLE, parse_share
 from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, GPUS, RATE, assumed_from, print_plans
 from drafthead.planning.stages import harvest_plan
 
@@ -33,7 +32,7 @@ def main() -> None:
     if args.dry_run:
         print_plans([harvest_plan(recipe, assumed_from(args))], recipe.name)
         return
-    share = Share.parse(args.shards) if args.shards else WHOLE
+    share = parse_share(args.shards) if args.shards else WHOLE
     if harvest(recipe, share, running.runner(args)):
         print_states(recipe)
 

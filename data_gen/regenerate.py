@@ -1,19 +1,18 @@
-"""Stage 2: the target answers the training and validation prompts.
+"""Stage 2: the target generates the responses to the training and validation prompts.
 
     python data_gen/regenerate.py [RECIPE] [section.key=value ...]
-    python data_gen/regenerate.py --dry-run [RECIPE] ...    responses, tokens, memory, disk; nothing is run
+    python data_gen/regenerate.py --dry-run [RECIPE] ...  responses, tokens, memory, disk; nothing is run
     python data_gen/regenerate.py --cluster [RECIPE] ...  one engine per GPU (or tensor-parallel group) of a Ray cluster
 
-An engine of this process answers, or a vLLM server by its URL (responses.server_url, its key in DRAFTHEAD_API_KEY).
-With states.one_pass the hidden states are captured while the target answers, and stage 3 is done here too.
+The engine runs in this process, or is a vLLM server by its URL (responses.server_url, its key in DRAFTHEAD_API_KEY).
+With states.one_pass the hidden states are captured while the target generates, and stage 3 is done here too.
 Interrupted, the same command continues with the parts that are missing.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
-from drafthead.generation.responses.regenerate import SPLITS, regenerate
-from drafthead.generation.responses.report import print_responses
-from drafthead.generation.states.harvest import harvest, print_states
+from drafthead.generation.harvest import harvest, print_states
+from drafthead.generation.regenerate import print_responses, regenerate
 from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
 from drafthead.planning.stages import regenerate_plan
 
@@ -27,7 +26,7 @@ def main() -> None:
         return
     run = running.runner(args)
     regenerate(recipe, run)
-    print_responses(recipe, SPLITS)
+    print_responses(recipe)
     if recipe.states.one_pass and harvest(recipe, run=run):
         print_states(recipe)
 

@@ -15,10 +15,9 @@ from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.exporting.export import served_shape
-from drafthead.generation.sources.catalogue import CATALOGUE
+from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
-from drafthead.stage_plan import Assumed
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 from tests.artefacts import cached_snapshot
 

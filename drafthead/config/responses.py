@@ -1,10 +1,11 @@
-"""The recipe's section on responses: what the target answers, how it is sampled, who runs it, and what is kept.
+"""The recipe's section on responses: how the target generates them, on which engine, and which are kept.
 
 Distributions are lists of equal or mappings of weighted values; each conversation draws from them by a hash of
 `seed` and its prompt's id (drafthead/generation/draw.py), so a restart draws the same.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from drafthead.config.section import Section, holds_secret
 Effort = Literal["low", "medium", "high"]
 Weight = Annotated[int, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0)]
-Verdict = Literal["keep", "drop"]
+Fault = Literal["truncated", "refused", "looping"]  # how they are told: drafthead/generation/dialogue.py
 
 # How refusals begin in the words of public chat models; compared without case, with straight apostrophes.
 REFUSALS = (
@@ -35,10 +36,10 @@ REFUSALS = (
 
 
 class ResponsesConfig(Section):
-    """How the training prompts get their answers. Validation prompts are answered by the target at temperature 0."""
+    """How the training prompts get their responses. Those to validation prompts are always generated, greedily."""
 
-    regenerate: bool = True  # False: training keeps the answers that the data has
-    # Earlier answers of a chat: the target's own, every turn of it answered in order, or those of the data.
+    regenerate: bool = True  # False: training keeps the responses that the data has
+    # Earlier responses of a chat: the target's own, every turn generated in order, or those of the data.
     history: Literal["regenerated", "given"] = "regenerated"
     # One value, or value -> weight (whole numbers): one is drawn per conversation.
     temperature: Temperature | dict[Temperature, Weight] = 1.0
@@ -47,11 +48,8 @@ class ResponsesConfig(Section):
     prompts_per_part: int = Field(default=1024, gt=0)
     # A running vLLM server that serves this target; None: an engine of our own. The key is read from DRAFTHEAD_API_KEY.
     server_url: str | None = None
-    server_model: str | None = None  # the name it serves the target under; None: the only one it serves
-    # Kept by default: a head has to draft what the target says, and it says these things when it is served too.
-    on_truncated: Verdict = "keep"
-    on_refused: Verdict = "keep"
-    on_loop: Verdict = "keep"
+    # Which faulty responses are left out. None by default: the target generates such responses in production too.
+    drop: tuple[Fault, ...] = ()
     refusal_openings: tuple[str, ...] = REFUSALS
     seed: int = Field(default=0, ge=0)
 
@@ -76,6 +74,10 @@ class ResponsesConfig(Section):
             raise ValueError("temperature is an empty mapping; write a number, or value: weight")
         return self
 
+    def drops(self, flags: Iterable[str]) -> bool:
+        """Whether a response with these flags is left out."""
+        return not set(self.drop).isdisjoint(flags)
+
     @property
     def temperatures(self) -> dict[float, int]:
         """Temperature -> weight."""
@@ -89,5 +91,5 @@ class ResponsesConfig(Section):
 
     @property
     def turn_by_turn(self) -> bool:
-        """Whether every turn of a chat is answered, on top of the target's own earlier answers."""
+        """Whether every turn of a chat is generated, on top of the target's own earlier responses."""
         return self.regenerate and self.history == "regenerated"

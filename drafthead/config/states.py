@@ -17,7 +17,7 @@ class StatesConfig(Section):
     sequences_per_shard: int = Field(default=1024, gt=0)
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
-    one_pass: bool = False  # capture the states while the target answers, instead of reading its answers once more
+    one_pass: bool = False  # capture the states while the target generates, instead of reading its responses once more
 
     @model_validator(mode="after")
     def _check_one_pass(self) -> Self:

@@ -38,5 +38,4 @@ class EngineConfig(Section):
     max_num_seqs: int = Field(default=64, gt=0)
     max_num_batched_tokens: int | None = Field(default=None, gt=0)  # None: vLLM's own choice
     tensor_parallel_size: int = Field(default=1, gt=0)
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    kv_cache_space_gib: int = Field(default=1, gt=0)  # CPU only
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)  # on CPU: VLLM_CPU_KVCACHE_SPACE, in GiB

@@ -1,6 +1,6 @@
 """Which training texts share words with a held-out text: n-gram overlap, fast enough for every recipe.
 
-Texts are compared as words, without case, white space and punctuation; a Chinese, Japanese or Korean character is a
+ResponseTokens are compared as words, without case, white space and punctuation; a Chinese, Japanese or Korean character is a
 word. Two texts overlap when they share 13 words in a row, the length of Brown et al. 2020 (arXiv:2005.14165,
 appendix C): shorter runs are common in unrelated English, much longer ones miss questions with a number changed.
 A text of fewer than 13 words overlaps only its equal.

@@ -31,7 +31,7 @@ from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.losses.fused import HeadRows
-from drafthead.target.pieces import TargetPieces, TargetSpec, check_aux_layer_ids, load_target_spec
+from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids, check_aux_layer_ids, load_target_spec
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Drafter(ABC):
 
     def needs(self, spec: TargetSpec, layer_ids: Sequence[int]) -> tuple[int, ...]:
         """Boundaries of the target to capture, ascending: the aux layers, and L, which teachers are computed from."""
-        return tuple(sorted({*layer_ids, spec.num_layers}))
+        return captured_ids(spec, layer_ids)
 
     @property
     @abstractmethod

@@ -2,16 +2,15 @@
 
     python -m drafthead.engine.api_server --model MODEL ...
 
-Everything else is vLLM's own: the flags, the routes, the code; its engine's process ends with the server, however that
-ends. The repair stands at the top level because vLLM starts
-its engine in a process of its own, which imports this module again as its parent's main module.
+Flags and routes are vLLM's own; its engine's process ends with the server, however that ends. The repair stands at the
+top level because vLLM starts its engine in a process of its own, which imports this module again as its main module.
 """
 
 import runpy
 
 from vllm.platforms import current_platform
 
-from drafthead.engine.cpu_build import repair_cpu_build
+from drafthead.engine.offline import repair_cpu_build
 from drafthead.processes import children_end_with_us
 
 if current_platform.is_cpu():

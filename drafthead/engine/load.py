@@ -1,35 +1,42 @@
 """Load on a server, generated and timed by vLLM's own benchmark client (`vllm bench serve`).
 
-The client runs inside this process: its import takes longer than a small level, and its command line needs
-a `vllm` distribution that the CPU build lacks. `LoadResult.command` is the equivalent command. Prompts go
-to /v1/completions as token ids, rendered by the target's own chat template: /v1/chat/completions would
-render every gpt-oss model with the built-in o200k_harmony vocabulary, whatever tokenizer the model has,
-and takes one message per prompt. What this gives up is the time the server spends in the chat template.
+The client runs inside this process: its import takes longer than a small level, and its command line needs a `vllm`
+distribution that the CPU build lacks. `LoadResult.command` is the equivalent command. Prompts go to /v1/completions as
+token ids, rendered by the target's own chat template: /v1/chat/completions would render every gpt-oss model with the
+built-in o200k_harmony vocabulary, whatever tokenizer the model has, and takes one message per prompt. What this gives
+up is the time the server spends in the chat template.
 
-Only raw times are taken from the client; figures are computed by us, because its peak figures count
-chunks instead of tokens.
+Only raw times are taken from the client; figures are computed by us, because its peak figures count chunks instead of
+tokens. Its time of the first token is that of any channel; for models that think first, `ResponseClock` finds the
+first token of the final channel, which costs the client a second parse of each chunk.
 """
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import importlib
 import json
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
-from drafthead.config.evaluation import LoadConfig
-from drafthead.engine.answer_clock import AnswerClock
-from drafthead.engine.server import Server, ServerError
-from drafthead.engine.server_command import HOST
+import httpx
+
+from drafthead.config.evaluation import EndpointConfig, LoadConfig
+from drafthead.engine.server import HOST, Server, ServerError
 from drafthead.progress import progress_bar
 
 _CLIENT, _BACKEND = "vllm.benchmarks.serve", "vllm"
+# Special tokens stay in the text, so that Harmony's channels can be told apart in it.
+_PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
+_CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"  # Harmony
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """What the client saw of one request; times in seconds on one clock per level.
+    """What the client measured of one request; times in seconds on one clock per level.
 
     Attributes:
         id: the prompt's id.
@@ -53,7 +60,7 @@ class RequestTimes:
         gaps_s: between chunks; a chunk carries all tokens of one verification step.
         latency_s: from sending to the last token.
         text: the output with its special tokens.
-        ttfot_s: from sending to the first token of the answer proper; NaN where none came or nobody looked.
+        ttfot_s: from sending to the first token of the final channel; NaN where none came or it was not measured.
     """
 
     id: str
@@ -77,6 +84,31 @@ class LoadResult:
     command: list[str]
 
 
+def endpoint_server(endpoint: EndpointConfig) -> Server:
+    """A server that was started elsewhere (SGLang, TensorRT-LLM, vLLM), after it has named the model.
+
+    Raises:
+        ServerError: it does not answer, refuses the key, or serves other models.
+    """
+    where, variable = f"endpoint {endpoint.name}", endpoint.api_key_env
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
+        raise ServerError(f"{where}: environment variable {variable} is not set")
+    url = endpoint.url.rstrip("/")
+    server = Server(url, endpoint.model, key, None, (), 0.0, managed=False)
+    try:
+        with server.client(30) as client:
+            response = client.get("/v1/models")
+    except httpx.TransportError as error:
+        raise ServerError(f"{where}: {url} does not answer ({error}); start it, or correct url") from error
+    if response.is_error:
+        raise ServerError(f"{where}: {url}/v1/models answered {response.status_code}; see api_key_env")
+    served = [model["id"] for model in response.json()["data"]]
+    if endpoint.model not in served:
+        raise ServerError(f"{where} serves {', '.join(served)}, not {endpoint.model}: correct model")
+    return server
+
+
 def preload() -> None:
     """Import the client, which takes several seconds; worth doing while a server starts."""
     importlib.import_module(_CLIENT)
@@ -90,9 +122,9 @@ def warm_up(server: Server, requests: Sequence[LoadRequest], max_tokens: int) ->
     """
     prompts = [r.prompt_ids for r in requests]
     body = {"model": server.model, "prompt": prompts, "max_tokens": max_tokens, "temperature": 0}
-    answer = server.ask("POST", "/v1/completions", 600, json=body | _PROMPT_OPTIONS)
-    if answer.is_error:
-        raise ServerError(f"warm-up request answered {answer.status_code}: {answer.text[:300]}")
+    response = server.request("POST", "/v1/completions", 600, json=body | _PROMPT_OPTIONS)
+    if response.is_error:
+        raise ServerError(f"warm-up request answered {response.status_code}: {response.text[:300]}")
 
 
 def run_load(
@@ -129,26 +161,25 @@ def run_load(
         file.writelines(json.dumps({"prompt": r.prompt_ids}) + "\n" for r in requests)
     body = {"max_tokens": max_tokens, **_PROMPT_OPTIONS} | ({"ignore_eos": True} if ignore_eos else {})
     flags = [
-        *_where(server, prompts, len(requests)),
+        *("--backend", _BACKEND, "--base-url", server.base_url, "--endpoint", "/v1/completions"),
+        *("--model", server.model, "--skip-tokenizer-init"),  # prompts are token ids already
+        *("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(len(requests))),
+        *("--no-oversample", "--disable-shuffle", "--skip-chat-template"),
         *load_flags(load),
         *("--temperature", f"{temperature:g}"),
-        # Without a tokenizer the client asks for one token unless told otherwise here.
+        # Without a tokenizer the client requests one token unless told otherwise here.
         *("--extra-body", json.dumps(body)),
         *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),  # warm_up does it with other prompts
         *("--save-result", "--save-detailed", "--result-dir", str(directory), "--result-filename", f"{label}.json"),
     ]
     with (directory / f"{label}.log").open("w") as log, progress_bar(len(requests), title, "request") as bar:
-        answered = _run_client(flags, server, log, bar)
+        ttfot_s = _run_client(flags, server, log, bar)
     raw = json.loads((directory / f"{label}.json").read_text())
     times = [
-        replace(t, ttfot_s=answered.get(tuple(r.prompt_ids), math.nan))
+        replace(t, ttfot_s=ttfot_s.get(tuple(r.prompt_ids), math.nan))
         for t, r in zip(request_times([r.id for r in requests], raw), requests, strict=True)
     ]
     return LoadResult(raw["duration"], times, ["vllm", "bench", "serve", *flags])
-
-
-# Special tokens stay in the text, so that Harmony's channels can be told apart in it.
-_PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
 
 
 def load_flags(load: LoadConfig) -> list[str]:
@@ -156,36 +187,30 @@ def load_flags(load: LoadConfig) -> list[str]:
     flags = ["--max-concurrency", str(load.concurrency)] if load.concurrency else []
     if load.ramp:
         # The client takes whole rates for a ramp, and no other rate beside it.
-        rates = [
-            "--ramp-up-start-rps",
-            str(round(load.ramp_start)),
-            "--ramp-up-end-rps",
-            str(round(load.request_rate or 0)),
-        ]
-        return [*flags, "--ramp-up-strategy", load.ramp, *rates, "--burstiness", f"{load.burstiness:g}"]
-    if load.request_rate is None:
+        flags += ["--ramp-up-strategy", load.ramp, "--ramp-up-start-rps", str(round(load.ramp_start))]
+        flags += ["--ramp-up-end-rps", str(round(load.request_rate or 0))]
+    elif load.request_rate is None:
         return [*flags, "--request-rate", "inf"]
-    return [*flags, "--request-rate", f"{load.request_rate:g}", "--burstiness", f"{load.burstiness:g}"]
-
-
-def _where(server: Server, prompts: Path, count: int) -> list[str]:
-    return [
-        *("--backend", _BACKEND, "--base-url", server.base_url, "--endpoint", "/v1/completions"),
-        *("--model", server.model, "--skip-tokenizer-init"),  # prompts are token ids already
-        *("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(count)),
-        *("--no-oversample", "--disable-shuffle", "--skip-chat-template"),
-    ]
+    else:
+        flags += ["--request-rate", f"{load.request_rate:g}"]
+    return [*flags, "--burstiness", f"{load.burstiness:g}"]
 
 
 def _run_client(flags: list[str], server: Server, log: Any, bar: Any) -> dict[tuple[int, ...], float]:
-    """Run the client; returns when each prompt's answer began, see `AnswerClock`."""
+    """Run the client with our bar and our clock; returns `ResponseClock.seconds`."""
     client: Any = importlib.import_module(_CLIENT)
     parser_class = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
     parser: argparse.ArgumentParser = parser_class(prog="vllm bench serve")
     client.add_cli_args(parser)
     environment = {"OPENAI_API_KEY": server.api_key or "none", "NO_PROXY": HOST, "no_proxy": HOST}
-    clock = AnswerClock(_while_it_runs(server, client.ASYNC_REQUEST_FUNCS[_BACKEND]))
-    with _environment(environment), contextlib.redirect_stdout(log), _equipped(client, bar, clock):
+    functions = client.ASYNC_REQUEST_FUNCS
+    clock = ResponseClock(_while_it_runs(server, functions[_BACKEND]))
+    with (
+        mock.patch.dict(os.environ, environment),  # the client has no parameters for these three
+        mock.patch.dict(functions, {_BACKEND: clock}),
+        mock.patch.object(client, "tqdm", return_value=bar),
+        redirect_stdout(log),
+    ):
         try:
             asyncio.run(client.main_async(parser.parse_args(flags)))
         except ServerError:
@@ -200,7 +225,7 @@ def _run_client(flags: list[str], server: Server, log: Any, bar: Any) -> dict[tu
 
 
 def _while_it_runs(server: Server, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """`send`, which gives up the load once the server has ended: the client would send what is left to nobody."""
+    """`send`, which ends the load once the server has ended: the client would go on sending."""
 
     async def send_or_give_up(request: Any, session: Any, pbar: Any = None) -> Any:
         output = await send(request, session, pbar)
@@ -211,30 +236,64 @@ def _while_it_runs(server: Server, send: Callable[..., Awaitable[Any]]) -> Calla
     return send_or_give_up
 
 
-@contextlib.contextmanager
-def _equipped(client: Any, bar: Any, clock: AnswerClock) -> Iterator[None]:
-    """Our bar and our clock instead of the client's."""
-    functions = client.ASYNC_REQUEST_FUNCS
-    drawn, sent = client.tqdm, functions[_BACKEND]
-    client.tqdm, functions[_BACKEND] = (lambda *_args, **_options: bar), clock
-    try:
-        yield
-    finally:
-        client.tqdm, functions[_BACKEND] = drawn, sent
+class ResponseClock:
+    """Wraps one of the client's request functions and watches the stream as it arrives.
+
+    Attributes:
+        seconds: prompt token ids -> from sending to the first token of the final channel. Without channels that is
+            the first token; NaN where the final channel never came.
+    """
+
+    def __init__(self, send: Callable[..., Awaitable[Any]]):
+        self.seconds: dict[tuple[int, ...], float] = {}
+        self._send = send
+
+    async def __call__(self, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        """Send one request, as the client does; the names are the client's."""
+        stream = _WatchedSession(session)
+        output = await self._send(request_func_input, stream, pbar)
+        if output.success and not output.output_tokens:
+            # The client takes a response for whole once a token of it came, also when the engine died behind the
+            # server and the stream broke off; what is missing then is the count of tokens that ends every stream.
+            output.success = False
+            output.error = (
+                "the stream ended without the server's count of tokens: the response was cut short, or the server "
+                "does not support stream_options.include_usage"
+            )
+        seconds = math.nan if stream.final_at is None else stream.final_at - output.start_time
+        self.seconds[tuple(request_func_input.prompt)] = seconds if _CHANNEL in stream.text else output.ttft
+        return output
 
 
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+class _WatchedSession:
+    """An HTTP session that hands everything on and notes when the text passes the marker of the final channel."""
+
+    def __init__(self, session: Any):
+        self.text = ""
+        self.final_at: float | None = None
+        self._session = session
+        self._pending = b""
+
+    @asynccontextmanager
+    async def post(self, **options: Any) -> AsyncIterator[SimpleNamespace]:
+        async with self._session.post(**options) as response:
+            content = SimpleNamespace(iter_any=lambda: self._watch(response.content))
+            yield SimpleNamespace(status=response.status, reason=response.reason, content=content)
+
+    async def _watch(self, content: Any) -> AsyncIterator[bytes]:
+        async for chunk in content.iter_any():
+            if self.final_at is None:
+                self._read(chunk, time.perf_counter())
+            yield chunk
+
+    def _read(self, chunk: bytes, now: float) -> None:
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            data = line.strip().removeprefix(b"data: ")
+            if data.startswith(b"{"):
+                self.text += "".join(choice.get("text") or "" for choice in json.loads(data).get("choices", ()))
+        if self.text.partition(_FINAL)[2]:
+            self.final_at = now
 
 
 def request_times(ids: Sequence[str], raw: dict[str, Any]) -> list[RequestTimes]:

@@ -1,5 +1,7 @@
 """vLLM's offline engine as this project starts it: one call, one clean shutdown, several in a row.
 
+Below it stands the repair of vLLM's CPU build that every engine and server started here needs.
+
 On CPU the engine runs inside this process. vLLM's default puts it into a child that starts a grandchild, each
 importing everything again: measured on two cores, 22 s to start and 5 s to stop, against 2 s and 0 s. Given up:
 tensor parallelism on CPU, and isolation from a crash. One core is left free: OpenMP threads spin while they wait
@@ -8,6 +10,7 @@ tokens/s, where one made 4,100. On CUDA vLLM's defaults stay: processes of their
 memory when they end, and CUDA graphs.
 """
 
+import importlib
 import io
 import logging
 import os
@@ -22,7 +25,6 @@ import torch
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.engine.cpu_build import repair_cpu_build
 from drafthead.processes import children_end_with_us
 from drafthead.target.files import pinned_revision
 
@@ -34,12 +36,6 @@ _IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
-def prepare_environment() -> None:
-    """Telemetry off and logs quiet, unless the user set them; must run before vLLM is first imported."""
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-
-
 def keep_engines_in_this_process() -> None:
     """From here on engines run in this process on CUDA too: with one of its own, killing it leaves no orphan."""
     os.environ[_IN_PROCESS] = "0"
@@ -49,9 +45,10 @@ def import_vllm() -> Any:
     """The vllm module.
 
     Raises:
-        ValueError: it is not installed, or its compiled part does not load; the message says what to do.
+        ValueError: it is not installed, or its compiled part does not load.
     """
-    prepare_environment()
+    for name, value in _QUIET.items():  # unless the user set them
+        os.environ.setdefault(name, value)
     # Its import logs before it reads the level, and its Triton stand-in touches deprecated names of torch.
     if "vllm" not in sys.modules:
         logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
@@ -91,7 +88,7 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
     }
     if on_cpu():
         # Compiling costs a minute per engine and saves less on models small enough for a CPU.
-        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": engine.kv_cache_space_gib << 30}
+        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cpu_cache_gib() << 30}
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
     arguments |= {key: value for key, value in more.items() if value is not None}
@@ -111,7 +108,7 @@ def offline_engine(recipe: Recipe, *, seeded: bool = False, **more: Any) -> Iter
         recipe, seeded, more: as in `engine_arguments`; with `speculative_config`, say, it drafts.
 
     Raises:
-        ValueError: vLLM is not installed, or the recipe asks for tensor parallelism on CPU.
+        ValueError: vLLM is not installed, or the recipe has tensor parallelism on CPU.
     """
     vllm = import_vllm()
     if on_cpu() and recipe.engine.tensor_parallel_size > 1:
@@ -153,6 +150,11 @@ def on_cpu() -> bool:
     return current_platform.is_cpu()
 
 
+def cpu_cache_gib() -> int:
+    """GiB of KV cache of an engine on CPU: vLLM's own VLLM_CPU_KVCACHE_SPACE, or 1 where it is not set."""
+    return int(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
+
+
 class _Relay(tqdm):
     """vLLM draws a bar of its own per call; this one forwards its steps to the stage's bar and shows nothing."""
 
@@ -185,3 +187,35 @@ def _process_state(in_process: bool) -> Iterator[None]:
             os.environ.pop(_IN_PROCESS, None)
         else:
             os.environ[_IN_PROCESS] = before
+
+
+def repair_cpu_build() -> None:
+    """Replace a kernel of vLLM 0.32's CPU build, before an engine starts; does nothing a second time.
+
+    Its `expand` converts what it writes to int64 and discards the converted copy, so the temperature of every draft
+    position is whatever lay in memory: speculative sampling at T > 0 is wrong. T = 0 does not take that path.
+    """
+    kernels: Any = importlib.import_module("vllm.utils.cpu_triton_utils")
+    kernels._expand_kernel_impl = expand
+
+
+def expand(
+    output: torch.Tensor,
+    input_val: torch.Tensor,
+    cu_num_tokens: torch.Tensor,
+    replace_from: float,
+    replace_to: float,
+    MAX_NUM_TOKENS: int | None = None,
+) -> None:
+    """Repeat each request's value for each of its tokens: [a, b] with ends [2, 5] gives [a, a, b, b, b].
+
+    Args:
+        output: (tokens,) written.
+        input_val: (requests,) values.
+        cu_num_tokens: (requests,) where the tokens of each request end.
+        replace_from, replace_to: a value that is replaced on the way.
+        MAX_NUM_TOKENS: part of the kernel's signature; unused.
+    """
+    values = torch.where(input_val == replace_from, replace_to, input_val).to(output.dtype)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    output.copy_(torch.repeat_interleave(values, counts))

@@ -1,34 +1,222 @@
-"""A vLLM server that answers: requests with its key, its cache, its counters."""
+"""A vLLM server: the command that serves a target, the process of it that is started here, and requests to it.
 
+A server started here listens on the loopback address only, on a port the system chose, with a random API key that
+travels in the environment and is never printed. It runs in a process group of its own, which is killed on every way
+out: the end of the block, an exception, SIGTERM, and (on Linux) the death of this process. Development mode is on,
+because resetting the prefix cache between loads needs it; the routes it adds need no key, so other users of the same
+machine could reach them while the server runs. The alternative, `vllm serve` in another terminal, leaves ports, caches
+and clean-up to the user; `eval/serving.py` prints that command for deployment.
+"""
+
+import json
+import os
+import re
+import secrets
 import signal
+import socket
 import subprocess
+import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
+import torch
+
+from drafthead.config import Recipe
+from drafthead.engine.offline import cpu_cache_gib
+from drafthead.processes import ends_with_parent
+from drafthead.progress import progress_bar
+from drafthead.target.files import pinned_revision
+
+HOST = "127.0.0.1"
+SERVER_MODULE = "drafthead.engine.api_server"  # vLLM's own, with its CPU build repaired
+_USUAL_START_S = 30
+_STOP_S = 10
 
 
 class ServerError(ValueError):
     """The server did not start, died, or refused a request."""
 
 
+def server_command(
+    recipe: Recipe, port: int, speculative: dict[str, Any] | None = None, extra_args: Sequence[str] = ()
+) -> list[str]:
+    """The command that serves the target on `port`; it holds no secret."""
+    return [
+        *(sys.executable, "-m", SERVER_MODULE, *server_flags(recipe, speculative)),
+        # Otherwise the model's generation_config.json fills in top_k, top_p and min_p where requests leave them out.
+        *("--generation-config", "vllm"),
+        *("--host", HOST, "--port", str(port)),
+        *extra_args,
+    ]
+
+
+def server_flags(recipe: Recipe, speculative: dict[str, Any] | None = None) -> list[str]:
+    """vLLM's flags for the recipe, without address: what a deployment uses too."""
+    engine, target = recipe.engine, recipe.target
+    values = {
+        "--model": recipe.target_path,
+        "--served-model-name": recipe.name,
+        "--dtype": target.dtype,
+        "--max-model-len": engine.max_model_len,
+        "--max-num-seqs": engine.max_num_seqs,
+        "--revision": pinned_revision(recipe.target_path, target.revision),
+        "--max-num-batched-tokens": engine.max_num_batched_tokens,
+        "--tensor-parallel-size": engine.tensor_parallel_size if engine.tensor_parallel_size > 1 else None,
+        "--gpu-memory-utilization": engine.gpu_memory_utilization if torch.cuda.is_available() else None,
+        "--speculative-config": json.dumps(speculative) if speculative else None,
+    }
+    flags = [part for flag, value in values.items() if value for part in (flag, str(value))]
+    switches = {"--trust-remote-code": target.trust_remote_code, "--enforce-eager": not torch.cuda.is_available()}
+    return flags + [flag for flag, wanted in switches.items() if wanted]
+
+
+def server_environment(recipe: Recipe) -> dict[str, str]:
+    """What the server's environment needs beyond the caller's own, the key excepted."""
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if not torch.cuda.is_available():
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_cache_gib())
+        if recipe.engine.tensor_parallel_size == 1:
+            # The model runs inside the engine's process: one Python fewer to start, which is a third of
+            # the start-up time on a CPU; tokens per second are the same.
+            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # One core stays with the HTTP side and the load generator: OpenMP threads that wait for each other
+        # spin, and a core too few makes every step tens of times slower.
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores - 1))
+    return environment
+
+
+@contextmanager
+def running_server(
+    recipe: Recipe,
+    log_path: Path,
+    *,
+    speculative: dict[str, Any] | None = None,
+    extra_args: Sequence[str] = (),
+    timeout_s: float = 1800.0,
+) -> Iterator["Server"]:
+    """Serve the recipe's target while the block runs.
+
+    Args:
+        recipe: target and engine settings.
+        log_path: file for the server's output; replaced if it exists.
+        speculative: vLLM's speculative_config; None serves without speculation.
+        extra_args: further flags of vLLM's server.
+        timeout_s: how long the start may take, in seconds.
+
+    Raises:
+        ServerError: the server died or did not answer in time (the message ends with its last lines), or another
+            program took its port.
+    """
+    key, port = secrets.token_urlsafe(24), _free_port()
+    command = server_command(recipe, port, speculative, extra_args)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    with log_path.open("wb") as log, _sigterm_as_exit():
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | server_environment(recipe) | {"VLLM_API_KEY": key},
+            start_new_session=True,
+            preexec_fn=ends_with_parent(),
+        )
+        try:
+            base_url = f"http://{HOST}:{port}"
+            _wait_until_healthy(process, base_url, log_path, timeout_s)
+            started = time.monotonic() - begun
+            server = Server(base_url, recipe.name, key, log_path, tuple(command), started, process=process)
+            server.check_key()
+            yield server
+        finally:
+            _stop_group(process)
+
+
+def _free_port() -> int:
+    # Another process may take it before the server does, which is seconds later: see Server.check_key.
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path, timeout_s: float) -> None:
+    begun = time.monotonic()
+    with (
+        progress_bar(_USUAL_START_S, "starting vLLM", "s") as bar,
+        httpx.Client(base_url=base_url, timeout=2, trust_env=False) as client,
+    ):
+        while True:
+            waited, failure = time.monotonic() - begun, ""
+            if process.poll() is not None:
+                failure = f"ended with code {process.returncode} after {waited:.0f} s"
+            elif waited > timeout_s:
+                failure = f"did not answer on {base_url} within {timeout_s:.0f} s"
+            if failure:
+                raise ServerError(f"vLLM {failure}. {_last_lines(log_path)}")
+            with suppress(httpx.TransportError):  # not listening yet
+                if client.get("/health").status_code == httpx.codes.OK:
+                    return
+            time.sleep(0.25)
+            bar.total = max(_USUAL_START_S, int(waited) + 1)
+            bar.update(int(waited) - bar.n)
+
+
+def _stop_group(process: subprocess.Popen) -> None:
+    """End the whole process group, by force where SIGTERM does not."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _signal_group(process.pid, number):
+            break
+        deadline = time.monotonic() + _STOP_S
+        while time.monotonic() < deadline:
+            process.poll()  # reap the leader, or its group would never look empty
+            if not _signal_group(process.pid, 0):
+                break
+            time.sleep(0.05)
+    process.wait()
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Send a signal; False when the group has no process left."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the stack while a server runs: Python's default ends the process on the spot."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @dataclass(frozen=True)
 class Server:
-    """A server that answers.
+    """A running server.
 
     Attributes:
         base_url: such as http://127.0.0.1:41237, without a path.
         model: the name requests must use.
-        api_key: what /v1 routes ask for; not part of the representation, so that it reaches no log.
-        log_path: everything the server wrote; None for one of somebody else's.
+        api_key: of the /v1 routes; not part of the representation, so that it reaches no log.
+        log_path: everything the server wrote; None for one that was not started here.
         command: what was started.
-        start_s: seconds from the start of the process to its first healthy answer.
-        managed: whether it was started here; another's may lack the cache reset and the counters.
-        process: that was started; None for one of somebody else's.
+        start_s: seconds from the start of the process until it is healthy.
+        managed: whether it was started here; another may lack the cache reset and the counters.
+        process: that was started here, or None.
     """
 
     base_url: str
@@ -50,11 +238,11 @@ class Server:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx.Client(base_url=self.base_url, headers=headers, timeout=timeout_s, trust_env=False)
 
-    def ask(self, method: str, path: str, timeout_s: float = 30, **options: Any) -> httpx.Response:
-        """One request; what was answered is the caller's to judge.
+    def request(self, method: str, path: str, timeout_s: float = 30, **options: Any) -> httpx.Response:
+        """One HTTP request; the caller checks the status of the response.
 
         Raises:
-            ServerError: nobody answers any more, see `gone`.
+            ServerError: the server is gone, see `gone`.
         """
         try:
             with self.client(timeout_s) as client:
@@ -62,11 +250,23 @@ class Server:
         except httpx.TransportError as error:
             raise self.gone(f"{type(error).__name__}: {error}", patience_s=2) from error
 
+    def check_key(self) -> None:
+        """Check that this is the server that was started here: no other one knows its key.
+
+        Raises:
+            ServerError: another server took the port first.
+        """
+        wrong_key = self.request("GET", "/v1/models", headers={"Authorization": "Bearer wrong"})
+        if wrong_key.is_success or not self.request("GET", "/v1/models").is_success:
+            raise ServerError(
+                f"another server answers on {self.base_url}, which was free before; run the command again"
+            )
+
     def how_it_ended(self, patience_s: float = 0) -> str:
-        """In words; empty while it runs, and for one of somebody else's.
+        """How the process ended; empty while it runs, and for one that was not started here.
 
         Args:
-            patience_s: to wait for its end: its connections break a moment before.
+            patience_s: seconds to wait for its end: its connections break a moment before.
         """
         if self.process is None:
             return ""
@@ -76,61 +276,61 @@ class Server:
         return ""
 
     def gone(self, seen: str, patience_s: float = 0) -> ServerError:
-        """The error for a server that nobody can reach any more; it ends with the last lines of the server's log.
+        """The error for a server that cannot be reached any more, with the last lines of its log.
 
         Args:
             seen: how that showed.
             patience_s: as in `how_it_ended`.
         """
-        how = self.how_it_ended(patience_s)
-        said = f" Last lines of {self.log_path}:\n{log_tail(self.log_path)}" if self.log_path else ""
+        details = "; ".join(filter(None, (seen, self.how_it_ended(patience_s))))
+        lines = f" {_last_lines(self.log_path)}" if self.log_path else ""
         return ServerError(
-            f"{self.base_url} ({self.model}) stopped answering ({seen}{f'; {how}' if how else ''}); what was "
-            f"measured before is kept, the same command continues.{said}"
+            f"{self.base_url} ({self.model}) stopped answering ({details}); what was measured before is kept, the "
+            f"same command continues.{lines}"
         )
 
     def reset_prefix_cache(self, patience_s: float = 30) -> bool:
-        """Forget all cached prefixes; False when a server of somebody else's cannot.
+        """Drop all cached prefixes; False when a server that was not started here cannot.
 
-        A server that still holds blocks, as it does for a moment after the last answer, says `{"success": false}` with
-        code 200 (vLLM 0.32) and is asked again.
+        A server that still holds blocks, as it does for a moment after the last response, returns `{"success": false}`
+        with code 200 (vLLM 0.32); the request is then repeated.
 
         Args:
-            patience_s: for how long.
+            patience_s: seconds for which it is repeated.
 
         Raises:
             ServerError: the server refuses, as it does while requests run, or is gone.
         """
         deadline = time.monotonic() + patience_s
         while True:
-            answer = self.ask("POST", "/reset_prefix_cache")
-            held = answer.is_success and b'"success":false' in answer.content.replace(b" ", b"")
+            response = self.request("POST", "/reset_prefix_cache")
+            held = response.is_success and b'"success":false' in response.content.replace(b" ", b"")
             if not held or time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        if answer.is_success and not held:
-            return True
-        if not self.managed:
-            return False
-        raise ServerError(f"reset_prefix_cache answered {answer.status_code}: {answer.text[:200]}")
+        if self.managed and (held or response.is_error):
+            raise ServerError(f"reset_prefix_cache answered {response.status_code}: {response.text[:200]}")
+        return response.is_success and not held
 
     def metrics(self) -> dict[str, float]:
         """The server's counters and gauges by name; labelled samples are summed.
 
         Counts by draft position keep their position: `vllm:spec_decode_num_accepted_tokens_per_pos[0]`. Empty when a
-        server of somebody else's has no such page.
+        server that was not started here has no such page.
 
         Raises:
             ServerError: the server is gone.
         """
-        answer = self.ask("GET", "/metrics")
-        if not self.managed and answer.is_error:
+        response = self.request("GET", "/metrics")
+        if not self.managed and response.is_error:
             return {}
-        return parse_metrics(answer.raise_for_status().text)
+        return parse_metrics(response.raise_for_status().text)
 
 
 def parse_metrics(text: str) -> dict[str, float]:
     """Counters and gauges of a Prometheus page; `_total` is dropped from the names of counters."""
+    from prometheus_client.parser import text_string_to_metric_families  # of vLLM, which harvesting can do without
+
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         if family.type not in ("counter", "gauge"):
@@ -145,6 +345,31 @@ def parse_metrics(text: str) -> dict[str, float]:
     return values
 
 
-def log_tail(path: Path, lines: int = 15) -> str:
-    """The last lines of a server's log."""
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+_CAPACITY = {
+    "kv_cache_tokens": re.compile(r"KV cache size: ([\d,]+) tokens"),  # vllm/v1/core/kv_cache_utils.py
+    # vllm/v1/worker/gpu_model_runner.py; not on the CPU build
+    "weights_gib": re.compile(r"Model loading took ([\d.]+) GiB"),
+}
+
+
+def server_capacity(log: Path | None) -> dict[str, float]:
+    """What a server has left for requests after loading its weights, from its log.
+
+    The counters on /metrics know the cache in blocks only; with several cache groups (a draft head, sliding windows)
+    the number of tokens is what vLLM computes and logs.
+
+    Returns:
+        `kv_cache_tokens`, tokens that fit, and `weights_gib`, memory of target and draft weights on one GPU; NaN for
+        what the log does not have, or without a log.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace") if log and log.is_file() else ""
+    return {
+        key: max((float(value.replace(",", "")) for value in pattern.findall(text)), default=float("nan"))
+        for key, pattern in _CAPACITY.items()
+    }
+
+
+def _last_lines(log: Path, count: int = 15) -> str:
+    """The end of a server's log, for an error message."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    return f"Last lines of {log}:\n" + "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Answers or states from a Ray cluster: an actor per engine, a task per part or shard.
+"""Responses or states from a Ray cluster: an actor per engine, a task per part or shard.
 
 The work is Ray's: it places the actors, restarts one that died and runs its task again, and ActorPool hands the next
 job to whichever engine is free. Files are whole or absent on a file system that all nodes share, so a task may run
@@ -21,7 +21,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from drafthead.config import Recipe
 from drafthead.engine.offline import keep_engines_in_this_process
 from drafthead.generation.running import Job, Task, Worker, unwritten
 from drafthead.progress import progress_bar
@@ -65,14 +64,13 @@ class Engine:
         return 0
 
 
-def run_on_cluster(recipe: Recipe, task: Task, jobs: Sequence[Job], workers: int | None = None) -> None:
+def run_on_cluster(task: Task, jobs: Sequence[Job], workers: int | None = None) -> None:
     """Do jobs with all engines that a Ray cluster has room for.
 
     The cluster is the one that RAY_ADDRESS names or that runs on this machine, else one that is started here and ends
     with the work.
 
     Args:
-        recipe: says what an engine takes.
         task: what to do.
         jobs: those whose files are missing.
         workers: engines, instead of as many as there is room for.
@@ -81,28 +79,18 @@ def run_on_cluster(recipe: Recipe, task: Task, jobs: Sequence[Job], workers: int
         ValueError: there is no room for an engine or for `workers` of them, a file could not be written, or one
             was lost with its engines in ATTEMPTS rounds.
     """
-    total, lost = _size(jobs), Counter[str]()
+    total, lost = sum(job.size for job in jobs), Counter[str]()
     with _cluster(), progress_bar(total, task.doing, task.unit) as bar:
-        needs = _needs(recipe)
+        # The GPUs of a tensor-parallel group, or a core where no node has a GPU.
+        needs = {"GPU": task.gpus} if "GPU" in ray.cluster_resources() else {"CPU": 1}
         count = _count(needs, workers)
         while missing := unwritten(jobs):
-            bar.n = total - _size(missing)
+            bar.n = total - sum(job.size for job in missing)
             with _engines(task, needs, min(count, _room(needs), len(missing))) as engines:
                 began, failure = _hand_out(engines, missing, needs, bar)
                 failure = _settle(engines, needs) or failure
             lost.update(str(job.path) for job in unwritten(missing[:began]))
             _check(failure, lost)
-
-
-def _size(jobs: Sequence[Job]) -> int:
-    return sum(job.size for job in jobs)
-
-
-def _needs(recipe: Recipe) -> dict[str, int]:
-    """What one engine takes of a node: the GPUs of a tensor-parallel group, or a core where no node has a GPU."""
-    if "GPU" in ray.cluster_resources():
-        return {"GPU": recipe.engine.tensor_parallel_size}
-    return {"CPU": 1}
 
 
 def _places(needs: dict[str, int]) -> int:
@@ -121,7 +109,7 @@ def _room(needs: dict[str, int]) -> int:
 
 
 def _count(needs: dict[str, int], workers: int | None) -> int:
-    """Engines to run: as many as there is room for beside other work on the cluster, or as many as were asked for."""
+    """Engines to run: `workers`, or as many as there is room for beside other work on the cluster."""
     [(name, wanted)] = needs.items()
     free = min(_room(needs), int(ray.available_resources().get(name, 0) // wanted))
     if free == 0 or (workers is not None and not 1 <= workers <= free):

@@ -1,8 +1,8 @@
 """Who does the work of generation: one worker in this process, or many on a Ray cluster.
 
 Work is a list of jobs, each a file that is whole or absent and that follows from its inputs alone: a part of the
-responses, or a shard of the states. A worker is an engine that is running. Resuming, retrying and spreading over
-processes and nodes are therefore the same thing: make the files that are not there.
+responses, or a shard of the states. A worker is a running engine. Resuming, retrying and spreading over processes and
+nodes are therefore the same thing: make the files that are missing.
 """
 
 import argparse
@@ -16,20 +16,17 @@ from typing import Any, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from drafthead.config import Recipe
 from drafthead.progress import progress_bar
 
 
 class Job(Protocol):
-    """A unit of work."""
+    """A unit of work: the file that it makes, and the sequences in it, for the progress bar."""
 
     @property
-    def path(self) -> Path:
-        """The file that it makes."""
+    def path(self) -> Path: ...
 
     @property
-    def size(self) -> int:
-        """Answers or sequences in it, for the progress bar."""
+    def size(self) -> int: ...
 
 
 class Worker(Protocol):
@@ -44,22 +41,24 @@ class Worker(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be done.
+    """What to do with jobs.
 
     Attributes:
-        start: starts a worker; travels to other processes.
+        start: starts a worker; pickled for other processes.
+        gpus: that a worker takes, where there are any.
         doing: for the progress bar, such as "harvesting".
-        unit: that `size` counts.
+        unit: that the size of a job counts.
         noun: what a job makes.
     """
 
     start: Callable[[], AbstractContextManager[Worker]]
+    gpus: int
     doing: str
     unit: str
     noun: str
 
 
-Runner = Callable[[Recipe, Task, Sequence[Job]], None]
+Runner = Callable[[Task, Sequence[Job]], None]
 AnyJob = TypeVar("AnyJob", bound=Job)
 
 OPTIONS = (
@@ -69,27 +68,27 @@ OPTIONS = (
 
 
 def runner(args: argparse.Namespace) -> Runner:
-    """Who works, by the command line's OPTIONS."""
+    """What does the work, by the command line's OPTIONS."""
     if args.cluster:
         from drafthead.generation.cluster import run_on_cluster  # Ray is an extra
 
         return partial(run_on_cluster, workers=args.workers)
     if args.workers is not None:
-        raise ValueError(f"--workers {args.workers} is of --cluster; add it, or leave out --workers")
+        raise ValueError(f"--workers {args.workers} needs --cluster; add it, or leave out --workers")
     return run_here
 
 
-def run_here(recipe: Recipe, task: Task, jobs: Sequence[Job]) -> None:
+def run_here(task: Task, jobs: Sequence[Job]) -> None:
     """Do jobs with one worker of this process."""
     with task.start() as worker:
         make_all(worker, task, jobs)
 
 
 def make_all(worker: Worker, task: Task, jobs: Sequence[Job]) -> None:
-    """Do jobs and see that their files are there.
+    """Do jobs and check that their files exist.
 
     Raises:
-        ValueError: a file is not there.
+        ValueError: a file does not exist.
     """
     with progress_bar(sum(job.size for job in jobs), task.doing, task.unit) as bar:
         for number, job in enumerate(jobs, 1):
@@ -104,9 +103,9 @@ def make_all(worker: Worker, task: Task, jobs: Sequence[Job]) -> None:
 
 
 def unwritten(jobs: Sequence[AnyJob]) -> list[AnyJob]:
-    """The jobs whose files have no name yet.
+    """The jobs whose files do not exist.
 
-    By listing: a network file system may go on denying, for a minute, a name it was asked for too early.
+    By listing: a network file system may deny a name for a minute after it was looked up too early.
     """
     names = {directory: set(os.listdir(directory)) for directory in {job.path.parent for job in jobs}}
     return [job for job in jobs if job.path.name not in names[job.path.parent]]

@@ -12,11 +12,9 @@ from drafthead.config import PromptsConfig, Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import ParsedResponse
 from drafthead.data.responses import iter_responses
+from drafthead.generation.dialogue import continuation, open_dialogue, prepare
 from drafthead.generation.prompt_mix import planned_prompts
-from drafthead.generation.responses.asking import continuation, prepare
-from drafthead.generation.responses.dialogue import open_dialogue
-from drafthead.generation.responses.keeping import Keeper
-from drafthead.generation.responses.regenerate import SPLITS, is_answered
+from drafthead.generation.regenerate import SPLITS, is_regenerated, kept_responses
 from drafthead.planning import DEFAULT_PROMPTS, Assumed
 from drafthead.progress import progress_bar
 from drafthead.provenance import MANIFEST
@@ -92,9 +90,9 @@ def planned(settings: PromptsConfig, split: str, otherwise: int = DEFAULT_PROMPT
 def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[SequenceLength]:
     """With the data's own responses, or with responses as long as there is room for."""
     tokenizer, prompts = load_tokenizer(recipe, templated=True), read_prompts(recipe.prompts_dir, split)
-    if not is_answered(recipe, split):
+    if not is_regenerated(recipe, split):
         with progress_bar(len(prompts), "reading responses", "prompt") as bar:
-            kept, _ = Keeper(recipe, tokenizer).keep(prompts, bar)
+            kept, _ = kept_responses(recipe, tokenizer, prompts, bar)
         return [SequenceLength(len(response.prompt_ids), len(response.response_ids)) for response in kept]
     after, longest = continuation(recipe, split), assumed.response_tokens or recipe.responses.max_tokens
     found: list[SequenceLength] = []

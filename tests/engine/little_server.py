@@ -1,4 +1,4 @@
-"""A small HTTP server of the completions API, in a thread of this process, which answers what it is told to."""
+"""A small HTTP server of the completions API, in a thread of this process, whose replies a test chooses."""
 
 import json
 import threading
@@ -9,12 +9,12 @@ from typing import Any
 
 from drafthead.config import Recipe, load_recipe
 
-WORDS = [300, 301, 302]  # what an honest server always says
+WORDS = [300, 301, 302]  # what an honest server always generates
 Reply = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 
 
 def honest_reply(tokenizer: Any) -> Reply:
-    """A server that does as it is asked, and always says the same."""
+    """A server that works, and always generates the same."""
 
     def reply(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         choice = {"index": 0, "text": tokenizer.decode(WORDS), "finish_reason": "length", "logprobs": None}

@@ -50,7 +50,7 @@ def harvested(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
     directory = tmp_path_factory.mktemp("states")
     recipe = load_recipe()
     spec = load_target_spec(recipe.target_path)
-    options = harvest_engine_options(spec, None, BOUNDARIES, "float32")
+    options = harvest_engine_options(spec, None, BOUNDARIES, BOUNDARIES, "float32")
 
     def params(slot: ShardSlot) -> object:
         return vllm.SamplingParams(temperature=0, max_tokens=1, extra_args={"kv_transfer_params": slot.to_params()})
@@ -78,7 +78,7 @@ def reference(harvested: Harvest) -> torch.nn.Module:
 
 
 def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch.nn.Module):
-    from drafthead.generation.states.harvest_transformers import capture
+    from drafthead.generation.harvest_transformers import capture
 
     assert harvested.shards[0].ids == ["0-0", "0-1", "0-2", "0-3", "0-4"]
     assert harvested.shards[0][0].loss_mask.tolist() == [0, 0, 1, 1, 0]
@@ -123,7 +123,9 @@ class Scheduled:
 
         from drafthead.engine.capture.connector import HiddenStatesConnector
 
-        options = harvest_engine_options(load_target_spec(load_recipe().target_path), None, BOUNDARIES, "float32")
+        options = harvest_engine_options(
+            load_target_spec(load_recipe().target_path), None, BOUNDARIES, BOUNDARIES, "float32"
+        )
         spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=4, dtype=torch.float32)
         groups = [KVCacheGroupSpec([name], spec) for name in ("model.layers.0", "cache_only_layers.0")]
         self._connector = HiddenStatesConnector(

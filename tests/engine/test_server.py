@@ -1,4 +1,4 @@
-"""A real vLLM server on the tiny target: who may ask, what it counts, and that nothing is left behind."""
+"""A real vLLM server on the tiny target: its key, its counters, its log, and that it leaves nothing behind."""
 
 import gc
 import math
@@ -11,12 +11,16 @@ import pytest
 
 from drafthead.config import load_recipe
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
-from drafthead.engine import server_process
-from drafthead.engine.endpoint import endpoint_server
-from drafthead.engine.load import LoadRequest, LoadResult, load_flags, run_load, warm_up
-from drafthead.engine.server import Server, ServerError, parse_metrics
-from drafthead.engine.server_command import server_command
-from drafthead.engine.server_process import running_server
+from drafthead.engine import server as module
+from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
+from drafthead.engine.server import (
+    Server,
+    ServerError,
+    parse_metrics,
+    running_server,
+    server_capacity,
+    server_command,
+)
 from drafthead.evaluation.results.imports import import_results
 from tests.engine.little_server import serving
 from tests.faults.secrets import MARKER, files_with, set_secrets
@@ -43,23 +47,29 @@ vllm:e2e_count 1.0
     }
 
 
+CPU_LOG = "INFO [kv_cache_utils.py:2327] CPU KV cache size: 493,447 tokens, Maximum concurrency for 1,024 tokens"
+GPU_LOG = "INFO [gpu_model_runner.py:5150] Model loading took 65.97 GiB memory and 21.6 seconds\n" + CPU_LOG
+
+
+@pytest.mark.parametrize(
+    ("log", "tokens", "gib"), [(CPU_LOG, 493_447, math.nan), (GPU_LOG, 493_447, 65.97), (None, math.nan, math.nan)]
+)
+def test_capacity_is_read_from_the_log_of_vllm_0_32(tmp_path, log, tokens, gib):
+    path = tmp_path / "server.log"
+    if log:
+        path.write_text(log)
+    assert server_capacity(path) == pytest.approx({"kv_cache_tokens": tokens, "weights_gib": gib}, nan_ok=True)
+
+
 def test_the_command_binds_to_loopback_and_holds_no_key():
     command = server_command(load_recipe(), 12345, NGRAM)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert not any("key" in part for part in command)
-    assert command[command.index("--generation-config") + 1] == "vllm"  # requests say how to sample, not the model
-
-
-def test_a_load_is_asked_for_in_vllms_own_flags():
-    assert load_flags(LoadConfig(concurrency=8)) == ["--max-concurrency", "8", "--request-rate", "inf"]
-    burst = load_flags(LoadConfig(request_rate=64, burstiness=0.2, concurrency=32))
-    assert burst == ["--max-concurrency", "32", "--request-rate", "64", "--burstiness", "0.2"]
-    ramp = load_flags(LoadConfig(request_rate=8, ramp="linear", ramp_start=2))
-    assert ramp[:6] == ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "2", "--ramp-up-end-rps", "8"]
+    assert command[command.index("--generation-config") + 1] == "vllm"
 
 
 @pytest.mark.slow
-def test_a_server_counts_what_it_answers_keeps_its_key_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_server_counts_tokens_keeps_its_key_and_leaves_nothing(tmp_path, monkeypatch):
     set_secrets(monkeypatch)
     with running_server(load_recipe(), tmp_path / "server.log", speculative=NGRAM) as server:
         assert server.api_key not in repr(server)
@@ -127,27 +137,22 @@ def _sent_one_by_one(result: LoadResult) -> None:
 def _check_as_endpoint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same server as if somebody else had started it."""
     given = {"name": "theirs", "url": server.base_url + "/", "model": server.model, "api_key_env": "THEIR_KEY"}
-    with pytest.raises(ServerError, match="THEIR_KEY is not set"):
+    with pytest.raises(ServerError, match="THEIR_KEY"):
         endpoint_server(EndpointConfig(**given))
     monkeypatch.setenv("THEIR_KEY", server.api_key)
     theirs = endpoint_server(EndpointConfig(**given))
     warm_up(theirs, PROMPTS[:1], max_tokens=2)
     assert theirs.metrics()["vllm:generation_tokens"] > 0
-    with pytest.raises(ServerError, match=f"serves {server.model}, not other"):
+    with pytest.raises(ServerError, match="other"):
         endpoint_server(EndpointConfig(**given | {"model": "other"}))
-    with pytest.raises(ServerError, match="answered 401"):
+    with pytest.raises(ServerError, match="401"):
         endpoint_server(EndpointConfig(**{k: v for k, v in given.items() if k != "api_key_env"}))
 
 
-def test_an_endpoint_that_does_not_answer_is_named():
-    with pytest.raises(ServerError, match=r"endpoint gone: http://127.0.0.1:9 does not answer"):
-        endpoint_server(EndpointConfig(name="gone", url="http://127.0.0.1:9", model="m"))
-
-
 @pytest.mark.slow
-def test_a_server_that_dies_shows_its_last_words(tmp_path):
+def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path):
     with (
-        pytest.raises(ServerError, match=r"(?s)ended with code 2.*unrecognized arguments: --no-such-flag"),
+        pytest.raises(ServerError, match=r"(?s)code 2.*--no-such-flag"),
         running_server(load_recipe(), tmp_path / "server.log", extra_args=["--no-such-flag"]),
     ):
         pass
@@ -157,21 +162,21 @@ def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch)
     """It answers at once, long before ours has started and would have found the port taken."""
     with serving(lambda body: (200, body)) as theirs:
         port = int(theirs.responses.server_url.rsplit(":", 1)[1].partition("/")[0])
-        monkeypatch.setattr(server_process, "_free_port", lambda: port)
+        monkeypatch.setattr(module, "_free_port", lambda: port)
         with (
-            pytest.raises(ServerError, match=rf"another server answers on http://127.0.0.1:{port}"),
+            pytest.raises(ServerError, match=f"127.0.0.1:{port}"),
             running_server(load_recipe(), tmp_path / "server.log"),
         ):
             pass
 
 
-def test_a_cache_that_is_not_reset_at_once_is_asked_again():
-    """vLLM says so with code 200, while blocks are still held."""
-    answers = iter([False, False, True])
-    with serving(lambda _body: (200, {"success": next(answers, False)})) as theirs:
+def test_a_cache_that_is_not_reset_at_once_is_reset_again():
+    """vLLM returns code 200 and success false while blocks are still held."""
+    results = iter([False, False, True])
+    with serving(lambda _body: (200, {"success": next(results, False)})) as theirs:
         url = theirs.responses.server_url.removesuffix("/v1")
         assert Server(url, "m", "key", None, (), 1.0).reset_prefix_cache()
-        with pytest.raises(ServerError, match=r"reset_prefix_cache answered 200: .*false"):
+        with pytest.raises(ServerError, match="reset_prefix_cache"):
             Server(url, "m", "key", None, (), 1.0).reset_prefix_cache(patience_s=0)
         assert not Server(url, "m", "key", None, (), 1.0, managed=False).reset_prefix_cache(patience_s=0)
 

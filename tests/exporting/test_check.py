@@ -22,9 +22,9 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import last_answer
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.export import export_head
-from drafthead.generation.prompts.splits import make_prompts
-from drafthead.generation.responses.regenerate import regenerate
-from drafthead.generation.states.harvest import harvest
+from drafthead.generation.harvest import harvest
+from drafthead.generation.prompts import make_prompts
+from drafthead.generation.regenerate import regenerate
 from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec, target_identity
 from drafthead.training.trainer import LossModule, score
 from tests.exporting.runs import recipe_at, write_run

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from drafthead.data.responses import read_responses
-from drafthead.engine import remote
+from drafthead.engine import generate
 from drafthead.engine.load import LoadRequest, warm_up
 from drafthead.engine.server import Server, ServerError
 from drafthead.evaluation.measuring.serving import read_requests
+from drafthead.generation import regenerate as stage
 from drafthead.generation.prompts import make_prompts
-from drafthead.generation.responses import regenerate as stage
 from tests.engine.little_server import honest_reply, serving
 from tests.faults.harness import finish, log_of, started
 from tests.faults.stages import STAGES
@@ -24,7 +24,7 @@ NOBODY = "http://127.0.0.1:9"
 
 
 def test_parts_that_were_answered_before_a_server_died_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "_RETRIES", 1)  # of eight: forty seconds
+    monkeypatch.setattr(generate, "_RETRIES", 1)  # of eight: forty seconds
     recipe = small_recipe(tmp_path)  # 12 prompts in parts of 8
     make_prompts(recipe)
     reply, asked = honest_reply(stage.load_tokenizer(recipe)), itertools.count()
@@ -47,7 +47,7 @@ def test_parts_that_were_answered_before_a_server_died_are_kept(tmp_path, monkey
 
 
 def test_nobody_at_the_url_is_said_with_the_way_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "_RETRIES", 0)
+    monkeypatch.setattr(generate, "_RETRIES", 0)
     recipe = small_recipe(tmp_path, f"responses.server_url={NOBODY}")
     make_prompts(recipe)
     with pytest.raises(ServerError, match=rf"{NOBODY}/v1 did not answer .* the same command continues"):

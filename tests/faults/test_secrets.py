@@ -7,7 +7,7 @@ leave behind (tests/engine/test_server.py).
 import pytest
 
 from drafthead.config import DEFAULT_RECIPE, load_recipe
-from drafthead.engine.server_command import server_command
+from drafthead.engine.server import server_command
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head

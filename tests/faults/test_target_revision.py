@@ -12,9 +12,9 @@ from drafthead.data.responses import KIND as RESPONSES
 from drafthead.evaluation.identity import identity
 from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
 from drafthead.exporting.export import open_checkpoint
-from drafthead.generation.prompts.splits import make_prompts
-from drafthead.generation.responses.regenerate import regenerate
-from drafthead.generation.states.state_stores import claim
+from drafthead.generation.harvest import claim
+from drafthead.generation.prompts import make_prompts
+from drafthead.generation.regenerate import regenerate
 from drafthead.provenance import ArtefactError
 from drafthead.target.pieces import load_target_spec, target_identity
 from drafthead.training.inputs import open_inputs

@@ -11,14 +11,18 @@ NAMES = (("close", "code"), ("send", "data"), ("find", "name"), ("read", "size")
 
 
 def chat(name: str, argument: str, turns: int) -> list[dict[str, str]]:
-    """A chat of so many questions, with answers of another model between them and after the last."""
-    asked = [f"What does `{name}` do?\n\n{FUNCTION.format(name, argument)}", "What does it return?", "Keep it short."]
-    said = [f"It calls `_{name}`.", f"What `_{name}` returns.", "Calls it."]
-    pairs = zip(asked[:turns], said, strict=False)
+    """A chat of so many questions, with responses of another model between them and after the last."""
+    questions = [
+        f"What does `{name}` do?\n\n{FUNCTION.format(name, argument)}",
+        "What does it return?",
+        "Keep it short.",
+    ]
+    responses = [f"It calls `_{name}`.", f"What `_{name}` returns.", "Calls it."]
+    pairs = zip(questions[:turns], responses, strict=False)
     return [
         message
-        for question, answer in pairs
-        for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        for question, response in pairs
+        for message in ({"role": "user", "content": question}, {"role": "assistant", "content": response})
     ]
 
 
@@ -34,7 +38,7 @@ def write_chats(path: Path, answered: bool = True) -> Path:
 
 
 def chat_recipe(folder: Path, *overrides: str) -> Recipe:
-    """Five chats of one to three questions; room for most answers of the embedded target."""
+    """Five chats of one to three questions; room for most responses of the embedded target."""
     path = write_chats(folder / "chats.jsonl")
     return small_recipe(
         folder, f"prompts.path={path}", "prompts.max_train=null", "prompts.validation=1", "responses.max_tokens=160",

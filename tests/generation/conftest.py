@@ -19,7 +19,7 @@ def recipe_in(tmp_path: Path) -> Callable[..., Recipe]:
 def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A recipe whose prompts and responses exist; tests that change them work on a copy."""
     from drafthead.generation.prompts import make_prompts
-    from drafthead.generation.responses.regenerate import regenerate
+    from drafthead.generation.regenerate import regenerate
 
     recipe = small_recipe(tmp_path_factory.mktemp("regenerated"))
     make_prompts(recipe)

@@ -23,5 +23,5 @@ def copy_of(recipe: Recipe, directory: Path, **states: object) -> Recipe:
 
 
 def never(*args: object, **kwargs: object) -> None:
-    """In the place of what makes answers or states, where all are there."""
-    raise AssertionError("a model was to be run although nothing is missing")
+    """Instead of what makes responses or states, where none is missing."""
+    raise AssertionError("a model was about to run although nothing is missing")

@@ -1,4 +1,4 @@
-"""`responses.regenerate: false`: the answers of the data, from the prompts to tokens with a mask; no engine runs."""
+"""`responses.regenerate: false`: the responses of the data, from the prompts to tokens with a mask; no engine runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +9,10 @@ from drafthead.config import Recipe
 from drafthead.data.kept import NO_RESPONSE
 from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import ResponseTokens, read_left_out, read_makers, read_responses
+from drafthead.generation import regenerate as stage
+from drafthead.generation.dialogue import NO_ROOM
+from drafthead.generation.plans.estimate import estimate
 from drafthead.generation.prompts import make_prompts
-from drafthead.generation.responses import regenerate as stage
-from drafthead.generation.responses.asking import NO_ROOM
-from drafthead.planning import Assumed
-from drafthead.planning.lengths import all_lengths
 from drafthead.provenance import ArtefactError
 from tests.generation.chats import write_chats
 from tests.recipes import changed
@@ -37,9 +36,10 @@ def keep(recipe: Recipe) -> None:
     stage.keep_parts(recipe, stage.load_tokenizer(recipe), stage.list_parts(recipe, "train"))
 
 
-def test_every_answer_of_the_data_is_a_sequence_with_its_mask(recipe_in: Callable[..., Recipe], tmp_path: Path):
+def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Callable[..., Recipe], tmp_path: Path):
     recipe = mix(recipe_in, tmp_path)
     make_prompts(recipe)
+    before, _ = estimate(recipe)
     keep(recipe)
     directory = recipe.responses_dir("train")
     prompts, responses = read_prompts(recipe.prompts_dir, "train"), read_responses(directory)
@@ -53,11 +53,12 @@ def test_every_answer_of_the_data_is_a_sequence_with_its_mask(recipe_in: Callabl
         assert masked == f"<|channel|>final<|message|>{prompt.response['content']}<|return|>"
         assert tokenizer.decode(token_ids[~mask]).endswith(f"{prompt.messages[-1]['content']}<|end|><|start|>assistant")
         assert (response.temperature, response.seed, response.finish_reason) == (None, None, "given")
+    assert before.tokens == sum(len(r.prompt_ids) + len(r.response_ids) for r in responses)
     assert not read_left_out(directory)
     assert read_makers(directory) == [{"data": "answers kept"}]
 
 
-def test_answers_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..., Recipe], tmp_path: Path):
+def test_responses_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..., Recipe], tmp_path: Path):
     recipe = mix(recipe_in, tmp_path, "engine.max_model_len=90", "responses.max_tokens=8", "eval.max_tokens=8")
     write_chats(tmp_path / "chats.jsonl", answered=False)
     make_prompts(recipe)
@@ -66,24 +67,15 @@ def test_answers_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..
     assert reasons == {NO_RESPONSE, NO_ROOM}
 
 
-def test_the_estimate_counts_kept_answers_as_they_are(recipe_in: Callable[..., Recipe], tmp_path: Path):
-    recipe = mix(recipe_in, tmp_path)
-    make_prompts(recipe)
-    before, _ = all_lengths(recipe, Assumed())
-    keep(recipe)
-    responses = read_responses(recipe.responses_dir("train"))
-    assert before.tokens == sum(len(r.prompt_ids) + len(r.response_ids) for r in responses)
-
-
-def test_prompts_that_were_written_without_answers_are_refused(recipe_in: Callable[..., Recipe], tmp_path: Path):
+def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Callable[..., Recipe], tmp_path: Path):
     recipe = mix(recipe_in, tmp_path)
     regenerating = changed(recipe, "responses", regenerate=True, history="given")
     make_prompts(regenerating)
-    assert all(prompt.response is None for prompt in read_prompts(recipe.prompts_dir, "train"))
-    with pytest.raises(ArtefactError, match=r"was written without the answers of its data; delete it and run"):
+    assert all(prompt.answer is None for prompt in read_prompts(recipe.prompts_dir, "train"))
+    with pytest.raises(ArtefactError, match="responses.regenerate is false"):
         stage.regenerate(recipe)
 
 
-def test_every_question_as_a_prompt_is_no_way_to_regenerate(recipe_in: Callable[..., Recipe], tmp_path: Path):
-    with pytest.raises(ValueError, match="the first ones again and again. Set its turns to last, or"):
+def test_every_turn_as_a_prompt_does_not_go_with_regeneration(recipe_in: Callable[..., Recipe], tmp_path: Path):
+    with pytest.raises(ValueError, match="turns: all"):
         mix(recipe_in, tmp_path, "responses.regenerate=true")

@@ -1,4 +1,4 @@
-"""Answers and states in one pass: what two passes make of the same prompts, whoever dies on the way."""
+"""Responses and states in one pass: what two passes make of the same prompts, also after a kill."""
 
 import os
 import shutil
@@ -19,13 +19,11 @@ from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import KIND, read_left_out, read_responses
 from drafthead.data.store import StateStore, verify_store
 from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
+from drafthead.generation import regenerate as stage
+from drafthead.generation.harvest import SPLITS, harvest, harvesting
 from drafthead.generation.prompts import make_prompts
-from drafthead.generation.responses import regenerate as stage
-from drafthead.generation.responses.parts import PartAnswerer, list_parts
 from drafthead.generation.running import Worker, make_all
-from drafthead.generation.states.harvest import SPLITS, harvest
-from drafthead.generation.states.harvesters import harvesting
-from drafthead.generation.states.one_pass import claim_waiting_room, waiting_room
+from drafthead.generation.shards import captured_dir, claim_captured
 from drafthead.progress import progress_bar
 from drafthead.provenance import ArtefactError, begin, read_json
 from drafthead.target.pieces import load_target_spec
@@ -40,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class Passes:
-    """The same prompts answered and harvested in one pass and in two."""
+    """The same prompts, generated and harvested in one pass and in two."""
 
     one: Recipe
     two: Recipe
@@ -52,18 +50,18 @@ def with_one_pass(recipe: Recipe, folder: Path, **states: object) -> Recipe:
     return changed(recipe.model_copy(update={"output_dir": str(folder)}), "states", one_pass=True, **states)
 
 
-def answer(recipe: Recipe, engine: CapturingEngine) -> None:
+def generate(recipe: Recipe, engine: CapturingEngine) -> None:
     """What regeneration does in one pass, with an engine that runs already."""
-    answerer = PartAnswerer(recipe, stage.load_tokenizer(recipe), engine)
+    worker = stage.PartWorker(recipe, stage.load_tokenizer(recipe), engine)
     for split in SPLITS:
         begin(recipe.responses_dir(split), KIND, {"target": {"fingerprint": _spec(recipe).fingerprint}})
-        claim_waiting_room(recipe, _spec(recipe), split)
-        parts = list_parts(recipe, split)
+        claim_captured(recipe, _spec(recipe), split)
+        parts = stage.list_parts(recipe, split)
         with progress_bar(sum(part.size for part in parts), "test") as bar:
             for part in parts:
-                answerer.make(part, bar)
+                worker.make(part, bar)
             assert bar.n == sum(part.size for part in parts)
-    answerer.finish()
+    worker.finish()
     for split in SPLITS:
         stage.finish_split(recipe, split)
 
@@ -75,7 +73,7 @@ def harvester_of(recipe: Recipe) -> Iterator:
         task = harvesting(recipe, _spec(recipe))
         start: Callable[[], Worker] = cache(lambda: stack.enter_context(task.start()))
 
-        def run(recipe, task, jobs) -> None:
+        def run(task, jobs) -> None:
             make_all(start(), task, jobs)
 
         yield run
@@ -87,10 +85,10 @@ def _spec(recipe: Recipe):
 
 @pytest.fixture(scope="module")
 def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passes]:
-    """Single questions, and chats of which the cut answers are dropped."""
+    """Single turns, and chats whose cut responses are dropped."""
     folder = tmp_path_factory.mktemp("one-pass")
     single = copy_of(regenerated, folder / "two")
-    chats = chat_recipe(folder, "responses.max_tokens=80", "responses.on_truncated=drop", "name=chats")
+    chats = chat_recipe(folder, "responses.max_tokens=80", "responses.drop=[truncated]", "name=chats")
     make_prompts(chats)
     found = {
         "single": Passes(with_one_pass(single, folder / "one"), single),
@@ -98,7 +96,7 @@ def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
     }
     with capturing_engine(found["single"].one, _spec(single)) as engine:
         for each in found.values():
-            answer(each.one, engine)
+            generate(each.one, engine)
     stage.regenerate(chats)
     with harvester_of(single) as run:
         for each in found.values():
@@ -134,13 +132,13 @@ def test_one_pass_makes_what_two_make(passes: dict[str, Passes], kind: str):
         temperatures |= {response.temperature for response in read_responses(one.responses_dir(split))}
         assert_same_states(one, two, split)
         assert verify_store(one.states_dir(split)) == []
-        assert not waiting_room(one, split).exists()
+        assert not captured_dir(one, split).exists()
         counts = [read_json(r.states_dir(split) / "manifest.json")["counts"] for r in (one, two)]
         assert all(counts[0][name] == counts[1][name] for name in ("sequences", "tokens", "loss_tokens"))
     assert temperatures == ({0.0, 0.7} if kind == "single" else {0.0})
 
 
-def test_dropped_answers_are_not_stored(passes: dict[str, Passes]):
+def test_dropped_responses_are_not_stored(passes: dict[str, Passes]):
     chats = passes["chats"].one
     dropped = [entry.id for entry in read_left_out(chats.responses_dir("train")) if entry.flags]
     stored = StateStore(chats.states_dir("train")).ids
@@ -159,10 +157,10 @@ def test_training_reads_the_store(passes: dict[str, Passes]):
 
 def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_path: Path):
     one = with_one_pass(passes["single"].two, tmp_path)
-    claim_waiting_room(one, _spec(one), "train")
-    with pytest.raises(ArtefactError, match=r"aux_layer_ids: found \[2, 4, 6\], wanted \[1, 2, 3\]"):
-        claim_waiting_room(changed(one, "target", aux_layer_ids=(1, 2, 3)), _spec(one), "train")
-    with pytest.raises(ArtefactError, match=r"one_pass: found True, wanted None"):
+    claim_captured(one, _spec(one), "train")
+    with pytest.raises(ArtefactError, match=r"aux_layer_ids.*\[2, 4, 6\].*\[1, 2, 3\]"):
+        claim_captured(changed(one, "target", aux_layer_ids=(1, 2, 3)), _spec(one), "train")
+    with pytest.raises(ArtefactError, match="one_pass"):
         harvest(passes["single"].one.model_copy(update={"states": passes["single"].two.states}))
 
 
@@ -174,13 +172,13 @@ def test_a_killed_pass_is_resumed(passes: dict[str, Passes], tmp_path: Path):
     command += ["states.sequences_per_shard=2", "states.one_pass=true"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=REPO_ROOT, env=environment(), stdout=log, stderr=log)
-    waiting = waiting_room(one, "train") / "part-00000"
-    while not list(waiting.glob("shard-*")):
+    staged = captured_dir(one, "train") / "part-00000"
+    while not list(staged.glob("shard-*")):
         assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    captured = sorted(waiting.glob("shard-*"))
+    captured = sorted(staged.glob("shard-*"))
     assert not (one.responses_dir("train") / "manifest.json").exists(), "it was to die in the middle"
     assert captured
     kept = captured[0].read_bytes()

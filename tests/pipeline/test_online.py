@@ -20,10 +20,10 @@ import pytest
 from drafthead import provenance
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.spool import Spool, open_spool
+from drafthead.generation import online
+from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
-from drafthead.generation.responses.regenerate import regenerate
-from drafthead.generation.states import fill
-from drafthead.generation.states.harvest import harvest
+from drafthead.generation.regenerate import regenerate
 from tests.recipes import tiny_recipe
 from tests.scripts import accelerate, environment
 
@@ -155,7 +155,7 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordin
     assert "resuming from step" in trainer.said
 
     # Both have nothing left to do, and the directory is not taken for one of the other kind.
-    monkeypatch.setattr(fill, "fill", None)
+    monkeypatch.setattr(online, "fill", None)
     harvest(recipe)
     with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found 6, wanted None"):
         harvest(ordinary.model_copy(update={"output_dir": recipe.output_dir}))

@@ -13,9 +13,9 @@ from drafthead.drafters.replay import empty_acceptance, match_text, replay
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.evaluation.workload import speculative_config
+from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
-from drafthead.generation.responses.regenerate import regenerate
-from drafthead.generation.states.harvest import harvest
+from drafthead.generation.regenerate import regenerate
 from drafthead.target.pieces import load_pieces, load_target_spec
 from tests.recipes import tiny_recipe
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from drafthead.engine.server import parse_metrics
-from drafthead.engine.server_command import server_environment
+from drafthead.engine.server import parse_metrics, server_environment
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.measuring.presets import preset_names
 from drafthead.evaluation.measuring.serving import read_requests, read_runs

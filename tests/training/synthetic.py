@@ -38,7 +38,7 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
 def synthetic_sequences(
     recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None
 ) -> list[StateSequence]:
-    """Texts in which a token decides the next one, and states from which the target's head reads it off."""
+    """ResponseTokens in which a token decides the next one, and states from which the target's head reads it off."""
     spec = load_target_spec(recipe.target_path)
     head = TargetHead.load(recipe.target_path, dtype="float32")
     pieces = load_pieces(recipe.target_path)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
 from drafthead.data.shard import Format
-from drafthead.engine.answering import EngineAnswerer
 from drafthead.engine.capture.shard_writer import ShardSlot
-from drafthead.target.pieces import TargetSpec, captured_ids
+from drafthead.engine.generate import EngineGenerator
+from drafthead.target.pieces import TargetSpec
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _CONNECTOR = "drafthead.engine.capture.connector"
 
 
-class CapturingEngine(EngineAnswerer):
+class CapturingEngine(EngineGenerator):
     """Generates responses, and stores their states once their places in the store are known."""
 
     keeps_states = True
@@ -67,22 +67,28 @@ def harvest_engine(recipe: Recipe, spec: TargetSpec, **more: Any) -> Iterator["L
     from drafthead.engine.offline import offline_engine  # vLLM takes seconds to import
 
     target = recipe.target
-    options = harvest_engine_options(spec, target.revision, target.aux_layer_ids, target.dtype, recipe.states.format)
+    layer_ids = target.aux_layer_ids
+    boundaries = drafter_of(recipe.head).needs(spec, layer_ids)
+    options = harvest_engine_options(spec, target.revision, layer_ids, boundaries, target.dtype, recipe.states.format)
     # Without cached prefixes every row is computed by the request it belongs to.
     with offline_engine(recipe, enable_prefix_caching=False, disable_log_stats=True, **options, **more) as llm:
         yield llm
 
 
 def harvest_engine_options(
-    spec: TargetSpec, revision: str | None, aux_layer_ids: tuple[int, ...], dtype: str, number_format: Format = "bf16"
+    spec: TargetSpec,
+    revision: str | None,
+    aux_layer_ids: tuple[int, ...],
+    boundaries: tuple[int, ...],
+    dtype: str,
+    number_format: Format = "bf16",
 ) -> dict[str, Any]:
-    """Keyword arguments that turn `offline_engine` into a harvester."""
-    boundaries = list(captured_ids(spec, aux_layer_ids))
+    """Keyword arguments that turn `offline_engine` into a harvester of these boundaries, L among them."""
     return {
         "speculative_config": {
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": boundaries}},
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(boundaries)}},
         },
         "kv_transfer_config": {
             "kv_connector": "HiddenStatesConnector",

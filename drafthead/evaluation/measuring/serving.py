@@ -20,11 +20,8 @@ import pandas as pd
 import torch
 
 from drafthead.config import Recipe
-from drafthead.engine.capacity import server_capacity
-from drafthead.engine.endpoint import endpoint_server
-from drafthead.engine.load import LoadRequest, LoadResult, preload, run_load, warm_up
-from drafthead.engine.server import Server, ServerError
-from drafthead.engine.server_process import running_server
+from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, preload, run_load, warm_up
+from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.identity import identity
 from drafthead.evaluation.measuring.level_prompts import plan_prompts

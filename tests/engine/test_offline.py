@@ -1,12 +1,11 @@
-"""The repaired kernel, called the way vLLM's rejection sampler calls it."""
+"""The repaired kernel, called the way vLLM's rejection sampler calls it, and the cache of an engine on CPU."""
 
 import importlib.util
 
 import pytest
 import torch
 
-from drafthead.engine.cpu_build import expand, repair_cpu_build
-from drafthead.engine.offline import import_vllm, on_cpu
+from drafthead.engine.offline import cpu_cache_gib, expand, import_vllm, on_cpu, repair_cpu_build
 
 
 def test_every_token_gets_its_requests_value():
@@ -15,6 +14,13 @@ def test_every_token_gets_its_requests_value():
     assert output.tolist() == pytest.approx([0.7, 0.7, 0.3, 0.3])
     expand(output, torch.tensor([0.0, 0.5]), torch.tensor([1, 4]), 0, 1)  # greedy among sampled: divided by one
     assert output.tolist() == [1.0, 0.5, 0.5, 0.5]
+
+
+def test_the_cache_on_cpu_follows_vllms_own_variable(monkeypatch):
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    assert cpu_cache_gib() == 1
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+    assert cpu_cache_gib() == 3
 
 
 @pytest.mark.slow
@@ -47,7 +53,7 @@ def test_vllm_as_shipped_samples_at_no_temperature_in_particular():
     temperatures = torch.full((3,), float("nan"))
     ends = torch.tensor([2, 3], dtype=torch.int32)
     as_shipped._expand_kernel_impl(temperatures, torch.tensor([0.7, 0.9]), ends, 0, 1)
-    assert temperatures.isnan().all(), f"wanted 0.7 0.7 0.9, got {temperatures}: drafthead/engine/cpu_build.py can go"
+    assert temperatures.isnan().all(), f"wanted 0.7 0.7 0.9, got {temperatures}: repair_cpu_build can go"
 
 
 def _fresh_copy(name: str):

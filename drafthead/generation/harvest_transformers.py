@@ -15,57 +15,53 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from drafthead.config import Recipe
+from drafthead.drafters.registry import drafter_of
 from drafthead.engine.capture.shard_writer import ShardWriter
-from drafthead.generation.states.shard_jobs import ShardJob
+from drafthead.generation.shards import ShardJob
 from drafthead.target.files import pinned_revision
-from drafthead.target.pieces import TargetHead, TargetSpec, captured_ids, compute_dtype
+from drafthead.target.pieces import TargetHead, TargetSpec, compute_dtype
 
 
 @contextmanager
 def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["TransformersHarvester"]:
     """A loaded model and a writer, closed when the block ends."""
-    harvester = TransformersHarvester(recipe, spec)
+    from transformers import AutoModelForCausalLM
+
+    target, device = recipe.target, "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(
+        recipe.target_path,
+        revision=pinned_revision(recipe.target_path, target.revision),
+        dtype=compute_dtype(spec, target.dtype),
+        trust_remote_code=target.trust_remote_code,
+    )
+    head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
+    writer = ShardWriter(target.aux_layer_ids, spec.num_layers, head, recipe.states.format)
+    boundaries = drafter_of(recipe.head).needs(spec, target.aux_layer_ids)
     try:
-        yield harvester
+        yield TransformersHarvester(nn.Module.to(model, device).eval(), boundaries, writer)
     finally:
-        harvester.close()
+        writer.close()
 
 
 class TransformersHarvester:
-    """Backend of `drafthead.generation.states.harvesters`."""
+    """A worker of `drafthead.generation.running`."""
 
-    def __init__(self, recipe: Recipe, spec: TargetSpec):
-        from transformers import AutoModelForCausalLM
-
-        target = recipe.target
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(
-            recipe.target_path,
-            revision=pinned_revision(recipe.target_path, target.revision),
-            dtype=compute_dtype(spec, target.dtype),
-            trust_remote_code=target.trust_remote_code,
-        )
-        self._model: nn.Module = nn.Module.to(model, device).eval()
-        self._boundaries = captured_ids(spec, target.aux_layer_ids)
-        head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
-        self._writer = ShardWriter(target.aux_layer_ids, spec.num_layers, head, recipe.states.format)
+    def __init__(self, model: nn.Module, boundaries: tuple[int, ...], writer: ShardWriter):
+        self._model, self._boundaries, self._writer = model, boundaries, writer
 
     def make(self, job: ShardJob, bar: tqdm) -> None:
-        for slot, text in zip(job.slots(), job.texts(), strict=True):
-            rows = capture(self._model, text, self._boundaries)
-            self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)
+        for slot, ids in zip(job.slots(), job.sequences(), strict=True):
+            rows = capture(self._model, ids, self._boundaries)
+            self._writer.add(slot, torch.tensor(ids, dtype=torch.int32), rows)
             bar.update(1)
 
     def finish(self) -> None:
         self._writer.finish()
 
-    def close(self) -> None:
-        self._writer.close()
-
 
 @torch.no_grad()
 def capture(model: nn.Module, token_ids: list[int], boundaries: tuple[int, ...]) -> Tensor:
-    """Residual stream of one text at `boundaries`, (T, C, H).
+    """Residual stream of one sequence at `boundaries`, (T, C, H).
 
     transformers returns boundary L after the final norm, so that one is taken where it enters the norm.
     """

@@ -1,1 +1,0 @@
-"""The target's answers, or those that the data has."""

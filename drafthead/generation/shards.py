@@ -1,0 +1,210 @@
+"""The unit of work of a harvest: a shard, which is a fixed slice of the responses.
+
+A shard is computed alone, so that its bytes depend on its inputs and not on what ran before it or on which worker ran
+it. Resuming, retrying and spreading over processes and nodes are therefore the same thing: make the shards that are
+missing. That gives up prefix caching between shards and a full batch at each shard's end.
+
+With states.one_pass the states are captured while the target generates. A store is made from finished responses, and
+its manifest names them; so the shards of a part are written to a staging directory of that part, and move into the
+store once the responses are finished. A part is written before its shards. Whatever a kill leaves without states is
+found missing by the harvest, which reads those texts once more.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from drafthead.config import Recipe
+from drafthead.data.responses import Response, read_parts
+from drafthead.data.shard import LAYOUT
+from drafthead.data.store import open_checked, shard_path
+from drafthead.engine.capture.shard_writer import ShardSlot
+from drafthead.generation.running import unwritten
+from drafthead.progress import progress
+from drafthead.provenance import begin
+from drafthead.target.pieces import TargetSpec, target_identity
+
+CAPTURED = "captured states"
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """A unit of work.
+
+    Attributes:
+        directory: of the store.
+        index: of the shard.
+        responses: its sequences, in order.
+    """
+
+    directory: Path
+    index: int
+    responses: Sequence[Response]
+
+    @property
+    def path(self) -> Path:
+        return shard_path(self.directory, self.index)
+
+    @property
+    def size(self) -> int:
+        return len(self.responses)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.sequences()))
+
+    def slots(self) -> list[ShardSlot]:
+        """Where each sequence goes."""
+        return [
+            ShardSlot(str(self.directory), self.index, i, self.size, r.id, len(r.prompt_ids), len(r.response_ids))
+            for i, r in enumerate(self.responses)
+        ]
+
+    def sequences(self) -> list[list[int]]:
+        """Token ids of each sequence."""
+        return [[*r.prompt_ids, *r.response_ids, *r.continuation_ids] for r in self.responses]
+
+
+WHOLE = slice(None)
+
+
+def parse_share(share: str) -> slice:
+    """What one of N independent processes makes of the shards of a split, from `I/N`: every N-th, from number I on.
+
+    Raises:
+        ValueError: it is of another form, or I is not one of 0 to N - 1.
+    """
+    index, _, of = share.partition("/")
+    if not (index.isdecimal() and of.isdecimal() and int(of)):
+        raise ValueError(f"--shards {share} is not of the form I/N, such as 0/8 for the first of eight processes")
+    if int(index) >= int(of):
+        last = int(of) - 1
+        raise ValueError(
+            f"--shards {share}: of {of} processes the numbers are 0 to {last}; for a Slurm array: --array=0-{last}"
+        )
+    return slice(int(index), None, int(of))
+
+
+def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
+    """The shards of a split, in order.
+
+    Raises:
+        ValueError: a sequence does not fit the engine.
+    """
+    parts = list(read_parts(recipe.responses_dir(split)).values())
+    limit = recipe.engine.max_model_len - 1  # the engine generates one token after the sequence
+    for response in chain.from_iterable(parts):
+        length = len(response.prompt_ids) + len(response.response_ids) + len(response.continuation_ids)
+        if length > limit:
+            raise ValueError(
+                f"{split} sequence {response.id} has {length} tokens, but engine.max_model_len "
+                f"{recipe.engine.max_model_len} allows {limit}; set it to {length + 1} or more"
+            )
+    # Captured while they are generated, shards end where a part ends: parts are generated independently.
+    groups = parts if recipe.states.one_pass else [list(chain.from_iterable(parts))]
+    return _cut(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
+
+
+def _cut(directory: Path, groups: Sequence[Sequence[Response]], size: int) -> list[ShardJob]:
+    """Shards of at most `size` sequences, none of which has sequences of two groups."""
+    slices = [group[start : start + size] for group in groups for start in range(0, len(group), size)]
+    return [ShardJob(directory, i, responses) for i, responses in enumerate(slices)]
+
+
+def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
+    """The jobs whose shards do not exist; those that do are read and checked, several at a time.
+
+    Raises:
+        ArtefactError: a shard is damaged or holds other sequences; that is an error, not work to skip.
+    """
+    if len(missing := unwritten(jobs)) == len(jobs):
+        return missing
+    with ThreadPoolExecutor() as pool:
+        found = progress(pool.map(_is_whole, jobs), "checking", "shard", total=len(jobs))
+        return [job for job, whole in zip(jobs, found, strict=True) if not whole]
+
+
+def _is_whole(job: ShardJob) -> bool:
+    try:
+        open_checked(job.path, [response.id for response in job.responses]).check()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
+    """What states are made of, but for the responses: a part of the identity of whatever holds them."""
+    return {
+        "target": target_identity(recipe, spec),
+        "dtype": recipe.target.dtype,
+        "aux_layer_ids": list(recipe.target.aux_layer_ids),
+        "num_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "backend": recipe.states.backend,
+        "format": recipe.states.format,
+        "layout": LAYOUT,
+        "sequences_per_shard": recipe.states.sequences_per_shard,
+        **({"one_pass": True} if recipe.states.one_pass else {}),
+    }
+
+
+def captured_dir(recipe: Recipe, split: str) -> Path:
+    """The staging directory of a split's captured shards."""
+    return recipe.directory("data", recipe.name, "one-pass", split)
+
+
+def claim_captured(recipe: Recipe, spec: TargetSpec, split: str) -> None:
+    """Check that captured shards in the staging directory, if any, were captured in the same way.
+
+    Raises:
+        ArtefactError: they are of another target, other aux layers or another format.
+    """
+    begin(captured_dir(recipe, split), CAPTURED, states_identity(recipe, spec))
+
+
+def shards_of_part(recipe: Recipe, split: str, part: str, responses: Sequence[Response]) -> list[ShardJob]:
+    """The shards of a part (named without suffix), in the staging directory."""
+    return _cut(captured_dir(recipe, split) / part, [responses], recipe.states.sequences_per_shard)
+
+
+def forget_captured(recipe: Recipe, split: str, part: str) -> None:
+    """Remove the captured shards of a part that is about to be generated anew."""
+    shutil.rmtree(captured_dir(recipe, split) / part, ignore_errors=True)
+
+
+def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[ShardJob]) -> None:
+    """Give captured shards their names in the store; several processes may do it at the same time.
+
+    Args:
+        recipe: with states.one_pass.
+        spec: of the target.
+        split: whose responses are finished.
+        jobs: the shards of its store.
+
+    Raises:
+        ArtefactError: shards were captured otherwise, or are damaged.
+    """
+    directory = captured_dir(recipe, split)
+    if not directory.exists():
+        return
+    claim_captured(recipe, spec, split)
+    parts = read_parts(recipe.responses_dir(split))
+    sources = [job for name, part in parts.items() for job in shards_of_part(recipe, split, name, part)]
+    for source, job in zip(sources, jobs, strict=True):
+        try:
+            if source.path.exists() and not job.path.exists() and _holds_responses(source):
+                os.replace(source.path, job.path)
+        except FileNotFoundError:
+            continue  # another process moved it
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _holds_responses(job: ShardJob) -> bool:
+    """Whether a shard was captured over these very responses, and not over earlier ones to the same prompts."""
+    shard = open_checked(job.path, [response.id for response in job.responses])
+    return all(shard.rows(i, "input_ids").tolist() == ids for i, ids in enumerate(job.sequences()))

@@ -1,1 +1,0 @@
-"""The target's hidden states over its own text."""
