@@ -195,7 +195,7 @@ def test_a_run_whose_record_is_another_file_is_not_exported(tmp_path):
     recipe = recipe_at(tmp_path)
     write_run(recipe)
     (recipe.run_dir / "identity.json").write_text('{"kind": "run"}')
-    with pytest.raises(ArtefactError, match="is not the record of a run .it has no head, aux_layer_ids, target"):
+    with pytest.raises(ArtefactError, match="identity.json .*head, .*target"):
         export_head(recipe, serve_check=False)
 
 
