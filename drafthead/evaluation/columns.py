@@ -4,7 +4,7 @@ Times are in seconds. A list column holds one list per row.
 """
 
 ACCEPTANCE_COLUMNS = {  # results/NAME/acceptance/*.parquet, one row per prompt and condition
-    "arm": "name of the arm; `none` is the baseline, `none-again` its second run",
+    "arm": "name of the method; `none` is the baseline, `none-again` its second run",
     "k": "draft tokens per round; 0 for the baseline",
     "temperature": "of sampling; 0 is greedy",
     "effort": "reasoning effort told to the chat template",
@@ -26,7 +26,7 @@ ACCEPTANCE_COLUMNS = {  # results/NAME/acceptance/*.parquet, one row per prompt 
 }
 
 _LEVEL = {  # shared by requests and runs: which server, which load
-    "arm": "name of the arm or endpoint; `none` is the baseline",
+    "arm": "name of the method or endpoint; `none` is the baseline",
     "k": "draft tokens per round; 0 for the baseline and for endpoints",
     "block": "of the ABBA design; a block starts every server once",
     "tensor_parallel": "GPUs of the server",

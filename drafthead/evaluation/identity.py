@@ -8,27 +8,27 @@ from typing import Any
 from safetensors import safe_open
 
 from drafthead.config import Recipe
-from drafthead.config.evaluation import HEADS, PARALLEL, ArmConfig
+from drafthead.config.evaluation import HEADS, PARALLEL, MethodConfig
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.files import check_eagle3_files, check_tensor_files
-from drafthead.evaluation.workload import BASELINE, HEAD, Workload, arm_of, head_of
+from drafthead.evaluation.workload import BASELINE, HEAD, Workload, head_of, method_of
 from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference, require
 from drafthead.target.files import fingerprint_of
 from drafthead.target.pieces import load_target_spec, name_target
 
 _MAKE_HEAD = "python export/head.py RECIPE"
-# What a head for parallel drafting has beyond another (vLLM's llm_base_proposer.py and llama_eagle3.py).
+# What a head for parallel drafting has beyond another (vLLM reads these keys and this tensor).
 _MASK_TOKENS = {"mask_token_id", "pard_token", "ptd_token_id", "dflash_config", "dspark_noise_token_id"}
 _MASK_STATE = "mask_hidden"
 
 
-def identity(recipe: Recipe, workload: Workload, arms: Sequence[str]) -> dict[str, Any]:
+def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict[str, Any]:
     """Heads, prompts, target and the settings that change a measurement's meaning.
 
     Args:
         recipe: what is measured.
         workload: the prompts, rendered with the main reasoning effort.
-        arms: names, the baseline's included.
+        methods: names, the baseline's included.
 
     Raises:
         ArtefactError: a head is missing, half finished, or was made for another target.
@@ -48,8 +48,8 @@ def identity(recipe: Recipe, workload: Workload, arms: Sequence[str]) -> dict[st
     }
     if recipe.eval.synthetic_acceptance_length is not None:
         made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
-    described = [_describe(recipe, workload, target, arm_of(recipe, name)) for name in arms if name != BASELINE]
-    if head := next((arm["head"] for arm in described if arm["name"] == HEAD), None):
+    described = [_describe(recipe, workload, target, method_of(recipe, name)) for name in methods if name != BASELINE]
+    if head := next((method["head"] for method in described if method["name"] == HEAD), None):
         made_from["head"] = head
     return made_from | {"arms": described}
 
@@ -61,27 +61,27 @@ def missing_package(method: str) -> str | None:
     return None
 
 
-def _describe(recipe: Recipe, workload: Workload, target: str, arm: ArmConfig) -> dict[str, Any]:
-    if missing := missing_package(arm.method):
-        raise ValueError(f"arm {arm.name}: {missing}; or leave the arm out of eval.methods")
+def _describe(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> dict[str, Any]:
+    if missing := missing_package(settings.method):
+        raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
     return {
-        "name": arm.name,
-        "method": arm.method,
-        "head": _head_reference(recipe, workload, target, arm),
-        "num_draft_tokens": list(recipe.eval.draft_tokens_of(arm)),
-        "extra": arm.extra,
+        "name": settings.name,
+        "method": settings.method,
+        "head": _head_reference(recipe, workload, target, settings),
+        "num_draft_tokens": list(recipe.eval.draft_tokens_of(settings)),
+        "extra": settings.extra,
     }
 
 
-def _head_reference(recipe: Recipe, workload: Workload, target: str, arm: ArmConfig) -> str | None:
+def _head_reference(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> str | None:
     """Of a head made here its manifest's reference; of another a fingerprint of its files."""
-    head = head_of(recipe, arm)
+    head = head_of(recipe, settings)
     if head is None:
         return None
-    if arm.extra.get("parallel_drafting") and Path(head).is_dir():
-        _check_parallel(arm, Path(head))
-    if arm.head and not (Path(head) / MANIFEST).exists():
-        _check_foreign(recipe, arm, head)
+    if settings.extra.get("parallel_drafting") and Path(head).is_dir():
+        _check_parallel(settings, Path(head))
+    if settings.head and not (Path(head) / MANIFEST).exists():
+        _check_foreign(recipe, settings, head)
         return fingerprint_of(head)
     manifest = require(Path(head), "head", _MAKE_HEAD, every_byte=True)
     made_for = manifest["identity"]["target"]
@@ -95,26 +95,28 @@ def _head_reference(recipe: Recipe, workload: Workload, target: str, arm: ArmCon
     return reference(manifest)
 
 
-def _check_foreign(recipe: Recipe, arm: ArmConfig, head: str) -> None:
+def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
     if Path(head).is_dir():
         if not (Path(head) / "config.json").is_file():
-            raise FileNotFoundError(f"arm {arm.name}: {head} has no config.json; {HEADS[arm.method]}")
+            raise FileNotFoundError(f"method {settings.name}: {head} has no config.json; {HEADS[settings.method]}")
         check_tensor_files(Path(head))
-        if arm.method == HEAD:
+        if settings.method == HEAD:
             check_eagle3_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
-    print(f"{head} (arm {arm.name}) was not made here: whether it has seen the held-out prompts cannot be checked")
+    print(
+        f"{head} (method {settings.name}) was not made here: whether it has seen the held-out prompts cannot be checked"
+    )
 
 
-def _check_parallel(arm: ArmConfig, head: Path) -> None:
+def _check_parallel(settings: MethodConfig, head: Path) -> None:
     """What vLLM would say after the target is loaded."""
     config = read_json(head / "config.json") if (head / "config.json").is_file() else {}
     missing = [] if _MASK_TOKENS & set(config) else ["config.json names no mask token, such as ptd_token_id,"]
     # A draft_model (PARD) needs no more than the token.
-    if arm.method != "draft_model" and not any(_holds(path, _MASK_STATE) for path in head.glob("*.safetensors")):
+    if settings.method != "draft_model" and not any(_holds(path, _MASK_STATE) for path in head.glob("*.safetensors")):
         missing.append(f"its weights hold no {_MASK_STATE}")
     if missing:
         raise ValueError(
-            f"arm {arm.name}: {head} cannot draft in parallel: {' and '.join(missing)}. {PARALLEL}; or leave "
+            f"method {settings.name}: {head} cannot draft in parallel: {' and '.join(missing)}. {PARALLEL}; or leave "
             "parallel_drafting out of `extra`"
         )
 

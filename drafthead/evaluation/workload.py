@@ -1,6 +1,6 @@
-"""What is measured: held-out prompts as token ids, and the arms that answer them.
+"""What is measured: held-out prompts as token ids, and the methods that answer them.
 
-Every arm reads the same token ids, rendered once by the target's own chat template, offline and through a
+Every method reads the same token ids, rendered once by the target's own chat template, offline and through a
 server alike. What this gives up is the server's own rendering of chats; see drafthead/engine/load.py.
 """
 
@@ -11,30 +11,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drafthead.config import Recipe, local_or_hub
-from drafthead.config.evaluation import ArmConfig, Method
+from drafthead.config.evaluation import LABELS, OWN, Method, MethodConfig
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.provenance import require
 from drafthead.target.tokenizer import load_tokenizer
 
 BASELINE, BASELINE_AGAIN = "none", "none-again"
-HEAD: Method = "eagle3"  # the recipe's own head
+HEAD: Method = OWN  # the recipe's own head
 
 
 class _Names(dict[str, str]):
-    """Arms that the recipe named itself are called what it calls them."""
+    """Methods that the recipe named itself are called what it calls them."""
 
-    def __missing__(self, arm: str) -> str:
-        return arm
+    def __missing__(self, method: str) -> str:
+        return method
 
 
 NAMES = _Names(
     {
         BASELINE: "no speculation",
         BASELINE_AGAIN: "baseline again (noise floor)",
-        "eagle3": "EAGLE-3 head",
-        "ngram": "n-gram",
-        "suffix": "suffix decoding",
+        **LABELS,
     }
 )
 _MAKE_PROMPTS = "python data_gen/prompts.py RECIPE"
@@ -91,7 +89,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
     for reason, count in unrenderable.items():
         print(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
-    longest = max(k for arm in recipe.eval.methods for k in recipe.eval.draft_tokens_of(arm))
+    longest = max(k for method in recipe.eval.methods for k in recipe.eval.draft_tokens_of(method))
     room = recipe.engine.max_model_len - recipe.eval.max_tokens - longest - 1
     fitting = [p for p in rendered if len(p.prompt_ids) <= room]
     if not fitting:
@@ -125,42 +123,42 @@ def _check_not_trained_on(recipe: Recipe, heldout: list[Prompt]) -> None:
             )
 
 
-def arm_of(recipe: Recipe, name: str) -> ArmConfig:
-    """The arm of that name; those that need no `head` (the recipe's own is eagle3) exist without being listed.
+def method_of(recipe: Recipe, name: str) -> MethodConfig:
+    """The method of that name; those that need no `head` (the recipe's own head among them) exist without being listed.
 
     Raises:
-        ValueError: the recipe has no such arm.
+        ValueError: the recipe has no such method.
     """
-    arms: dict[str, ArmConfig] = {method: ArmConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
-    arms |= {arm.name: arm for arm in recipe.eval.methods}
-    if name not in arms:
-        raise ValueError(f"no arm {name} in eval.methods; there are {', '.join(arms)}")
-    return arms[name]
+    found: dict[str, MethodConfig] = {method: MethodConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
+    found |= {settings.name: settings for settings in recipe.eval.methods}
+    if name not in found:
+        raise ValueError(f"no method {name} in eval.methods; there are {', '.join(found)}")
+    return found[name]
 
 
-def head_of(recipe: Recipe, arm: ArmConfig) -> str | None:
+def head_of(recipe: Recipe, settings: MethodConfig) -> str | None:
     """The draft's directory or hub id; None for methods that draft without a model."""
-    if arm.head:
-        return local_or_hub(f"head of arm {arm.name}", arm.head)
-    return str(recipe.head_dir) if arm.method == "eagle3" else None
+    if settings.head:
+        return local_or_hub(f"head of method {settings.name}", settings.head)
+    return str(recipe.head_dir) if settings.method == OWN else None
 
 
-def speculative_config(recipe: Recipe, arm: str, k: int | None = None) -> dict[str, Any] | None:
-    """vLLM's speculative_config of an arm by name, at K draft tokens; None for the baseline.
+def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dict[str, Any] | None:
+    """vLLM's speculative_config of a method by name, at K draft tokens; None for the baseline.
 
     Args:
-        recipe: its eval section has the arms.
-        arm: name of an arm.
-        k: draft tokens; None: the arm's main K.
+        recipe: its eval section has the methods.
+        method: name of a method.
+        k: draft tokens; None: the method's main K.
     """
-    if arm == BASELINE:
+    if method == BASELINE:
         return None
-    config = arm_of(recipe, arm)
-    head = head_of(recipe, config)
-    drafting = {"model": head} if head else _DEFAULTS[config.method]
-    tokens = {"num_speculative_tokens": k or recipe.eval.draft_tokens_of(config)[0]}
-    assumed = _synthetic(recipe) if arm == HEAD else {}
-    return {"method": config.method, **drafting, **tokens, **assumed, **config.extra}
+    settings = method_of(recipe, method)
+    head = head_of(recipe, settings)
+    drafting = {"model": head} if head else _DEFAULTS[settings.method]
+    tokens = {"num_speculative_tokens": k or recipe.eval.draft_tokens_of(settings)[0]}
+    assumed = _synthetic(recipe) if method == HEAD else {}
+    return {"method": settings.method, **drafting, **tokens, **assumed, **settings.extra}
 
 
 def _synthetic(recipe: Recipe) -> dict[str, Any]:

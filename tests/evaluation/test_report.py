@@ -1,5 +1,6 @@
 """From rows with a known outcome to tables, verdict, HTML, Markdown and PNGs."""
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -47,7 +48,7 @@ def rendered_tables(markdown: str) -> list[list[list[str]]]:
     """(tables, rows, cells) as a reader of the rendered page sees them, the header first."""
     tables: list[list[list[str]]] = []
     tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
-    for token, inside in zip(tokens, tokens[1:], strict=False):
+    for token, inside in itertools.pairwise(tokens):
         if token.type == "table_open":
             tables.append([])
         elif token.type == "tr_open":

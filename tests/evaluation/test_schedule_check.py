@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.reporting.schedule_check import (
-    ARM,
+    SCHEDULED,
     check_schedule,
     compare,
     measure_schedule,
@@ -27,12 +27,12 @@ def levels(tmp_path_factory) -> list[Level]:
 
 def _with_schedule(rows: pd.DataFrame) -> pd.DataFrame:
     copied = rows[((rows["concurrency"] == 1) & (rows["k"] == 3)) | ((rows["concurrency"] == 32) & (rows["k"] == 1))]
-    return pd.concat([rows, copied.assign(arm=ARM, k=3)], ignore_index=True)
+    return pd.concat([rows, copied.assign(arm=SCHEDULED, k=3)], ignore_index=True)
 
 
 def test_it_gains_what_the_best_fixed_length_loses_elsewhere(levels):
     check = compare(levels, {1: 0.5, 32: 0.5})
-    speed = {(x.arm, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
+    speed = {(x.method, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
     mix = {K: 1 / (0.5 / speed["eagle3", K, 1] + 0.5 / speed["eagle3", K, 32]) for K in (1, 3)}
     both = 1 / (0.5 / speed["eagle3", 3, 1] + 0.5 / speed["eagle3", 1, 32])
     assert check.best == 1 == max(mix, key=mix.__getitem__)

@@ -16,13 +16,13 @@ from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN
 from drafthead.evaluation.workload import speculative_config
 
 
-def deployed_config(recipe: Recipe, arm: str, K: int, schedule: Schedule | None = None) -> dict[str, Any] | None:
-    """vLLM's speculative_config of an arm at a fixed K, or by batch size where there is a schedule.
+def deployed_config(recipe: Recipe, method: str, K: int, schedule: Schedule | None = None) -> dict[str, Any] | None:
+    """vLLM's speculative_config of a method at a fixed K, or by batch size where there is a schedule.
 
     Returns:
         None when the schedule never drafts.
     """
-    config = speculative_config(recipe, arm)
+    config = speculative_config(recipe, method)
     assert config is not None  # the baseline is not deployed
     config = {**config, "num_speculative_tokens": K}
     return scheduled(config, schedule) if schedule else config
@@ -65,13 +65,13 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
     verdict, schedule = analysis.main, analysis.schedule
     if verdict.decision == DO_NOT:
         return _advice(recipe, "Serve without the head:", None)
-    fixed = deployed_config(recipe, verdict.arm, verdict.K)
+    fixed = deployed_config(recipe, verdict.method, verdict.K)
     if verdict.decision == UNKNOWN:
         return _advice(recipe, f"{UNKNOWN}: nothing to serve yet. What was measured, at K = {verdict.K}:", fixed)
     said = f"Serve it at K = {verdict.K}"
     if schedule is not None:
         error = analysis.priced[verdict.workload].model.error
-        by_batch = deployed_config(recipe, verdict.arm, verdict.K, schedule)
+        by_batch = deployed_config(recipe, verdict.method, verdict.K, schedule)
         if error is not None and error <= _TRUSTED and by_batch is not None:
             said = f"Serve it with the draft length by batch size ({_in_words(schedule)}; model error {error:.1%}):"
             return _advice(recipe, said, by_batch)
@@ -82,7 +82,7 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
     lost = any(v.decision == DO_NOT for v in verdict.levels if v.concurrency > (verdict.up_to or np.inf))
     if verdict.up_to and lost and verdict.up_to < recipe.engine.max_num_seqs:
         measured = [[1, verdict.up_to, verdict.K], [verdict.up_to + 1, recipe.engine.max_num_seqs, 0]]
-        config = deployed_config(recipe, verdict.arm, verdict.K, measured)
+        config = deployed_config(recipe, verdict.method, verdict.K, measured)
         return _advice(
             recipe, f"{said} up to {verdict.up_to} requests in the batch, without drafts above.{doubt}", config
         )

@@ -37,7 +37,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Priced:
-    """The cost model of an arm and its prices at every (concurrency, K) asked for."""
+    """The cost model of a method and its prices at every (concurrency, K) asked for."""
 
     model: CostModel
     prices: tuple[Price, ...]

@@ -38,8 +38,8 @@ def request_prices(priced: Priced, levels: Sequence[Level]) -> list[RequestPrice
     """Every pair of `priced` that fits the engine's batch, and the baseline at each of its loads.
 
     Args:
-        priced: of an arm.
-        levels: of that arm on the same workload.
+        priced: of a method.
+        levels: of that method on the same workload.
     """
     by_load: dict[int, list[Level]] = {}
     for level in levels:

@@ -51,7 +51,7 @@ def earned(recipe: Recipe, levels: list[Level], up_to: int | None = None) -> tup
 
     Args:
         recipe: its price, traffic and head.
-        levels: that were measured and reached, of the arm and K that the verdict is about.
+        levels: that were measured and reached, of the method and K that the verdict is about.
         up_to: c* of a verdict that has one.
     """
     price, tokens = recipe.eval.price_per_gpu_hour, recipe.eval.traffic.output_tokens_per_day

@@ -39,7 +39,7 @@ class Verdict:
     """A decision for the whole traffic.
 
     Attributes:
-        workload, arm, K: what was judged.
+        workload, method, K: what was judged.
         decision: one of the four.
         up_to: c*, where the decision is DEPLOY UP TO.
         change: of output throughput over the loads of the traffic that were measured and reached (up to c*, where
@@ -49,7 +49,7 @@ class Verdict:
     """
 
     workload: str
-    arm: str
+    method: str
     K: int
     decision: str
     up_to: int | None
@@ -96,8 +96,8 @@ def _unfit(level: Level) -> str:
     if level.failed > MOST_FAILED * level.requests:
         return f"{_failures(level)}, see the column `error` of requests-*.parquet"
     if not level.reached:
-        arms = ", ".join(f"{value:.1f} ({NAMES[arm]})" for arm, value in level.achieved.items())
-        return f"not reached: asked {level.concurrency} in flight, achieved {arms}"
+        methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.achieved.items())
+        return f"not reached: asked {level.concurrency} in flight, achieved {methods}"
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1:
         noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
@@ -126,13 +126,13 @@ def judge_price(priced: Priced, concurrency: int, K: int, slo: SLOConfig | None 
 def decide(
     levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None, priced: Priced | None = None
 ) -> Verdict:
-    """The decision for one workload, arm and draft length.
+    """The decision for one workload, method and draft length.
 
     Args:
-        levels: measured, of one workload, arm and K.
+        levels: measured, of one workload, method and K.
         shares: requests in flight -> share of the time (TrafficConfig.shares).
         slo: the service level.
-        priced: of that arm; without it a load that was not run stays undecided.
+        priced: of that method; without it a load that was not run stays undecided.
 
     Raises:
         ValueError: none of the levels belongs to the traffic.
@@ -150,7 +150,7 @@ def decide(
         else:
             found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency"))
     decision, up_to, reason, change = _overall(found, measured, shares)
-    return Verdict(levels[0].workload, levels[0].arm, K, decision, up_to, change, reason, tuple(found))
+    return Verdict(levels[0].workload, levels[0].method, K, decision, up_to, change, reason, tuple(found))
 
 
 def _overall(

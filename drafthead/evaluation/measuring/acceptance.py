@@ -1,6 +1,6 @@
 """Acceptance in process: how many draft tokens the target keeps, prompt by prompt, and whether text changes.
 
-Each arm and K is one engine, which answers the same prompts at every temperature and reasoning effort. The
+Each method and K is one engine, which answers the same prompts at every temperature and reasoning effort. The
 greedy baseline answers twice, the second time in reverse order with an empty cache: in bf16 another batch
 composition rounds differently, and what differs between those two is the floor under every statement about
 losslessness. In-process engines give exact counters per request but say nothing about speed; that is
@@ -29,8 +29,8 @@ from drafthead.evaluation.workload import (
     BASELINE_AGAIN,
     EvalPrompt,
     Workload,
-    arm_of,
     load_workload,
+    method_of,
     speculative_config,
 )
 from drafthead.files import atomic_path
@@ -62,9 +62,9 @@ def measure_acceptance(recipe: Recipe) -> Path:
     total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))
     with progress_bar(total, "measuring acceptance", "answer", initial=total - left) as bar:
         # Those that need a process of their own come last, so that the very last one does without.
-        groups = sorted(by_engine(missing), key=lambda group: _poisons(recipe, group[0].arm))
+        groups = sorted(by_engine(missing), key=lambda group: _poisons(recipe, group[0].method))
         for group in groups:
-            apart = _poisons(recipe, group[0].arm) and group is not groups[-1]
+            apart = _poisons(recipe, group[0].method) and group is not groups[-1]
             _run_engine(recipe, directory, group, workloads, None if apart else bar)
             if apart:
                 bar.update(sum(len(workloads[c.effort].prompts) for c in group))
@@ -92,8 +92,8 @@ def _read(paths: list[Path]) -> pd.DataFrame:
 
 
 def _identity(recipe: Recipe, workloads: Workloads) -> dict[str, Any]:
-    arms = (BASELINE, *(arm.name for arm in recipe.eval.methods))
-    return identity(recipe, workloads[recipe.eval.reasoning_effort], arms) | {
+    methods = (BASELINE, *(method.name for method in recipe.eval.methods))
+    return identity(recipe, workloads[recipe.eval.reasoning_effort], methods) | {
         "temperatures": list(recipe.eval.temperatures),
         "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
         "seed": recipe.eval.seed,
@@ -106,14 +106,14 @@ def _counts(workloads: Workloads, effort: Effort, found: list[Condition]) -> dic
         "prompts": len(main.prompts),
         "too_long": main.too_long,
         "unrenderable": main.unrenderable,
-        "arms": len({c.arm for c in found}),
+        "arms": len({c.method for c in found}),
         "conditions": len(found),
     }
 
 
-def _poisons(recipe: Recipe, arm: str) -> bool:
-    """Whether the arm's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
-    return arm != BASELINE and arm_of(recipe, arm).method == "ngram"
+def _poisons(recipe: Recipe, method: str) -> bool:
+    """Whether the method's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
+    return method != BASELINE and method_of(recipe, method).method == "ngram"
 
 
 def _run_engine(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any) -> None:
@@ -127,8 +127,8 @@ def _run_engine(recipe: Recipe, directory: Path, group: list[Condition], workloa
 
 def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:
     """Every condition of one engine; a file per condition."""
-    arm, k = group[0].arm, group[0].k
-    speculative = speculative_config(recipe, arm, k)
+    method, k = group[0].method, group[0].k
+    speculative = speculative_config(recipe, method, k)
     # vLLM refuses the option without speculation.
     options: dict[str, Any] = {"per_request_spec_decode_metrics": "detailed"} if speculative else {}
     seeded = any(c.temperature > 0 for c in group)
@@ -136,7 +136,7 @@ def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloa
         for condition in group:
             prompts = workloads[condition.effort].prompts
             llm.reset_prefix_cache()
-            rows = _answer(llm, recipe, condition, arm, prompts, bar)
+            rows = _answer(llm, recipe, condition, method, prompts, bar)
             if condition.passes == 2:
                 llm.reset_prefix_cache()
                 rows += _answer(llm, recipe, condition, BASELINE_AGAIN, prompts[::-1], bar)
@@ -145,7 +145,7 @@ def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloa
 
 
 def _answer(
-    llm: "LLM", recipe: Recipe, condition: Condition, arm: str, prompts: list[EvalPrompt], bar: Any
+    llm: "LLM", recipe: Recipe, condition: Condition, method: str, prompts: list[EvalPrompt], bar: Any
 ) -> list[dict[str, Any]]:
     sampling = import_vllm().SamplingParams
     options: dict[str, Any] = {"max_tokens": recipe.eval.max_tokens, "detokenize": False}
@@ -155,7 +155,7 @@ def _answer(
         seeds = range(recipe.eval.seed, recipe.eval.seed + len(prompts))
         params = [sampling(temperature=condition.temperature, seed=seed, **options) for seed in seeds]
     outputs = generate(llm, [p.prompt_ids for p in prompts], params, bar)
-    key = {"arm": arm, "k": condition.k, "temperature": condition.temperature, "effort": condition.effort}
+    key = {"arm": method, "k": condition.k, "temperature": condition.temperature, "effort": condition.effort}
     return [key | _row(p, output, condition.k) for p, output in zip(prompts, outputs, strict=True)]
 
 

@@ -1,6 +1,6 @@
 """`eval/head.py --dry-run`: engines and servers that an evaluation starts, requests, hours and price.
 
-Arms with a draft are counted at the speed of the baseline: what they bring is the question. A rate is that of one
+Methods with a draft are counted at the speed of the baseline: what they bring is the question. A rate is that of one
 engine with engine.max_num_seqs requests under way; at fewer it is scaled as the data sheet of the GPU has it.
 """
 
@@ -39,7 +39,7 @@ def eval_plan(recipe: Recipe, assumed: Assumed, plan: Plan | None = None) -> Sta
     """Acceptance and serving of a recipe as one stage.
 
     Args:
-        recipe: arms, loads, temperatures, repeats.
+        recipe: methods, loads, temperatures, repeats.
         assumed: lengths, and the rate of one engine with all of engine.max_num_seqs requests under way.
         plan: of the servers; None: the recipe's.
 

@@ -1,4 +1,4 @@
-"""Which prompts a level sends: the same ones to every arm, in an order that mixes categories."""
+"""Which prompts a level sends: the same ones to every method, in an order that mixes categories."""
 
 import hashlib
 

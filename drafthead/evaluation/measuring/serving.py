@@ -1,8 +1,8 @@
 """Speed under load: the same prompts through a server without and with speculation, level by level.
 
 One block starts the baseline's server and then the others', the next block in the opposite order (ABBA), so
-that a machine that gets slower over time does not favour an arm. Within a server the prefix cache is reset
-before every level and a few real prompts warm it up. Every level sends the same prompts in all arms. With a
+that a machine that gets slower over time does not favour a method. Within a server the prefix cache is reset
+before every level and a few real prompts warm it up. Every level sends the same prompts in all methods. With a
 single block the intervals hold for prompts only: what differs from one server start to the next stays unseen.
 What is measured is a plan (drafthead/evaluation/measuring/plan.py), from the recipe or from a preset.
 """
@@ -62,9 +62,9 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
     plan = plan or recipe_plan(recipe)
     directory = directory or recipe.results_dir / "serving"
     workload = load_workload(recipe)
-    arms = list(dict.fromkeys([BASELINE, *(run.arm for run in plan.runs if not run.endpoint)]))
+    methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
     prompts = plan_prompts(recipe, plan, workload)
-    if begin(directory, KIND, identity(recipe, workload, arms) | _plan_identity(recipe, plan, prompts), alone=True):
+    if begin(directory, KIND, identity(recipe, workload, methods) | _plan_identity(recipe, plan, prompts), alone=True):
         return directory
     threading.Thread(target=preload, daemon=True).start()  # while the first server starts
     for index, run in enumerate(plan.runs):
@@ -123,11 +123,11 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
 @contextmanager
 def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> Iterator[Server]:
     if run.endpoint:
-        yield endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.arm))
+        yield endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method))
         return
     engine = recipe.engine.model_copy(update={"tensor_parallel_size": run.tensor_parallel})
     sized = recipe.model_copy(update={"engine": engine})
-    speculative = speculative_config(recipe, run.arm, run.k)
+    speculative = speculative_config(recipe, run.method, run.k)
     with running_server(sized, log_path, speculative=speculative, extra_args=run.flags) as server:
         yield server
 
@@ -146,7 +146,7 @@ def _run_level(
         label=f"{name}-{level.name}",
         temperature=level.temperature,
         ignore_eos=level.workload.random is not None,
-        title=f"{NAMES[run.arm]}, {level.workload.name}, {level.load.name}",
+        title=f"{NAMES[run.method]}, {level.workload.name}, {level.load.name}",
     )
     counted = _counted(before, server.metrics(), run.k)
     if all(request.error for request in result.requests):
@@ -160,7 +160,7 @@ def _run_level(
 
 def _key(run: ServerRun, level: Level) -> dict[str, Any]:
     return {
-        "arm": run.arm,
+        "arm": run.method,
         "k": run.k,
         "block": run.block,
         "tensor_parallel": run.tensor_parallel,
@@ -175,7 +175,7 @@ def _key(run: ServerRun, level: Level) -> dict[str, Any]:
 
 
 def _label(run: ServerRun, level: Level) -> str:
-    """The workload with what else sets it apart: levels of one label and load are compared between arms."""
+    """The workload with what else sets it apart: levels of one label and load are compared between methods."""
     temperature = f" T={level.temperature:g}" if level.temperature else ""
     return level.workload.name + temperature + (f" TP{run.tensor_parallel}" if run.tensor_parallel > 1 else "")
 

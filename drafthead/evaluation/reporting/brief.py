@@ -33,7 +33,7 @@ def print_advice(recipe: Recipe, analysis: Analysis, brief: bool = False) -> Non
 
 def said(verdict: Verdict) -> str:
     """A verdict in two lines."""
-    return f"{verdict.workload} prompts, {verdict.arm} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}"
+    return f"{verdict.workload} prompts, {verdict.method} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}"
 
 
 def brief_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Table:
@@ -42,24 +42,41 @@ def brief_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Table:
     for verdict in verdicts:
         decisions = {level.concurrency: level.decision for level in verdict.levels}
         for level in levels:
-            if level.steady and (level.workload, level.arm, level.K) == (verdict.workload, verdict.arm, verdict.K):
+            if level.steady and (level.workload, level.method, level.K) == (
+                verdict.workload,
+                verdict.method,
+                verdict.K,
+            ):
                 decision = decisions.get(level.concurrency, "not in the traffic")
                 rows.append([Cell(level_name(level, levels)), *_cells(level), Cell(decision)])
-    columns = ["Concurrency", "Arm", "Output tok/s", "Change (%)", "Median latency (%)", "Acceptance length", "Verdict"]
+    columns = [
+        "Concurrency",
+        "Method",
+        "Output tok/s",
+        "Change (%)",
+        "Median latency (%)",
+        "Acceptance length",
+        "Verdict",
+    ]
     note = "Positive = better everywhere; brackets: 95 % paired bootstrap over prompts; grey: unresolved."
     return Table("Serving with the head, against no speculation", columns, rows, note, text_columns=2)
 
 
 def _cells(level: Level) -> list[Cell]:
-    baseline, arm = level.values[THROUGHPUT.key]
+    baseline, method = level.values[THROUGHPUT.key]
     changes = [change_cell(level.changes[key], level.reached) for key in (THROUGHPUT.key, "e2e_p50")]
-    return [Cell(series_name(level.arm, level.K)), Cell(f"{baseline:.1f} → {arm:.1f}"), *changes, length_cell(level)]
+    return [
+        Cell(series_name(level.method, level.K)),
+        Cell(f"{baseline:.1f} → {method:.1f}"),
+        *changes,
+        length_cell(level),
+    ]
 
 
 def acceptance_line(summary: AcceptanceSummary) -> str:
     """Acceptance length of every method over all prompts, and how often the text stayed the same."""
     pooled = [m for m in summary.methods if m.category == "all"]
     lengths = ", ".join(f"{NAMES[m.method]} {interval_text(m.length)} (K = {m.K})" for m in pooled)
-    same = ", ".join(f"{NAMES[arm]} {100 * share.value:.0f} %" for arm, share in summary.identical.items())
+    same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
     said = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
     return f"{said} Answers identical to the baseline's: {same}." if same else said

@@ -21,7 +21,7 @@ _INK = "#1d2228"  # on light cells, whatever the theme
 def decision_pictures(analysis: Analysis) -> list[Picture]:
     """Those whose data is there: acceptance by K from two draft lengths on, matrices from two workloads on."""
     levels, found = analysis.levels, []
-    if any(len(lengths) > 1 for lengths in _lengths_by_arm(levels).values()):
+    if any(len(lengths) > 1 for lengths in _lengths_by_method(levels).values()):
         found.append(
             picture(
                 "acceptance-k",
@@ -41,12 +41,12 @@ def decision_pictures(analysis: Analysis) -> list[Picture]:
             )
         )
     if len({level.workload for level in levels}) > 1:
-        for arm, K in dict.fromkeys((level.arm, level.K) for level in levels):
-            own = [level for level in levels if (level.arm, level.K) == (arm, K)]
+        for method, K in dict.fromkeys((level.method, level.K) for level in levels):
+            own = [level for level in levels if (level.method, level.K) == (method, K)]
             found.append(
                 picture(
-                    f"matrix-{arm}-k{K}",
-                    f"{NAMES[arm]}, K = {K}: output throughput against the baseline (%) by workload and load.",
+                    f"matrix-{method}-k{K}",
+                    f"{NAMES[method]}, K = {K}: output throughput against the baseline (%) by workload and load.",
                     lambda figure, own=own: _matrix(figure, own),  # type: ignore[misc]
                     size=(7.2, 1.4 + 0.42 * len({level.workload for level in own})),
                 )
@@ -54,22 +54,22 @@ def decision_pictures(analysis: Analysis) -> list[Picture]:
     return found
 
 
-def _lengths_by_arm(levels: Sequence[Level]) -> dict[str, dict[int, list[float]]]:
-    """Arm -> K -> acceptance length at every load of the first workload."""
+def _lengths_by_method(levels: Sequence[Level]) -> dict[str, dict[int, list[float]]]:
+    """Method -> K -> acceptance length at every load of the first workload."""
     found: dict[str, dict[int, list[float]]] = {}
     for level in levels:
         if level.workload == levels[0].workload and not np.isnan(level.acceptance_length):
-            found.setdefault(level.arm, {}).setdefault(level.K, []).append(level.acceptance_length)
+            found.setdefault(level.method, {}).setdefault(level.K, []).append(level.acceptance_length)
     return found
 
 
 def _acceptance_by_length(axes: Axes, levels: Sequence[Level]) -> None:
-    by_arm = _lengths_by_arm(levels)
-    for arm, lengths in by_arm.items():
-        K, colour = sorted(lengths), colour_of(arm, list(by_arm))
-        axes.plot(K, [np.mean(lengths[k]) for k in K], "o-", color=colour, label=NAMES[arm])
+    by_method = _lengths_by_method(levels)
+    for method, lengths in by_method.items():
+        K, colour = sorted(lengths), colour_of(method, list(by_method))
+        axes.plot(K, [np.mean(lengths[k]) for k in K], "o-", color=colour, label=NAMES[method])
         axes.fill_between(K, [min(lengths[k]) for k in K], [max(lengths[k]) for k in K], color=colour, alpha=0.2)
-    axes.set(xticks=sorted({k for lengths in by_arm.values() for k in lengths}), xlabel="draft tokens K")
+    axes.set(xticks=sorted({k for lengths in by_method.values() for k in lengths}), xlabel="draft tokens K")
     axes.set_ylabel("acceptance length (tokens)")
     axes.set_ylim(bottom=1.0)
     legend_above(axes)

@@ -9,9 +9,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from drafthead.config.evaluation import OWN
 from drafthead.evaluation.workload import BASELINE
 
-PALETTE = {"eagle3": "#2f6fde", "ngram": "#d9822b", BASELINE: "#7a7f87"}
+PALETTE = {OWN: "#2f6fde", "ngram": "#d9822b", BASELINE: "#7a7f87"}
 _OTHERS = ("#8a56c2", "#1f9e9e", "#c2568a", "#7d9e1f", "#5668c2")
 BETTER, WORSE, UNRESOLVED = "#2e9e5b", "#d64545", "#9aa0a6"
 _THEMES = {
@@ -54,10 +55,10 @@ def _render(draw: Callable[[Figure], None], size: tuple[float, float], theme: st
     return buffer.getvalue()
 
 
-def colour_of(arm: str, arms: Sequence[str]) -> str:
-    """The arm's colour: fixed for those every recipe has, else by its place among the others."""
-    others = [name for name in arms if name not in PALETTE]
-    return PALETTE.get(arm) or _OTHERS[others.index(arm) % len(_OTHERS)]
+def colour_of(method: str, methods: Sequence[str]) -> str:
+    """The method's colour: fixed for those every recipe has, else by its place among the others."""
+    others = [name for name in methods if name not in PALETTE]
+    return PALETTE.get(method) or _OTHERS[others.index(method) % len(_OTHERS)]
 
 
 def legend_above(axes: Axes) -> None:

@@ -98,7 +98,7 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
     return Report(
         name=recipe.name,
-        headline=" · ".join(dict.fromkeys(v.headline for v in analysis.verdicts if v.arm == analysis.main.arm)),
+        headline=" · ".join(dict.fromkeys(v.headline for v in analysis.verdicts if v.method == analysis.main.method)),
         verdicts=analysis.verdicts,
         caveats=_caveats(recipe, analysis),
         facts=_facts(recipe, analysis),
@@ -177,7 +177,7 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
         )
     if recipe.eval.repeats == 1:
         caveats.append(
-            "One server start per arm: the intervals cover prompts, not what differs between starts. Set "
+            "One server start per method: the intervals cover prompts, not what differs between starts. Set "
             "eval.repeats=3 for blocks in alternating order, whose spread is then part of every interval."
         )
     if recipe.eval.traffic.concurrency is None:

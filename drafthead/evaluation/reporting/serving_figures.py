@@ -64,8 +64,8 @@ def serving_pictures(levels: Sequence[Level]) -> list[Picture]:
 
 
 def _widest(levels: Sequence[Level]) -> list[Level]:
-    """Levels of the first arm and draft length, on every workload."""
-    return [level for level in levels if (level.arm, level.K) == (levels[0].arm, levels[0].K)]
+    """Levels of the first method and draft length, on every workload."""
+    return [level for level in levels if (level.method, level.K) == (levels[0].method, levels[0].K)]
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class _Point:
 
 
 def _series(levels: Sequence[Level]) -> dict[tuple[str, int], list[_Point]]:
-    """(arm, K) -> its points over concurrency on the first workload, the baseline first."""
+    """(method, K) -> its points over concurrency on the first workload, the baseline first."""
     steady = [level for level in levels if level.steady] or levels
     first = [level for level in steady if level.workload == steady[0].workload]
     found: dict[tuple[str, int], dict[int, _Point]] = {(BASELINE, 0): {}}
     for level in first:
-        for key, side in (((BASELINE, 0), 0), ((level.arm, level.K), 1)):
+        for key, side in (((BASELINE, 0), 0), ((level.method, level.K), 1)):
             values = {name: pair[side] for name, pair in level.values.items()}
             found.setdefault(key, {})[level.concurrency] = _Point(level.concurrency, level.reached, values)
     return {key: [points[load] for load in sorted(points)] for key, points in found.items()}
@@ -117,13 +117,13 @@ def _pareto(axes: Axes, series: dict[tuple[str, int], list[_Point]]) -> None:
 
 
 def _draw(axes: Axes, series: dict[tuple[str, int], list[_Point]], at: Callable[[_Point], tuple[float, float]]) -> None:
-    arms = list(dict.fromkeys(arm for arm, _ in series))
-    for (arm, K), points in series.items():
-        same = [k for name, k in series if name == arm]
+    methods = list(dict.fromkeys(method for method, _ in series))
+    for (method, K), points in series.items():
+        same = [k for name, k in series if name == method]
         x, y = zip(*map(at, points), strict=True)
-        colour, shade = colour_of(arm, arms), 1 - 0.6 * same.index(K) / len(same)
+        colour, shade = colour_of(method, methods), 1 - 0.6 * same.index(K) / len(same)
         marker = _MARKERS[same.index(K) % len(_MARKERS)]
-        axes.plot(x, y, "-", color=colour, alpha=shade, marker=marker, label=series_name(arm, K))
+        axes.plot(x, y, "-", color=colour, alpha=shade, marker=marker, label=series_name(method, K))
         hollow = [i for i, p in enumerate(points) if not p.reached]
         face = axes.get_facecolor()
         axes.scatter(

@@ -31,7 +31,7 @@ def plan_table(plan: Plan, preset: Preset | None = None) -> Table:
         workloads = ", ".join(dict.fromkeys(level.workload.name for level in run.levels))
         loads = ", ".join(dict.fromkeys(level.load.name for level in run.levels))
         count = str(sum(level.prompts for level in run.levels))
-        texts = [NAMES[run.arm], str(run.k), str(run.tensor_parallel), " ".join(run.flags), workloads, loads, count]
+        texts = [NAMES[run.method], str(run.k), str(run.tensor_parallel), " ".join(run.flags), workloads, loads, count]
         rows.append([Cell(text) for text in texts])
     notes = [preset.note] if preset else []
     notes += [f"Left out: {reason}." for reason in plan.skipped]
@@ -53,7 +53,7 @@ def overview_table(requests: pd.DataFrame, runs: pd.DataFrame) -> Table:
         texts += [f"{group['output_tokens'].sum() / duration:.1f}", *_medians(of_level)]
         texts += [_length(group, bool(first["throughput_only"]))]
         rows.append([Cell(text, "" if reached else "unresolved") for text in texts])
-    columns = ["Workload", "Load", "Arm", "K", "Reached", "Failed", "Output tok/s"]
+    columns = ["Workload", "Load", "Method", "K", "Reached", "Failed", "Output tok/s"]
     columns += [f"{label}, median (ms)" for label in _TIMES.values()] + ["Acceptance length"]
     return Table("Serving", columns, rows, _formulas(), text_columns=5)
 

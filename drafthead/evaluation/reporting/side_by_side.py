@@ -1,4 +1,4 @@
-"""Tables that set arms, K, temperatures and efforts beside each other."""
+"""Tables that set methods, K, temperatures and efforts beside each other."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class ConditionSummary:
-    """One arm at one K, temperature and effort on one workload, over prompts whose baseline answer does not loop.
+    """One method at one K, temperature and effort on one workload, over prompts whose baseline answer does not loop.
 
     Attributes:
-        arm, k, temperature, effort, category: which; category "all" pools every prompt.
+        method, k, temperature, effort, category: which; category "all" pools every prompt.
         prompts: how many.
         length: acceptance length, 1 + accepted / drafts, pooled.
         rate: accepted / proposed.
@@ -30,7 +30,7 @@ class ConditionSummary:
             T > 0, where equality says nothing.
     """
 
-    arm: str
+    method: str
     k: int
     temperature: float
     effort: str
@@ -76,7 +76,7 @@ def _summary(group: pd.DataFrame, category: str, kept: pd.Index, baseline: pd.Da
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = accepted_at / drafts, accepted_at / reached_at, histogram / drafts
     return ConditionSummary(
-        arm=str(first["arm"]),
+        method=str(first["arm"]),
         k=int(first["k"]),
         temperature=float(first["temperature"]),
         effort=str(first["effort"]),
@@ -96,7 +96,7 @@ def _summed(lists: pd.Series) -> np.ndarray:
 
 
 def conditions_table(summaries: Iterable[ConditionSummary]) -> Table:
-    """Acceptance by arm, K, temperature and effort, all workloads pooled."""
+    """Acceptance by method, K, temperature and effort, all workloads pooled."""
     rows = []
     for s in (s for s in summaries if s.category == ALL):
         texts = [*_setting(s), str(s.prompts), interval_text(s.length), _percent([s.rate])]
@@ -118,17 +118,17 @@ def workloads_table(summaries: Sequence[ConditionSummary]) -> Table:
     workloads = sorted({s.category for s in summaries} - {ALL})
     lengths: dict[tuple[str, ...], dict[str, str]] = {}
     for s in summaries:
-        if s.arm != BASELINE_AGAIN:
+        if s.method != BASELINE_AGAIN:
             lengths.setdefault(_setting(s), {})[s.category] = interval_text(s.length)
     rows = [[Cell(text) for text in (*key, *(found.get(w, "–") for w in workloads))] for key, found in lengths.items()]
     return Table("Acceptance length by workload", [*_SETTING, *workloads], rows, text_columns=len(_SETTING))
 
 
-_SETTING = ("Arm", "K", "T", "Effort")
+_SETTING = ("Method", "K", "T", "Effort")
 
 
 def _setting(s: ConditionSummary) -> tuple[str, ...]:
-    return NAMES[s.arm], str(s.k), f"{s.temperature:g}", s.effort
+    return NAMES[s.method], str(s.k), f"{s.temperature:g}", s.effort
 
 
 def _percent(shares: Iterable[float]) -> str:

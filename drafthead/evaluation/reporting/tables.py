@@ -56,7 +56,7 @@ def change_cell(change: Change, reached: bool = True) -> Cell:
 
     Args:
         change: the change and whether its sign is resolved.
-        reached: whether the load was what it says; otherwise the arms were not compared at that load.
+        reached: whether the load was what it says; otherwise the methods were not compared at that load.
     """
     i = change.interval.scaled(100)
     if np.isnan(i.value):
@@ -119,11 +119,11 @@ def _share(value: float) -> Cell:
 
 def lossless_table(summary: AcceptanceSummary) -> Table:
     """Share of answers equal to the baseline's, beside what the baseline makes of itself."""
-    rows = [[Cell(NAMES[arm]), Cell(percent_text(share))] for arm, share in summary.identical.items()]
+    rows = [[Cell(NAMES[method]), Cell(percent_text(share))] for method, share in summary.identical.items()]
     note = (
         "All held-out prompts. Greedy decoding; rounding differs with the batch, so the noise floor may be below 100 %."
     )
-    return Table("Answers identical to the baseline", ["Arm", "Identical (%)"], rows, note)
+    return Table("Answers identical to the baseline", ["Method", "Identical (%)"], rows, note)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
