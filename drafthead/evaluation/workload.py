@@ -55,7 +55,7 @@ class Workload:
 
     Attributes:
         prompts: those that fit.
-        too_long: how many were left out because prompt, answer and drafts exceed engine.max_model_len.
+        too_long: how many were left out because prompt, response and drafts exceed engine.max_model_len.
         unrenderable: reason -> how many were left out because they have no token ids for this target.
     """
 

@@ -203,7 +203,7 @@ def test_the_best_draft_length_is_advised_as_a_schedule(recipe, rows, levels, pr
     assert config["num_speculative_tokens"] == max(K for _, _, K in schedule)
     assert 1 <= config["num_speculative_tokens"] <= 3  # what was run, or between
     assert (schedule[0][0], schedule[-1][1]) == (1, recipe.engine.max_num_seqs)
-    assert "model error" in advice.said
+    assert "model error" in advice.text
     assert advice.flag in advice.command
 
 
@@ -217,7 +217,7 @@ def test_a_model_that_is_not_trusted_gives_a_measured_schedule(recipe, rows, lev
     assert (analysis.main.decision, analysis.main.up_to) == (UP_TO, 4)
     config = json.loads(shlex.split(advice.flag)[1])
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 0]]
-    assert "its error is" in advice.said
+    assert "its error is" in advice.text
 
 
 def test_whole_requests_are_priced_as_they_were_measured(levels, priced):

@@ -19,12 +19,12 @@ class ServiceLevel:
 
     Attributes:
         baseline, head: whether each keeps every limit.
-        said: both in words, with the figures; empty without a limit.
+        text: both in words, with the figures; empty without a limit.
     """
 
     baseline: Kept
     head: Kept
-    said: str
+    text: str
 
 
 def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
@@ -34,7 +34,7 @@ def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
     (Clopper and Pearson 1934), which holds for any distribution of times.
     """
     verdicts: dict[str, list[Kept]] = {"base": [], "head": []}
-    said = []
+    limits = []
     for name, column, limit_ms in (("TTFT", "ttft_s", slo.ttft_ms), ("TPOT", "tpot_s", slo.tpot_ms)):
         if limit_ms is None:
             continue
@@ -44,12 +44,12 @@ def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
             found.append(_keeps(times, limit_ms / 1e3, slo.percentile / 100))
             at = f"{1e3 * np.percentile(times, slo.percentile):.1f} ms" if len(times) else "no request has it"
             figures.append(f"{at} ({found[-1]})")
-        said.append(f"{name} P{slo.percentile} {' → '.join(figures)} of {limit_ms:g} ms")
-    return ServiceLevel(_worst(verdicts["base"]), _worst(verdicts["head"]), "; ".join(said))
+        limits.append(f"{name} P{slo.percentile} {' → '.join(figures)} of {limit_ms:g} ms")
+    return ServiceLevel(_worst(verdicts["base"]), _worst(verdicts["head"]), "; ".join(limits))
 
 
 def _keeps(times: Array, limit: float, share: float) -> Kept:
-    if not len(times):  # answers of one token have no time per token
+    if not len(times):  # responses of one token have no time per token
         return "unresolved"
     within = stats.binomtest(int((times <= limit).sum()), len(times)).proportion_ci(CONFIDENCE, method="exact")
     if within.low >= share:

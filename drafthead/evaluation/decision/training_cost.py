@@ -82,7 +82,7 @@ def payback_text(recipe: Recipe, levels: list[Level], resolved: bool, up_to: int
         return f"{trained}; eval.price_per_gpu_hour and eval.traffic.output_tokens_per_day give the payback time."
     _, back = found
     daily = f"At {recipe.eval.traffic.output_tokens_per_day:,.0f} output tokens a day"
-    spent = f"{trained}, {back.cost:,.2f} at that price; answers and states come on top"
+    spent = f"{trained}, {back.cost:,.2f} at that price; responses and states come on top"
     if not resolved:
         return f"{spent}. Whether it saves anything is unresolved, so there is no payback time."
     if back.saved_per_day <= 0:

@@ -67,28 +67,28 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     """The decision for one measured level."""
     c = level.concurrency
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
-    said = f"output throughput {change_text(throughput)}, median latency {change_text(latency)}"
+    figures = f"output throughput {change_text(throughput)}, median latency {change_text(latency)}"
     if wrong := _unfit(level):
-        return LevelVerdict(c, UNKNOWN, f"{wrong}: {said}")
-    said += f"; {_failures(level)}" if level.failed else ""
+        return LevelVerdict(c, UNKNOWN, f"{wrong}: {figures}")
+    figures += f"; {_failures(level)}" if level.failed else ""
     service = service_level(level, slo or SLOConfig())
-    said += f"; {service.said}" if service.said else ""
+    figures += f"; {service.text}" if service.text else ""
     if service.head == "missed":
         missed = (
             "misses the service level, as the baseline does"
             if service.baseline == "missed"
             else "breaks the service level"
         )
-        return LevelVerdict(c, DO_NOT, f"{missed}: {said}")
+        return LevelVerdict(c, DO_NOT, f"{missed}: {figures}")
     if throughput.resolved and throughput.interval.value < 0:
-        return LevelVerdict(c, DO_NOT, f"slower: {said}")
+        return LevelVerdict(c, DO_NOT, f"slower: {figures}")
     if latency.resolved and latency.interval.value < 0:
-        return LevelVerdict(c, DO_NOT, f"requests take longer: {said}")
+        return LevelVerdict(c, DO_NOT, f"requests take longer: {figures}")
     if service.head == "unresolved":
-        return LevelVerdict(c, UNKNOWN, f"service level unresolved at {level.pairs} prompts: {said}")
+        return LevelVerdict(c, UNKNOWN, f"service level unresolved at {level.pairs} prompts: {figures}")
     if throughput.resolved:
-        return LevelVerdict(c, DEPLOY, f"faster: {said}")
-    return LevelVerdict(c, UNKNOWN, f"unresolved at {level.pairs} prompts: {said}")
+        return LevelVerdict(c, DEPLOY, f"faster: {figures}")
+    return LevelVerdict(c, UNKNOWN, f"unresolved at {level.pairs} prompts: {figures}")
 
 
 def _unfit(level: Level) -> str:
@@ -97,7 +97,7 @@ def _unfit(level: Level) -> str:
         return f"{_failures(level)}, see the column `error` of requests-*.parquet"
     if not level.reached:
         methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.achieved.items())
-        return f"not reached: asked {level.concurrency} in flight, achieved {methods}"
+        return f"not reached: {level.concurrency} in flight requested, achieved {methods}"
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1:
         noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
@@ -113,14 +113,16 @@ def judge_price(priced: Priced, concurrency: int, K: int, slo: SLOConfig | None 
     """The decision for a load that was not run, from the cost model alone: decoding speed, no waiting."""
     price = priced.at(concurrency, K)
     speed = price.speedup
-    said = f"not run; the cost model says {speed.value - 1:+.1%} [{speed.low - 1:+.1%}, {speed.high - 1:+.1%}] decoding"
+    figures = (
+        f"not run; the cost model says {speed.value - 1:+.1%} [{speed.low - 1:+.1%}, {speed.high - 1:+.1%}] decoding"
+    )
     if slo is not None and (slo.ttft_ms or slo.tpot_ms):
-        return LevelVerdict(concurrency, UNKNOWN, f"{said}, and nothing of the service level")
+        return LevelVerdict(concurrency, UNKNOWN, f"{figures}, and nothing of the service level")
     if price.extrapolated:
-        return LevelVerdict(concurrency, UNKNOWN, f"{said}, outside what was run")
+        return LevelVerdict(concurrency, UNKNOWN, f"{figures}, outside what was run")
     if speed.low > 1:
-        return LevelVerdict(concurrency, DEPLOY, said)
-    return LevelVerdict(concurrency, DO_NOT if speed.high < 1 else UNKNOWN, said)
+        return LevelVerdict(concurrency, DEPLOY, figures)
+    return LevelVerdict(concurrency, DO_NOT if speed.high < 1 else UNKNOWN, figures)
 
 
 def decide(

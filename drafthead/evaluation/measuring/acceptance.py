@@ -1,7 +1,7 @@
 """Acceptance in process: how many draft tokens the target keeps, prompt by prompt, and whether text changes.
 
 Each method and K is one engine, which answers the same prompts at every temperature and reasoning effort. The
-greedy baseline answers twice, the second time in reverse order with an empty cache: in bf16 another batch
+greedy baseline responses twice, the second time in reverse order with an empty cache: in bf16 another batch
 composition rounds differently, and what differs between those two is the floor under every statement about
 losslessness. In-process engines give exact counters per request but say nothing about speed; that is
 `drafthead.evaluation.measuring.serving`'s part.
@@ -60,7 +60,7 @@ def measure_acceptance(recipe: Recipe) -> Path:
         return directory
     missing = [c for c in found if not c.path(directory).exists()]
     total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))
-    with progress_bar(total, "measuring acceptance", "answer", initial=total - left) as bar:
+    with progress_bar(total, "measuring acceptance", "response", initial=total - left) as bar:
         # Those that need a process of their own come last, so that the very last one does without.
         groups = sorted(by_engine(missing), key=lambda group: _poisons(recipe, group[0].method))
         for group in groups:
@@ -117,15 +117,15 @@ def _poisons(recipe: Recipe, method: str) -> bool:
 
 
 def _run_engine(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any) -> None:
-    """Answer here, or without a bar in a process that ends afterwards."""
+    """Measure here, or without a bar in a process that ends afterwards."""
     if bar is not None:
-        _answer_all(recipe, directory, group, workloads, bar)
+        _measure(recipe, directory, group, workloads, bar)
         return
     with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
-        process.submit(_answer_all, recipe, directory, group, workloads, None).result()
+        process.submit(_measure, recipe, directory, group, workloads, None).result()
 
 
-def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:
+def _measure(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:
     """Every condition of one engine; a file per condition."""
     method, k = group[0].method, group[0].k
     speculative = speculative_config(recipe, method, k)
@@ -136,15 +136,15 @@ def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloa
         for condition in group:
             prompts = workloads[condition.effort].prompts
             llm.reset_prefix_cache()
-            rows = _answer(llm, recipe, condition, method, prompts, bar)
+            rows = _generate(llm, recipe, condition, method, prompts, bar)
             if condition.passes == 2:
                 llm.reset_prefix_cache()
-                rows += _answer(llm, recipe, condition, BASELINE_AGAIN, prompts[::-1], bar)
+                rows += _generate(llm, recipe, condition, BASELINE_AGAIN, prompts[::-1], bar)
             with atomic_path(condition.path(directory)) as temporary:
                 pd.DataFrame(rows, columns=list(ACCEPTANCE_COLUMNS)).to_parquet(temporary, index=False)
 
 
-def _answer(
+def _generate(
     llm: "LLM", recipe: Recipe, condition: Condition, method: str, prompts: list[EvalPrompt], bar: Any
 ) -> list[dict[str, Any]]:
     sampling = import_vllm().SamplingParams
@@ -160,9 +160,9 @@ def _answer(
 
 
 def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
-    answer = output.outputs[0]
-    ids = list(answer.token_ids)
-    counters = answer.spec_decode_metrics
+    response = output.outputs[0]
+    ids = list(response.token_ids)
+    counters = response.spec_decode_metrics
     kept = np.array(counters.per_step_accepted if counters else [], int)  # (steps,)
     drafted = np.array(counters.per_step_drafted if counters else [], int)
     return {
@@ -179,6 +179,6 @@ def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
         "accepted_at": [int((kept > k).sum()) for k in range(K)],
         "reached_at": [int(((kept >= k) & (drafted > k)).sum()) for k in range(K)],
         "histogram": [int((kept == j).sum()) for j in range(K + 1)],
-        "finish_reason": answer.finish_reason,
+        "finish_reason": response.finish_reason,
         "repeated": looping.repeated_share(ids),
     }

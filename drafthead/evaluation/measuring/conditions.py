@@ -16,7 +16,7 @@ class Condition:
     Attributes:
         method: by name.
         k: draft tokens; 0 for the baseline.
-        temperature, effort: of the answers.
+        temperature, effort: of the responses.
         main: the first of every list of the recipe, which the report shows.
     """
 

@@ -16,21 +16,21 @@ from drafthead.evaluation.measuring.plan import Level, Plan, recipe_plan
 from drafthead.provenance import MANIFEST
 from drafthead.stage_plan import Assumed, StagePlan
 
-_ROW_BYTES = 8_000  # of a request in the Parquet files, its answer's ids included
+_ROW_BYTES = 8_000  # of a request in the Parquet files, its response's ids included
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requests:
     """What every request of an evaluation is counted as.
 
     Attributes:
-        prompt, answer: tokens.
+        prompt, response: tokens.
         prompts: held-out ones.
         known: whether the prompts exist.
     """
 
     prompt: int
-    answer: int
+    response: int
     prompts: int
     known: bool
 
@@ -47,64 +47,64 @@ def eval_plan(recipe: Recipe, assumed: Assumed, plan: Plan | None = None) -> Sta
         FileNotFoundError: the target's config.json is missing.
     """
     plan = plan or recipe_plan(recipe)
-    asked, engine = _asked(recipe, assumed), EnginePlan(recipe, assumed, 2 * num_parameters(planned_shape(recipe)))
+    each, engine = _requests(recipe, assumed), EnginePlan(recipe, assumed, 2 * num_parameters(planned_shape(recipe)))
     found = conditions(recipe)
-    engines, answers = len(by_engine(found)), sum(c.passes * asked.prompts for c in found)
+    engines, responses = len(by_engine(found)), sum(c.passes * each.prompts for c in found)
     own = [run for run in plan.runs if not run.endpoint]
-    length = asked.prompt + asked.answer
+    length = each.prompt + each.response
     full = engine.under_way(length)
-    rate = _rate(recipe, assumed, engine, asked, full)
-    offline = answers * asked.answer / rate.tokens_per_second
-    loaded = sum(_seconds(level, engine, asked, rate, full) for run in plan.runs for level in run.levels)
-    each = start_seconds(recipe)
-    starts = (engines + len(own)) * each.seconds
+    rate = _rate(recipe, assumed, engine, each, full)
+    offline = responses * each.response / rate.tokens_per_second
+    loaded = sum(_seconds(level, engine, each, rate, full) for run in plan.runs for level in run.levels)
+    start = start_seconds(recipe)
+    starts = (engines + len(own)) * start.seconds
     requests = sum(level.prompts for run in plan.runs for level in run.levels)
     loads = len({level.name for run in plan.runs for level in run.levels})
     blocks = len({run.block for run in plan.runs})
     bound = "" if assumed.answer_tokens else "at most "
     return StagePlan(
         stage="evaluate",
-        work=f"{engines} engines for {answers:,} answers; {len(own)} servers ({blocks} blocks) x {loads} loads, "
+        work=f"{engines} engines for {responses:,} responses; {len(own)} servers ({blocks} blocks) x {loads} loads, "
         f"{requests:,} requests",
         gpus=engine.gpus,
         memory_bytes=engine.memory_bytes(length, full),
-        disk_bytes=(answers + requests) * _ROW_BYTES,
+        disk_bytes=(responses + requests) * _ROW_BYTES,
         hours=(offline + loaded + starts) / 3600,
         rate=f"{rate}, {full} at once; less at smaller loads",
         price_per_gpu_hour=recipe.eval.price_per_gpu_hour,
         notes=(
-            f"{bound}{asked.answer:,} tokens an answer, drafting not counted as faster; "
-            + f"{asked.prompts:,} held-out prompts"
-            + ("" if asked.known else ", not drawn yet"),
-            f"{engines + len(own)} starts of {each}: {starts / 3600:.2f} of the hours",
+            f"{bound}{each.response:,} tokens a response, drafting not counted as faster; "
+            + f"{each.prompts:,} held-out prompts"
+            + ("" if each.known else ", not drawn yet"),
+            f"{engines + len(own)} starts of {start}: {starts / 3600:.2f} of the hours",
             *engine.notes(length),
         ),
     )
 
 
-def _asked(recipe: Recipe, assumed: Assumed) -> Asked:
+def _requests(recipe: Recipe, assumed: Assumed) -> Requests:
     settings = recipe.eval
     known = (recipe.prompts_dir / MANIFEST).exists()
     declared = recipe.prompts.max_heldout or sum(source.heldout for source in recipe.prompts.sources or ())
     count = len(read_prompts(recipe.prompts_dir, "heldout")) if known else declared or settings.prompts_per_level
-    answer = min(settings.max_tokens, assumed.answer_tokens or settings.max_tokens)
-    return Asked(min(assumed.prompt_tokens, recipe.engine.max_model_len - answer - 1), answer, count, known)
+    response = min(settings.max_tokens, assumed.answer_tokens or settings.max_tokens)
+    return Requests(min(assumed.prompt_tokens, recipe.engine.max_model_len - response - 1), response, count, known)
 
 
-def _rate(recipe: Recipe, assumed: Assumed, engine: EnginePlan, asked: Asked, full: int) -> Rate:
-    """Tokens said per second, prompts included, with all places taken."""
+def _rate(recipe: Recipe, assumed: Assumed, engine: EnginePlan, each: Requests, full: int) -> Rate:
+    """Output tokens per second, prompts included, with all places taken."""
     if known := known_rate(recipe, "regenerate", assumed.tokens_per_second):
         return known
-    decode, prefill = engine.decode(asked.prompt + asked.answer / 2, full), engine.prefill()
-    seconds = asked.answer / decode.tokens_per_second + asked.prompt / prefill.tokens_per_second
-    return Rate(asked.answer / seconds, decode.source)
+    decode, prefill = engine.decode(each.prompt + each.response / 2, full), engine.prefill()
+    seconds = each.response / decode.tokens_per_second + each.prompt / prefill.tokens_per_second
+    return Rate(each.response / seconds, decode.source)
 
 
-def _seconds(level: Level, engine: EnginePlan, asked: Asked, rate: Rate, full: int) -> float:
-    """One level of one server: as long as its answers take, or as long as its requests take to come."""
+def _seconds(level: Level, engine: EnginePlan, each: Requests, rate: Rate, full: int) -> float:
+    """One level of one server: as long as its responses take, or as long as its requests take to come."""
     places = min(level.load.concurrency or full, full)
-    context = asked.prompt + asked.answer / 2
+    context = each.prompt + each.response / 2
     scale = engine.decode(context, places).tokens_per_second / engine.decode(context, full).tokens_per_second
-    said = level.prompts * min(level.max_tokens, asked.answer) / (rate.tokens_per_second * scale)
+    decoding = level.prompts * min(level.max_tokens, each.response) / (rate.tokens_per_second * scale)
     coming = level.prompts / level.load.request_rate if level.load.request_rate else 0
-    return max(said, coming)
+    return max(decoding, coming)

@@ -22,7 +22,7 @@ class WorkloadSpec(Section):
     name: str = "all"
     source: str | None = None
     category: str | None = None
-    random: tuple[int, int] | None = None  # prompt and answer length in tokens; throughput only
+    random: tuple[int, int] | None = None  # prompt and response length in tokens; throughput only
     miniature: str | None = None  # category that stands in for it in a miniature
 
     @property
@@ -39,8 +39,8 @@ class Level:
         workload, load: what is sent, and how.
         prompts: how many; fewer where there are fewer.
         first: index of the first one, for levels that must not share prompts.
-        temperature: of the answers.
-        max_tokens: longest answer.
+        temperature: of the responses.
+        max_tokens: longest response.
     """
 
     workload: WorkloadSpec

@@ -84,7 +84,7 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
     """The preset's servers and levels on the recipe's target.
 
     Args:
-        recipe: target, methods, endpoints, repeats and longest answer.
+        recipe: target, methods, endpoints, repeats and longest response.
         preset: the experiment.
         miniature: at the size of the embedded target, on one device.
     """

@@ -19,19 +19,19 @@ def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     print_table(brief_table(analysis.verdicts, analysis.levels))
     print(f"\n{acceptance_line(analysis.acceptance)}")
     for verdict in analysis.verdicts:
-        print(f"\n{said(verdict)}")
+        print(f"\n{verdict_text(verdict)}")
     print_advice(recipe, analysis, brief=True)
 
 
 def print_advice(recipe: Recipe, analysis: Analysis, brief: bool = False) -> None:
     """What to start, `brief` by its flag where there is one, and when the head has paid for itself."""
     advice = advise(recipe, analysis)
-    print(f"\n{advice.said}\n  {(brief and advice.flag) or advice.command}")
+    print(f"\n{advice.text}\n  {(brief and advice.flag) or advice.command}")
     if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
         print(f"\n{text}")
 
 
-def said(verdict: Verdict) -> str:
+def verdict_text(verdict: Verdict) -> str:
     """A verdict in two lines."""
     return f"{verdict.workload} prompts, {verdict.method} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}"
 
@@ -78,5 +78,5 @@ def acceptance_line(summary: AcceptanceSummary) -> str:
     pooled = [m for m in summary.methods if m.category == "all"]
     lengths = ", ".join(f"{NAMES[m.method]} {interval_text(m.length)} (K = {m.K})" for m in pooled)
     same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
-    said = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
-    return f"{said} Answers identical to the baseline's: {same}." if same else said
+    text = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
+    return f"{text} Responses identical to the baseline's: {same}." if same else text

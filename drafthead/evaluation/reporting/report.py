@@ -21,7 +21,7 @@ from drafthead.evaluation.decision.training_cost import payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.request_metrics import FORMULAS
-from drafthead.evaluation.reporting.brief import print_advice, said
+from drafthead.evaluation.reporting.brief import print_advice, verdict_text
 from drafthead.evaluation.reporting.decision_figures import decision_pictures
 from drafthead.evaluation.reporting.decision_tables import cost_model_tables, matrix_tables, model_text, published_table
 from drafthead.evaluation.reporting.figures import acceptance_pictures
@@ -88,7 +88,7 @@ def print_report(recipe: Recipe, analysis: Analysis) -> None:
     for table in _cost_model_tables(recipe, analysis):
         print_table(table)
     for verdict in analysis.verdicts:
-        print(f"\n{said(verdict)}")
+        print(f"\n{verdict_text(verdict)}")
         for level in verdict.levels:
             print(f"  concurrency {level.concurrency}: {level.decision} - {level.reason}")
     print_advice(recipe, analysis)
@@ -155,7 +155,7 @@ def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
         ("Head", f"{recipe.head_dir} (reference {identity.get('head', 'none')[:12]})"),
         ("Draft tokens K", str(identity["num_draft_tokens"])),
         ("Temperature", f"{analysis.acceptance.temperature:g}" + " (greedy)" * (not analysis.acceptance.temperature)),
-        ("Answers", f"at most {identity['max_tokens']} tokens, reasoning effort {identity['reasoning_effort']}"),
+        ("Responses", f"at most {identity['max_tokens']} tokens, reasoning effort {identity['reasoning_effort']}"),
         (
             "Prompts",
             f"{offline['counts']['prompts']} held out, {offline['counts']['too_long']} too long for the engine",

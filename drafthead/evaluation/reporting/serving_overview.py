@@ -25,7 +25,7 @@ _LEVEL = ["workload", "load", "arm", "k", "tensor_parallel"]
 
 
 def plan_table(plan: Plan, preset: Preset | None = None) -> Table:
-    """Servers in the order they start, and what they are asked."""
+    """Servers in the order they start, and what each is sent."""
     rows = []
     for run in plan.runs:
         workloads = ", ".join(dict.fromkeys(level.workload.name for level in run.levels))

@@ -137,7 +137,7 @@ def _load_table(levels: Sequence[Level]) -> Table:
     ]
     columns = [
         "Method",
-        f"{_load_label(levels)} asked",
+        f"{_load_label(levels)} requested",
         "Achieved, baseline",
         "Achieved, method",
         "Reached",

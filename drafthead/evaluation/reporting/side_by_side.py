@@ -16,7 +16,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class ConditionSummary:
-    """One method at one K, temperature and effort on one workload, over prompts whose baseline answer does not loop.
+    """One method at one K, temperature and effort on one workload, over prompts whose baseline response does not loop.
 
     Attributes:
         method, k, temperature, effort, category: which; category "all" pools every prompt.
@@ -26,7 +26,7 @@ class ConditionSummary:
         unconditional: (K,) share of drafts that accepted position i.
         conditional: (K,) the same among drafts that accepted all before i and proposed one there.
         histogram: (K + 1,) share of drafts that accepted exactly j.
-        identical: share of greedy answers equal to the baseline's at this setting, looping ones included; None at
+        identical: share of greedy responses equal to the baseline's at this setting, looping ones included; None at
             T > 0, where equality says nothing.
     """
 
@@ -107,7 +107,7 @@ def conditions_table(summaries: Iterable[ConditionSummary]) -> Table:
     columns += ["Accepted 0…K (%)", "Identical (%)"]
     note = (
         "Acceptance length is 1 + accepted / drafts, in tokens, and grows with K by construction: compare at equal K. "
-        "Given the one before: among drafts that proposed a token there. Identical: greedy answers equal to the "
+        "Given the one before: among drafts that proposed a token there. Identical: greedy responses equal to the "
         f"baseline's of the setting; `{NAMES[BASELINE_AGAIN]}` is the floor. Brackets: 95 % bootstrap over prompts."
     )
     return Table("Acceptance side by side", columns, rows, note, text_columns=len(_SETTING))

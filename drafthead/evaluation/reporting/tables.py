@@ -52,7 +52,7 @@ def percent_text(interval: Interval) -> str:
 
 
 def change_cell(change: Change, reached: bool = True) -> Cell:
-    """A relative change in percent, positive = better; grey and said so when nothing follows from it.
+    """A relative change in percent, positive = better; grey and marked when nothing follows from it.
 
     Args:
         change: the change and whether its sign is resolved.
@@ -73,8 +73,8 @@ def acceptance_table(summary: AcceptanceSummary) -> Table:
     """Acceptance length by workload and method."""
     note = (
         f"{summary.prompts - summary.looping} of {summary.prompts} held-out prompts; {summary.looping} left out "
-        f"because the baseline's own answer loops (over 10 % of its 8-grams repeat), where acceptance means little. "
-        f"{summary.ended:.0%} of the baseline's answers end by themselves. Brackets: 95 % bootstrap over prompts. "
+        f"because the baseline's own response loops (over 10 % of its 8-grams repeat), where acceptance means little. "
+        f"{summary.ended:.0%} of the baseline's responses end by themselves. Brackets: 95 % bootstrap over prompts. "
         "Tokens per step counts steps without a draft too."
     )
     columns = ["Workload", "Method", "K", "Prompts", "Acceptance length (tokens)", "Rate (%)", "Tokens per step"]
@@ -118,12 +118,12 @@ def _share(value: float) -> Cell:
 
 
 def lossless_table(summary: AcceptanceSummary) -> Table:
-    """Share of answers equal to the baseline's, beside what the baseline makes of itself."""
+    """Share of responses equal to the baseline's, beside what the baseline makes of itself."""
     rows = [[Cell(NAMES[method]), Cell(percent_text(share))] for method, share in summary.identical.items()]
     note = (
         "All held-out prompts. Greedy decoding; rounding differs with the batch, so the noise floor may be below 100 %."
     )
-    return Table("Answers identical to the baseline", ["Method", "Identical (%)"], rows, note)
+    return Table("Responses identical to the baseline", ["Method", "Identical (%)"], rows, note)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -138,7 +138,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def acceptance_tables(summary: AcceptanceSummary) -> list[Table]:
-    """Every table of the offline measurement; whether answers stayed the same is asked of greedy ones only."""
+    """Every table of the offline measurement; whether responses stayed the same is tested for greedy ones only."""
     tables = [acceptance_table(summary), position_table(summary)]
     return [*tables, lossless_table(summary)] if summary.identical else tables
 

@@ -182,7 +182,7 @@ def _level(key: Any, method: str, K: int, requests: pd.DataFrame, runs: pd.DataF
 
 
 def _pair(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> pd.DataFrame:
-    """A measure of every request that has it in both methods; an answer of one token has no time per token."""
+    """A measure of every request that has it in both methods; a response of one token has no time per token."""
     return pd.DataFrame({"b": base[measure.column], "h": head[measure.column]}).dropna()
 
 

@@ -22,7 +22,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class MethodAcceptance:
-    """One method on one workload, over prompts whose baseline answer does not loop.
+    """One method on one workload, over prompts whose baseline response does not loop.
 
     Attributes:
         method, category, K: which; category "all" pools every prompt.
@@ -49,10 +49,10 @@ class AcceptanceSummary:
     """What the offline measurement says of its main condition.
 
     Attributes:
-        temperature: of the answers.
+        temperature: of the responses.
         prompts: held-out prompts answered.
-        looping: how many baseline answers repeat themselves and are left out of acceptance.
-        ended: share of baseline answers that end by themselves.
+        looping: how many baseline responses repeat themselves and are left out of acceptance.
+        ended: share of baseline responses that end by themselves.
         methods: one entry per method and workload, "all" first.
         identical: method -> share of prompts answered exactly as by the baseline, looping ones included. The
             second baseline is the noise floor. Empty above T = 0, where equality says nothing.
