@@ -7,7 +7,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.measuring.acceptance import read_acceptance, read_conditions
-from drafthead.evaluation.reporting.side_by_side import summarise_conditions
+from drafthead.evaluation.reporting.tables import summarise_conditions
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.provenance import verify_files
 from tests.artefacts import ask, write_prompt_artefact

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from drafthead.evaluation.decision.cost_fit import fit
-from drafthead.evaluation.decision.cost_model import Work
+from drafthead.evaluation.decision.cost_model import Work, fit
 from drafthead.evaluation.decision.pricing import price
 from drafthead.evaluation.decision.schedule import KEY, best_schedule, draft_length, scheduled
 from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint, SpeedSamples

@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from drafthead.data.trained_on import write_trained_on
-from drafthead.evaluation.identity import identity, missing_package
-from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload
+from drafthead.evaluation.workload import EvalPrompt, Workload, identity, load_workload, missing_package
 from drafthead.provenance import ArtefactError, begin, finish
 from drafthead.target.files import fingerprint_of
 from tests.artefacts import ask, write_prompt_artefact

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafthead.evaluation.reporting.serving_overview import imported_table
+from drafthead.evaluation.reporting.serving_tables import imported_table
 from drafthead.evaluation.results.imports import import_results
 from tests.evaluation.result_files import GUIDELLM, VLLM
 

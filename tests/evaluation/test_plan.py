@@ -2,9 +2,9 @@
 
 import pytest
 
-from drafthead.evaluation.measuring.level_prompts import plan_prompts
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.measuring.serving import plan_prompts
 from drafthead.evaluation.workload import EvalPrompt, Workload
 from tests.recipes import tiny_recipe
 

@@ -3,8 +3,7 @@
 import pytest
 
 from drafthead.evaluation.decision.cost import cost_per_million
-from drafthead.evaluation.published.errata import find_errata
-from drafthead.evaluation.published.figures import Figure, Printed, published
+from drafthead.evaluation.published.figures import Figure, Printed, find_errata, published
 from drafthead.evaluation.reporting.decision_tables import published_table
 from drafthead.evaluation.results.levels import summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving

@@ -11,8 +11,15 @@ from markdown_it import MarkdownIt
 from drafthead.evaluation.decision.analysis import analyse, read_results
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.reporting.brief import acceptance_line, brief_table, print_brief
-from drafthead.evaluation.reporting.report import build_report, print_report, render, write_report
+from drafthead.evaluation.reporting.report import (
+    acceptance_line,
+    brief_table,
+    build_report,
+    print_brief,
+    print_report,
+    render,
+    write_report,
+)
 from drafthead.evaluation.reporting.tables import acceptance_tables, change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.one_file import read_one_file

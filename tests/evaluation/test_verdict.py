@@ -11,11 +11,10 @@ import pytest
 from drafthead.config import load_recipe
 from drafthead.config.traffic import SLOConfig, TrafficConfig
 from drafthead.evaluation.decision.analysis import Analysis, verdicts_of
+from drafthead.evaluation.decision.cost import payback_text
 from drafthead.evaluation.decision.deployment import advise
-from drafthead.evaluation.decision.pricing import price
-from drafthead.evaluation.decision.request_pricing import request_prices
+from drafthead.evaluation.decision.pricing import price, request_prices
 from drafthead.evaluation.decision.speed import speed_samples
-from drafthead.evaluation.decision.training_cost import payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.evaluation.results.levels import Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, completed, read_serving

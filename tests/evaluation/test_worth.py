@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafthead.evaluation.decision.cost_fit import fit
+from drafthead.evaluation.decision.cost_model import fit
 from drafthead.evaluation.decision.worth import (
     CAN,
     CANNOT,

@@ -14,8 +14,7 @@ from drafthead.config import Recipe
 from drafthead.data.packing import pack
 from drafthead.data.store import Shard, shard_path, write_shard
 from drafthead.data.windows import whole
-from drafthead.evaluation.identity import identity
-from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
+from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload, identity
 from drafthead.exporting.head import export_head
 from drafthead.exporting.importing.files import read_public_head
 from drafthead.files import write_json

@@ -9,8 +9,7 @@ from huggingface_hub import constants
 from drafthead import provenance
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.responses import KIND as RESPONSES
-from drafthead.evaluation.identity import identity
-from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
+from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload, identity
 from drafthead.exporting.checkpoint import open_checkpoint
 from drafthead.generation.prompts.splits import make_prompts
 from drafthead.generation.responses.regenerate import regenerate

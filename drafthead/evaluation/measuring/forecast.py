@@ -11,7 +11,7 @@ from drafthead.data.prompts import read_prompts
 from drafthead.drafters.eagle3.model import num_parameters, planned_shape
 from drafthead.engine.engine_plan import EnginePlan
 from drafthead.engine.rates import Rate, known_rate, start_seconds
-from drafthead.evaluation.measuring.conditions import by_engine, conditions
+from drafthead.evaluation.measuring.acceptance import by_engine, conditions
 from drafthead.evaluation.measuring.plan import Level, Plan, recipe_plan
 from drafthead.provenance import MANIFEST
 from drafthead.stage_plan import Assumed, StagePlan

@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from drafthead.evaluation.decision.cost import cost_per_million
-from drafthead.evaluation.decision.pricing import Price, Priced
-from drafthead.evaluation.decision.request_pricing import request_prices
+from drafthead.evaluation.decision.pricing import Price, Priced, request_prices
 from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.published.errata import find_errata
-from drafthead.evaluation.published.figures import published
+from drafthead.evaluation.published.figures import find_errata, published
 from drafthead.evaluation.reporting.serving_tables import length_cell
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell
 from drafthead.evaluation.results.levels import Level, geometric_means

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from drafthead.config import Recipe
-from drafthead.evaluation.decision.cost_fit import fit
-from drafthead.evaluation.decision.cost_model import CostModel
+from drafthead.evaluation.decision.cost_model import CostModel, fit
 from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.worth import Money, Worth, judge_training, needed_length, worth
 from drafthead.evaluation.measuring.serving import HEAD

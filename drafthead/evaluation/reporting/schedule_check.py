@@ -15,7 +15,7 @@ import pandas as pd
 from drafthead.config import Recipe
 from drafthead.config.evaluation import OWN, MethodConfig
 from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change, throughput_change
-from drafthead.evaluation.decision.cost_fit import fit
+from drafthead.evaluation.decision.cost_model import fit
 from drafthead.evaluation.decision.deployment import deployed_config, speculative_flag
 from drafthead.evaluation.decision.schedule import KEY, Schedule, best_schedule
 from drafthead.evaluation.decision.speed import speed_samples
