@@ -68,12 +68,14 @@ def test_a_server_killed_in_the_middle_of_a_load_costs_that_server_alone(tmp_pat
         (server,) = (c for c in process.children(recursive=True) if "api_server" in " ".join(c.cmdline()))
         server.kill()
         assert process.wait(120) == 2
-    said = log_of(stage, tmp_path)
-    assert re.search(r"\nServerError: .* stopped answering \(in the middle of a load; it was killed by SIGKILL\)", said)
-    assert "the same command continues" in said
-    assert str(answering) in said
-    assert "Traceback" not in said
-    assert "All requests failed" not in said
+    printed = log_of(stage, tmp_path)
+    assert re.search(
+        r"\nServerError: .* stopped answering \(in the middle of a load; it was killed by SIGKILL\)", printed
+    )
+    assert "the same command continues" in printed
+    assert str(answering) in printed
+    assert "Traceback" not in printed
+    assert "All requests failed" not in printed
     first = stage.payload(tmp_path, finished=False)
     assert {name.rpartition("/")[2] for name in first if name.endswith("parquet")} == {
         "requests-00-none-k0-tp1.parquet", "runs-00-none-k0-tp1.parquet"
