@@ -5,6 +5,7 @@ server alike. What this gives up is the server's own rendering of chats; see dra
 """
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from drafthead.target.files import fingerprint_of
 from drafthead.target.pieces import load_target_spec, name_target
 from drafthead.target.tokenizer import load_tokenizer
 
+_LOG = logging.getLogger(__name__)
 BASELINE, BASELINE_AGAIN = "none", "none-again"
 HEAD: Method = OWN  # the recipe's own head
 
@@ -95,7 +97,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
     tokenizer = load_tokenizer(recipe)
     rendered, unrenderable = _render(renderer(recipe, tokenizer), heldout, effort or recipe.eval.reasoning_effort)
     for reason, count in unrenderable.items():
-        print(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
+        _LOG.info(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
     longest = max(k for method in recipe.eval.methods for k in recipe.eval.draft_tokens_of(method))
     room = recipe.engine.max_model_len - recipe.eval.max_tokens - longest - 1
@@ -263,7 +265,7 @@ def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
         check_tensor_files(Path(head))
         if settings.method == HEAD:
             check_eagle3_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
-    print(
+    _LOG.info(
         f"{head} (method {settings.name}) was not made here: whether it has seen the held-out prompts cannot be checked"
     )
 
@@ -291,7 +293,7 @@ def _check_not_in_head(head: Path, workload: Workload, manifest: dict[str, Any])
     """The recipe's own splits are apart already; a head of another recipe or an earlier mix may know these prompts."""
     trained_on = read_trained_on(head, manifest)
     if trained_on is None:
-        print(f"{head} does not say which prompts it was trained on; only the recipe's splits were checked")
+        _LOG.info(f"{head} does not say which prompts it was trained on; only the recipe's splits were checked")
         return
     seen = trained_on & {prompt.id for prompt in workload.prompts}
     if seen:

@@ -1,5 +1,6 @@
 """`eval/plan.py`: which measurement a plan stands on, and what it says."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def rows_to_plan_from(recipe: Recipe) -> ServingRows:
     ]
     for directory in directories:
         if (directory / MANIFEST).exists():
-            print(f"step times from {directory}")
+            logging.getLogger(__name__).info(f"step times from {directory}")
             return steady(read_serving(directory))
     raise ArtefactError(
         f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
