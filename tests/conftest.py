@@ -40,6 +40,8 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("presets") or set(_LONG) & set(item.fixturenames):
             # Whichever test comes first makes the fixture, on a machine that may be busy; or five servers of 48 levels.
             item.add_marker(pytest.mark.timeout(3600))
+        elif item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(1800))
         if item.get_closest_marker("requires_gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

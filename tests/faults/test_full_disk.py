@@ -41,7 +41,7 @@ def full_and_then_not(folder: Path, size: str, stage: list[str]) -> list[str]:
     """
     (folder / "disk").mkdir()
     result = subprocess.run(
-        [*_TMPFS, script], cwd=REPO_ROOT, capture_output=True, text=True, check=False, timeout=300, env=environment()
+        [*_TMPFS, script], cwd=REPO_ROOT, capture_output=True, text=True, check=False, timeout=1200, env=environment()
     )
     assert result.stdout.count("====") == 1, result.stdout + result.stderr
     return result.stdout.split("====")
