@@ -1,4 +1,4 @@
-"""What storing the aux layers in fp8 costs in acceptance length.
+"""What storing the aux hidden states in fp8 costs in acceptance length.
 
     python benchmarks/fp8_store.py [RECIPE] [section.key=value ...] [--seeds 3]
 
