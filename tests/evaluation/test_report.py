@@ -46,6 +46,11 @@ def analysis(recipe):
 
 
 @pytest.fixture(scope="module")
+def report(recipe, analysis):
+    return build_report(recipe, analysis)
+
+
+@pytest.fixture(scope="module")
 def levels(analysis):
     return {level.concurrency: level for level in analysis.levels}
 
@@ -72,16 +77,12 @@ def test_positive_is_better_and_a_regression_is_negative(levels):
         assert slower.resolved
         assert slower.interval.value == pytest.approx(-0.3, abs=0.1)
         assert (change_cell(faster).tone, change_cell(slower).tone) == ("better", "worse")
+    assert change_cell(levels[8].changes[THROUGHPUT.key]).tone == "unresolved"  # noise
 
 
 def test_change_of_throughput_is_the_ratio_of_the_printed_values(levels):
     baseline, head = levels[1].values[THROUGHPUT.key]
     assert levels[1].changes[THROUGHPUT.key].interval.value == pytest.approx(head / baseline - 1)
-
-
-def test_noise_is_unresolved_and_grey(levels):
-    cell = change_cell(levels[8].changes[THROUGHPUT.key])
-    assert cell.tone == "unresolved"
 
 
 def test_each_load_has_the_verdict_that_its_speed_asks_for(levels):
@@ -100,7 +101,7 @@ def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
     assert summary.identical["none-again"].value == 1
 
 
-def test_arms_are_shown_at_their_own_draft_length_and_temperature(recipe):
+def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):
     """Five n-gram tokens beside three of the head, of which n-gram proposes a second one every other time."""
     rows = acceptance.read_acceptance(recipe.results_dir / "acceptance").assign(temperature=0.7)
     ngram = rows["arm"] == "ngram"
@@ -138,9 +139,8 @@ def test_html_is_one_file_that_loads_nothing(recipe, analysis):
     assert re.search(r'<td class=" ?unresolved">', html)
 
 
-def test_the_markdown_renders_every_table_and_picture(recipe, analysis):
+def test_the_markdown_renders_every_table_and_picture(recipe, report):
     text = (recipe.results_dir / "report.md").read_text()
-    report = build_report(recipe, analysis)
     tables = [table for section in report.sections for table in section.tables]
     assert len(tables) >= 10
     assert rendered_tables(text) == [[t.columns, *([cell.text for cell in row] for row in t.rows)] for t in tables]
@@ -149,8 +149,8 @@ def test_the_markdown_renders_every_table_and_picture(recipe, analysis):
     assert all((recipe.results_dir / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 
 
-def test_the_tables_hold_what_the_rows_were_made_with(recipe, analysis):
-    tables = {t.title: t for section in build_report(recipe, analysis).sections for t in section.tables}
+def test_the_tables_hold_what_the_rows_were_made_with(report):
+    tables = {t.title: t for section in report.sections for t in section.tables}
     rows = [[cell.text for cell in row] for table in tables.values() for row in table.rows]
     assert any(row[:2] == ["EAGLE-3 head, K = 3", "90,000"] and row[2] == "-10.0" for row in rows)  # KV cache taken
     means = next(table for title, table in tables.items() if title.startswith("Geometric means"))

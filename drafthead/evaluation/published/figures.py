@@ -259,14 +259,14 @@ def _node_price(comparison: Comparison, source: Published) -> Iterator[Erratum]:
     if price is None or not costs:
         return
     speed = comparison.of("output_tokens_per_s")
-    for arm in ("baseline", "head"):
-        printed, tokens_per_s = getattr(costs[0], arm), getattr(speed, arm).value
+    for side in ("baseline", "head"):
+        printed, tokens_per_s = getattr(costs[0], side), getattr(speed, side).value
         charged = cost_per_million(price, 1, tokens_per_s)
         if printed.low <= charged <= printed.high and comparison.gpus < gpus:
             right = cost_per_million(price / gpus, comparison.gpus, tokens_per_s)
             yield Erratum(
                 comparison.post,
-                f"{comparison.workload}, {arm}: {printed.text} per 1M output tokens at {tokens_per_s} tok/s",
+                f"{comparison.workload}, {side}: {printed.text} per 1M output tokens at {tokens_per_s} tok/s",
                 f"charges a node of {gpus} GPUs ({price} per hour) for {comparison.gpus}; per GPU it is {right:.2f}",
             )
 
