@@ -1,4 +1,4 @@
-"""What storing the aux layers in fp8 costs in acceptance length.
+"""What storing the aux hidden states in fp8 costs in acceptance length.
 
     python benchmarks/fp8_store.py [RECIPE] [section.key=value ...] [--seeds 3]
 
@@ -90,19 +90,19 @@ class Comparison:
 
 def difference(fp8: list[Acceptance], bf16: list[Acceptance]) -> Interval:
     """Acceptance length of fp8 minus that of bf16, paired by prompt."""
-    counters = [np.array(x) for arm in (fp8, bf16) for x in ([a.drafts for a in arm], [a.accepted for a in arm])]
+    counters = [np.array(x) for runs in (fp8, bf16) for x in ([a.drafts for a in runs], [a.accepted for a in runs])]
     return length_difference(*counters)
 
 
-def pooled(arms: list[list[Acceptance]]) -> list[Acceptance]:
+def pooled(formats: list[list[Acceptance]]) -> list[Acceptance]:
     """Per prompt, summed over seeds."""
-    return [sum(rest, first) for first, *rest in zip(*arms, strict=True)]
+    return [sum(rest, first) for first, *rest in zip(*formats, strict=True)]
 
 
 def line(name: str, fp8: list[Acceptance], bf16: list[Acceptance]) -> str:
     """A row of the table."""
     found = difference(fp8, bf16)
-    lengths = [sum(arm[1:], arm[0]).length for arm in (bf16, fp8)]
+    lengths = [sum(runs[1:], runs[0]).length for runs in (bf16, fp8)]
     change = f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
     return f"| {name} | {lengths[0]:.4f} | {lengths[1]:.4f} | {change} | {found.value / lengths[0]:+.2%} |"
 
@@ -110,13 +110,13 @@ def line(name: str, fp8: list[Acceptance], bf16: list[Acceptance]) -> str:
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, ("--seeds", {"type": int, "default": 3}))
     comparison = Comparison(recipe)
-    arms: dict[str, list[list[Acceptance]]] = {"bf16": [], "fp8": []}
+    formats: dict[str, list[list[Acceptance]]] = {"bf16": [], "fp8": []}
     print("| seed | bf16 | fp8 | difference [95 %] | relative |\n|---|---|---|---|---|")
     for seed in range(args.seeds):
-        for kind in arms if seed % 2 == 0 else reversed(arms):
-            arms[kind].append(comparison.run(kind, seed))
-        print(line(str(seed), arms["fp8"][-1], arms["bf16"][-1]), flush=True)
-    print(line("all", pooled(arms["fp8"]), pooled(arms["bf16"])))
+        for kind in formats if seed % 2 == 0 else reversed(formats):
+            formats[kind].append(comparison.run(kind, seed))
+        print(line(str(seed), formats["fp8"][-1], formats["bf16"][-1]), flush=True)
+    print(line("all", pooled(formats["fp8"]), pooled(formats["bf16"])))
 
 
 if __name__ == "__main__":

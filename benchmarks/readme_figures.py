@@ -50,7 +50,7 @@ def acceptance_lines(summary: AcceptanceSummary) -> Iterator[str]:
 
 def serving_lines(levels: list[Level]) -> Iterator[str]:
     """Markdown: throughput at every load, and the wait for the first token at the highest."""
-    yield "| serving, same prompts in both arms | baseline | with head | change |"
+    yield "| serving, same prompts | baseline | with head | change |"
     yield "|---|---|---|---|"
     ordered = sorted(levels, key=lambda level: level.concurrency)
     for level in ordered:

@@ -2,7 +2,7 @@
 
 The unit of resampling is the prompt, because tokens of one answer are not independent. Every figure is a
 ratio of sums over prompts (never a mean of per-prompt ratios), and its interval comes from SciPy's
-bootstrap. A comparison resamples the same prompts in both arms. What this gives up is the variation
+bootstrap. A comparison resamples the same prompts of both methods. What this gives up is the variation
 between server restarts, which no resampling of one run can show: repeat the run for that.
 
 P prompts, K draft positions.

@@ -4,10 +4,14 @@ python eval/acceptance.py [RECIPE] [section.key=value ...]
 """
 
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
-from drafthead.evaluation.measuring.acceptance import measure_acceptance, read_acceptance, read_conditions
-from drafthead.evaluation.measuring.conditions import conditions
-from drafthead.evaluation.reporting.side_by_side import conditions_table, summarise_conditions, workloads_table
-from drafthead.evaluation.reporting.tables import print_acceptance, print_table
+from drafthead.evaluation.measuring.acceptance import conditions, measure_acceptance, read_acceptance, read_conditions
+from drafthead.evaluation.reporting.tables import (
+    conditions_table,
+    print_acceptance,
+    print_table,
+    summarise_conditions,
+    workloads_table,
+)
 from drafthead.evaluation.results.summary import summarise_acceptance
 
 

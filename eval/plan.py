@@ -15,7 +15,7 @@ from drafthead.exporting.export import write_untrained
 OPTIONS = (
     ("--measure", {"action": "store_true", "help": "serve an untrained head of the recipe's shape first"}),
     ("--acceptance-length", {"type": float, "nargs": "+", "help": "assumed at eval.num_draft_tokens"}),
-    ("--training-cost", {"type": float, "help": "of answers, states and training, in the currency of the price"}),
+    ("--training-cost", {"type": float, "help": "of responses, states and training, in the currency of the price"}),
     ("--days", {"type": float, "default": 365.0, "help": "in which that must be earned (default: 365)"}),
 )  # fmt: skip
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.evaluation.decision.analysis import analyse, read_results
-from drafthead.evaluation.reporting.brief import print_brief
-from drafthead.evaluation.reporting.report import print_report, write_report
+from drafthead.evaluation.reporting.report import print_brief, print_report, write_report
 from drafthead.evaluation.results.one_file import read_one_file
 
 OPTIONS = (

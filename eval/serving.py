@@ -12,8 +12,7 @@ from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
 from drafthead.evaluation.measuring.serving import measure_serving, read_requests, read_runs
-from drafthead.evaluation.reporting.serving_overview import imported_table, overview_table, plan_table
-from drafthead.evaluation.reporting.serving_tables import print_serving
+from drafthead.evaluation.reporting.serving_tables import imported_table, overview_table, plan_table, print_serving
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.imports import import_results
 from drafthead.evaluation.results.levels import summarise_serving

@@ -37,8 +37,11 @@ def pytest_collection_modifyitems(items):
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (_SHARED.get(item.path) != "tiny_run", item.path not in long))
     for item in items:
-        if item.get_closest_marker("presets"):
-            item.add_marker(pytest.mark.timeout(1800))  # the chain before it, or five servers of 48 levels each
+        if item.get_closest_marker("presets") or set(_LONG) & set(item.fixturenames):
+            # Whichever test comes first makes the fixture, on a machine that may be busy; or five servers of 48 levels.
+            item.add_marker(pytest.mark.timeout(3600))
+        elif item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(1800))
         if item.get_closest_marker("requires_gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

@@ -28,7 +28,7 @@ def accelerate(ranks: int = 1) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def run_python(*arguments: str, timeout_s: float = 600, **variables: str) -> subprocess.CompletedProcess:
+def run_python(*arguments: str, timeout_s: float = 1800, **variables: str) -> subprocess.CompletedProcess:
     """Run this interpreter in the checkout, to whatever end.
 
     Args:
@@ -42,7 +42,7 @@ def run_python(*arguments: str, timeout_s: float = 600, **variables: str) -> sub
     )  # fmt: skip
 
 
-def run_ok(*arguments: str, timeout_s: float = 600, **variables: str) -> str:
+def run_ok(*arguments: str, timeout_s: float = 1800, **variables: str) -> str:
     """Run what must succeed; returns what it printed."""
     result = run_python(*arguments, timeout_s=timeout_s, **variables)
     assert result.returncode == 0, f"{arguments}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"

@@ -103,6 +103,12 @@ def test_what_tests_share_lies_in_a_helper(path):
     assert not shared, f"{path} imports {shared}: move what both need to a module beside them"
 
 
+def test_the_library_does_not_import_what_uses_it():
+    for path in PACKAGE.rglob("*.py"):
+        used = {name.split(".")[0] for name in imported_names(path)}
+        assert not used & {"tools", "tests", "benchmarks", "data_gen", "train", "export", "eval"}, path
+
+
 def test_no_recipe_script_shadows_a_library():
     scripts = [p.stem for folder in ("data_gen", "train", "export", "eval") for p in (REPO_ROOT / folder).glob("*.py")]
     taken = set(sys.stdlib_module_names) | {"datasets", "vllm", "wandb", "accelerate", "torch", "transformers"}

@@ -1,8 +1,8 @@
 """Recipe: build the embedded default target and its prompts from the standard library's source.
 
-    python tools/tiny_target.py                  # everything: about half an hour on two CPU cores
-    python tools/tiny_target.py --prompts-only   # only data_gen/tiny/prompts.jsonl, ten seconds
-    python tools/tiny_target.py --measure-only   # only serve the target and count good answers
+    python -m tools.tiny_target                  # everything: about half an hour on two CPU cores
+    python -m tools.tiny_target --prompts-only   # only data_gen/tiny/prompts.jsonl, ten seconds
+    python -m tools.tiny_target --measure-only   # only serve the target and count good answers
 
 The result depends on the Python version (its library is the corpus) and on the seed. The weights are equal
 up to floating-point order. Held-out prompts come from `HELDOUT_MODULES` in tools/tiny/corpus.py.
@@ -71,7 +71,7 @@ def train_target(samples: list[Sample], directory: Path, steps: int, seed: int) 
     print(f"{model.num_parameters():,} parameters, {steps} of {len(batches)} batches", flush=True)
     measured = train(model, batches, Schedule(), steps)
     record: dict[str, object] = {
-        "command": f"python {shlex.join(sys.argv)}",
+        "command": shlex.join(["python", "-m", "tools.tiny_target", *sys.argv[1:]]),
         "python": platform.python_version(),
         "seed": seed,
         "steps": steps,

@@ -1,4 +1,4 @@
-"""The recipe's section on evaluation: arms, the conditions they are measured under, and the loads of a server.
+"""The recipe's section on evaluation: methods, the conditions they are measured under, and the loads of a server.
 
 Every list also takes a single value. The first value of a list is the main one: the report, the model card and
 the choice of a checkpoint use it, the others stand beside it in the tables of eval/acceptance.py.
@@ -12,7 +12,12 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from drafthead.config.section import Section, holds_secret
 from drafthead.config.traffic import SLOConfig, TrafficConfig
 
+# vLLM's methods that this project measures.
 Method = Literal["eagle3", "eagle", "medusa", "draft_model", "ngram", "suffix"]
+# The method of the recipe's own head, and the name of its entry in eval.methods.
+OWN: Method = "eagle3"
+# As tables and plots name them; the others go by their method.
+LABELS = {"eagle3": "EAGLE-3 head", "ngram": "n-gram", "suffix": "suffix decoding"}
 Effort = Literal["low", "medium", "high"]
 _Item = TypeVar("_Item")
 
@@ -21,7 +26,7 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-def _as_arms(value: Any) -> Any:
+def _as_methods(value: Any) -> Any:
     return [{"name": item, "method": item} if isinstance(item, str) else item for item in _as_list(value)]
 
 
@@ -42,28 +47,28 @@ PARALLEL = (
 )
 
 
-class ArmConfig(Section):
-    """One way to speculate. A plain method name stands for an arm of that name with the recipe's settings."""
+class MethodConfig(Section):
+    """One way to speculate. A plain method name stands for a method of that name with the recipe's settings."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._]*$")  # part of a file name; no dash, it separates there
     method: Method
-    head: str | None = None  # directory or hub id of the draft; None with eagle3: the recipe's own head
+    head: str | None = None  # directory or hub id of the draft model; None with OWN: the recipe's own
     num_draft_tokens: Listed[Annotated[int, Field(gt=0)]] | None = None  # None: eval.num_draft_tokens
     extra: dict[str, Any] = Field(default_factory=dict)  # further keys of vLLM's speculative_config
 
     @model_validator(mode="after")
     def _check_head(self) -> Self:
         if self.name.startswith("none"):
-            raise ValueError(f"arm name {self.name}: `none` is the baseline, which is always measured")
-        if self.method in HEADS and self.method != "eagle3" and not self.head:
+            raise ValueError(f"method name {self.name}: `none` is the baseline, which is always measured")
+        if self.method in HEADS and self.method != OWN and not self.head:
             raise ValueError(
-                f"arm {self.name}: method {self.method} needs `head`, a directory or a hub id; {HEADS[self.method]}"
+                f"method {self.name}: method {self.method} needs `head`, a directory or a hub id; {HEADS[self.method]}"
             )
         if self.method not in HEADS and self.head:
-            raise ValueError(f"arm {self.name}: method {self.method} drafts without a model; leave `head` out")
+            raise ValueError(f"method {self.name}: method {self.method} drafts without a model; leave `head` out")
         if taken := {"method", "model", "num_speculative_tokens"} & set(self.extra):
             raise ValueError(
-                f"arm {self.name}: `extra` has {min(taken)}, which method, head and num_draft_tokens set already"
+                f"method {self.name}: `extra` has {min(taken)}, which method, head and num_draft_tokens set already"
             )
         return self
 
@@ -128,9 +133,9 @@ class EvalConfig(Section):
     """What the head is measured against, and how."""
 
     draft_tokens: Listed[Annotated[int, Field(gt=0)]] = Field(default=(3,), alias="num_draft_tokens")
-    methods: Annotated[tuple[ArmConfig, ...], BeforeValidator(_as_arms)] = (
-        ArmConfig(name="eagle3", method="eagle3"),
-        ArmConfig(name="ngram", method="ngram"),
+    methods: Annotated[tuple[MethodConfig, ...], BeforeValidator(_as_methods)] = (
+        MethodConfig(name=OWN, method=OWN),
+        MethodConfig(name="ngram", method="ngram"),
     )
     temperatures: Listed[Annotated[float, Field(ge=0)]] = (0.0,)
     reasoning_efforts: Listed[Effort] = Field(
@@ -139,7 +144,7 @@ class EvalConfig(Section):
     max_tokens: int = Field(gt=0)
     concurrency: Annotated[tuple[int, ...], BeforeValidator(_as_list)] = (1, 8)
     loads: tuple[LoadConfig, ...] = ()  # beyond those of `concurrency`
-    served: Listed[str] = ("eagle3",)  # arms that get a server, at every K of theirs
+    served: Listed[str] = (OWN,)  # methods that get a server, at every K of theirs
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
     prompts_per_level: int = Field(default=64, gt=0)
     # A level of more places than prompts is refused, unless it may be measured and named by what was reached.
@@ -154,7 +159,7 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _check_lists(self) -> Self:
-        names = [arm.name for arm in self.methods] + [endpoint.name for endpoint in self.endpoints]
+        names = [method.name for method in self.methods] + [endpoint.name for endpoint in self.endpoints]
         if "none" in names:
             raise ValueError("eval.endpoints: `none` is the baseline; give the endpoint another name")
         for key, values in (
@@ -183,6 +188,6 @@ class EvalConfig(Section):
         """Every load, those of `concurrency` first."""
         return (*(LoadConfig(concurrency=c) for c in self.concurrency), *self.loads)
 
-    def draft_tokens_of(self, arm: ArmConfig) -> tuple[int, ...]:
-        """Every K an arm is measured at, the main one first."""
-        return arm.num_draft_tokens or self.draft_tokens
+    def draft_tokens_of(self, method: MethodConfig) -> tuple[int, ...]:
+        """Every K a method is measured at, the main one first."""
+        return method.num_draft_tokens or self.draft_tokens

@@ -1,4 +1,4 @@
-"""Two arms compared on the same prompts: relative changes, positive = better, with their intervals.
+"""Two methods compared on the same prompts: relative changes, positive = better, with their intervals.
 
 Prompts are resampled in pairs. What that cannot see is noise that neighbouring requests share, or that differs
 between server starts: the first is looked for (see `statistic_change`), the second needs an ABBA design, whose blocks
@@ -34,10 +34,10 @@ _FEWEST_WAVES = 10
 
 @dataclass(frozen=True)
 class Change:
-    """A relative difference between two arms, as a fraction; positive is better.
+    """A relative difference between two methods, as a fraction; positive is better.
 
     Attributes:
-        interval: 0.05 says that the treated arm is 5 % better than the baseline.
+        interval: 0.05 says that the treated method is 5 % better than the baseline.
         resolved: the interval leaves zero out; otherwise nothing can be said about the sign. The bounds are NaN where
             resampling prompts gives no interval at all.
     """
@@ -56,11 +56,11 @@ def throughput_change(
     """Relative change of output tokens per second at equal requests in flight.
 
     By Little's law a level with C requests in flight delivers C · Σ tokens / Σ latency tokens per second,
-    so the ratio of two arms at the same C is a ratio of sums over prompts; its logarithm is resampled by
+    so the ratio of two methods at the same C is a ratio of sums over prompts; its logarithm is resampled by
     prompt, in pairs.
 
     Args:
-        tokens, latency_s: (P,) of the treated arm.
+        tokens, latency_s: (P,) of the treated method.
         other_tokens, other_latency_s: (P,) of the baseline, the same prompts in the same order.
         seed: of the resampling.
     """
@@ -82,14 +82,14 @@ def mixed_throughput_change(
 ) -> Change:
     """Relative change of throughput over a mix of loads: how much less time the same mix of tokens takes.
 
-    A baseline that spends the share w of its time at a load needs w / speedup there with the other arm, so the whole
+    A baseline that spends the share w of its time at a load needs w / speedup there with the other method, so the whole
     takes Σ w / speedup as long: a weighted harmonic mean.
 
     Prompts are resampled over all loads at once, because one that is slow at a load is slow at the others too; loads
     resampled apart would miss that. They are drawn in strata, see `stratified_draws`.
 
     Args:
-        tokens, share_s: (L, P) of the treated arm, output tokens and share of the wall time of every prompt at every
+        tokens, share_s: (L, P) of the treated method, output tokens and share of the wall time of every prompt at every
             load; 0 where a load did not send the prompt.
         other_tokens, other_share_s: (L, P) of the baseline.
         weights: (L,) share of the baseline's time at each load.
@@ -144,7 +144,7 @@ def statistic_change(
     """Relative change of a statistic (mean, median, a percentile) of per-request values, paired by prompt.
 
     Args:
-        values: (P,) of the treated arm, positive.
+        values: (P,) of the treated method, positive.
         baseline: (P,) of the baseline, the same prompts in the same order.
         statistic: reduces an array along `axis`, such as `np.median` or `percentile(95)`.
         lower_is_better: true of times; 8 ms instead of 10 ms then reads as +25 %, because the change is

@@ -1,40 +1,49 @@
-"""What is measured: held-out prompts as token ids, and the arms that answer them.
+"""What is measured: held-out prompts as token ids, and the methods that answer them.
 
-Every arm reads the same token ids, rendered once by the target's own chat template, offline and through a
+Every method reads the same token ids, rendered once by the target's own chat template, offline and through a
 server alike. What this gives up is the server's own rendering of chats; see drafthead/engine/load.py.
 """
 
 import hashlib
+import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from drafthead.config import Recipe, local_or_hub
-from drafthead.config.evaluation import ArmConfig, Method
+from drafthead.config.evaluation import HEADS, LABELS, OWN, PARALLEL, Method, MethodConfig
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.provenance import require
+from drafthead.data.trained_on import read_trained_on
+from drafthead.drafters.files import check_tensor_files
+from drafthead.drafters.registry import drafter_of
+from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference, require
+from drafthead.target.files import fingerprint_of
+from drafthead.target.pieces import load_target_spec, name_target
 from drafthead.target.tokenizer import load_tokenizer
 
+_LOG = logging.getLogger(__name__)
 BASELINE, BASELINE_AGAIN = "none", "none-again"
-HEAD: Method = "eagle3"  # the recipe's own head
+HEAD: Method = OWN  # the recipe's own head
 
 
 class _Names(dict[str, str]):
-    """Arms that the recipe named itself are called what it calls them."""
+    """Methods that the recipe named itself are called what it calls them."""
 
-    def __missing__(self, arm: str) -> str:
-        return arm
+    def __missing__(self, method: str) -> str:
+        return method
 
 
 NAMES = _Names(
     {
         BASELINE: "no speculation",
         BASELINE_AGAIN: "baseline again (noise floor)",
-        "eagle3": "EAGLE-3 head",
-        "ngram": "n-gram",
-        "suffix": "suffix decoding",
+        **LABELS,
     }
 )
 _MAKE_PROMPTS = "python data_gen/prompts.py RECIPE"
@@ -57,7 +66,7 @@ class Workload:
 
     Attributes:
         prompts: those that fit.
-        too_long: how many were left out because prompt, answer and drafts exceed engine.max_model_len.
+        too_long: how many were left out because prompt, response and drafts exceed engine.max_model_len.
         unrenderable: reason -> how many were left out because they have no token ids for this target.
     """
 
@@ -89,9 +98,9 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
     tokenizer = load_tokenizer(recipe)
     rendered, unrenderable = _render(renderer(recipe, tokenizer), heldout, effort or recipe.eval.reasoning_effort)
     for reason, count in unrenderable.items():
-        print(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
+        _LOG.info(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
-    longest = max(k for arm in recipe.eval.methods for k in recipe.eval.draft_tokens_of(arm))
+    longest = max(k for method in recipe.eval.methods for k in recipe.eval.draft_tokens_of(method))
     room = recipe.engine.max_model_len - recipe.eval.max_tokens - longest - 1
     fitting = [p for p in rendered if len(p.prompt_ids) <= room]
     if not fitting:
@@ -125,44 +134,173 @@ def _check_not_trained_on(recipe: Recipe, heldout: list[Prompt]) -> None:
             )
 
 
-def arm_of(recipe: Recipe, name: str) -> ArmConfig:
-    """The arm of that name; those that need no `head` (the recipe's own is eagle3) exist without being listed.
+def method_of(recipe: Recipe, name: str) -> MethodConfig:
+    """The method of that name; those that need no `head` (the recipe's own head among them) exist without being listed.
 
     Raises:
-        ValueError: the recipe has no such arm.
+        ValueError: the recipe has no such method.
     """
-    arms: dict[str, ArmConfig] = {method: ArmConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
-    arms |= {arm.name: arm for arm in recipe.eval.methods}
-    if name not in arms:
-        raise ValueError(f"no arm {name} in eval.methods; there are {', '.join(arms)}")
-    return arms[name]
+    found: dict[str, MethodConfig] = {method: MethodConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
+    found |= {settings.name: settings for settings in recipe.eval.methods}
+    if name not in found:
+        raise ValueError(f"no method {name} in eval.methods; there are {', '.join(found)}")
+    return found[name]
 
 
-def head_of(recipe: Recipe, arm: ArmConfig) -> str | None:
+def head_of(recipe: Recipe, settings: MethodConfig) -> str | None:
     """The draft's directory or hub id; None for methods that draft without a model."""
-    if arm.head:
-        return local_or_hub(f"head of arm {arm.name}", arm.head)
-    return str(recipe.head_dir) if arm.method == "eagle3" else None
+    if settings.head:
+        return local_or_hub(f"head of method {settings.name}", settings.head)
+    return str(recipe.head_dir) if settings.method == OWN else None
 
 
-def speculative_config(recipe: Recipe, arm: str, k: int | None = None) -> dict[str, Any] | None:
-    """vLLM's speculative_config of an arm by name, at K draft tokens; None for the baseline.
+def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dict[str, Any] | None:
+    """vLLM's speculative_config of a method by name, at K draft tokens; None for the baseline.
 
     Args:
-        recipe: its eval section has the arms.
-        arm: name of an arm.
-        k: draft tokens; None: the arm's main K.
+        recipe: its eval section has the methods.
+        method: name of a method.
+        k: draft tokens; None: the method's main K.
     """
-    if arm == BASELINE:
+    if method == BASELINE:
         return None
-    config = arm_of(recipe, arm)
-    head = head_of(recipe, config)
-    drafting = {"model": head} if head else _DEFAULTS[config.method]
-    tokens = {"num_speculative_tokens": k or recipe.eval.draft_tokens_of(config)[0]}
-    assumed = _synthetic(recipe) if arm == HEAD else {}
-    return {"method": config.method, **drafting, **tokens, **assumed, **config.extra}
+    settings = method_of(recipe, method)
+    head = head_of(recipe, settings)
+    drafting = {"model": head} if head else _DEFAULTS[settings.method]
+    tokens = {"num_speculative_tokens": k or recipe.eval.draft_tokens_of(settings)[0]}
+    assumed = _synthetic(recipe) if method == HEAD else {}
+    return {"method": settings.method, **drafting, **tokens, **assumed, **settings.extra}
 
 
 def _synthetic(recipe: Recipe) -> dict[str, Any]:
     length = recipe.eval.synthetic_acceptance_length
     return {} if length is None else {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
+
+
+# What a measurement is made from, and the refusal of heads that do not belong to it.
+
+
+_MAKE_HEAD = "python export/head.py RECIPE"
+# What a head for parallel drafting has beyond another (vLLM reads these keys and this tensor).
+_MASK_TOKENS = {"mask_token_id", "pard_token", "ptd_token_id", "dflash_config", "dspark_noise_token_id"}
+_MASK_STATE = "mask_hidden"
+
+
+def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict[str, Any]:
+    """Heads, prompts, target and the settings that change a measurement's meaning.
+
+    Args:
+        recipe: what is measured.
+        workload: the prompts, rendered with the main reasoning effort.
+        methods: names, the baseline's included.
+
+    Raises:
+        ArtefactError: a head is missing, half finished, or was made for another target.
+        ValueError: a head was trained on prompts of the workload, a method needs a package that is not installed, or
+            a head cannot draft in parallel.
+    """
+    target = fingerprint_of(recipe.target_path, recipe.target.revision)
+    made_from: dict[str, Any] = {
+        "target": recipe.target.path,
+        "target_fingerprint": target,
+        "dtype": recipe.target.dtype,
+        "prompts": workload.digest,
+        "engine": recipe.engine.model_dump(),
+        "num_draft_tokens": recipe.eval.num_draft_tokens,
+        "max_tokens": recipe.eval.max_tokens,
+        "reasoning_effort": recipe.eval.reasoning_effort,
+    }
+    if recipe.eval.synthetic_acceptance_length is not None:
+        made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
+    described = [_describe(recipe, workload, target, method_of(recipe, name)) for name in methods if name != BASELINE]
+    if head := next((method["head"] for method in described if method["name"] == HEAD), None):
+        made_from["head"] = head
+    return made_from | {"arms": described}
+
+
+def missing_package(method: str) -> str | None:
+    """What to install before vLLM can draft with a method; None where nothing is missing."""
+    if method == "suffix" and find_spec("arctic_inference") is None:
+        return "vLLM needs `pip install arctic-inference==0.1.1` for suffix decoding"
+    return None
+
+
+def _describe(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> dict[str, Any]:
+    if missing := missing_package(settings.method):
+        raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
+    return {
+        "name": settings.name,
+        "method": settings.method,
+        "head": _head_reference(recipe, workload, target, settings),
+        "num_draft_tokens": list(recipe.eval.draft_tokens_of(settings)),
+        "extra": settings.extra,
+    }
+
+
+def _head_reference(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> str | None:
+    """Of a head made here its manifest's reference; of another a fingerprint of its files."""
+    head = head_of(recipe, settings)
+    if head is None:
+        return None
+    if settings.extra.get("parallel_drafting") and Path(head).is_dir():
+        _check_parallel(settings, Path(head))
+    if settings.head and not (Path(head) / MANIFEST).exists():
+        _check_foreign(recipe, settings, head)
+        return fingerprint_of(head)
+    manifest = require(Path(head), "head", _MAKE_HEAD, every_byte=True)
+    made_for = manifest["identity"]["target"]
+    if made_for["fingerprint"] != target:
+        served = {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": target}
+        raise ArtefactError(
+            f"{head} was made for {name_target(made_for)}, but the recipe's target is {name_target(served)}: "
+            "train and export a head for it"
+        )
+    _check_not_in_head(Path(head), workload, manifest)
+    return reference(manifest)
+
+
+def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
+    if Path(head).is_dir():
+        if not (Path(head) / "config.json").is_file():
+            raise FileNotFoundError(f"method {settings.name}: {head} has no config.json; {HEADS[settings.method]}")
+        check_tensor_files(Path(head))
+        if settings.method == HEAD:
+            spec = load_target_spec(recipe.target_path, recipe.target.revision)
+            drafter_of(recipe.head).vllm.check_files(Path(head), spec)
+    _LOG.info(
+        f"{head} (method {settings.name}) was not made here: whether it has seen the held-out prompts cannot be checked"
+    )
+
+
+def _check_parallel(settings: MethodConfig, head: Path) -> None:
+    """What vLLM would say after the target is loaded."""
+    config = read_json(head / "config.json") if (head / "config.json").is_file() else {}
+    missing = [] if _MASK_TOKENS & set(config) else ["config.json names no mask token, such as ptd_token_id,"]
+    # A draft_model (PARD) needs no more than the token.
+    if settings.method != "draft_model" and not any(_holds(path, _MASK_STATE) for path in head.glob("*.safetensors")):
+        missing.append(f"its weights hold no {_MASK_STATE}")
+    if missing:
+        raise ValueError(
+            f"method {settings.name}: {head} cannot draft in parallel: {' and '.join(missing)}. {PARALLEL}; or leave "
+            "parallel_drafting out of `extra`"
+        )
+
+
+def _holds(path: Path, name: str) -> bool:
+    with safe_open(path, framework="pt") as file:
+        return any(name in key for key in file.keys())  # noqa: SIM118 - no mapping
+
+
+def _check_not_in_head(head: Path, workload: Workload, manifest: dict[str, Any]) -> None:
+    """The recipe's own splits are apart already; a head of another recipe or an earlier mix may know these prompts."""
+    trained_on = read_trained_on(head, manifest)
+    if trained_on is None:
+        _LOG.info(f"{head} does not say which prompts it was trained on; only the recipe's splits were checked")
+        return
+    seen = trained_on & {prompt.id for prompt in workload.prompts}
+    if seen:
+        raise ValueError(
+            f"{head} was trained on {len(seen)} of the {len(workload.prompts)} held-out prompts (such as "
+            f"{min(seen)}): acceptance on them means nothing; evaluate it on prompts it has not seen, or train a head "
+            "on the recipe's own training prompts"
+        )

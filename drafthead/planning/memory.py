@@ -143,7 +143,7 @@ def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: 
 
 
 def _kept_per_row(shape: DraftShape, config: TrainConfig) -> int:
-    """Elements that the unroll keeps for one row over all TTT steps."""
+    """Elements that the unroll keeps for one row over all draft positions."""
     head, H = shape.head, shape.hidden_size
     queries, keys = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
     carried = 2 * keys + H  # keys, values and the state after the block: needed by later steps

@@ -13,6 +13,8 @@ from drafthead.generation.sources import CATALOGUE
 from tests.docs.commands import PAGES, RUN_BY, Command, documented, expanded
 
 ALL_PAGES = [*PAGES, REPO_ROOT / "benchmarks" / "README.md"]
+# Their commands take no recipe.
+OF_NO_STAGE = ("benchmarks/", "tools/")
 # A placeholder in a documented command -> something of its kind.
 PLACEHOLDERS = {
     "RECIPE": "configs/tiny.yaml",
@@ -64,7 +66,7 @@ SCRIPTS = [c for c in documented() if c.script.endswith(".py")]
 def test_a_documented_command_is_one_that_its_script_takes(command, monkeypatch):
     """Also those that need a GPU: flags by the script's own parser, recipe and overrides by the recipe's own model."""
     assert (REPO_ROOT / command.script).is_file()
-    if command.script.startswith("benchmarks/"):
+    if command.script.startswith(OF_NO_STAGE):
         return
     args = parsed(command, monkeypatch)
     recipe, overrides = args.recipe, args.overrides
@@ -77,7 +79,7 @@ def test_a_documented_command_is_one_that_its_script_takes(command, monkeypatch)
 def test_a_documented_make_target_runs_documented_scripts(command):
     """What it runs is the suite's own tools, or accounted for like any other command."""
     for step in expanded(command):
-        if step.script and not step.script.startswith("benchmarks/"):
+        if step.script and not step.script.startswith(OF_NO_STAGE):
             assert (REPO_ROOT / step.script).is_file(), step
             assert step.key in RUN_BY or step.key in {c.key for c in documented()}, step
 
@@ -115,7 +117,7 @@ def test_every_key_that_is_named_exists(page):
 @pytest.mark.parametrize("page", ALL_PAGES, ids=page_name)
 def test_every_path_that_is_named_exists(page):
     # As written from the checkout; what runs write (data, runs, heads, results) is no part of it.
-    roots = "drafthead|tests|benchmarks|configs|docs|data_gen|train|export|eval|requirements"
+    roots = "drafthead|tests|tools|benchmarks|configs|docs|data_gen|train|export|eval|requirements"
     for match in re.finditer(rf"`(?:python )?((?:{roots})/[\w./*-]+)(?:::(\w+))?", page.read_text()):
         path, test = match.groups()
         found = list(REPO_ROOT.glob(path.rstrip("/.")))

@@ -33,15 +33,21 @@ def test_a_document_without_a_generated_token_has_no_rows():
         eagle3(2).first_row(torch.zeros(3))
 
 
+# The script of the stage and a key of vLLM's own harvesting method have the name in them; methods that vLLM serves are
+# a table of the evaluation section, and keys of old recipes are named to be refused.
+NOT_OURS = re.compile(r"train/eagle3\.py|eagle_aux_hidden_state_layer_ids")
+EXEMPT = ("drafters/eagle3/", "drafters/registry.py", "config/evaluation.py", "config/loading.py")
+
+
 def test_nothing_outside_its_folder_names_the_drafter():
     """Data, store, harvest, training and export know drafters only by the interface."""
-    package, own = REPO_ROOT / "drafthead", ("drafters/eagle3/", "drafters/registry.py")
+    package = REPO_ROOT / "drafthead"
     names = re.compile(r"eagle|midlayer|\bttt|_ttt", re.IGNORECASE)
     found = [
         f"{path.relative_to(package)}:{number}: {line.strip()}"
         for path in sorted(package.rglob("*"))
-        if path.suffix in (".py", ".jinja") and not str(path.relative_to(package)).startswith(own)
+        if path.suffix in (".py", ".jinja") and not str(path.relative_to(package)).startswith(EXEMPT)
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if names.search(line)
+        if names.search(NOT_OURS.sub("", line))
     ]
     assert not found, "\n".join(found)

@@ -7,7 +7,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.measuring.acceptance import read_acceptance, read_conditions
-from drafthead.evaluation.reporting.side_by_side import summarise_conditions
+from drafthead.evaluation.reporting.tables import summarise_conditions
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.provenance import verify_files
 from tests.artefacts import ask, write_prompt_artefact
@@ -65,7 +65,7 @@ def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
     assert len(summarise_conditions(every)) == 5 * 2  # four of n-gram and the second baseline; all and chat
 
     written = (directory / "arm-none.parquet").stat().st_mtime_ns
-    (directory / "manifest.json").unlink()  # as if killed before the last arm was written
+    (directory / "manifest.json").unlink()  # as if killed before the last method was written
     lost = directory / "also-ngram-k1-t0.7-medium.parquet"
     lost.unlink()
     _measure(recipe)
@@ -82,13 +82,13 @@ def test_drafts_of_others_are_served_side_by_side(tmp_path):
         "eagle": write_eagle(tmp_path / "eagle", recipe),
         "medusa": write_medusa(tmp_path / "medusa", recipe),
     }
-    arms = ",".join(f"{{name: {method}, method: {method}, head: {path}}}" for method, path in made.items())
-    settings = (f"output_dir={tmp_path}", f"eval.methods=[{arms}]", "eval.max_tokens=16", "eval.num_draft_tokens=2")
+    methods = ",".join(f"{{name: {method}, method: {method}, head: {path}}}" for method, path in made.items())
+    settings = (f"output_dir={tmp_path}", f"eval.methods=[{methods}]", "eval.max_tokens=16", "eval.num_draft_tokens=2")
     write_some_prompts(recipe)
     run_ok("eval/acceptance.py", *settings, timeout_s=500)
     rows = read_acceptance(recipe.results_dir / "acceptance")
     for method in made:
-        of_arm = rows[rows["arm"] == method]
-        assert (of_arm["proposed"] == 2 * of_arm["drafts"]).all()
-        assert of_arm["drafts"].sum() > 0
+        own = rows[rows["arm"] == method]
+        assert (own["proposed"] == 2 * own["drafts"]).all()
+        assert own["drafts"].sum() > 0
     assert rows.groupby("arm")["output_sha256"].agg(frozenset).nunique() == 1  # drafts never change greedy text

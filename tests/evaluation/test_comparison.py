@@ -1,4 +1,4 @@
-"""Two arms: known changes by hand; coverage, false alarms and power by simulation."""
+"""Two methods: known changes by hand; coverage, false alarms and power by simulation."""
 
 import numpy as np
 import pytest

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from drafthead.evaluation.decision.cost_fit import fit
-from drafthead.evaluation.decision.cost_model import Work
+from drafthead.evaluation.decision.cost_model import Work, fit
 from drafthead.evaluation.decision.pricing import price
 from drafthead.evaluation.decision.schedule import KEY, best_schedule, draft_length, scheduled
 from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
@@ -40,13 +39,13 @@ def test_one_draft_length_prices_shorter_ones_and_says_so():
     assert model.extrapolates(5, 2)
     assert not model.extrapolates(5, 3)
     assert model.extrapolates(400, 3)
-    with pytest.raises(ValueError, match="acceptance at K = 4 was not measured; it is known at K = 1, 2, 3"):
+    with pytest.raises(ValueError, match="K = 4 .*K = 1, 2, 3"):
         model.speedup(5, 4)
 
 
 def test_runs_that_cannot_carry_a_model_are_named():
     points = Machine(dense).points()
-    with pytest.raises(ValueError, match="needs runs without and with drafts, found 0 and 30; run: python eval"):
+    with pytest.raises(ValueError, match="0 and 30.*python eval"):
         fit([p for p in points if p.K is not None])
 
 

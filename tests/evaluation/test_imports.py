@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafthead.evaluation.reporting.serving_overview import imported_table
+from drafthead.evaluation.reporting.serving_tables import imported_table
 from drafthead.evaluation.results.imports import import_results
 from tests.evaluation.result_files import GUIDELLM, VLLM
 
@@ -39,7 +39,7 @@ def test_requests_that_failed_are_not_fast_ones(tmp_path):
     """A status line may give no reason; then nothing but the missing tokens says that it failed."""
     silent = VLLM | {"errors": ["", ""]}
     assert _import(tmp_path, silent)[0].requests["ttft_s"].tolist() == [1.0]
-    with pytest.raises(ValueError, match="all 2 requests failed, the first with: refused"):
+    with pytest.raises(ValueError, match="refused"):
         _import(tmp_path, silent | {"output_lens": [0, 0], "errors": ["refused", ""]})
     cut = json.loads(json.dumps(GUIDELLM))
     cut["benchmarks"][0]["requests"] |= {"errored": [{}], "incomplete": [{}, {}]}
@@ -105,18 +105,15 @@ def test_requests_without_text_have_no_times(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("settings", "name"),
     [
         ({"request_rate": 8.0}, "r8-c2"),
         ({"max_concurrency": None}, "all at once"),
-        (
-            {"ramp_up_strategy": "linear", "ramp_up_start_rps": 2, "ramp_up_end_rps": 8, "max_concurrency": None},
-            "r2to8linear",
-        ),
+        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 2, "ramp_up_end_rps": 8}, "r2to8linear-c2"),
     ],
 )
-def test_loads_have_the_names_of_the_recipe(tmp_path, said, name):
-    assert _import(tmp_path, VLLM | said)[0].name == name
+def test_loads_have_the_names_of_the_recipe(tmp_path, settings, name):
+    assert _import(tmp_path, VLLM | settings)[0].name == name
 
 
 def test_an_answer_of_one_token_has_no_gap(tmp_path):

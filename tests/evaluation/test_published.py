@@ -3,8 +3,7 @@
 import pytest
 
 from drafthead.evaluation.decision.cost import cost_per_million
-from drafthead.evaluation.published.errata import find_errata
-from drafthead.evaluation.published.figures import Figure, Printed, published
+from drafthead.evaluation.published.figures import Figure, Printed, find_errata, published
 from drafthead.evaluation.reporting.decision_tables import published_table
 from drafthead.evaluation.results.levels import summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving
@@ -40,8 +39,8 @@ def test_printed_percentages_follow_from_the_printed_figures():
     assert not Figure("x", Printed("970.9"), Printed("1171.7"), Printed("+21.0")).percent_agrees
 
 
-def test_both_arms_saw_the_same_prompts():
-    # Total and output throughput share the wall time, so their ratio is tokens per output token: the same in both arms.
+def test_both_sides_saw_the_same_prompts():
+    # Total and output throughput share the wall time, so their ratio is tokens per output token: the same on both.
     for comparison in published().comparisons:
         if comparison.statistic == "geomean":
             output, total = comparison.of("output_tokens_per_s"), comparison.of("total_tokens_per_s")
@@ -49,12 +48,12 @@ def test_both_arms_saw_the_same_prompts():
             assert ratios[0] == pytest.approx(ratios[1], rel=0.01)
 
 
-@pytest.mark.parametrize("arm", ["baseline", "head"])
-def test_the_cost_per_million_is_the_printed_one(arm):
+@pytest.mark.parametrize("side", ["baseline", "head"])
+def test_the_cost_per_million_is_the_printed_one(side):
     peak = _comparison("swe-bench", statistic="peak")
-    printed = getattr(peak.of("cost_per_million"), arm)
+    printed = getattr(peak.of("cost_per_million"), side)
     node = published().posts["redhat"]
-    cost = cost_per_million(node["node_price_per_hour"], 1, getattr(peak.of("output_tokens_per_s"), arm).value)
+    cost = cost_per_million(node["node_price_per_hour"], 1, getattr(peak.of("output_tokens_per_s"), side).value)
     assert printed.low <= cost <= printed.high
 
 
@@ -68,14 +67,11 @@ def test_published_acceptance_falls_as_a_rate_and_grows_as_a_length():
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        (
-            "mlperf, 2 GPU(s), ttft_p95_s: 6.18 → 6.75 printed as +9.3 %",
-            "a regression; positive = better makes it -8.4%",
-        ),
+        ("mlperf, 2 GPU(s), ttft_p95_s: 6.18 → 6.75", "-8.4%"),
         ("mlperf, 1 GPU(s): percentages of itl_p95_ms and tpot_p95_ms", "itl_p95_ms +3.8%, tpot_p95_ms +7.1%"),
-        ("concurrency 200 with 100 prompts", "never more than 100 requests"),
+        ("concurrency 200 with 100 prompts", "100 requests"),
         ("acceptance length 0.91 at K = 1", "1 + accepted / drafts is 1.91"),
-        ("swe-bench, baseline: 4.41 per 1M", "charges a node of 8 GPUs (41.62 per hour) for 1; per GPU it is 0.55"),
+        ("swe-bench, baseline: 4.41 per 1M", "per GPU it is 0.55"),
         ("swe-bench, head: 3.56 per 1M", "per GPU it is 0.44"),
         ("sharegpt, 1 GPU(s), ttft_p95_s: +12.1%", "unresolved"),
         ("--speculative-decoding eagle3", "--speculative-config"),
@@ -102,6 +98,4 @@ def test_a_workload_of_the_same_name_stands_beside_the_published_one(tmp_path):
     worse = rows["redhat: mlperf, 2 GPU(s), K = 3", "ttft_p95_s"]
     assert (worse[4].text, worse[4].tone) == ("-8.4", "unresolved")  # not +9.3, and not told from noise
     assert rows["redhat: mlperf, 1 GPU(s), K = 3", "output_tokens_per_s"][5].text.startswith("Output throughput: +3")
-    assert "never" not in table.note
-    assert "6.18 → 6.75 printed as +9.3 %" in table.note
     assert published_table([level for level in levels if level.workload == "mine"]) is None

@@ -1,16 +1,24 @@
 """From rows with a known outcome to tables, verdict, HTML, Markdown and PNGs."""
 
+import itertools
 import re
 from dataclasses import replace
 
 import pandas as pd
 import pytest
+from markdown_it import MarkdownIt
 
 from drafthead.evaluation.decision.analysis import analyse, read_results
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.reporting.brief import acceptance_line, brief_table, print_brief
-from drafthead.evaluation.reporting.report import build_report, print_report, render, write_report
+from drafthead.evaluation.reporting.report import (
+    brief_table,
+    build_report,
+    print_brief,
+    print_report,
+    render,
+    write_report,
+)
 from drafthead.evaluation.reporting.tables import acceptance_tables, change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.one_file import read_one_file
@@ -38,8 +46,27 @@ def analysis(recipe):
 
 
 @pytest.fixture(scope="module")
+def report(recipe, analysis):
+    return build_report(recipe, analysis)
+
+
+@pytest.fixture(scope="module")
 def levels(analysis):
     return {level.concurrency: level for level in analysis.levels}
+
+
+def rendered_tables(markdown: str) -> list[list[list[str]]]:
+    """(tables, rows, cells) as a reader of the rendered page sees them, the header first."""
+    tables: list[list[list[str]]] = []
+    tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
+    for token, inside in itertools.pairwise(tokens):
+        if token.type == "table_open":
+            tables.append([])
+        elif token.type == "tr_open":
+            tables[-1].append([])
+        elif token.type in ("th_open", "td_open"):
+            tables[-1][-1].append("".join(child.content for child in inside.children or ()))
+    return tables
 
 
 def test_positive_is_better_and_a_regression_is_negative(levels):
@@ -49,8 +76,8 @@ def test_positive_is_better_and_a_regression_is_negative(levels):
         assert faster.interval.value == pytest.approx(0.3, abs=0.1)
         assert slower.resolved
         assert slower.interval.value == pytest.approx(-0.3, abs=0.1)
-        assert change_cell(slower).text.startswith("-")
         assert (change_cell(faster).tone, change_cell(slower).tone) == ("better", "worse")
+    assert change_cell(levels[8].changes[THROUGHPUT.key]).tone == "unresolved"  # noise
 
 
 def test_change_of_throughput_is_the_ratio_of_the_printed_values(levels):
@@ -58,16 +85,9 @@ def test_change_of_throughput_is_the_ratio_of_the_printed_values(levels):
     assert levels[1].changes[THROUGHPUT.key].interval.value == pytest.approx(head / baseline - 1)
 
 
-def test_noise_is_unresolved_and_grey(levels):
-    cell = change_cell(levels[8].changes[THROUGHPUT.key])
-    assert cell.tone == "unresolved"
-    assert cell.text.endswith("unresolved")
-
-
 def test_each_load_has_the_verdict_that_its_speed_asks_for(levels):
     decisions = {c: judge(level).decision for c, level in levels.items()}
     assert decisions == {1: DEPLOY, 8: UNKNOWN, 32: DO_NOT, 200: UNKNOWN}
-    assert "not reached: asked 200 in flight, achieved 48.0 (no speculation)" in judge(levels[200]).reason
 
 
 def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
@@ -81,7 +101,7 @@ def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
     assert summary.identical["none-again"].value == 1
 
 
-def test_arms_are_shown_at_their_own_draft_length_and_temperature(recipe):
+def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):
     """Five n-gram tokens beside three of the head, of which n-gram proposes a second one every other time."""
     rows = acceptance.read_acceptance(recipe.results_dir / "acceptance").assign(temperature=0.7)
     ngram = rows["arm"] == "ngram"
@@ -93,11 +113,8 @@ def test_arms_are_shown_at_their_own_draft_length_and_temperature(recipe):
     given = summary.of("ngram").positions.conditional
     assert given[:4].tolist() == [0.8, 0.5, 0.5, 0.0]  # 2 of the 4 that proposed a second token, not of 8
     lengths, positions = acceptance_tables(summary)  # above T = 0 equality says nothing
-    assert lengths.title == "Acceptance length, T = 0.7"
-    assert "compare at equal K" in lengths.note
     assert {(row[1].text, row[2].text) for row in lengths.rows} == {("EAGLE-3 head", "3"), ("n-gram", "5")}
     assert {len(row) for row in positions.rows} == {len(positions.columns)} == {2 + 5}
-    assert "identical" not in acceptance_line(summary)
 
 
 def test_other_peoples_words_are_no_markup(recipe, analysis):
@@ -119,27 +136,37 @@ def test_html_is_one_file_that_loads_nothing(recipe, analysis):
     assert not re.search(r"""(?:src|href|srcset)=["'](?!data:)""", html)
     assert "<script" not in html
     assert "--speculative-config" in html
-    assert "DEPLOY UP TO concurrency 1" in html
-    assert "DO NOT DEPLOY" in html
-    assert "not reached" in html
     assert re.search(r'<td class=" ?unresolved">', html)
 
 
-def test_the_markdown_shows_its_pictures_and_what_was_measured(recipe, analysis):
+def test_the_markdown_renders_every_table_and_picture(recipe, report):
     text = (recipe.results_dir / "report.md").read_text()
-    for picture in re.findall(r"\]\((.+?\.png)\)", text):
-        assert (recipe.results_dir / picture).read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"^\| Output throughput \(tok/s\) \| 32 \| .* \| -\d", text, re.MULTILINE)
-    assert "--max-model-len 1024" in text
-    assert "3.6 per GPU and hour × 1 GPU(s)" in text
-    assert re.search(r"^\| EAGLE-3 head, K = 3 \| 90,000 \| -10.0 \|", text, re.MULTILINE)  # KV cache taken away
+    tables = [table for section in report.sections for table in section.tables]
+    assert len(tables) >= 10
+    assert rendered_tables(text) == [[t.columns, *([cell.text for cell in row] for row in t.rows)] for t in tables]
+    pictures = [f"{picture.name}.png" for section in report.sections for picture in section.pictures]
+    assert re.findall(r"\]\((.+?\.png)\)", text) == pictures
+    assert all((recipe.results_dir / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+def test_the_tables_hold_what_the_rows_were_made_with(report):
+    tables = {t.title: t for section in report.sections for t in section.tables}
+    rows = [[cell.text for cell in row] for table in tables.values() for row in table.rows]
+    assert any(row[:2] == ["EAGLE-3 head, K = 3", "90,000"] and row[2] == "-10.0" for row in rows)  # KV cache taken
+    means = next(table for title, table in tables.items() if title.startswith("Geometric means"))
+    row = next([cell.text for cell in row] for row in means.rows if row[0].text.startswith("Output throughput"))
+    # 1.3 · 1.0 · 0.7 over the three levels that were reached; concurrency 200 was not.
+    change, worst, worst_change, counts = row[-4:]
+    assert -5 < float(change) < -2
+    assert (worst, counts) == ("32", "1 / 1 of 3")
+    assert -31 < float(worst_change.split()[0]) < -28
 
 
 def test_terminal_prints_tables_once(recipe, analysis, capsys):
     print_report(recipe, analysis)
     printed = capsys.readouterr().out
     assert printed.count("Acceptance length, T = 0") == 1
-    assert "concurrency 32: DO NOT DEPLOY" in printed
+    assert f"concurrency 32: {DO_NOT}" in printed
 
 
 def test_the_brief_fits_one_screen(recipe, analysis, capsys):
@@ -147,8 +174,7 @@ def test_the_brief_fits_one_screen(recipe, analysis, capsys):
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) < 40
     assert printed.count("┏") == 1  # one table
-    assert "Acceptance length at T = 0: EAGLE-3 head 2." in printed
-    assert f"eagle3 at K = 3: {analysis.main.headline}" in printed
+    assert analysis.main.headline in printed
     assert "--speculative-config" in printed
     table = brief_table(analysis.verdicts, analysis.levels)
     assert [(row[0].text, row[-1].text) for row in table.rows] == [
@@ -156,17 +182,8 @@ def test_the_brief_fits_one_screen(recipe, analysis, capsys):
     ]  # fmt: skip
 
 
-def test_a_geometric_mean_stands_beside_its_worst_level(recipe, analysis):
-    text = (recipe.results_dir / "report.md").read_text()
-    table = text[text.index("### Geometric means") :]
-    row = next(line for line in table.splitlines() if line.startswith("| Output throughput"))
-    # 1.3 · 1.0 · 0.7 over the three levels that were reached; concurrency 200 was not.
-    assert re.search(r"\| -[234]\.\d \| 32 \| -(29|30)\.\d", row)
-    assert row.endswith("| 1 / 1 of 3 |")
-
-
 def test_a_missing_measurement_names_the_command(tmp_path):
-    with pytest.raises(ArtefactError, match=r"acceptance does not exist; run: python eval/acceptance.py RECIPE"):
+    with pytest.raises(ArtefactError, match="python eval/acceptance.py"):
         read_results(tiny_recipe(tmp_path))
 
 
@@ -181,7 +198,7 @@ def test_one_file_says_the_same(recipe, analysis, tmp_path):
     for table, rows in (("requests", serving.read_requests), ("runs", serving.read_runs)):
         pd.testing.assert_frame_equal(getattr(again, table), rows(recipe.results_dir / "serving"), check_like=True)
     pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match="holds no results of this project"):
+    with pytest.raises(ValueError, match="other.parquet"):
         read_one_file(tmp_path / "other.parquet")
-    with pytest.raises(FileNotFoundError, match=r"none.parquet does not exist; eval/report.py RECIPE writes"):
+    with pytest.raises(FileNotFoundError, match="none.parquet"):
         read_one_file(tmp_path / "none.parquet")

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.reporting.schedule_check import (
-    ARM,
+    SCHEDULED,
     check_schedule,
     compare,
     measure_schedule,
@@ -27,22 +27,23 @@ def levels(tmp_path_factory) -> list[Level]:
 
 def _with_schedule(rows: pd.DataFrame) -> pd.DataFrame:
     copied = rows[((rows["concurrency"] == 1) & (rows["k"] == 3)) | ((rows["concurrency"] == 32) & (rows["k"] == 1))]
-    return pd.concat([rows, copied.assign(arm=ARM, k=3)], ignore_index=True)
+    return pd.concat([rows, copied.assign(arm=SCHEDULED, k=3)], ignore_index=True)
 
 
 def test_it_gains_what_the_best_fixed_length_loses_elsewhere(levels):
     check = compare(levels, {1: 0.5, 32: 0.5})
-    speed = {(x.arm, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
+    speed = {(x.method, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
     mix = {K: 1 / (0.5 / speed["eagle3", K, 1] + 0.5 / speed["eagle3", K, 32]) for K in (1, 3)}
     both = 1 / (0.5 / speed["eagle3", 3, 1] + 0.5 / speed["eagle3", 1, 32])
     assert check.best == 1 == max(mix, key=mix.__getitem__)
     assert check.change.interval.value == pytest.approx(both / mix[1] - 1)
     assert check.change.resolved
-    assert "against K = 1, the best fixed draft length of this traffic" in check.sentence()
     assert [row[0].text for row in check.table.rows] == ["1", "32", "the traffic"]
     assert [row[5].text for row in check.table.rows] == ["K = 3", "K = 1", "K = 1"]
-    # At one load it is what it copies.
-    assert [row[6].text.split()[0] for row in check.table.rows[:2]] == ["+0.0", "+0.0"]
+    assert [row[6].text.split()[0] for row in check.table.rows[:2]] == [
+        "+0.0",
+        "+0.0",
+    ]  # it copies one
 
 
 def test_blocks_are_compared_apart(tmp_path):
@@ -54,7 +55,6 @@ def test_blocks_are_compared_apart(tmp_path):
         pd.concat([rows, rows.assign(block=1)]).to_parquet(path)
     check = check_schedule(recipe, directory)
     assert check.by_block == pytest.approx((check.change.interval.value,) * 2)
-    assert check.sentence().count("%") == 3 + 2
 
 
 def test_traffic_of_one_load_leaves_nothing_to_gain(levels):
@@ -65,19 +65,18 @@ def test_traffic_of_one_load_leaves_nothing_to_gain(levels):
 
 def test_what_leaves_no_choice_is_refused(tmp_path):
     recipe = tiny_recipe(tmp_path, "eval.num_draft_tokens=3")
-    with pytest.raises(ValueError, match=r"num_draft_tokens \[3\] and eval.concurrency \[1, 8\] need two values each"):
+    with pytest.raises(ValueError, match=r"num_draft_tokens \[3\].*eval.concurrency \[1, 8\]"):
         modelled_schedule(recipe)
-    with pytest.raises(ValueError, match="nothing to compare with a single draft length"):
+    with pytest.raises(ValueError, match="draft length"):
         measure_schedule(recipe, [[1, 64, 3]])
     with pytest.raises(ValueError, match="none may be above 3"):
         measure_schedule(recipe, [[1, 2, 4], [3, 64, 1]])
 
 
-def test_one_draft_length_for_every_load_is_an_answer(tmp_path):
+def test_one_draft_length_for_every_load_needs_no_measurement(tmp_path):
     recipe = tiny_recipe(tmp_path)
     assert settled(recipe, [[1, 2, 3], [3, 64, 1]]) == ""
-    answer = settled(recipe, [[1, 64, 3]])
-    assert answer.startswith("K = 3 at every load")
-    assert "--speculative-config" in answer
-    assert '"num_speculative_tokens":3' in answer
-    assert "serve without the head" in settled(recipe, [[1, 64, 0]])
+    assert '"num_speculative_tokens":3' in settled(recipe, [[1, 64, 3]])
+    never = settled(recipe, [[1, 64, 0]])
+    assert never
+    assert "num_speculative_tokens" not in never

@@ -8,14 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.config import load_recipe
 from drafthead.config.traffic import SLOConfig, TrafficConfig
 from drafthead.evaluation.decision.analysis import Analysis, verdicts_of
+from drafthead.evaluation.decision.cost import payback_text
 from drafthead.evaluation.decision.deployment import advise
-from drafthead.evaluation.decision.pricing import price
-from drafthead.evaluation.decision.request_pricing import request_prices
+from drafthead.evaluation.decision.pricing import price, request_prices
 from drafthead.evaluation.decision.speed import speed_samples
-from drafthead.evaluation.decision.training_cost import payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.evaluation.results.levels import Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, completed, read_serving
@@ -55,19 +53,18 @@ def _decide(levels: list[Level], loads: tuple[int, ...], slo: SLOConfig | None =
 
 
 @pytest.mark.parametrize(
-    ("loads", "decision", "up_to", "reason"),
+    ("loads", "decision", "up_to"),
     [
-        ((1, 4), DEPLOY, None, "gains at concurrency 1, 4; over the traffic +3"),
-        ((1, 4, 8), UP_TO, 4, "unresolved at concurrency 8; up to 4 +3"),
-        ((1, 4, 8, 32), UP_TO, 4, "loses at concurrency 32, unresolved at concurrency 8"),
-        ((8,), UNKNOWN, None, "resolved nowhere"),
-        ((8, 32), DO_NOT, None, "gains nowhere and loses at concurrency 32"),
+        ((1, 4), DEPLOY, None),
+        ((1, 4, 8), UP_TO, 4),
+        ((1, 4, 8, 32), UP_TO, 4),
+        ((8,), UNKNOWN, None),
+        ((8, 32), DO_NOT, None),
     ],
 )
-def test_the_four_decisions(levels, loads, decision, up_to, reason):
+def test_the_four_decisions(levels, loads, decision, up_to):
     verdict = _decide(levels, loads)
     assert (verdict.decision, verdict.up_to) == (decision, up_to)
-    assert reason in verdict.reason
     assert verdict.change.resolved == (decision != UNKNOWN)
     assert re.search(r"[+-]\d+\.\d% \[[+-]\d", verdict.reason)
 
@@ -80,13 +77,9 @@ def test_a_load_that_was_not_run_goes_to_the_cost_model(levels, priced):
     assert "add 2 to eval.concurrency" in without[2].reason
     with_model = {v.concurrency: v for v in decide(own, shares, priced=priced).levels}
     assert with_model[2].decision == DEPLOY
-    assert "not run; the cost model says +4" in with_model[2].reason
     limited = {v.concurrency: v for v in decide(own, shares, SLOConfig(ttft_ms=100), priced).levels}
     assert limited[2].decision == UNKNOWN
-    assert "nothing of the service level" in limited[2].reason
-    far = decide(own, {256: 1.0}, priced=priced).levels[0]
-    assert far.decision == UNKNOWN
-    assert "outside what was run" in far.reason
+    assert decide(own, {256: 1.0}, priced=priced).levels[0].decision == UNKNOWN  # outside what was run
 
 
 def test_traffic_weighs_the_loads(levels):
@@ -100,25 +93,20 @@ def test_traffic_weighs_the_loads(levels):
 
 def test_a_missed_service_level_is_no_load_to_deploy_at(levels):
     # TTFT is 20 ms without the head and 13 ms with it at concurrency 1; at 32 it is 25 ms with it.
-    kept = _decide(levels, (1,), SLOConfig(ttft_ms=50, tpot_ms=50, percentile=90))
-    assert kept.decision == DEPLOY
-    assert "TTFT P90" in kept.levels[0].reason
-    assert "(kept)" in kept.levels[0].reason
-    neither = _decide(levels, (1,), SLOConfig(ttft_ms=5))
-    assert neither.decision == DO_NOT
-    assert "misses the service level, as the baseline does" in neither.levels[0].reason
-    edge = _decide(levels, (1,), SLOConfig(ttft_ms=14.5))  # about the P95 of the head itself
-    assert edge.decision == UNKNOWN
-    assert "service level unresolved at 160 prompts" in edge.levels[0].reason
+    for slo, decision in (
+        (SLOConfig(ttft_ms=50, tpot_ms=50, percentile=90), DEPLOY),
+        (SLOConfig(ttft_ms=17, percentile=90), DEPLOY),  # the baseline misses it
+        (SLOConfig(ttft_ms=5), DO_NOT),
+        (SLOConfig(ttft_ms=14.5), UNKNOWN),  # about the P95 of the head itself
+    ):
+        assert _decide(levels, (1,), slo).decision == decision
 
 
 def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path):
     recipe = tiny_recipe(tmp_path)
     write_results(recipe, head_speed={1: 3.0})  # with an acceptance length of 2.4
     (level,) = summarise_serving(read_serving(recipe.results_dir / "serving"))
-    verdict = judge(level)
-    assert verdict.decision == UNKNOWN
-    assert "gains more than its acceptance length of 2.40 allows" in verdict.reason
+    assert judge(level).decision == UNKNOWN
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +126,8 @@ def _with_failures(rows: ServingRows, failed: int) -> ServingRows:
 @pytest.mark.parametrize(("failed", "decision"), [(1, DEPLOY), (8, UNKNOWN), (160, UNKNOWN)])
 def test_requests_that_failed_are_no_gain(one_load, failed, decision):
     (level,) = summarise_serving(_with_failures(one_load, failed))
-    verdict = judge(level)
     assert (level.failed, level.pairs) == (failed, 160 - failed)
-    assert verdict.decision == decision
-    assert f"{failed} of 320 requests failed" in verdict.reason
+    assert judge(level).decision == decision
     assert decide([level], {1: 1.0}).change.resolved == (decision == DEPLOY)
 
 
@@ -149,9 +135,7 @@ def test_answers_of_one_token_have_no_time_per_token(one_load):
     requests = one_load.requests.assign(output_tokens=1, tpot_s=np.nan, itl_s=np.nan)
     (level,) = summarise_serving(ServingRows(requests, one_load.runs))
     assert np.isnan(level.changes["tpot_p95"].interval.value)
-    verdict = judge(level, SLOConfig(tpot_ms=20))
-    assert verdict.decision == UNKNOWN
-    assert "TPOT P95 no request has it" in verdict.reason
+    assert judge(level, SLOConfig(tpot_ms=20)).decision == UNKNOWN
 
 
 def test_blocks_that_disagree_decide_nothing(one_load):
@@ -181,12 +165,6 @@ def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
         assert (verdict.K, verdict.headline) == chosen
 
 
-def test_a_load_only_the_head_can_serve_is_a_gain(levels):
-    verdict = _decide(levels, (1,), SLOConfig(ttft_ms=17, percentile=90))
-    assert verdict.decision == DEPLOY
-    assert re.search(r"TTFT P90 2\d\.\d ms \(missed\) → 1\d\.\d ms \(kept\) of 17 ms", verdict.levels[0].reason)
-
-
 def _analysis(recipe, rows, levels, priced) -> Analysis:
     found = verdicts_of(recipe, levels, {"all": priced})
     return Analysis({}, None, rows, levels, {"all": priced}, found)
@@ -203,7 +181,6 @@ def test_the_best_draft_length_is_advised_as_a_schedule(recipe, rows, levels, pr
     assert config["num_speculative_tokens"] == max(K for _, _, K in schedule)
     assert 1 <= config["num_speculative_tokens"] <= 3  # what was run, or between
     assert (schedule[0][0], schedule[-1][1]) == (1, recipe.engine.max_num_seqs)
-    assert "model error" in advice.said
     assert advice.flag in advice.command
 
 
@@ -217,7 +194,6 @@ def test_a_model_that_is_not_trusted_gives_a_measured_schedule(recipe, rows, lev
     assert (analysis.main.decision, analysis.main.up_to) == (UP_TO, 4)
     config = json.loads(shlex.split(advice.flag)[1])
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 0]]
-    assert "its error is" in advice.said
 
 
 def test_whole_requests_are_priced_as_they_were_measured(levels, priced):
@@ -248,8 +224,8 @@ def test_rows_of_one_draft_length_need_no_column_for_it(rows):
 
 
 def test_traffic_of_a_workload_that_was_not_measured_is_refused(recipe, levels):
-    elsewhere = load_recipe(overrides=[f"output_dir={recipe.output_dir}", "eval.traffic.workload=mlperf"])
-    with pytest.raises(ValueError, match="eval.traffic.workload mlperf was not measured; there are: all"):
+    elsewhere = tiny_recipe(recipe.output_dir, "eval.traffic.workload=mlperf")
+    with pytest.raises(ValueError, match="eval.traffic.workload mlperf"):
         verdicts_of(elsewhere, levels, {})
 
 
@@ -259,13 +235,7 @@ def test_payback_time_follows_from_manifest_price_and_traffic(recipe, levels):
     begin(recipe.head_dir, "head", {})
     finish(recipe.head_dir, {"training": {"seconds": 7200.0, "ranks": 8}})
     assert "16.00 device hours" in payback_text(recipe, own, resolved=True)
-    busy = load_recipe(
-        overrides=[
-            f"output_dir={recipe.output_dir}",
-            "eval.price_per_gpu_hour=3.6",
-            "eval.traffic.output_tokens_per_day=1e9",
-        ]
-    )
+    busy = tiny_recipe(recipe.output_dir, "eval.price_per_gpu_hour=3.6", "eval.traffic.output_tokens_per_day=1e9")
     baseline, head = own[0].values["output_tokens_per_s"]
     saved = 1e9 / 3600 * 3.6 * (1 / baseline - 1 / head)
     text = payback_text(busy, own, resolved=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafthead.evaluation.decision.cost_fit import fit
+from drafthead.evaluation.decision.cost_model import fit
 from drafthead.evaluation.decision.worth import (
     CAN,
     CANNOT,
@@ -34,7 +34,7 @@ def test_one_length_fixes_the_curve():
     assert [curve.length(k) for k in range(1, 5)] == pytest.approx([1.5, 1.75, 1.875, 1.9375])
     assert even_curve(1.0, 3, 3).length(3) == pytest.approx(1.0)
     assert even_curve(4.0, 3, 3).length(2) == pytest.approx(3.0)
-    with pytest.raises(ValueError, match="4.5 at K = 3 cannot be: it lies between 1 and 4"):
+    with pytest.raises(ValueError, match="4.5 at K = 3"):
         even_curve(4.5, 3, 3)
 
 
@@ -61,16 +61,14 @@ def test_training_is_judged_by_speed_and_by_what_it_earns(model):
     money = Money(3.6, 1, 1e8, training=500, days=30)
     assert days_to_pay(money, 2.0, 1000) == pytest.approx(10)  # 100 a day, half of it saved
     assert days_to_pay(money, 0.9, 1000) == np.inf
-    verdict, reason = judge_training(model, [middle, strong], 1000, money)
-    assert verdict == CAN
-    assert "500.00 are earned after" in reason
+    assert judge_training(model, [middle, strong], 1000, money)[0] == CAN
     dear = Money(3.6, 1, 1e6, training=5000, days=30)
     assert judge_training(model, [strong], 1000, dear)[0] == CANNOT
 
 
 def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    with pytest.raises(ArtefactError, match=r"no measurement to plan from .* run: python eval/plan.py"):
+    with pytest.raises(ArtefactError, match="python eval/plan.py"):
         rows_to_plan_from(recipe)
     write_results(recipe, head_speed={1: 1.5, 8: 1.2, 32: 0.8}, lengths=(1, 3))
     rows = rows_to_plan_from(recipe)
@@ -83,5 +81,5 @@ def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     assert plan.verdict in (CAN, DEPENDS)
     assert assumed_lengths(recipe, None) == [1.92, 2.68]  # public heads at K = 3
     longer = tiny_recipe(tmp_path, "eval.num_draft_tokens=5", "head.num_ttt_steps=5")
-    with pytest.raises(ValueError, match=r"no public head is known at K = 5 .* give --acceptance-length"):
+    with pytest.raises(ValueError, match="--acceptance-length"):
         assumed_lengths(longer, None)

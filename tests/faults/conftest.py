@@ -26,7 +26,7 @@ def chooser(request: pytest.FixtureRequest, fault_seed: int) -> random.Random:
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Campaign:
-    """One kill per stage, two ranks in training. One arm beside the baseline: n-gram spoils this process."""
+    """One kill per stage, two ranks in training. One method beside the baseline: n-gram spoils this process."""
     campaign = Campaign(tmp_path_factory.mktemp("faults"), fault_seed, "eval.methods=[eagle3]")
     del campaign.chain["train, 1 rank"]
     return campaign
@@ -34,7 +34,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Campa
 
 @pytest.fixture(scope="module")
 def soak_campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Iterator[Campaign]:
-    """Many kills per stage, with all arms and in processes of their own; ends with the table."""
+    """Many kills per stage, with all methods and in processes of their own; ends with the table."""
     campaign = Campaign(tmp_path_factory.mktemp("soak"), fault_seed)
     yield campaign
     print(f"\n\n{campaign.table()}")

@@ -28,7 +28,7 @@ from tests.scripts import environment, run_here
 Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
 LOOK_EVERY = 0.004  # seconds: a file of the embedded target is on its way for about as long as that
-PATIENCE = 60.0  # seconds for what must end by itself
+PATIENCE = 180.0  # seconds for what must end by itself
 _HELPERS = ("resource_tracker", "git")  # whose death nobody has to notice
 
 
@@ -119,7 +119,7 @@ def finish(stage: Stage, root: Path, *overrides: str) -> float:
     """Run a stage, which must succeed; returns seconds."""
     began = time.monotonic()
     with started(stage, root, *overrides) as process:
-        code = process.wait(timeout=600)
+        code = process.wait(timeout=1200)
     assert code == 0, log_of(stage, root)
     return time.monotonic() - began
 

@@ -93,7 +93,7 @@ STAGES = {
         Stage("train, 1 rank", *TRAIN, ranks=1),
         Stage("train, 2 ranks", *TRAIN, ranks=2),
         Stage("export", "export/head.py", (f"heads/{NAME}",), "all of it: the checks have to pass in one go"),
-        Stage("acceptance", "eval/acceptance.py", (f"{RESULTS}/acceptance",), "the arm being measured"),
+        Stage("acceptance", "eval/acceptance.py", (f"{RESULTS}/acceptance",), "the method being measured"),
         Stage("serving", "eval/serving.py", (f"{RESULTS}/serving",), "the server being measured"),
         Stage("report", "eval/report.py", (RESULTS,), "all of it: seconds", deep=False),
     )

@@ -26,7 +26,7 @@ GOOD = [
 ]
 
 
-def said(content: Any, role: Any = "user", **more: Any) -> bytes:
+def line_of(content: Any, role: Any = "user", **more: Any) -> bytes:
     return json.dumps({"split": "train", "messages": [{"role": role, "content": content}], **more}).encode()
 
 
@@ -41,22 +41,22 @@ def written(folder: Path, line: bytes) -> Recipe:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (said("\ud800"), "lone surrogate"),
-        (said("x", source="\udfff"), "not valid Unicode"),
-        (said("x", category="\ud800"), "not valid Unicode"),
-        (b'{"messages": "\xed\xa0\x80"}', "not JSON in UTF-8"),
-        (said("hello").decode().encode("utf-16"), "not JSON in UTF-8"),
-        (b"\0\0", "not JSON in UTF-8"),
-        (b"[" * 100_000, "not JSON in UTF-8 .maximum recursion depth"),
-        (b'{"split": "train", "prompt_ids": [' + b"9" * 5000 + b"]}", "not JSON in UTF-8 .Exceeds the limit"),
-        (b'{"split": "train", "prompt_ids": [4294967296]}', "token ids must be"),
-        (said(""), "user is empty"),
-        (said("\u2003\n"), "user is empty"),
-        (said(float("nan")), "not text"),
-        (said("x", "narrator"), "unknown role 'narrator'"),
-        (said("x", ["user"]), "unknown role"),
-        (b'{"split": "train", "messages": [7]}', "not an object"),
-        (b'{"split": "train", "messages": {"role": "user"}}', "must be a non-empty list"),
+        (line_of("\ud800"), "Unicode"),
+        (line_of("x", source="\udfff"), "Unicode"),
+        (line_of("x", category="\ud800"), "Unicode"),
+        (b'{"messages": "\xed\xa0\x80"}', "JSON"),
+        (line_of("hello").decode().encode("utf-16"), "JSON"),
+        (b"\0\0", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b'{"split": "train", "prompt_ids": [' + b"9" * 5000 + b"]}", "JSON"),
+        (b'{"split": "train", "prompt_ids": [4294967296]}', "prompt_ids"),
+        (line_of(""), "user"),
+        (line_of("\u2003\n"), "user"),
+        (line_of(float("nan")), "nan"),
+        (line_of("x", "narrator"), "narrator"),
+        (line_of("x", ["user"]), r"\['user'\]"),
+        (b'{"split": "train", "messages": [7]}', "message 7"),
+        (b'{"split": "train", "messages": {"role": "user"}}', "messages"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named_and_can_be_mended(tmp_path, line, message):
@@ -65,12 +65,12 @@ def test_a_line_that_is_no_prompt_is_named_and_can_be_mended(tmp_path, line, mes
         make_prompts(recipe)
     str(caught.value).encode()  # can be printed
     assert not recipe.prompts_dir.exists()  # so that the mended file is read by the same command
-    make_prompts(written(tmp_path, said("mended")))
+    make_prompts(written(tmp_path, line_of("mended")))
 
 
 def test_what_is_unusual_and_text_all_the_same_is_kept(tmp_path):
     texts = ["a\0b", "line\rend\u2028\x85", "word " * 210_000, "\ufeff\u202e\U0010ffff"]
-    recipe = written(tmp_path, b"\n".join(map(said, texts)))
+    recipe = written(tmp_path, b"\n".join(map(line_of, texts)))
     manifest = make_prompts(recipe)
     report_prompts(recipe, manifest)
     prompts = [p for split in ("train", "validation") for p in read_prompts(recipe.prompts_dir, split)]
@@ -79,7 +79,7 @@ def test_what_is_unusual_and_text_all_the_same_is_kept(tmp_path):
 
 def test_names_of_data_are_never_paths(tmp_path):
     (tmp_path / "inside").mkdir()
-    recipe = written(tmp_path / "inside", said("x", category="../../escaped", source="/etc"))
+    recipe = written(tmp_path / "inside", line_of("x", category="../../escaped", source="/etc"))
     report_prompts(recipe, make_prompts(recipe))
     assert [p.name for p in tmp_path.iterdir()] == ["inside"]
 
@@ -89,15 +89,7 @@ RENDER = Renderer(TOKENIZER)
 CONTROL = {i: t.content for i, t in TOKENIZER.added_tokens_decoder.items() if t.special}
 PIECES = [
     *CONTROL.values(),
-    "<|",
-    "|>",
-    "<|en",
-    "d|>",
-    "<|start|",
-    "assistant",
-    "final",
-    "<｜end｜>",
-    "＜|end|＞",
+    *["<|", "|>", "<|en", "d|>", "<|start|", "assistant", "final", "<｜end｜>", "＜|end|＞"],
     " ",
     "\n",
 ]
@@ -138,18 +130,9 @@ def keys_of(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[tuple[
 
 
 ODD = [
-    "${train}",
-    "${oc.env:HOME}",
-    "???",
-    "${",
-    "\x00",
-    "../..",
-    "[",
-    "{a",
-    "1e400",
-    "!!python/name:os.system",
+    "${train}", "${oc.env:HOME}", "???", "${", "\x00", "../..", "[", "{a", "1e400", "!!python/name:os.system",
     float("nan"),
-]
+]  # fmt: skip
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from(ODD)
 scalars = scalars | st.dates(max_value=date(9999, 1, 1)) | st.binary(max_size=3)
 values = st.recursive(
@@ -160,13 +143,12 @@ BASE = yaml.safe_load(DEFAULT_RECIPE.read_text())
 
 
 def loads_or_says_why(*arguments: Any, **options: Any) -> None:
-    said = None
     try:
         load_recipe(*arguments, **options)
     except ValueError as error:
-        said = error
-    assert said is None or type(said) is ValueError, repr(said)
-    assert said is None or re.match(r"(?s)(recipe \S+ is not valid|override )", str(said)), said
+        named = type(error) is ValueError and re.match("(recipe|override) ", str(error))
+        if not named:  # a subclass is a library's own
+            raise
 
 
 @settings(max_examples=80)

@@ -67,11 +67,9 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_named(tmp_path, linked):
     directory = recipe.states_dir("train")
     at = next(path for path in (directory, *directory.parents) if path.name == linked)
     link(at, tmp_path / "scratch")
-    message = rf"{at} is a link to {tmp_path / 'scratch'}, which does not exist: mount"
-    with pytest.raises(ArtefactError, match=message):
-        provenance.begin(directory, KIND, {})
-    with pytest.raises(ArtefactError, match=message):
-        provenance.require(directory, KIND, "make it")
+    for reading in (lambda: provenance.begin(directory, KIND, {}), lambda: provenance.require(directory, KIND, "make")):
+        with pytest.raises(ArtefactError, match=rf"{at} .*{tmp_path / 'scratch'}"):
+            reading()
 
 
 def test_files_of_a_folder_that_was_moved_away_stay_in_the_manifest(tmp_path, disk):

@@ -9,8 +9,7 @@ from huggingface_hub import constants
 from drafthead import provenance
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.responses import KIND as RESPONSES
-from drafthead.evaluation.identity import identity
-from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload
+from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload, identity
 from drafthead.exporting.export import open_checkpoint
 from drafthead.generation.harvest import claim
 from drafthead.generation.prompts import make_prompts
@@ -87,9 +86,9 @@ def test_each_stage_names_both_targets(moved, stage):
         STAGES[stage](recipe)
 
 
-def test_answers_of_two_commits_do_not_meet_in_one_folder(moved):
+def test_responses_of_two_commits_do_not_meet_in_one_folder(moved):
     recipe, _ = moved
-    with pytest.raises(ArtefactError, match=r"responses/train was made from something else:\n  (?s:.*)fingerprint"):
+    with pytest.raises(ArtefactError, match=r"(?s)responses/train.*fingerprint"):
         regenerate(recipe)
 
 
@@ -106,5 +105,5 @@ def test_the_same_commit_by_another_name_is_the_same_target(hub, tmp_path):
 
 def test_a_revision_that_is_nowhere_is_named(hub, tmp_path):
     recipe = recipe_at(tmp_path, "target.revision=v9")
-    with pytest.raises(FileNotFoundError, match=r"config\.json of acme/tiny at revision v9 are not in the cache"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json.*acme/tiny.*v9"):
         load_target_spec(recipe.target_path, recipe.target.revision)

@@ -58,11 +58,11 @@ def test_a_documented_command_runs(key, folder, tiny_run, capsys):
     command = to_run()[key]
     arguments = filled(command, folder, tiny_run)
     if key in ENGINES:
-        said = run_ok(command.script, *arguments)
+        printed = run_ok(command.script, *arguments)
     else:
         assert run_here(command.script, *arguments) == 0
-        said = capsys.readouterr().out
-    assert said.strip(), command
+        printed = capsys.readouterr().out
+    assert printed.strip(), command
 
 
 def filled(command: Command, folder: Path, tiny_run: Recipe) -> list[str]:

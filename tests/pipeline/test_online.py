@@ -57,14 +57,14 @@ class Side:
             )  # fmt: skip
 
     def finish(self) -> None:
-        assert self.process.wait(timeout=150) == 0, self.said[-3000:]
+        assert self.process.wait(timeout=600) == 0, self.printed[-3000:]
 
     def kill(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         return self._log.read_text()
 
 
@@ -87,9 +87,9 @@ def watched(spool: Spool) -> Iterator[list[int]]:
 
 
 def until(condition: Callable[[], bool], *sides: Side) -> None:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 600
     while not condition():
-        assert time.monotonic() < deadline, "\n".join(side.said[-3000:] for side in sides)
+        assert time.monotonic() < deadline, "\n".join(side.printed[-3000:] for side in sides)
         time.sleep(0.01)
 
 
@@ -137,7 +137,7 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordin
 
             trainer.start()
             sides.append(Side(TRAIN, tmp_path / "ordinary"))
-            until(lambda: "if the harvester is not running: python data_gen/harvest.py RECIPE" in trainer.said, *sides)
+            until(lambda: "python data_gen/harvest.py RECIPE" in trainer.printed, *sides)
             assert spool.first_needed() > 3, "waiting, it keeps what is trained, so that there is room to go on"
             for directory in (spool.directory, recipe.run_dir):
                 assert not (directory / provenance.MANIFEST).exists()
@@ -152,7 +152,7 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordin
     assert steps_and_losses(recipe) == steps_and_losses(ordinary)  # to the last bit
     assert max(counts) == 6
     assert (spool.present(), spool.first_needed()) == (set(), 12)
-    assert "resuming from step" in trainer.said
+    assert "resuming from step" in trainer.printed
 
     # Both have nothing left to do, and the directory is not taken for one of the other kind.
     monkeypatch.setattr(online, "fill", None)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
 from drafthead.data.shard import Format
+from drafthead.drafters.registry import drafter_of
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.generate import EngineGenerator
 from drafthead.target.pieces import TargetSpec

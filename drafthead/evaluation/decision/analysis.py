@@ -29,9 +29,9 @@ class Analysis:
         manifests: of the two measurements, by kind.
         acceptance: offline, prompt by prompt.
         rows: under load.
-        levels: every arm, draft length and load beside the baseline.
+        levels: every method, draft length and load beside the baseline.
         priced: workload -> cost model of the head and its prices; absent where it cannot be fitted.
-        verdicts: one for every workload and arm, at the draft length that serves the traffic fastest.
+        verdicts: one for every workload and method, at the draft length that serves the traffic fastest.
     """
 
     manifests: dict[str, dict[str, Any]]
@@ -44,20 +44,20 @@ class Analysis:
     @property
     def main(self) -> Verdict:
         """The verdict on the head, on the first workload."""
-        return next((v for v in self.verdicts if v.arm == HEAD), self.verdicts[0])
+        return next((v for v in self.verdicts if v.method == HEAD), self.verdicts[0])
 
     @property
     def main_levels(self) -> list[Level]:
-        """The levels of the main verdict's arm and draft length that were reached, those above c* included."""
+        """The levels of the main verdict's method and draft length that were reached, those above c* included."""
         v = self.main
-        found = [x for x in self.levels if (x.workload, x.arm, x.K) == (v.workload, v.arm, v.K)]
+        found = [x for x in self.levels if (x.workload, x.method, x.K) == (v.workload, v.method, v.K)]
         return [level for level in found if level.reached and level.steady]
 
     @property
     def schedule(self) -> Schedule | None:
         """The schedule for the main verdict; None when nothing is to be deployed or no model says which."""
         priced = self.priced.get(self.main.workload)
-        if priced is None or self.main.arm != HEAD or self.main.decision not in (DEPLOY, UP_TO):
+        if priced is None or self.main.method != HEAD or self.main.decision not in (DEPLOY, UP_TO):
             return None
         return best_schedule(priced.model, priced.max_batch)
 
@@ -83,7 +83,7 @@ def analyse(results: Results) -> Analysis:
     """Draw every conclusion.
 
     Raises:
-        ValueError: acceptance was synthetic, no load has two arms, none is of fixed concurrency, or the traffic's
+        ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
     recipe, identity = results.recipe, results.manifests[serving.KIND]["identity"]
@@ -99,7 +99,7 @@ def analyse(results: Results) -> Analysis:
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
-    """One verdict for every workload and arm, the head's first; loads with a request rate are not judged.
+    """One verdict for every workload and method, the head's first; loads with a request rate are not judged.
 
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
@@ -123,12 +123,12 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
     for workload in workloads:
         here = [level for level in judged if level.workload == workload]
         shares = traffic.shares(tuple(sorted({level.concurrency for level in here})))
-        for arm in sorted({level.arm for level in here}, key=lambda arm: (arm != HEAD, arm)):
-            of_arm = [level for level in here if level.arm == arm]
-            model = priced.get(workload) if arm == HEAD else None
+        for method in sorted({level.method for level in here}, key=lambda method: (method != HEAD, method)):
+            measured = [level for level in here if level.method == method]
+            model = priced.get(workload) if method == HEAD else None
             by_length = [
-                decide([level for level in of_arm if level.K == K], shares, slo, model)
-                for K in sorted({level.K for level in of_arm})
+                decide([level for level in measured if level.K == K], shares, slo, model)
+                for K in sorted({level.K for level in measured})
             ]
             found.append(max(by_length, key=lambda verdict: _gain(verdict, shares)))
     return found
@@ -145,7 +145,7 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
     """The head's cost model by workload, at measured loads, those of the traffic, and powers of two between."""
     found = {}
     max_batch = recipe.engine.max_num_seqs
-    for workload in dict.fromkeys(level.workload for level in levels if level.arm == HEAD):
+    for workload in dict.fromkeys(level.workload for level in levels if level.method == HEAD):
         asked = {level.concurrency for level in levels if level.workload == workload and level.steady}
         powers = {2**i for i in range(max_batch.bit_length())}
         loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)

@@ -16,13 +16,13 @@ from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN
 from drafthead.evaluation.workload import speculative_config
 
 
-def deployed_config(recipe: Recipe, arm: str, K: int, schedule: Schedule | None = None) -> dict[str, Any] | None:
-    """vLLM's speculative_config of an arm at a fixed K, or by batch size where there is a schedule.
+def deployed_config(recipe: Recipe, method: str, K: int, schedule: Schedule | None = None) -> dict[str, Any] | None:
+    """vLLM's speculative_config of a method at a fixed K, or by batch size where there is a schedule.
 
     Returns:
         None when the schedule never drafts.
     """
-    config = speculative_config(recipe, arm)
+    config = speculative_config(recipe, method)
     assert config is not None  # the baseline is not deployed
     config = {**config, "num_speculative_tokens": K}
     return scheduled(config, schedule) if schedule else config
@@ -52,7 +52,7 @@ _TRUSTED = 0.1  # largest error on held-out pairs at which the cost model choose
 class Advice:
     """What to start, and why this and not something else."""
 
-    said: str
+    text: str
     flag: str
     command: str
 
@@ -65,16 +65,16 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
     verdict, schedule = analysis.main, analysis.schedule
     if verdict.decision == DO_NOT:
         return _advice(recipe, "Serve without the head:", None)
-    fixed = deployed_config(recipe, verdict.arm, verdict.K)
+    fixed = deployed_config(recipe, verdict.method, verdict.K)
     if verdict.decision == UNKNOWN:
         return _advice(recipe, f"{UNKNOWN}: nothing to serve yet. What was measured, at K = {verdict.K}:", fixed)
-    said = f"Serve it at K = {verdict.K}"
+    text = f"Serve it at K = {verdict.K}"
     if schedule is not None:
         error = analysis.priced[verdict.workload].model.error
-        by_batch = deployed_config(recipe, verdict.arm, verdict.K, schedule)
+        by_batch = deployed_config(recipe, verdict.method, verdict.K, schedule)
         if error is not None and error <= _TRUSTED and by_batch is not None:
-            said = f"Serve it with the draft length by batch size ({_in_words(schedule)}; model error {error:.1%}):"
-            return _advice(recipe, said, by_batch)
+            text = f"Serve it with the draft length by batch size ({_in_words(schedule)}; model error {error:.1%}):"
+            return _advice(recipe, text, by_batch)
         known = "is not known" if error is None else f"is {error:.1%}"
         doubt = f" The cost model would draft {_in_words(schedule)}, but its error {known}."
     else:
@@ -82,16 +82,16 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
     lost = any(v.decision == DO_NOT for v in verdict.levels if v.concurrency > (verdict.up_to or np.inf))
     if verdict.up_to and lost and verdict.up_to < recipe.engine.max_num_seqs:
         measured = [[1, verdict.up_to, verdict.K], [verdict.up_to + 1, recipe.engine.max_num_seqs, 0]]
-        config = deployed_config(recipe, verdict.arm, verdict.K, measured)
+        config = deployed_config(recipe, verdict.method, verdict.K, measured)
         return _advice(
-            recipe, f"{said} up to {verdict.up_to} requests in the batch, without drafts above.{doubt}", config
+            recipe, f"{text} up to {verdict.up_to} requests in the batch, without drafts above.{doubt}", config
         )
     reach = f"; nothing is resolved above {verdict.up_to} requests" if verdict.up_to else ""
-    return _advice(recipe, f"{said}{reach}.{doubt}", fixed)
+    return _advice(recipe, f"{text}{reach}.{doubt}", fixed)
 
 
-def _advice(recipe: Recipe, said: str, config: dict[str, Any] | None) -> Advice:
-    return Advice(said, speculative_flag(config), serve_command(recipe, config))
+def _advice(recipe: Recipe, text: str, config: dict[str, Any] | None) -> Advice:
+    return Advice(text, speculative_flag(config), serve_command(recipe, config))
 
 
 def _in_words(schedule: Schedule) -> str:

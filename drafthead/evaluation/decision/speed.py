@@ -71,7 +71,7 @@ class SpeedSamples:
     """Decoding times by prompt, so that prompts can be resampled.
 
     Attributes:
-        batch, K, length: (N,) one entry per (load, arm), as in SpeedPoint; K is -1 without a drafter.
+        batch, K, length: (N,) one entry per (load, method), as in SpeedPoint; K is -1 without a drafter.
         decode_s, tokens: (N, P) seconds after the first token, and tokens after it, of every prompt; 0 for a prompt
             that a level did not send.
         positions: joint prefix acceptance at the largest K.
@@ -94,17 +94,17 @@ class SpeedSamples:
         ]
 
 
-def speed_samples(rows: ServingRows, arm: str, max_batch: int) -> SpeedSamples:
-    """What the cost model needs of the baseline and one arm, blocks pooled.
+def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSamples:
+    """What the cost model needs of the baseline and one method, blocks pooled.
 
     Args:
         rows: of one workload, under loads without a request rate.
-        arm: name of the arm that drafts.
+        method: name of the method that drafts.
         max_batch: the engine's max_num_seqs: more requests in flight wait and are not in the batch.
     """
     requests, runs = rows
-    chosen = runs[runs["arm"].isin((BASELINE, arm))]
-    good = requests[(requests["error"] == "") & requests["arm"].isin((BASELINE, arm))]
+    chosen = runs[runs["arm"].isin((BASELINE, method))]
+    good = requests[(requests["error"] == "") & requests["arm"].isin((BASELINE, method))]
     good = good.assign(decode_s=good["e2e_s"] - good["ttft_s"], tokens=good["output_tokens"] - 1)
     prompts = sorted(good["prompt_id"].unique())
     keys = ["arm", "k", "load"]
@@ -120,7 +120,7 @@ def speed_samples(rows: ServingRows, arm: str, max_batch: int) -> SpeedSamples:
     length = [
         acceptance_length([d], [a]) if d else 1.0 for d, a in zip(pooled["drafts"], pooled["accepted"], strict=True)
     ]
-    longest = chosen[(chosen["arm"] == arm) & (chosen["k"] == K[~plain].max(initial=0))]
+    longest = chosen[(chosen["arm"] == method) & (chosen["k"] == K[~plain].max(initial=0))]
     return SpeedSamples(
         batch=np.minimum(pooled["batch"].to_numpy(float), max_batch),
         K=np.where(plain, -1, K).astype(float),

@@ -8,17 +8,69 @@ give (a step with drafts is never shorter than one without), decides nothing. Ov
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from drafthead.config.traffic import SLOConfig
 from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
 from drafthead.evaluation.decision.pricing import Priced
-from drafthead.evaluation.decision.service_level import service_level
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import NAMES
-from drafthead.statistics import Array, Interval
+from drafthead.statistics import CONFIDENCE, Array, Interval
+
+Kept = Literal["kept", "missed", "unresolved"]
+
+
+@dataclass(frozen=True)
+class ServiceLevel:
+    """One level against the limits.
+
+    Attributes:
+        baseline, head: whether each keeps every limit.
+        text: both in words, with the figures; empty without a limit.
+    """
+
+    baseline: Kept
+    head: Kept
+    text: str
+
+
+def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
+    """The share of requests within each limit, against the share that must be.
+
+    The percentile keeps a limit when at least that share of requests does, so the interval is that of a share
+    (Clopper and Pearson 1934), which holds for any distribution of times.
+    """
+    verdicts: dict[str, list[Kept]] = {"base": [], "head": []}
+    limits = []
+    for name, column, limit_ms in (("TTFT", "ttft_s", slo.ttft_ms), ("TPOT", "tpot_s", slo.tpot_ms)):
+        if limit_ms is None:
+            continue
+        figures = []
+        for side, found in verdicts.items():
+            times = level.paired[f"{column}_{side}"].dropna().to_numpy(float)
+            found.append(_keeps(times, limit_ms / 1e3, slo.percentile / 100))
+            at = f"{1e3 * np.percentile(times, slo.percentile):.1f} ms" if len(times) else "no request has it"
+            figures.append(f"{at} ({found[-1]})")
+        limits.append(f"{name} P{slo.percentile} {' → '.join(figures)} of {limit_ms:g} ms")
+    return ServiceLevel(_worst(verdicts["base"]), _worst(verdicts["head"]), "; ".join(limits))
+
+
+def _keeps(times: Array, limit: float, share: float) -> Kept:
+    if not len(times):  # responses of one token have no time per token
+        return "unresolved"
+    within = stats.binomtest(int((times <= limit).sum()), len(times)).proportion_ci(CONFIDENCE, method="exact")
+    if within.low >= share:
+        return "kept"
+    return "missed" if within.high < share else "unresolved"
+
+
+def _worst(found: list[Kept]) -> Kept:
+    return next((state for state in ("missed", "unresolved") if state in found), "kept")
+
 
 # Of the requests: those that failed may be the slow ones, and the others had the server to themselves.
 MOST_FAILED = 0.01
@@ -39,7 +91,7 @@ class Verdict:
     """A decision for the whole traffic.
 
     Attributes:
-        workload, arm, K: what was judged.
+        workload, method, K: what was judged.
         decision: one of the four.
         up_to: c*, where the decision is DEPLOY UP TO.
         change: of output throughput over the loads of the traffic that were measured and reached (up to c*, where
@@ -49,7 +101,7 @@ class Verdict:
     """
 
     workload: str
-    arm: str
+    method: str
     K: int
     decision: str
     up_to: int | None
@@ -67,28 +119,28 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     """The decision for one measured level."""
     c = level.concurrency
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
-    said = f"output throughput {change_text(throughput)}, median latency {change_text(latency)}"
+    figures = f"output throughput {change_text(throughput)}, median latency {change_text(latency)}"
     if wrong := _unfit(level):
-        return LevelVerdict(c, UNKNOWN, f"{wrong}: {said}")
-    said += f"; {_failures(level)}" if level.failed else ""
+        return LevelVerdict(c, UNKNOWN, f"{wrong}: {figures}")
+    figures += f"; {_failures(level)}" if level.failed else ""
     service = service_level(level, slo or SLOConfig())
-    said += f"; {service.said}" if service.said else ""
+    figures += f"; {service.text}" if service.text else ""
     if service.head == "missed":
         missed = (
             "misses the service level, as the baseline does"
             if service.baseline == "missed"
             else "breaks the service level"
         )
-        return LevelVerdict(c, DO_NOT, f"{missed}: {said}")
+        return LevelVerdict(c, DO_NOT, f"{missed}: {figures}")
     if throughput.resolved and throughput.interval.value < 0:
-        return LevelVerdict(c, DO_NOT, f"slower: {said}")
+        return LevelVerdict(c, DO_NOT, f"slower: {figures}")
     if latency.resolved and latency.interval.value < 0:
-        return LevelVerdict(c, DO_NOT, f"requests take longer: {said}")
+        return LevelVerdict(c, DO_NOT, f"requests take longer: {figures}")
     if service.head == "unresolved":
-        return LevelVerdict(c, UNKNOWN, f"service level unresolved at {level.pairs} prompts: {said}")
+        return LevelVerdict(c, UNKNOWN, f"service level unresolved at {level.pairs} prompts: {figures}")
     if throughput.resolved:
-        return LevelVerdict(c, DEPLOY, f"faster: {said}")
-    return LevelVerdict(c, UNKNOWN, f"unresolved at {level.pairs} prompts: {said}")
+        return LevelVerdict(c, DEPLOY, f"faster: {figures}")
+    return LevelVerdict(c, UNKNOWN, f"unresolved at {level.pairs} prompts: {figures}")
 
 
 def _unfit(level: Level) -> str:
@@ -96,8 +148,8 @@ def _unfit(level: Level) -> str:
     if level.failed > MOST_FAILED * level.requests:
         return f"{_failures(level)}, see the column `error` of requests-*.parquet"
     if not level.reached:
-        arms = ", ".join(f"{value:.1f} ({NAMES[arm]})" for arm, value in level.achieved.items())
-        return f"not reached: asked {level.concurrency} in flight, achieved {arms}"
+        methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.achieved.items())
+        return f"not reached: {level.concurrency} in flight requested, achieved {methods}"
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1:
         noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
@@ -113,26 +165,28 @@ def judge_price(priced: Priced, concurrency: int, K: int, slo: SLOConfig | None 
     """The decision for a load that was not run, from the cost model alone: decoding speed, no waiting."""
     price = priced.at(concurrency, K)
     speed = price.speedup
-    said = f"not run; the cost model says {speed.value - 1:+.1%} [{speed.low - 1:+.1%}, {speed.high - 1:+.1%}] decoding"
+    figures = (
+        f"not run; the cost model says {speed.value - 1:+.1%} [{speed.low - 1:+.1%}, {speed.high - 1:+.1%}] decoding"
+    )
     if slo is not None and (slo.ttft_ms or slo.tpot_ms):
-        return LevelVerdict(concurrency, UNKNOWN, f"{said}, and nothing of the service level")
+        return LevelVerdict(concurrency, UNKNOWN, f"{figures}, and nothing of the service level")
     if price.extrapolated:
-        return LevelVerdict(concurrency, UNKNOWN, f"{said}, outside what was run")
+        return LevelVerdict(concurrency, UNKNOWN, f"{figures}, outside what was run")
     if speed.low > 1:
-        return LevelVerdict(concurrency, DEPLOY, said)
-    return LevelVerdict(concurrency, DO_NOT if speed.high < 1 else UNKNOWN, said)
+        return LevelVerdict(concurrency, DEPLOY, figures)
+    return LevelVerdict(concurrency, DO_NOT if speed.high < 1 else UNKNOWN, figures)
 
 
 def decide(
     levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None, priced: Priced | None = None
 ) -> Verdict:
-    """The decision for one workload, arm and draft length.
+    """The decision for one workload, method and draft length.
 
     Args:
-        levels: measured, of one workload, arm and K.
+        levels: measured, of one workload, method and K.
         shares: requests in flight -> share of the time (TrafficConfig.shares).
         slo: the service level.
-        priced: of that arm; without it a load that was not run stays undecided.
+        priced: of that method; without it a load that was not run stays undecided.
 
     Raises:
         ValueError: none of the levels belongs to the traffic.
@@ -150,7 +204,7 @@ def decide(
         else:
             found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency"))
     decision, up_to, reason, change = _overall(found, measured, shares)
-    return Verdict(levels[0].workload, levels[0].arm, K, decision, up_to, change, reason, tuple(found))
+    return Verdict(levels[0].workload, levels[0].method, K, decision, up_to, change, reason, tuple(found))
 
 
 def _overall(

@@ -132,5 +132,5 @@ def judge_training(
         return verdict, gain
     days = [days_to_pay(money, speedup, tokens_per_s) for speedup in (low, high)]
     verdict = CAN if days[0] <= money.days else CANNOT if days[1] > money.days else DEPENDS
-    said = [f"{d:,.1f} days" if np.isfinite(d) else "never" for d in days]
-    return verdict, f"{gain}; {money.training:,.2f} are earned after {said[0]} at worst, {said[1]} at best"
+    waits = [f"{d:,.1f} days" if np.isfinite(d) else "never" for d in days]
+    return verdict, f"{gain}; {money.training:,.2f} are earned after {waits[0]} at worst, {waits[1]} at best"

@@ -1,7 +1,7 @@
 """Acceptance in process: how many draft tokens the target keeps, prompt by prompt, and whether text changes.
 
-Each arm and K is one engine, which answers the same prompts at every temperature and reasoning effort. The
-greedy baseline answers twice, the second time in reverse order with an empty cache: in bf16 another batch
+Each method and K is one engine, which answers the same prompts at every temperature and reasoning effort. The
+greedy baseline responses twice, the second time in reverse order with an empty cache: in bf16 another batch
 composition rounds differently, and what differs between those two is the floor under every statement about
 losslessness. In-process engines give exact counters per request but say nothing about speed; that is
 `drafthead.evaluation.measuring.serving`'s part.
@@ -10,6 +10,8 @@ losslessness. In-process engines give exact counters per request but say nothing
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +24,14 @@ from drafthead.config.evaluation import Effort
 from drafthead.data.responses import repeated_share
 from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
-from drafthead.evaluation.identity import identity
-from drafthead.evaluation.measuring.conditions import Condition, by_engine, conditions
 from drafthead.evaluation.workload import (
     BASELINE,
     BASELINE_AGAIN,
     EvalPrompt,
     Workload,
-    arm_of,
+    identity,
     load_workload,
+    method_of,
     speculative_config,
 )
 from drafthead.files import atomic_path
@@ -40,6 +41,51 @@ from drafthead.provenance import begin, finish
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One measurement over all prompts.
+
+    Attributes:
+        method: by name.
+        k: draft tokens; 0 for the baseline.
+        temperature, effort: of the responses.
+        main: the first of every list of the recipe, which the report shows.
+    """
+
+    method: str
+    k: int
+    temperature: float
+    effort: Effort
+    main: bool
+
+    @property
+    def passes(self) -> int:
+        """How often the prompts are answered: the greedy baseline does it twice."""
+        return 1 + (self.method == BASELINE and self.temperature == 0)
+
+    def path(self, directory: Path) -> Path:
+        """The file of its rows."""
+        if self.main:
+            return directory / f"arm-{self.method}.parquet"
+        return directory / f"also-{self.method}-k{self.k}-t{self.temperature:g}-{self.effort}.parquet"
+
+
+def conditions(recipe: Recipe) -> list[Condition]:
+    """All of them, those that share an engine together, the baseline first."""
+    found = []
+    for method in (BASELINE, *(method.name for method in recipe.eval.methods)):
+        ks = (0,) if method == BASELINE else recipe.eval.draft_tokens_of(method_of(recipe, method))
+        grid = product(ks, recipe.eval.temperatures, recipe.eval.reasoning_efforts)
+        found += [Condition(method, *values, main=not index) for index, values in enumerate(grid)]
+    return found
+
+
+def by_engine(found: list[Condition]) -> list[list[Condition]]:
+    """Groups that one engine can answer: the same method at the same K."""
+    return [list(group) for _, group in groupby(found, key=lambda c: (c.method, c.k))]
+
 
 KIND = "acceptance"
 
@@ -60,11 +106,11 @@ def measure_acceptance(recipe: Recipe) -> Path:
         return directory
     missing = [c for c in found if not c.path(directory).exists()]
     total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))
-    with progress_bar(total, "measuring acceptance", "answer", initial=total - left) as bar:
+    with progress_bar(total, "measuring acceptance", "response", initial=total - left) as bar:
         # Those that need a process of their own come last, so that the very last one does without.
-        groups = sorted(by_engine(missing), key=lambda group: _poisons(recipe, group[0].arm))
+        groups = sorted(by_engine(missing), key=lambda group: _poisons(recipe, group[0].method))
         for group in groups:
-            apart = _poisons(recipe, group[0].arm) and group is not groups[-1]
+            apart = _poisons(recipe, group[0].method) and group is not groups[-1]
             _run_engine(recipe, directory, group, workloads, None if apart else bar)
             if apart:
                 bar.update(sum(len(workloads[c.effort].prompts) for c in group))
@@ -92,8 +138,8 @@ def _read(paths: list[Path]) -> pd.DataFrame:
 
 
 def _identity(recipe: Recipe, workloads: Workloads) -> dict[str, Any]:
-    arms = (BASELINE, *(arm.name for arm in recipe.eval.methods))
-    return identity(recipe, workloads[recipe.eval.reasoning_effort], arms) | {
+    methods = (BASELINE, *(method.name for method in recipe.eval.methods))
+    return identity(recipe, workloads[recipe.eval.reasoning_effort], methods) | {
         "temperatures": list(recipe.eval.temperatures),
         "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
         "seed": recipe.eval.seed,
@@ -106,29 +152,29 @@ def _counts(workloads: Workloads, effort: Effort, found: list[Condition]) -> dic
         "prompts": len(main.prompts),
         "too_long": main.too_long,
         "unrenderable": main.unrenderable,
-        "arms": len({c.arm for c in found}),
+        "arms": len({c.method for c in found}),
         "conditions": len(found),
     }
 
 
-def _poisons(recipe: Recipe, arm: str) -> bool:
-    """Whether the arm's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
-    return arm != BASELINE and arm_of(recipe, arm).method == "ngram"
+def _poisons(recipe: Recipe, method: str) -> bool:
+    """Whether the method's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
+    return method != BASELINE and method_of(recipe, method).method == "ngram"
 
 
 def _run_engine(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any) -> None:
-    """Answer here, or without a bar in a process that ends afterwards."""
+    """Measure here, or without a bar in a process that ends afterwards."""
     if bar is not None:
-        _answer_all(recipe, directory, group, workloads, bar)
+        _measure(recipe, directory, group, workloads, bar)
         return
     with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
-        process.submit(_answer_all, recipe, directory, group, workloads, None).result()
+        process.submit(_measure, recipe, directory, group, workloads, None).result()
 
 
-def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:
+def _measure(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:
     """Every condition of one engine; a file per condition."""
-    arm, k = group[0].arm, group[0].k
-    speculative = speculative_config(recipe, arm, k)
+    method, k = group[0].method, group[0].k
+    speculative = speculative_config(recipe, method, k)
     # vLLM refuses the option without speculation.
     options: dict[str, Any] = {"per_request_spec_decode_metrics": "detailed"} if speculative else {}
     seeded = any(c.temperature > 0 for c in group)
@@ -136,16 +182,16 @@ def _answer_all(recipe: Recipe, directory: Path, group: list[Condition], workloa
         for condition in group:
             prompts = workloads[condition.effort].prompts
             llm.reset_prefix_cache()
-            rows = _answer(llm, recipe, condition, arm, prompts, bar)
+            rows = _generate(llm, recipe, condition, method, prompts, bar)
             if condition.passes == 2:
                 llm.reset_prefix_cache()
-                rows += _answer(llm, recipe, condition, BASELINE_AGAIN, prompts[::-1], bar)
+                rows += _generate(llm, recipe, condition, BASELINE_AGAIN, prompts[::-1], bar)
             with atomic_path(condition.path(directory)) as temporary:
                 pd.DataFrame(rows, columns=list(ACCEPTANCE_COLUMNS)).to_parquet(temporary, index=False)
 
 
-def _answer(
-    llm: "LLM", recipe: Recipe, condition: Condition, arm: str, prompts: list[EvalPrompt], bar: Any
+def _generate(
+    llm: "LLM", recipe: Recipe, condition: Condition, method: str, prompts: list[EvalPrompt], bar: Any
 ) -> list[dict[str, Any]]:
     sampling = import_vllm().SamplingParams
     options: dict[str, Any] = {"max_tokens": recipe.eval.max_tokens, "detokenize": False}
@@ -155,14 +201,14 @@ def _answer(
         seeds = range(recipe.eval.seed, recipe.eval.seed + len(prompts))
         params = [sampling(temperature=condition.temperature, seed=seed, **options) for seed in seeds]
     outputs = generate(llm, [p.prompt_ids for p in prompts], params, bar)
-    key = {"arm": arm, "k": condition.k, "temperature": condition.temperature, "effort": condition.effort}
+    key = {"arm": method, "k": condition.k, "temperature": condition.temperature, "effort": condition.effort}
     return [key | _row(p, output, condition.k) for p, output in zip(prompts, outputs, strict=True)]
 
 
 def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
-    answer = output.outputs[0]
-    ids = list(answer.token_ids)
-    counters = answer.spec_decode_metrics
+    response = output.outputs[0]
+    ids = list(response.token_ids)
+    counters = response.spec_decode_metrics
     kept = np.array(counters.per_step_accepted if counters else [], int)  # (steps,)
     drafted = np.array(counters.per_step_drafted if counters else [], int)
     return {
@@ -179,6 +225,6 @@ def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
         "accepted_at": [int((kept > k).sum()) for k in range(K)],
         "reached_at": [int(((kept >= k) & (drafted > k)).sum()) for k in range(K)],
         "histogram": [int((kept == j).sum()) for j in range(K + 1)],
-        "finish_reason": answer.finish_reason,
+        "finish_reason": response.finish_reason,
         "repeated": repeated_share(ids),
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from drafthead.config import Recipe
 from drafthead.config.evaluation import LoadConfig
 from drafthead.config.section import Section
-from drafthead.evaluation.workload import BASELINE, arm_of
+from drafthead.evaluation.workload import BASELINE, method_of
 
 PER_PLACE = 4  # prompts for every request in flight, so that a level spends most of its time full
 
@@ -22,7 +22,7 @@ class WorkloadSpec(Section):
     name: str = "all"
     source: str | None = None
     category: str | None = None
-    random: tuple[int, int] | None = None  # prompt and answer length in tokens; throughput only
+    random: tuple[int, int] | None = None  # prompt and response length in tokens; throughput only
     miniature: str | None = None  # category that stands in for it in a miniature
 
     @property
@@ -39,8 +39,8 @@ class Level:
         workload, load: what is sent, and how.
         prompts: how many; fewer where there are fewer.
         first: index of the first one, for levels that must not share prompts.
-        temperature: of the answers.
-        max_tokens: longest answer.
+        temperature: of the responses.
+        max_tokens: longest response.
     """
 
     workload: WorkloadSpec
@@ -62,14 +62,14 @@ class ServerRun:
 
     Attributes:
         block: of the ABBA design.
-        arm, k: what drafts, and how many tokens; 0 for the baseline and for servers of others.
+        method, k: what drafts, and how many tokens; 0 for the baseline and for servers of others.
         tensor_parallel: GPUs.
         flags: further flags of vLLM's server.
-        endpoint: whether `arm` names an endpoint of the recipe, a server that is running already.
+        endpoint: whether `method` names an endpoint of the recipe, a server that is running already.
     """
 
     block: int
-    arm: str
+    method: str
     k: int
     levels: tuple[Level, ...]
     tensor_parallel: int = 1
@@ -79,7 +79,7 @@ class ServerRun:
     @property
     def name(self) -> str:
         """Names its files, together with its index."""
-        return f"{self.arm}-k{self.k}-tp{self.tensor_parallel}"
+        return f"{self.method}-k{self.k}-tp{self.tensor_parallel}"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Plan:
 
 
 def recipe_plan(recipe: Recipe) -> Plan:
-    """Baseline, served arms and endpoints under the recipe's loads and temperatures."""
+    """Baseline, served methods and endpoints under the recipe's loads and temperatures."""
     settings = recipe.eval
     levels = tuple(
         Level(
@@ -105,7 +105,7 @@ def recipe_plan(recipe: Recipe) -> Plan:
         for temperature in settings.temperatures
         for load in settings.all_loads
     )
-    speculative = [(name, k) for name in settings.served for k in settings.draft_tokens_of(arm_of(recipe, name))]
+    speculative = [(name, k) for name in settings.served for k in settings.draft_tokens_of(method_of(recipe, name))]
     servers = [ServerRun(0, BASELINE, 0, levels), *(ServerRun(0, name, k, levels) for name, k in speculative)]
     servers += [ServerRun(0, endpoint.name, 0, levels, endpoint=True) for endpoint in settings.endpoints]
     tensor_parallel = recipe.engine.tensor_parallel_size

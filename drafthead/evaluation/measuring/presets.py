@@ -1,6 +1,6 @@
 """Published experiments as data: one word repeats one of them on the recipe's target and heads.
 
-A preset says which workloads, arms, K, loads and server flags an experiment used. What it published stays elsewhere;
+A preset says which workloads, methods, K, loads and server flags an experiment used. What it published stays elsewhere;
 here is only how it was run. `miniature` shrinks it to the embedded recipe, where every code path but the size is
 the same.
 """
@@ -16,15 +16,17 @@ from pydantic import Field
 from drafthead.config import Recipe
 from drafthead.config.evaluation import HEADS, LoadConfig, Method
 from drafthead.config.section import Section
-from drafthead.evaluation.identity import missing_package
 from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, abba, prompts_of_level
-from drafthead.evaluation.workload import BASELINE, HEAD, arm_of
+from drafthead.evaluation.workload import BASELINE, HEAD, method_of, missing_package
 
 
-class PresetArm(Section):
-    """Every arm of the recipe with this method, at these Ks; `none` is the baseline."""
+class PresetMethod(Section):
+    """Every entry of eval.methods that drafts with this method, at these Ks; `none` is the baseline.
 
-    method: Method | Literal["none"]
+    `head` stands for the method of the recipe's own head.
+    """
+
+    method: Method | Literal["none", "head"]
     num_draft_tokens: tuple[int, ...] = ()
 
 
@@ -46,7 +48,7 @@ class Preset(Section):
     title: str
     note: str  # what to know before comparing
     workloads: tuple[WorkloadSpec, ...]
-    arms: tuple[PresetArm, ...]
+    methods: tuple[PresetMethod, ...]
     concurrency: tuple[int, ...] = ()
     loads: tuple[LoadConfig, ...] = ()
     rate_is_concurrency: bool = False  # requests per second as many as places
@@ -81,7 +83,7 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
     """The preset's servers and levels on the recipe's target.
 
     Args:
-        recipe: target, arms, endpoints, repeats and longest answer.
+        recipe: target, methods, endpoints, repeats and longest response.
         preset: the experiment.
         miniature: at the size of the embedded target, on one device.
     """
@@ -90,9 +92,9 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
     servers, skipped = _servers(recipe, preset, small)
     tensor_parallel = (1,) if small else preset.tensor_parallel
     runs = [
-        ServerRun(0, arm, k, levels, tp, small.flags if small else preset.flags)
+        ServerRun(0, method, k, levels, tp, small.flags if small else preset.flags)
         for tp in tensor_parallel
-        for arm, k in servers
+        for method, k in servers
     ]
     if preset.endpoints:
         runs += [ServerRun(0, endpoint.name, 0, levels, endpoint=True) for endpoint in recipe.eval.endpoints]
@@ -147,18 +149,19 @@ def _shrunk(workload: WorkloadSpec, small: Miniature) -> WorkloadSpec:
 def _servers(recipe: Recipe, preset: Preset, small: Miniature | None) -> tuple[list[tuple[str, int]], list[str]]:
     servers: list[tuple[str, int]] = []
     skipped = []
-    for arm in preset.arms:
-        if arm.method == BASELINE:
+    for entry in preset.methods:
+        if entry.method == BASELINE:
             servers.append((BASELINE, 0))
             continue
-        names = [own.name for own in recipe.eval.methods if own.method == arm.method]
-        if missing := missing_package(arm.method):
-            skipped.append(f"{arm.method}: {missing}")
+        drafting = HEAD if entry.method == "head" else entry.method
+        names = [own.name for own in recipe.eval.methods if own.method == drafting]
+        if missing := missing_package(drafting):
+            skipped.append(f"{drafting}: {missing}")
             continue
-        if not names and arm.method in HEADS and arm.method != HEAD:
-            skipped.append(f"{arm.method}: no arm of the recipe has a head for it; {HEADS[arm.method]}")
-        for name in names or ([arm.method] if arm.method == HEAD or arm.method not in HEADS else []):
-            ks = arm.num_draft_tokens or recipe.eval.draft_tokens_of(arm_of(recipe, name))
+        if not names and drafting in HEADS and drafting != HEAD:
+            skipped.append(f"{drafting}: eval.methods has no head for it; {HEADS[drafting]}")
+        for name in names or ([drafting] if drafting == HEAD or drafting not in HEADS else []):
+            ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(method_of(recipe, name))
             if small:
                 ks = tuple(k for k in ks if k <= small.most_draft_tokens)[:2] or (small.most_draft_tokens,)
             servers += [(name, k) for k in ks]

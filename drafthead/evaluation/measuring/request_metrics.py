@@ -3,7 +3,7 @@
 Tools name the same thing differently, so each formula is stated once and printed in the report:
 
     ttft     first token - sent                     any channel; a reasoning model thinks first
-    ttfot    first token of the answer - sent       the final channel; equals ttft where nobody thinks
+    ttfot    first token of the final channel - sent    equals ttft without reasoning
     e2e      last token - sent
     tpot     (last - first) / (n - 1)               vLLM's TPOT, GuideLLM's ITL
     itl      gap between chunks, averaged           vLLM's ITL: one gap is one verification step
@@ -23,11 +23,11 @@ from drafthead.config.evaluation import LoadConfig
 from drafthead.engine.load import RequestTimes
 from drafthead.statistics import Array
 
-REACHED = 0.9  # of what was asked: below it the level is labelled, not compared
+REACHED = 0.9  # of what was requested: below it the level is labelled, not compared
 
 FORMULAS = {
     "ttft_s": "first token − sent, any channel",
-    "ttfot_s": "first token of the answer proper (Harmony's final channel) − sent",
+    "ttfot_s": "first token of Harmony's final channel − sent",
     "e2e_s": "last token − sent",
     "tpot_s": "(last − first) / (n − 1); vLLM's TPOT, GuideLLM's ITL",
     "itl_s": "mean gap between chunks; vLLM's ITL, one gap is one verification step",
@@ -66,7 +66,7 @@ def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], achieved: f
     reached when the cap was full instead.
 
     Args:
-        load: as asked.
+        load: as requested.
         requests: the successful ones.
         achieved: `achieved_concurrency` of them.
     """

@@ -1,12 +1,13 @@
 """Speed under load: the same prompts through a server without and with speculation, level by level.
 
 One block starts the baseline's server and then the others', the next block in the opposite order (ABBA), so
-that a machine that gets slower over time does not favour an arm. Within a server the prefix cache is reset
-before every level and a few real prompts warm it up. Every level sends the same prompts in all arms. With a
+that a machine that gets slower over time does not favour a method. Within a server the prefix cache is reset
+before every level and a few real prompts warm it up. Every level sends the same prompts in all methods. With a
 single block the intervals hold for prompts only: what differs from one server start to the next stays unseen.
 What is measured is a plan (drafthead/evaluation/measuring/plan.py), from the recipe or from a preset.
 """
 
+import hashlib
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -23,14 +25,13 @@ from drafthead.config import Recipe
 from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, preload, run_load, warm_up
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
-from drafthead.evaluation.identity import identity
-from drafthead.evaluation.measuring.level_prompts import plan_prompts
-from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, recipe_plan
+from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan
 from drafthead.evaluation.measuring.request_metrics import achieved_concurrency, load_reached, request_metrics
-from drafthead.evaluation.workload import BASELINE, NAMES, load_workload, speculative_config
+from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
 from drafthead.evaluation.workload import HEAD as HEAD
 from drafthead.files import atomic_path
 from drafthead.provenance import begin, finish
+from drafthead.target.tokenizer import load_tokenizer
 
 KIND = "serving"
 _WARM_UP_PROMPTS, _WARM_UP_TOKENS = 8, 32
@@ -59,9 +60,9 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
     plan = plan or recipe_plan(recipe)
     directory = directory or recipe.results_dir / "serving"
     workload = load_workload(recipe)
-    arms = list(dict.fromkeys([BASELINE, *(run.arm for run in plan.runs if not run.endpoint)]))
+    methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
     prompts = plan_prompts(recipe, plan, workload)
-    if begin(directory, KIND, identity(recipe, workload, arms) | _plan_identity(recipe, plan, prompts), alone=True):
+    if begin(directory, KIND, identity(recipe, workload, methods) | _plan_identity(recipe, plan, prompts), alone=True):
         return directory
     threading.Thread(target=preload, daemon=True).start()  # while the first server starts
     for index, run in enumerate(plan.runs):
@@ -120,11 +121,11 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
 @contextmanager
 def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> Iterator[Server]:
     if run.endpoint:
-        yield endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.arm))
+        yield endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method))
         return
     engine = recipe.engine.model_copy(update={"tensor_parallel_size": run.tensor_parallel})
     sized = recipe.model_copy(update={"engine": engine})
-    speculative = speculative_config(recipe, run.arm, run.k)
+    speculative = speculative_config(recipe, run.method, run.k)
     with running_server(sized, log_path, speculative=speculative, extra_args=run.flags) as server:
         yield server
 
@@ -143,7 +144,7 @@ def _run_level(
         label=f"{name}-{level.name}",
         temperature=level.temperature,
         ignore_eos=level.workload.random is not None,
-        title=f"{NAMES[run.arm]}, {level.workload.name}, {level.load.name}",
+        title=f"{NAMES[run.method]}, {level.workload.name}, {level.load.name}",
     )
     counted = _counted(before, server.metrics(), run.k)
     if all(request.error for request in result.requests):
@@ -157,7 +158,7 @@ def _run_level(
 
 def _key(run: ServerRun, level: Level) -> dict[str, Any]:
     return {
-        "arm": run.arm,
+        "arm": run.method,
         "k": run.k,
         "block": run.block,
         "tensor_parallel": run.tensor_parallel,
@@ -172,7 +173,7 @@ def _key(run: ServerRun, level: Level) -> dict[str, Any]:
 
 
 def _label(run: ServerRun, level: Level) -> str:
-    """The workload with what else sets it apart: levels of one label and load are compared between arms."""
+    """The workload with what else sets it apart: levels of one label and load are compared between methods."""
     temperature = f" T={level.temperature:g}" if level.temperature else ""
     return level.workload.name + temperature + (f" TP{run.tensor_parallel}" if run.tensor_parallel > 1 else "")
 
@@ -210,3 +211,70 @@ def _counted(before: dict[str, float], after: dict[str, float], K: int) -> dict[
 
     accepted_at = [grown(f"vllm:spec_decode_num_accepted_tokens_per_pos[{k}]") for k in range(K)]
     return {column: grown(name) for column, name in _COUNTERS.items()} | {"accepted_at": accepted_at}
+
+
+# Which prompts a level sends: the same ones to every method, in an order that mixes categories.
+
+
+def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> dict[Level, list[LoadRequest]]:
+    """Level -> what it sends, for every level of the plan.
+
+    Raises:
+        ValueError: a workload has no prompts, or too few for levels that share none, or a level has fewer prompts than
+            places and the plan does not allow it.
+    """
+    levels = list(dict.fromkeys(level for run in plan.runs for level in run.levels))
+    pools = {spec: _pool(recipe, workload, spec) for spec in {level.workload for level in levels}}
+    found = {}
+    for level in levels:
+        pool = pools[level.workload] or _random_prompts(recipe, level)
+        last = level.first + level.prompts
+        if level.first and last > len(pool):
+            raise ValueError(
+                f"levels that share no prompt need {last} of {level.workload.name}, the recipe has {len(pool)}: hold "
+                "out more of that source"
+            )
+        found[level] = pool[level.first : last]
+        places = level.load.concurrency or 1
+        if len(found[level]) < places and not plan.allow_unreached:
+            raise ValueError(
+                f"{places} at once cannot be reached with {len(found[level])} prompts of {level.workload.name}: raise "
+                "prompts.max_heldout, lower eval.concurrency, or set eval.allow_unreached=true to measure the "
+                "level and have it named by what was reached"
+            )
+    return found
+
+
+def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRequest]:
+    """An even draw over categories in a fixed order; empty for random tokens, which are made per level."""
+    if spec.random:
+        return []
+    prompts = [p for p in workload.prompts if spec.source in (None, p.source) and spec.category in (None, p.category)]
+    if not prompts:
+        wanted = f"source {spec.source}" if spec.source else f"category {spec.category}"
+        there = sorted({f"{p.source}/{p.category}" for p in workload.prompts})
+        raise ValueError(
+            f"workload {spec.name} needs held-out prompts of {wanted}; the recipe has {', '.join(there)} "
+            "(source/category): add the source to prompts.sources with heldout prompts, see docs/prompts.md"
+        )
+    shuffled = pd.DataFrame({"category": [p.category for p in prompts]}).sample(frac=1, random_state=recipe.eval.seed)
+    turn = shuffled.groupby("category").cumcount()  # first of each category, then second of each …
+    order = turn.sort_values(kind="stable").index
+    return [LoadRequest(prompts[i].id, prompts[i].prompt_ids) for i in order]
+
+
+def _random_prompts(recipe: Recipe, level: Level) -> list[LoadRequest]:
+    """Ordinary tokens drawn evenly; the same ones for the same workload and seed."""
+    assert level.workload.random is not None
+    length, longest = level.workload.random
+    room = recipe.engine.max_model_len
+    if length + longest >= room:
+        raise ValueError(
+            f"{level.workload.name} takes {length} + {longest} tokens, engine.max_model_len is {room}: raise it"
+        )
+    tokenizer = load_tokenizer(recipe)
+    ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.all_special_ids)
+    digest = hashlib.sha256(level.workload.name.encode()).digest()
+    rng = np.random.default_rng([recipe.eval.seed, int.from_bytes(digest[:4])])
+    drawn = rng.choice(ordinary, (level.first + level.prompts, length))
+    return [LoadRequest(f"{level.workload.name}-{i}", row.tolist()) for i, row in enumerate(drawn)]

@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from drafthead.evaluation.decision.cost import cost_per_million
-from drafthead.evaluation.decision.pricing import Price, Priced
-from drafthead.evaluation.decision.request_pricing import request_prices
+from drafthead.evaluation.decision.pricing import Price, Priced, request_prices
 from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.published.errata import find_errata
-from drafthead.evaluation.published.figures import published
+from drafthead.evaluation.published.figures import find_errata, published
 from drafthead.evaluation.reporting.serving_tables import length_cell
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell
 from drafthead.evaluation.results.levels import Level, geometric_means
@@ -31,13 +29,13 @@ def cost_model_tables(
 
     Args:
         priced: workload -> the head's cost model.
-        levels: measured, of any arm.
+        levels: measured, of any method.
         price: per GPU and hour; None leaves cost out.
         gpus: that serve.
     """
     tables = []
     for workload, prices in priced.items():
-        ran = [level for level in levels if level.workload == workload and level.arm == HEAD and level.steady]
+        ran = [level for level in levels if level.workload == workload and level.method == HEAD and level.steady]
         requests = _request_table(prices, ran, price, gpus)
         found = [_price_table(prices, ran), requests, _break_even_table(prices)]
         found += [_held_out_table(prices)] if prices.model.held_out else []
@@ -173,7 +171,7 @@ def published_table(levels: Sequence[Level]) -> Table | None:
 
 def _same(levels: Sequence[Level], workload: str, K: int) -> list[Level]:
     """The head's levels on a workload at a draft length."""
-    return [level for level in levels if (level.workload, level.arm, level.K) == (workload, HEAD, K)]
+    return [level for level in levels if (level.workload, level.method, level.K) == (workload, HEAD, K)]
 
 
 def matrix_tables(levels: Sequence[Level]) -> list[Table]:
@@ -181,10 +179,10 @@ def matrix_tables(levels: Sequence[Level]) -> list[Table]:
     if len({level.workload for level in levels}) < 2:
         return []
     tables = []
-    for arm, K in dict.fromkeys((level.arm, level.K) for level in levels):
-        own = [level for level in levels if (level.arm, level.K) == (arm, K)]
+    for method, K in dict.fromkeys((level.method, level.K) for level in levels):
+        own = [level for level in levels if (level.method, level.K) == (method, K)]
         for title, cell in _MATRICES.items():
-            tables.append(_matrix(f"{title}: {arm}, K = {K}", own, cell))
+            tables.append(_matrix(f"{title}: {method}, K = {K}", own, cell))
     return tables
 
 

@@ -1,5 +1,6 @@
 """`eval/plan.py`: which measurement a plan stands on, and what it says."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +8,7 @@ from pathlib import Path
 import torch
 
 from drafthead.config import Recipe
-from drafthead.evaluation.decision.cost_fit import fit
-from drafthead.evaluation.decision.cost_model import CostModel
+from drafthead.evaluation.decision.cost_model import CostModel, fit
 from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.worth import Money, Worth, judge_training, needed_length, worth
 from drafthead.evaluation.measuring.serving import HEAD
@@ -27,7 +27,7 @@ class PlanReport:
 
     tables: list[Table]
     verdict: str
-    said: str
+    reason: str
 
 
 def untrained_recipe(recipe: Recipe, lengths: Sequence[float] | None) -> Recipe:
@@ -58,7 +58,7 @@ def rows_to_plan_from(recipe: Recipe) -> ServingRows:
     ]
     for directory in directories:
         if (directory / MANIFEST).exists():
-            print(f"step times from {directory}")
+            logging.getLogger(__name__).info(f"step times from {directory}")
             return steady(read_serving(directory))
     raise ArtefactError(
         f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
@@ -105,20 +105,20 @@ def plan_tables(
     tokens_per_s = sum(share * rates[max([c for c in rates.index if c <= load] or [rates.index[0]])]
                        for load, share in shares.items())  # fmt: skip
     money = _money(recipe, training_cost, days)
-    verdict, said = judge_training(model, found, tokens_per_s, money)
+    verdict, reason = judge_training(model, found, tokens_per_s, money)
     known = "is not known: measure more loads or draft lengths"
     error = f"is {model.error:.1%} on {len(model.held_out)} held-out pairs" if model.error is not None else known
     if money is None:
-        said += "; with eval.price_per_gpu_hour, eval.traffic.output_tokens_per_day and --training-cost, in days"
+        reason += "; with eval.price_per_gpu_hour, eval.traffic.output_tokens_per_day and --training-cost, in days"
     tables = [_needed_table(model, found, K, shares, max_batch), _worth_table(found, K, shares)]
-    return PlanReport(tables, verdict, f"{said}. The cost model's error {error}.")
+    return PlanReport(tables, verdict, f"{reason}. The cost model's error {error}.")
 
 
 def print_plan(plan: PlanReport) -> None:
     """Both tables and the verdict on the terminal."""
     for table in plan.tables:
         print_table(table)
-    print(f"\n{plan.verdict}: {plan.said}")
+    print(f"\n{plan.verdict}: {plan.reason}")
 
 
 def _money(recipe: Recipe, training_cost: float | None, days: float) -> Money | None:

@@ -7,6 +7,7 @@ are embedded and no script or style is loaded from elsewhere; what this gives up
 
 import base64
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,35 @@ from markupsafe import Markup
 
 from drafthead.config import Recipe
 from drafthead.evaluation.decision.analysis import Analysis
+from drafthead.evaluation.decision.cost import payback_text
 from drafthead.evaluation.decision.deployment import Advice, advise
-from drafthead.evaluation.decision.training_cost import payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.request_metrics import FORMULAS
-from drafthead.evaluation.reporting.brief import print_advice, said
-from drafthead.evaluation.reporting.decision_figures import decision_pictures
 from drafthead.evaluation.reporting.decision_tables import cost_model_tables, matrix_tables, model_text, published_table
-from drafthead.evaluation.reporting.figures import acceptance_pictures
-from drafthead.evaluation.reporting.plotting import Picture
-from drafthead.evaluation.reporting.serving_figures import serving_pictures
-from drafthead.evaluation.reporting.serving_tables import memory_table, print_serving, serving_tables
+from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures
+from drafthead.evaluation.reporting.serving_figures import decision_pictures, serving_pictures
+from drafthead.evaluation.reporting.serving_tables import (
+    length_cell,
+    level_name,
+    memory_table,
+    print_serving,
+    series_name,
+    serving_tables,
+)
 from drafthead.evaluation.reporting.tables import (
+    Cell,
     Table,
     acceptance_tables,
+    change_cell,
+    interval_text,
     print_acceptance,
     print_table,
 )
+from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.results.one_file import NAME, Results, write_one_file
+from drafthead.evaluation.results.summary import AcceptanceSummary
+from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
 
 _TONES = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
@@ -88,7 +99,7 @@ def print_report(recipe: Recipe, analysis: Analysis) -> None:
     for table in _cost_model_tables(recipe, analysis):
         print_table(table)
     for verdict in analysis.verdicts:
-        print(f"\n{said(verdict)}")
+        print(f"\n{verdict_text(verdict)}")
         for level in verdict.levels:
             print(f"  concurrency {level.concurrency}: {level.decision} - {level.reason}")
     print_advice(recipe, analysis)
@@ -98,7 +109,7 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
     return Report(
         name=recipe.name,
-        headline=" · ".join(dict.fromkeys(v.headline for v in analysis.verdicts if v.arm == analysis.main.arm)),
+        headline=" · ".join(dict.fromkeys(v.headline for v in analysis.verdicts if v.method == analysis.main.method)),
         verdicts=analysis.verdicts,
         caveats=_caveats(recipe, analysis),
         facts=_facts(recipe, analysis),
@@ -155,7 +166,7 @@ def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
         ("Head", f"{recipe.head_dir} (reference {identity.get('head', 'none')[:12]})"),
         ("Draft tokens K", str(identity["num_draft_tokens"])),
         ("Temperature", f"{analysis.acceptance.temperature:g}" + " (greedy)" * (not analysis.acceptance.temperature)),
-        ("Answers", f"at most {identity['max_tokens']} tokens, reasoning effort {identity['reasoning_effort']}"),
+        ("Responses", f"at most {identity['max_tokens']} tokens, reasoning effort {identity['reasoning_effort']}"),
         (
             "Prompts",
             f"{offline['counts']['prompts']} held out, {offline['counts']['too_long']} too long for the engine",
@@ -177,7 +188,7 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
         )
     if recipe.eval.repeats == 1:
         caveats.append(
-            "One server start per arm: the intervals cover prompts, not what differs between starts. Set "
+            "One server start per method: the intervals cover prompts, not what differs between starts. Set "
             "eval.repeats=3 for blocks in alternating order, whose spread is then part of every interval."
         )
     if recipe.eval.traffic.concurrency is None:
@@ -188,3 +199,74 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
     if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
         caveats.append(text)
     return caveats
+
+
+# What a decider needs, on one screen: the verdict, one table, what to start. Everything else is in the report.
+
+
+def print_brief(recipe: Recipe, analysis: Analysis) -> None:
+    """The verdict on the terminal, with the one table it rests on."""
+    print_table(brief_table(analysis.verdicts, analysis.levels))
+    print(f"\n{acceptance_line(analysis.acceptance)}")
+    for verdict in analysis.verdicts:
+        print(f"\n{verdict_text(verdict)}")
+    print_advice(recipe, analysis, brief=True)
+
+
+def print_advice(recipe: Recipe, analysis: Analysis, brief: bool = False) -> None:
+    """What to start, `brief` by its flag where there is one, and when the head has paid for itself."""
+    advice = advise(recipe, analysis)
+    print(f"\n{advice.text}\n  {(brief and advice.flag) or advice.command}")
+    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
+        print(f"\n{text}")
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """A verdict in two lines."""
+    return f"{verdict.workload} prompts, {verdict.method} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}"
+
+
+def brief_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Table:
+    """Every judged load of the draft lengths that the verdicts are about."""
+    rows = []
+    for verdict in verdicts:
+        decisions = {level.concurrency: level.decision for level in verdict.levels}
+        for level in levels:
+            if level.steady and (level.workload, level.method, level.K) == (
+                verdict.workload,
+                verdict.method,
+                verdict.K,
+            ):
+                decision = decisions.get(level.concurrency, "not in the traffic")
+                rows.append([Cell(level_name(level, levels)), *_cells(level), Cell(decision)])
+    columns = [
+        "Concurrency",
+        "Method",
+        "Output tok/s",
+        "Change (%)",
+        "Median latency (%)",
+        "Acceptance length",
+        "Verdict",
+    ]
+    note = "Positive = better everywhere; brackets: 95 % paired bootstrap over prompts; grey: unresolved."
+    return Table("Serving with the head, against no speculation", columns, rows, note, text_columns=2)
+
+
+def _cells(level: Level) -> list[Cell]:
+    baseline, method = level.values[THROUGHPUT.key]
+    changes = [change_cell(level.changes[key], level.reached) for key in (THROUGHPUT.key, "e2e_p50")]
+    return [
+        Cell(series_name(level.method, level.K)),
+        Cell(f"{baseline:.1f} → {method:.1f}"),
+        *changes,
+        length_cell(level),
+    ]
+
+
+def acceptance_line(summary: AcceptanceSummary) -> str:
+    """Acceptance length of every method over all prompts, and how often the text stayed the same."""
+    pooled = [m for m in summary.methods if m.category == "all"]
+    lengths = ", ".join(f"{NAMES[m.method]} {interval_text(m.length)} (K = {m.K})" for m in pooled)
+    same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
+    text = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
+    return f"{text} Responses identical to the baseline's: {same}." if same else text

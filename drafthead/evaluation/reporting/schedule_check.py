@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ArmConfig
+from drafthead.config.evaluation import OWN, MethodConfig
 from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change, throughput_change
-from drafthead.evaluation.decision.cost_fit import fit
+from drafthead.evaluation.decision.cost_model import fit
 from drafthead.evaluation.decision.deployment import deployed_config, speculative_flag
 from drafthead.evaluation.decision.schedule import KEY, Schedule, best_schedule
 from drafthead.evaluation.decision.speed import speed_samples
@@ -28,7 +28,7 @@ from drafthead.evaluation.results.serving_rows import read_serving
 from drafthead.evaluation.workload import HEAD
 from drafthead.statistics import Array
 
-ARM = "schedule"
+SCHEDULED = "schedule"
 BLOCKS = 2  # A B, B A: at the least
 
 
@@ -102,11 +102,11 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> Path:
             f"schedule {schedule}: nothing to compare with a single draft length, and none may be above "
             f"{longest}, the longest of eval.num_draft_tokens; give another with --schedule '[[1,2,3],[3,64,1]]'"
         )
-    arm = ArmConfig(name=ARM, method="eagle3", num_draft_tokens=longest, extra={KEY: schedule})  # type: ignore[arg-type]
+    method = MethodConfig(name=SCHEDULED, method=OWN, num_draft_tokens=longest, extra={KEY: schedule})  # type: ignore[arg-type]
     settings = recipe.eval.model_copy(
         update={
-            "methods": (*(own for own in recipe.eval.methods if own.name != ARM), arm),
-            "served": (HEAD, ARM),
+            "methods": (*(own for own in recipe.eval.methods if own.name != SCHEDULED), method),
+            "served": (HEAD, SCHEDULED),
             "loads": (),
             "repeats": max(BLOCKS, recipe.eval.repeats),
         }
@@ -132,10 +132,10 @@ def compare(levels: Sequence[Level], shares: dict[int, float]) -> ScheduleCheck:
         levels: of the head at fixed lengths and of the schedule, at loads of fixed concurrency.
         shares: requests in flight -> share of the baseline's time.
     """
-    ours = _of(levels, ARM)
+    ours = _of(levels, SCHEDULED)
     fixed: dict[int, dict[int, Level]] = {}
     for level in levels:
-        if level.arm == HEAD and level.concurrency in ours:
+        if level.method == HEAD and level.concurrency in ours:
             fixed.setdefault(level.K, {})[level.concurrency] = level
     weights = {c: shares[c] for c in sorted(ours) if c in shares}
     best = max(fixed, key=lambda K: _gain(fixed[K], weights))
@@ -176,8 +176,8 @@ def _mixed(changes: dict[int, float], weights: dict[int, float]) -> float:
     return sum(weights.values()) / time - 1
 
 
-def _of(levels: Sequence[Level], arm: str) -> dict[int, Level]:
-    return {level.concurrency: level for level in levels if level.arm == arm}
+def _of(levels: Sequence[Level], method: str) -> dict[int, Level]:
+    return {level.concurrency: level for level in levels if level.method == method}
 
 
 def _at_load(schedule: Level, fixed: Level) -> Change:

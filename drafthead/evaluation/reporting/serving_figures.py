@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from drafthead.evaluation.reporting.plotting import (
+from drafthead.evaluation.decision.analysis import Analysis
+from drafthead.evaluation.decision.pricing import Priced
+from drafthead.evaluation.reporting.figures import (
     BETTER,
     PALETTE,
     UNRESOLVED,
@@ -22,7 +26,7 @@ from drafthead.evaluation.reporting.plotting import (
 )
 from drafthead.evaluation.reporting.serving_tables import level_name, series_name
 from drafthead.evaluation.results.levels import MEASURE, MEASURES, THROUGHPUT, Level, Measure
-from drafthead.evaluation.workload import BASELINE
+from drafthead.evaluation.workload import BASELINE, NAMES
 
 _MARKERS = "osD^vP*X"
 
@@ -64,8 +68,8 @@ def serving_pictures(levels: Sequence[Level]) -> list[Picture]:
 
 
 def _widest(levels: Sequence[Level]) -> list[Level]:
-    """Levels of the first arm and draft length, on every workload."""
-    return [level for level in levels if (level.arm, level.K) == (levels[0].arm, levels[0].K)]
+    """Levels of the first method and draft length, on every workload."""
+    return [level for level in levels if (level.method, level.K) == (levels[0].method, levels[0].K)]
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,12 @@ class _Point:
 
 
 def _series(levels: Sequence[Level]) -> dict[tuple[str, int], list[_Point]]:
-    """(arm, K) -> its points over concurrency on the first workload, the baseline first."""
+    """(method, K) -> its points over concurrency on the first workload, the baseline first."""
     steady = [level for level in levels if level.steady] or levels
     first = [level for level in steady if level.workload == steady[0].workload]
     found: dict[tuple[str, int], dict[int, _Point]] = {(BASELINE, 0): {}}
     for level in first:
-        for key, side in (((BASELINE, 0), 0), ((level.arm, level.K), 1)):
+        for key, side in (((BASELINE, 0), 0), ((level.method, level.K), 1)):
             values = {name: pair[side] for name, pair in level.values.items()}
             found.setdefault(key, {})[level.concurrency] = _Point(level.concurrency, level.reached, values)
     return {key: [points[load] for load in sorted(points)] for key, points in found.items()}
@@ -117,13 +121,13 @@ def _pareto(axes: Axes, series: dict[tuple[str, int], list[_Point]]) -> None:
 
 
 def _draw(axes: Axes, series: dict[tuple[str, int], list[_Point]], at: Callable[[_Point], tuple[float, float]]) -> None:
-    arms = list(dict.fromkeys(arm for arm, _ in series))
-    for (arm, K), points in series.items():
-        same = [k for name, k in series if name == arm]
+    methods = list(dict.fromkeys(method for method, _ in series))
+    for (method, K), points in series.items():
+        same = [k for name, k in series if name == method]
         x, y = zip(*map(at, points), strict=True)
-        colour, shade = colour_of(arm, arms), 1 - 0.6 * same.index(K) / len(same)
+        colour, shade = colour_of(method, methods), 1 - 0.6 * same.index(K) / len(same)
         marker = _MARKERS[same.index(K) % len(_MARKERS)]
-        axes.plot(x, y, "-", color=colour, alpha=shade, marker=marker, label=series_name(arm, K))
+        axes.plot(x, y, "-", color=colour, alpha=shade, marker=marker, label=series_name(method, K))
         hollow = [i for i, p in enumerate(points) if not p.reached]
         face = axes.get_facecolor()
         axes.scatter(
@@ -152,3 +156,111 @@ def _changes(figure: Figure, levels: Sequence[Level]) -> None:
         axes.set(yticks=range(len(MEASURES)), yticklabels=[m.label for m in MEASURES])
     all_axes[0].invert_yaxis()
     figure.supxlabel("change against the baseline (%), positive = better", fontsize=10)
+
+
+# The plots of the decision: acceptance by draft length, and every load at every draft length.
+
+
+_CHANGE = LinearSegmentedColormap.from_list("change", [WORSE, "#f4f5f7", BETTER])
+_INK = "#1d2228"  # on light cells, whatever the theme
+
+
+def decision_pictures(analysis: Analysis) -> list[Picture]:
+    """Those whose data is there: acceptance by K from two draft lengths on, matrices from two workloads on."""
+    levels, found = analysis.levels, []
+    if any(len(lengths) > 1 for lengths in _lengths_by_method(levels).values()):
+        found.append(
+            picture(
+                "acceptance-k",
+                "Acceptance length over draft length under load; the band spans the loads.",
+                lambda figure: _acceptance_by_length(figure.subplots(), levels),
+            )
+        )
+    for index, (workload, priced) in enumerate(analysis.priced.items()):
+        run = {(level.concurrency, level.K) for level in levels if level.workload == workload and level.steady}
+        found.append(
+            picture(
+                "load-by-draft-length" + (f"-{index}" if index else ""),
+                f"Decoding speed against no speculation (%), {workload} prompts: framed cells were run, the others are "
+                "prices of the cost model; grey text: the interval includes zero.",
+                lambda figure, priced=priced, run=run: _heat_map(figure, priced, run),  # type: ignore[misc]
+                size=(7.2, 1.4 + 0.42 * len(priced.model.curve.known)),
+            )
+        )
+    if len({level.workload for level in levels}) > 1:
+        for method, K in dict.fromkeys((level.method, level.K) for level in levels):
+            own = [level for level in levels if (level.method, level.K) == (method, K)]
+            found.append(
+                picture(
+                    f"matrix-{method}-k{K}",
+                    f"{NAMES[method]}, K = {K}: output throughput against the baseline (%) by workload and load.",
+                    lambda figure, own=own: _matrix(figure, own),  # type: ignore[misc]
+                    size=(7.2, 1.4 + 0.42 * len({level.workload for level in own})),
+                )
+            )
+    return found
+
+
+def _lengths_by_method(levels: Sequence[Level]) -> dict[str, dict[int, list[float]]]:
+    """Method -> K -> acceptance length at every load of the first workload."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for level in levels:
+        if level.workload == levels[0].workload and not np.isnan(level.acceptance_length):
+            found.setdefault(level.method, {}).setdefault(level.K, []).append(level.acceptance_length)
+    return found
+
+
+def _acceptance_by_length(axes: Axes, levels: Sequence[Level]) -> None:
+    by_method = _lengths_by_method(levels)
+    for method, lengths in by_method.items():
+        K, colour = sorted(lengths), colour_of(method, list(by_method))
+        axes.plot(K, [np.mean(lengths[k]) for k in K], "o-", color=colour, label=NAMES[method])
+        axes.fill_between(K, [min(lengths[k]) for k in K], [max(lengths[k]) for k in K], color=colour, alpha=0.2)
+    axes.set(xticks=sorted({k for lengths in by_method.values() for k in lengths}), xlabel="draft tokens K")
+    axes.set_ylabel("acceptance length (tokens)")
+    axes.set_ylim(bottom=1.0)
+    legend_above(axes)
+
+
+def _heat_map(figure: Figure, priced: Priced, run: set[tuple[int, int]]) -> None:
+    loads, known = sorted({p.concurrency for p in priced.prices}), priced.model.curve.known
+    prices = [[priced.at(c, K) for c in loads] for K in known]
+    values = np.array([[p.speedup.value - 1 for p in row] for row in prices])
+    resolved = np.array([[p.speedup.low > 1 or p.speedup.high < 1 for p in row] for row in prices])
+    axes = figure.subplots()
+    _cells(axes, values, resolved, [str(c) for c in loads], [str(K) for K in known])
+    for i, K in enumerate(known):
+        for j, c in enumerate(loads):
+            if (c, K) in run:
+                axes.add_patch(
+                    Rectangle((j - 0.47, i - 0.46), 0.94, 0.92, fill=False, edgecolor=UNRESOLVED, linewidth=1.5)
+                )
+    axes.set(xlabel="requests in flight", ylabel="draft tokens K")
+
+
+def _matrix(figure: Figure, levels: Sequence[Level]) -> None:
+    workloads = list(dict.fromkeys(level.workload for level in levels))
+    loads = list(dict.fromkeys(level.load for level in levels))
+    values = np.full((len(workloads), len(loads)), np.nan)
+    resolved = np.zeros(values.shape, bool)
+    for level in levels:
+        at = workloads.index(level.workload), loads.index(level.load)
+        values[at] = level.change(THROUGHPUT)
+        resolved[at] = level.changes[THROUGHPUT.key].resolved and level.reached
+    axes = figure.subplots()
+    _cells(axes, values, resolved, loads, workloads)
+    axes.set(xlabel="load")
+
+
+def _cells(axes: Axes, values: np.ndarray, resolved: np.ndarray, columns: list[str], rows: list[str]) -> None:
+    """Coloured cells with their change in percent; unresolved ones are grey."""
+    reach = max(float(np.nanmax(np.abs(values))), 0.01)
+    shown = np.where(resolved, values, np.nan)
+    axes.imshow(shown, cmap=_CHANGE, norm=TwoSlopeNorm(0, -reach, reach), aspect="auto")
+    for i, j in np.ndindex(*values.shape):
+        if not np.isnan(values[i, j]):
+            colour = _INK if resolved[i, j] else UNRESOLVED
+            axes.text(j, i, f"{100 * values[i, j]:+.0f}", ha="center", va="center", fontsize=9, color=colour)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.grid(visible=False)

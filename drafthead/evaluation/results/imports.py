@@ -129,14 +129,14 @@ def _guidellm_row(request: dict[str, Any], begun: float) -> dict[str, Any]:
     timings, n = request["info"]["timings"], request["output_tokens"] or 0
     keys = ("request_start", "first_token_iteration", "first_output_token_iteration", "last_token_iteration")
     # null where a request showed no text
-    sent, first, answer, last = (np.nan if timings.get(key) is None else timings[key] for key in keys)
+    sent, first, final, last = (np.nan if timings.get(key) is None else timings[key] for key in keys)
     chunks = timings["token_iterations"]
     return {
         "prompt_tokens": request["prompt_tokens"],
         "output_tokens": n,
         "start_s": sent - begun,
         "ttft_s": first - sent,
-        "ttfot_s": answer - sent,
+        "ttfot_s": final - sent,
         "e2e_s": last - sent,
         "tpot_s": (last - first) / (n - 1) if n > 1 else np.nan,
         "itl_s": (last - first) / (chunks - 1) if chunks > 1 else np.nan,

@@ -1,4 +1,4 @@
-"""From rows to levels: one arm beside the baseline at one load, every measure with its paired change; no formatting."""
+"""From rows to levels: one method beside the baseline at one load, every measure with its paired change; no formatting."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import pandas as pd
 
 from drafthead.evaluation.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
 from drafthead.statistics import Array, acceptance_length, geometric_mean
-from drafthead.evaluation.results.serving_rows import LEVEL_KEYS, ServingRows, arms_of
+from drafthead.evaluation.results.serving_rows import LEVEL_KEYS, ServingRows, methods_of
 from drafthead.evaluation.workload import BASELINE
 
 
@@ -42,28 +42,28 @@ MEASURE = {measure.key: measure for measure in MEASURES}
 
 @dataclass(frozen=True)
 class Level:
-    """One arm at one draft length and one load, beside the baseline at that load.
+    """One method at one draft length and one load, beside the baseline at that load.
 
     Attributes:
-        workload, load, concurrency, arm, K: which.
-        achieved: "none" and the arm -> requests in flight.
+        workload, load, concurrency, method, K: which.
+        achieved: "none" and the method -> requests in flight.
         reached: in both.
-        pairs: prompts answered without error in both arms of every block.
-        requests, failed: sent, and how many of them failed, both arms together.
-        values: measure -> (baseline, arm), in SI units.
+        pairs: prompts answered without error in both methods of every block.
+        requests, failed: sent, and how many of them failed, both methods together.
+        values: measure -> (baseline, method), in SI units.
         changes: measure -> relative change, positive = better; with several blocks, what they differ by is in it.
         by_block: measure -> the change in each block alone, as a fraction.
         acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
         paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
-            baseline (suffix _base) and the arm (suffix _head).
+            baseline (suffix _base) and the method (suffix _head).
         gpus: of each server; None where the rows leave it to the recipe.
-        tokens_per_request: output tokens, mean of both arms.
+        tokens_per_request: output tokens, mean of both methods.
     """
 
     workload: str
     load: str
     concurrency: int
-    arm: str
+    method: str
     K: int
     achieved: dict[str, float]
     reached: bool
@@ -82,7 +82,7 @@ class Level:
     def steady(self) -> bool:
         """Whether places were filled as they became free: what is decided is decided on such loads.
 
-        At a request rate as many tokens come out as are asked for, whoever serves; only times tell arms apart.
+        At a request rate as many tokens come out as are asked for, whoever serves; only times tell methods apart.
         """
         return self.load == f"c{self.concurrency}"
 
@@ -93,10 +93,10 @@ class Level:
 
 @dataclass(frozen=True)
 class GeometricMean:
-    """A measure over all reached steady levels of an arm, with the worst level beside it.
+    """A measure over all reached steady levels of a method, with the worst level beside it.
 
     Attributes:
-        values: geometric means of baseline and arm, in SI units.
+        values: geometric means of baseline and method, in SI units.
         change: of the two, positive = better.
         worst: the level with the smallest change.
         levels, better, worse: how many levels, and how many are resolved either way.
@@ -112,16 +112,16 @@ class GeometricMean:
 
 
 def summarise_serving(rows: ServingRows) -> list[Level]:
-    """Every arm and draft length at every load that the baseline was measured at too."""
+    """Every method and draft length at every load that the baseline was measured at too."""
     levels = []
     for key, runs in rows.runs.groupby(LEVEL_KEYS, sort=False):
         requests = rows.requests[(rows.requests[LEVEL_KEYS] == list(key)).all(axis=1)]
         if BASELINE not in set(runs["arm"]):
             continue
-        for arm, K in arms_of(runs):
-            chosen = [_chosen(frame, arm, K) for frame in (requests, runs)]
-            levels.append(_level(key, arm, K, *chosen))
-    return sorted(levels, key=lambda level: (level.workload, level.arm, level.K, level.concurrency))
+        for method, K in methods_of(runs):
+            chosen = [_chosen(frame, method, K) for frame in (requests, runs)]
+            levels.append(_level(key, method, K, *chosen))
+    return sorted(levels, key=lambda level: (level.workload, level.method, level.K, level.concurrency))
 
 
 def geometric_means(levels: Sequence[Level]) -> list[GeometricMean]:
@@ -131,31 +131,31 @@ def geometric_means(levels: Sequence[Level]) -> list[GeometricMean]:
 
 
 def _geometric_mean(measure: Measure, levels: Sequence[Level]) -> GeometricMean:
-    baseline, arm = (geometric_mean([level.values[measure.key][i] for level in levels]) for i in (0, 1))
+    baseline, method = (geometric_mean([level.values[measure.key][i] for level in levels]) for i in (0, 1))
     resolved = [level.change(measure) for level in levels if level.changes[measure.key].resolved]
     return GeometricMean(
-        measure, (baseline, arm), geometric_mean([1 + level.change(measure) for level in levels]) - 1,
+        measure, (baseline, method), geometric_mean([1 + level.change(measure) for level in levels]) - 1,
         min(levels, key=lambda level: level.change(measure)),
         len(levels), sum(c > 0 for c in resolved), sum(c < 0 for c in resolved),
     )  # fmt: skip
 
 
-def _chosen(frame: pd.DataFrame, arm: str, K: int) -> pd.DataFrame:
-    return frame[(frame["arm"] == BASELINE) | ((frame["arm"] == arm) & (frame["k"] == K))]
+def _chosen(frame: pd.DataFrame, method: str, K: int) -> pd.DataFrame:
+    return frame[(frame["arm"] == BASELINE) | ((frame["arm"] == method) & (frame["k"] == K))]
 
 
-def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
+def _level(key: Any, method: str, K: int, requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
     workload, load, concurrency = str(key[0]), str(key[1]), int(key[2])
-    base, head = _paired_prompts(requests, runs, arm)
+    base, head = _paired_prompts(requests, runs, method)
     blocks = [
-        _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], arm) for b in sorted({*runs["block"]})
+        _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], method) for b in sorted({*runs["block"]})
     ]
-    arms = {name: runs[runs["arm"] == name] for name in (BASELINE, arm)}
+    methods = {name: runs[runs["arm"] == name] for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
     for measure in MEASURES:
         alone = by_block[measure.key] = np.array([_change_of(measure, *block) for block in blocks])
         if measure is THROUGHPUT:
-            values[measure.key] = (_throughput(arms[BASELINE]), _throughput(arms[arm]))
+            values[measure.key] = (_throughput(methods[BASELINE]), _throughput(methods[method]))
             change = throughput_change(
                 head["output_tokens"], head["share_s"], base["output_tokens"], base["share_s"]
             )
@@ -165,8 +165,8 @@ def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFram
             change = statistic_change(pair["h"], pair["b"], measure.statistic, waves=concurrency)
         changes[measure.key] = across_blocks(change, alone)
     return Level(
-        workload, load, concurrency, arm, K,
-        achieved={name: float(rows["achieved"].mean()) for name, rows in arms.items()},
+        workload, load, concurrency, method, K,
+        achieved={name: float(rows["achieved"].mean()) for name, rows in methods.items()},
         reached=bool(runs["reached"].all()),
         pairs=len(base),
         requests=int(runs["requests"].sum()),
@@ -174,7 +174,7 @@ def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFram
         values=values,
         changes=changes,
         by_block=by_block,
-        acceptance_length=_acceptance_length(arms[arm]),
+        acceptance_length=_acceptance_length(methods[method]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
         gpus=int(runs["tensor_parallel"].iloc[0]) if "tensor_parallel" in runs else None,
         tokens_per_request=float(runs["output_tokens"].sum() / (runs["requests"] - runs["failed"]).sum()),
@@ -182,7 +182,7 @@ def _level(key: Any, arm: str, K: int, requests: pd.DataFrame, runs: pd.DataFram
 
 
 def _pair(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> pd.DataFrame:
-    """A measure of every request that has it in both arms; an answer of one token has no time per token."""
+    """A measure of every request that has it in both methods; a response of one token has no time per token."""
     return pd.DataFrame({"b": base[measure.column], "h": head[measure.column]}).dropna()
 
 
@@ -209,8 +209,8 @@ def _throughput(runs: pd.DataFrame) -> float:
     return float(runs["output_tokens"].sum() / runs["duration_s"].sum())
 
 
-def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, arm: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Baseline and arm, one row per prompt answered everywhere: times averaged, tokens summed over blocks.
+def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Baseline and method, one row per prompt answered everywhere: times averaged, tokens summed over blocks.
 
     `share_s` is a request's share of the wall time: latencies scaled so that they sum to the duration of
     their run. Then Σ tokens / Σ share_s is the throughput, and prompts can be resampled. Rows are in the order in
@@ -228,7 +228,7 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, arm: str) -> tup
         output_tokens=("output_tokens", "sum"), share_s=("share_s", "sum"), sent=("start_s", "mean"), **times
     )
     base, other = (
-        pd.DataFrame(pooled[pooled.index.get_level_values("arm") == name].droplevel("arm")) for name in (BASELINE, arm)
+        pd.DataFrame(pooled[pooled.index.get_level_values("arm") == name].droplevel("arm")) for name in (BASELINE, method)
     )
     order = base.sort_values("sent", kind="stable").index
     return base.loc[order], other.loc[order]

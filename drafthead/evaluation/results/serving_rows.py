@@ -46,7 +46,7 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows
 
     Args:
         requests, runs: as `evaluation.measuring.serving` reads them.
-        K: draft tokens of every arm but the baseline, where the rows do not say.
+        K: draft tokens of every method but the baseline, where the rows do not say.
     """
     return ServingRows(_completed(requests, K), _completed(runs, K))
 
@@ -69,7 +69,7 @@ def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
     return rows
 
 
-def arms_of(runs: pd.DataFrame) -> list[tuple[str, int]]:
-    """(arm, K) of everything that drafts, in order of appearance."""
+def methods_of(runs: pd.DataFrame) -> list[tuple[str, int]]:
+    """(method, K) of everything that drafts, in order of appearance."""
     drafted = runs[runs["arm"] != BASELINE]
-    return [(str(arm), int(K)) for arm, K in dict.fromkeys(zip(drafted["arm"], drafted["k"], strict=True))]
+    return [(str(method), int(K)) for method, K in dict.fromkeys(zip(drafted["arm"], drafted["k"], strict=True))]

@@ -22,7 +22,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class MethodAcceptance:
-    """One method on one workload, over prompts whose baseline answer does not loop.
+    """One method on one workload, over prompts whose baseline response does not loop.
 
     Attributes:
         method, category, K: which; category "all" pools every prompt.
@@ -49,12 +49,12 @@ class AcceptanceSummary:
     """What the offline measurement says of its main condition.
 
     Attributes:
-        temperature: of the answers.
+        temperature: of the responses.
         prompts: held-out prompts answered.
-        looping: how many baseline answers repeat themselves and are left out of acceptance.
-        ended: share of baseline answers that end by themselves.
+        looping: how many baseline responses repeat themselves and are left out of acceptance.
+        ended: share of baseline responses that end by themselves.
         methods: one entry per method and workload, "all" first.
-        identical: arm -> share of prompts answered exactly as by the baseline, looping ones included. The
+        identical: method -> share of prompts answered exactly as by the baseline, looping ones included. The
             second baseline is the noise floor. Empty above T = 0, where equality says nothing.
     """
 
@@ -72,20 +72,20 @@ class AcceptanceSummary:
 
 def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
     """Aggregate the rows of `read_acceptance`."""
-    arms = {str(arm): group.set_index("prompt_id") for arm, group in rows.groupby("arm", sort=False)}
-    baseline = arms[BASELINE]
+    by_method = {str(method): group.set_index("prompt_id") for method, group in rows.groupby("arm", sort=False)}
+    baseline = by_method[BASELINE]
     kept = baseline.index[baseline["repeated"] <= LOOP_LIMIT]
-    methods = [arm for arm in arms if arm not in (BASELINE, BASELINE_AGAIN)]
+    methods = [method for method in by_method if method not in (BASELINE, BASELINE_AGAIN)]
     categories = [ALL, *sorted({*baseline["category"]} - {ALL})]
     temperature = float(baseline["temperature"].iloc[0])
-    others = [arm for arm in arms if arm != BASELINE] if temperature == 0 else []
+    others = [method for method in by_method if method != BASELINE] if temperature == 0 else []
     return AcceptanceSummary(
         temperature=temperature,
         prompts=len(baseline),
         looping=len(baseline) - len(kept),
         ended=float((baseline["finish_reason"] == "stop").mean()),
-        methods=[_method(m, c, arms[m].loc[kept]) for m in methods for c in categories],
-        identical={arm: _identical(baseline, arms[arm]) for arm in others},
+        methods=[_method(m, c, by_method[m].loc[kept]) for m in methods for c in categories],
+        identical={method: _identical(baseline, by_method[method]) for method in others},
     )
 
 
@@ -108,8 +108,8 @@ def _method(method: str, category: str, rows: pd.DataFrame) -> MethodAcceptance:
     )
 
 
-def _identical(baseline: pd.DataFrame, arm: pd.DataFrame) -> Interval:
-    same = arm["output_sha256"].loc[baseline.index] == baseline["output_sha256"]
+def _identical(baseline: pd.DataFrame, method: pd.DataFrame) -> Interval:
+    same = method["output_sha256"].loc[baseline.index] == baseline["output_sha256"]
     return proportion_interval(int(same.sum()), len(same))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.reporting.side_by_side import (
+from drafthead.evaluation.reporting.tables import (
     conditions_table,
     summarise_conditions,
     workloads_table,
