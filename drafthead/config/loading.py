@@ -65,8 +65,8 @@ def _readable(path: Path, error: ValidationError) -> str:
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             message, shown = _unknown(key), ""
-        elif problem["type"] == "union_tag_not_found":  # a `head` section without its type
-            message, shown = f"give {key}.type, such as {key}.type: eagle3", ""
+        elif key == "head.type" and problem["type"] == "missing":
+            message, shown = "give the type of the draft model, such as `type: eagle3`", ""
         lines.append(f"  {key}: {message}{shown}" if key else f"  {message}")
     return "\n".join(lines)
 

@@ -90,9 +90,8 @@ def first_teacher_row(loss_mask: Tensor) -> int:
                    P  P  P  G  G  G
         teachers         2  3  4  5      row 2 is the teacher of token 3
 
-    EAGLE-3's loss row t at TTT step k predicts token t + 2 + k, with row t + 1 + k as its teacher; its first loss row
-    is two before the first generated token. P-EAGLE shares that alignment. A block of DFlash predicts the tokens after
-    its anchor, each with the row before the token as its teacher.
+    A drafter that drafts from root t predicts token t + 2 + k at position k, with row t + 1 + k as its teacher, so its
+    first row may lie one before; a drafter of blocks predicts the tokens after an anchor, each with the row before.
 
     Args:
         loss_mask: (T,) of one sequence, nonzero where the target generated the token.

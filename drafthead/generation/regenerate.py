@@ -1,7 +1,7 @@
 """The target generates the responses to the training and validation prompts, so that a head learns the target's text.
 
 Training responses are sampled at a temperature drawn for each conversation, validation responses greedily and K tokens
-past the stop, because acceptance is replayed over the target's own T = 0 text (K, the draft positions of the head). Temperature,
+past the stop, because acceptance is replayed over the target's own T = 0 text (K draft positions). Temperature,
 effort and seed follow from responses.seed and the prompt's id alone. With responses.regenerate false the training split
 keeps the responses of the data instead.
 

@@ -35,8 +35,8 @@ class SequenceLength:
 
     @property
     def rows(self) -> int:
-        """Rows that can carry loss: from two before the first generated token on (see drafters.layout)."""
-        return self.response + self.continuation + min(self.prompt, 2) if self.response else 0
+        """Rows that can be a teacher: from one before the first generated token on (see data.shard)."""
+        return self.response + self.continuation + min(self.prompt, 1) if self.response else 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.base import num_parameters, planned_shape
-from drafthead.evaluation.measuring.conditions import by_engine, conditions
+from drafthead.evaluation.measuring.acceptance import by_engine, conditions
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.exporting.check import PROMPTS
 from drafthead.generation.regenerate import is_regenerated

@@ -15,6 +15,7 @@ from drafthead.data.spool import Demand, Spool, SpooledStates
 from drafthead.data.packing import Window, whole
 from drafthead.locks import InUseError
 from drafthead.provenance import ArtefactError
+from tests.drafters.small_draft import eagle3
 from tests.damage import half_written
 from tests.artefacts import response
 from tests.data.sequences import sequence
@@ -169,7 +170,7 @@ def test_every_window_once_per_epoch_and_only_with_its_group(lengths, capacity, 
 
 
 def test_one_group_of_everything_is_the_order_of_a_whole_store():
-    windows = [whole(i, torch.ones(3 + i % 7), 2) for i in range(50)]
+    windows = [whole(i, torch.ones(3 + i % 7), eagle3(2)) for i in range(50)]
     states = planned(50, capacity=10, size=10, epochs=2)
     stream = plan_stream(states, windows, 24, 5, 2)
     wanted = [[w.document + e * 50 for w in batch] for e in range(2) for batch in plan_epoch(windows, 24, 5, e)]
@@ -177,7 +178,7 @@ def test_one_group_of_everything_is_the_order_of_a_whole_store():
 
 
 def test_group_0_keeps_the_order_that_runs_had_before_there_were_groups():
-    windows = [whole(i, torch.ones(10), 2) for i in range(100)]  # each fills a batch
+    windows = [whole(i, torch.ones(10), eagle3(2)) for i in range(100)]  # each fills a batch
     for seed, epoch in ((0, 0), (7, 2), (2**40, 3)):
         order = np.random.default_rng((seed, epoch)).permutation(100).tolist()
         assert [[w.document for w in batch] for batch in plan_epoch(windows, 10, seed, epoch)] == [[i] for i in order]

@@ -21,6 +21,7 @@ from drafthead.provenance import ArtefactError
 from drafthead.training import checkpoint
 from drafthead.training.inputs import open_inputs
 from tests.damage import cut_short, flip_bit, replace_tensors
+from tests.drafters.small_draft import eagle3
 from tests.exporting.runs import bare_copy, list_files, recipe_at, write_run
 from tests.training.synthetic import small_recipe, synthetic_sequences, synthetic_store
 
@@ -31,7 +32,7 @@ def read_all(recipe: Recipe) -> None:
     """As training reads."""
     store = open_inputs(recipe).train
     for i in range(len(store)):
-        pack(store, [whole(i, store.tokens(i)[1], 1)])
+        pack(store, [whole(i, store.tokens(i)[1], eagle3(1))], eagle3(1))
 
 
 @pytest.fixture(scope="module")

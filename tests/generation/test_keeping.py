@@ -11,8 +11,9 @@ from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import ResponseTokens, read_left_out, read_makers, read_responses
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import NO_ROOM
-from drafthead.generation.plans.estimate import estimate
 from drafthead.generation.prompts import make_prompts
+from drafthead.planning import Assumed
+from drafthead.planning.lengths import all_lengths
 from drafthead.provenance import ArtefactError
 from tests.generation.chats import write_chats
 from tests.recipes import changed
@@ -39,7 +40,7 @@ def keep(recipe: Recipe) -> None:
 def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Callable[..., Recipe], tmp_path: Path):
     recipe = mix(recipe_in, tmp_path)
     make_prompts(recipe)
-    before, _ = estimate(recipe)
+    before, _ = all_lengths(recipe, Assumed())
     keep(recipe)
     directory = recipe.responses_dir("train")
     prompts, responses = read_prompts(recipe.prompts_dir, "train"), read_responses(directory)
@@ -71,7 +72,7 @@ def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Call
     recipe = mix(recipe_in, tmp_path)
     regenerating = changed(recipe, "responses", regenerate=True, history="given")
     make_prompts(regenerating)
-    assert all(prompt.answer is None for prompt in read_prompts(recipe.prompts_dir, "train"))
+    assert all(prompt.response is None for prompt in read_prompts(recipe.prompts_dir, "train"))
     with pytest.raises(ArtefactError, match="responses.regenerate is false"):
         stage.regenerate(recipe)
 

@@ -57,8 +57,8 @@ def test_what_is_missing_is_named(target: Path):
         load_target_spec(str(target))
 
 
-def test_a_tap_beyond_the_last_layer_is_refused():
-    with pytest.raises(ValueError, match=r"\[9\] lie beyond .* 8 layers"):
+def test_a_layer_id_beyond_the_last_layer_is_refused():
+    with pytest.raises(ValueError, match=r"\[9\] exceed the 8 layers"):
         check_aux_layer_ids(load_target_spec(TARGET), (2, 9))
     check_aux_layer_ids(load_target_spec(TARGET), (0, 8))
 
