@@ -24,11 +24,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from drafthead.artifacts import made_by
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.generation.harvest import backend
 from drafthead.generation.shards import ShardJob, list_jobs
-from drafthead.provenance import made_by
 from drafthead.target.pieces import TargetSpec, load_target_spec
 
 

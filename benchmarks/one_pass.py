@@ -23,13 +23,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from drafthead.artifacts import made_by
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
 from drafthead.generation.harvest import backend
 from drafthead.generation.regenerate import list_parts, part_worker
 from drafthead.generation.shards import list_jobs
-from drafthead.provenance import made_by
 from drafthead.target.pieces import TargetSpec, load_target_spec
 
 

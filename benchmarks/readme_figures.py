@@ -9,13 +9,13 @@ Make it on a quiet machine after `make quickstart`, and put what it prints in th
 import shutil
 from collections.abc import Iterator
 
+from drafthead.artifacts import require
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving
 from drafthead.evaluation.results.summary import ALL, AcceptanceSummary, summarise_acceptance
-from drafthead.provenance import require
 from drafthead.statistics import Interval
 
 PICTURE = "acceptance-length.png"

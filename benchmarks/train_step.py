@@ -23,8 +23,8 @@ from stepbench.peak import HeadProducts
 from stepbench.referee import Entry, Player
 from stepbench.shapes import SHAPES, Shape
 
+from drafthead.artifacts import made_by
 from drafthead.files import write_json
-from drafthead.provenance import made_by
 
 console = Console(stderr=True)
 

@@ -26,7 +26,7 @@ NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print
 def run_recipe(main: Callable[[], None]) -> None:
     """Run a script's main function, with its status lines on standard output.
 
-    Errors that a user can act on (a bad recipe, a missing or mismatched artefact, a file that may not be read or
+    Errors that a user can act on (a bad recipe, a missing or mismatched artifact, a file that may not be read or
     written, a full disk, a loss that is not finite) are printed and end the process with exit code 2. Anything else is
     a bug and keeps its traceback.
     """

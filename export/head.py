@@ -51,11 +51,11 @@ def main() -> None:
 
 def measured_acceptance(recipe: Recipe) -> "list[Measured]":
     """Acceptance on held-out prompts, if eval/acceptance.py has finished with exactly this head."""
+    from drafthead.artifacts import MANIFEST, read_manifest, reference
     from drafthead.drafters.eagle3.vllm import METHOD
     from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
     from drafthead.evaluation.results.summary import summarise_acceptance
     from drafthead.exporting.card import Measured
-    from drafthead.provenance import MANIFEST, read_manifest, reference
 
     directory = acceptance_dir(recipe)
     if not (directory / MANIFEST).exists():

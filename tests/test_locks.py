@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from drafthead import locks, provenance
+from drafthead import artifacts, locks
 from drafthead.locks import LOCK, InUseError, holds
 from tests.damage import half_written
 
 STAGE = """
 import sys, time
 from pathlib import Path
-from drafthead import provenance
-complete = provenance.begin(Path(sys.argv[1]), "run", {"seed": 0}, alone=True)
+from drafthead import artifacts
+complete = artifacts.begin(Path(sys.argv[1]), "run", {"seed": 0}, alone=True)
 print("complete" if complete else "began", flush=True)
 time.sleep(3600)
 """
 
 
 def begin(directory: Path) -> bool:
-    return provenance.begin(directory, "run", {"seed": 0}, alone=True)
+    return artifacts.begin(directory, "run", {"seed": 0}, alone=True)
 
 
 @pytest.fixture
@@ -47,23 +47,23 @@ def test_the_second_process_is_told_who_holds_the_directory(other, tmp_path, mon
     for _ in range(2):
         with pytest.raises(InUseError, match=wanted):
             begin(run)
-    assert {path.name for path in run.iterdir()} == {LOCK, provenance.IDENTITY}
-    assert not provenance.begin(run, "run", {"seed": 0}), "ranks of the process that holds it begin as well"
+    assert {path.name for path in run.iterdir()} == {LOCK, artifacts.IDENTITY}
+    assert not artifacts.begin(run, "run", {"seed": 0}), "ranks of the process that holds it begin as well"
 
 
 def test_a_killed_process_holds_nothing(other, tmp_path):
     run = tmp_path / "run"
-    half_written(run / provenance.IDENTITY)
+    half_written(run / artifacts.IDENTITY)
     threading.Timer(0.3, other.send_signal, [signal.SIGKILL]).start()  # resumed while it is still dying
     assert not begin(run)
     assert other.wait() == -signal.SIGKILL
     assert (run / LOCK).exists()
     assert holds(run)
     (run / "weights").write_text("rows")
-    half_written(run / provenance.MANIFEST)  # of an earlier kill
-    manifest = provenance.finish(run, {})
+    half_written(run / artifacts.MANIFEST)  # of an earlier kill
+    manifest = artifacts.finish(run, {})
     assert [*manifest["files"]] == ["weights"]
-    assert sorted(path.name for path in run.iterdir()) == [provenance.IDENTITY, provenance.MANIFEST, "weights"]
+    assert sorted(path.name for path in run.iterdir()) == [artifacts.IDENTITY, artifacts.MANIFEST, "weights"]
 
 
 def test_what_is_complete_or_another_recipes_is_not_held(tmp_path):
@@ -72,11 +72,11 @@ def test_what_is_complete_or_another_recipes_is_not_held(tmp_path):
     assert not begin(run), "the same process may try again"
     with pytest.raises(InUseError, match=f"{os.getpid()} on"):
         locks.hold(run)
-    provenance.finish(run, {})
+    artifacts.finish(run, {})
     assert begin(run)
     assert not holds(run)
-    with pytest.raises(provenance.ArtefactError, match="seed: found 0, wanted 1"):
-        provenance.begin(run, "run", {"seed": 1}, alone=True)
+    with pytest.raises(artifacts.ArtifactError, match="seed: found 0, wanted 1"):
+        artifacts.begin(run, "run", {"seed": 1}, alone=True)
     assert not holds(run)
     assert not (run / LOCK).exists()
 

@@ -19,7 +19,7 @@ from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
-from tests.artefacts import cached_snapshot
+from tests.artifacts import cached_snapshot
 
 TARGETS = Path(__file__).parent / "targets"
 RECIPES = sorted(path.stem for path in (REPO_ROOT / "configs").glob("*.yaml") if path.stem != "tiny")

@@ -19,9 +19,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from drafthead.artifacts import made_by
 from drafthead.config import REPO_ROOT
 from drafthead.files import write_json
-from drafthead.provenance import made_by
 
 RESULTS = REPO_ROOT / "results" / "gpu-check"
 PYTHON = sys.executable

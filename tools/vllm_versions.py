@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from drafthead.artifacts import read_json
 from drafthead.config import REPO_ROOT
-from drafthead.provenance import read_json
 
 
 def harvested(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The prompts artefact: one Parquet file per split.
+"""The prompts artifact: one Parquet file per split.
 
 A prompt is a conversation up to the message that the target responds to, or the token ids of one that was rendered
 before. Its id is a hash of its content, so the same prompt has the same id in every source, split and run.
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from drafthead.files import atomic_path
-from drafthead.provenance import ArtefactError, digest
+from drafthead.artifacts import ArtifactError, digest
 
 SPLITS = ("train", "validation", "heldout")
 KIND = "prompts"
@@ -65,7 +65,7 @@ _OPTIONAL = [
     pa.field("prompt_ids", pa.list_(pa.int32())),
     pa.field("tools", pa.string()),
     pa.field("document", pa.string()),
-    pa.field("answer", pa.string()),  # Prompt.response, under the name of the first artefacts
+    pa.field("answer", pa.string()),  # Prompt.response, under the name of the first artifacts
 ]
 
 
@@ -78,14 +78,14 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
 
 
 def read_prompts(directory: Path, split: str) -> list[Prompt]:
-    """Read one split of a prompts artefact.
+    """Read one split of a prompts artifact.
 
     Raises:
-        ArtefactError: the split's file is missing or not readable.
+        ArtifactError: the split's file is missing or not readable.
     """
     path = directory / f"{split}.parquet"
     if not path.exists():
-        raise ArtefactError(f"{path} does not exist; run: python data_gen/prompts.py RECIPE")
+        raise ArtifactError(f"{path} does not exist; run: python data_gen/prompts.py RECIPE")
     return [_from_row(row) for row in pq.read_table(path).to_pylist()]
 
 

@@ -17,7 +17,7 @@ from jinja2.exceptions import TemplateError
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
-from drafthead.provenance import MANIFEST, read_json
+from drafthead.artifacts import MANIFEST, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

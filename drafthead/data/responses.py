@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
 from drafthead.files import atomic_path
-from drafthead.provenance import ArtefactError
+from drafthead.artifacts import ArtifactError
 
 KIND = "responses"
 LOOP_NGRAM = 8  # a repeated run of eight tokens is rarely honest text
@@ -99,7 +99,7 @@ _TOKENS = ("prompt_ids", "response_ids", "continuation_ids")
 
 
 def part_path(directory: Path, index: int) -> Path:
-    """Where part `index` of a responses artefact lies."""
+    """Where part `index` of a responses artifact lies."""
     return directory / f"part-{index:05d}.parquet"
 
 
@@ -117,19 +117,19 @@ def write_part(
 
 
 def iter_responses(directory: Path) -> Iterator[Response]:
-    """All responses of an artefact, in prompt order, one part in memory at a time.
+    """All responses of an artifact, in prompt order, one part in memory at a time.
 
     Raises:
-        ArtefactError: the directory has no part.
+        ArtifactError: the directory has no part.
     """
     return chain.from_iterable(map(read_part, _parts(directory)))
 
 
 def read_responses(directory: Path) -> list[Response]:
-    """All responses of an artefact, in prompt order.
+    """All responses of an artifact, in prompt order.
 
     Raises:
-        ArtefactError: the directory has no part.
+        ArtifactError: the directory has no part.
     """
     return list(iter_responses(directory))
 
@@ -140,7 +140,7 @@ def read_parts(directory: Path) -> dict[str, list[Response]]:
     A large run has a billion tokens: 4 bytes each here, 33 in a list of Python's numbers. `text` is left empty.
 
     Raises:
-        ArtefactError: the directory has no part.
+        ArtifactError: the directory has no part.
     """
     return {part.stem: list(map(_compact, read_part(part))) for part in _parts(directory)}
 
@@ -159,7 +159,7 @@ def read_left_out(directory: Path) -> list[LeftOut]:
     """Every response that was left out, in order.
 
     Raises:
-        ArtefactError: the directory has no part.
+        ArtifactError: the directory has no part.
     """
     return [LeftOut(**entry) for metadata in _metadata(directory) for entry in metadata["left_out"]]
 
@@ -168,7 +168,7 @@ def read_makers(directory: Path) -> list[dict[str, Any]]:
     """What generated the responses, each maker once, in order.
 
     Raises:
-        ArtefactError: the directory has no part.
+        ArtifactError: the directory has no part.
     """
     made_by = [metadata["made_by"] for metadata in _metadata(directory)]
     return [maker for i, maker in enumerate(made_by) if maker and maker not in made_by[:i]]
@@ -188,7 +188,7 @@ class ResponseTokens:
     """Tokens and loss masks of all responses, one part in memory at a time: meant to be read in order.
 
     Raises:
-        ArtefactError: the directory has no part.
+        ArtifactError: the directory has no part.
     """
 
     def __init__(self, directory: Path):
@@ -215,7 +215,7 @@ class ResponseTokens:
 def _parts(directory: Path) -> list[Path]:
     parts = sorted(directory.glob("part-*.parquet"))
     if not parts:
-        raise ArtefactError(f"{directory} has no responses; run: python data_gen/regenerate.py RECIPE")
+        raise ArtifactError(f"{directory} has no responses; run: python data_gen/regenerate.py RECIPE")
     return parts
 
 

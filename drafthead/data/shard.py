@@ -40,7 +40,7 @@ from torch import Tensor
 
 from drafthead.drafters.fp8 import quantise
 from drafthead.files import atomic_path, remove_leftovers
-from drafthead.provenance import ArtefactError, digest
+from drafthead.artifacts import ArtifactError, digest
 from drafthead.files import check_space
 
 LAYOUT = 4  # 1: teacher rows for every token; 2: without sums; 3: without index_sha256, one more teacher row
@@ -243,7 +243,7 @@ class Shard:
         hidden_size: H.
 
     Raises:
-        ArtefactError: the file is truncated or not a shard, has another layout, or its index was changed.
+        ArtifactError: the file is truncated or not a shard, has another layout, or its index was changed.
         FileNotFoundError: it does not exist.
     """
 
@@ -254,7 +254,7 @@ class Shard:
             metadata = json.loads(self._file.metadata()[_METADATA])
             layout = metadata.get("layout", 1)
             if layout != LAYOUT:
-                raise ArtefactError(
+                raise ArtifactError(
                     f"{path} has layout {layout}, this version reads layout {LAYOUT}; "
                     f"delete {path.parent} and harvest again"
                 )
@@ -262,13 +262,13 @@ class Shard:
             schema = {name: [str(part[:0].dtype), part.get_shape()] for name, part in slices.items()}
             index = {name: self._file.get_tensor(name).tolist() for name in _INDEX}
             if metadata.pop("index_sha256") != _index_digest(metadata, schema, index):
-                raise ArtefactError(
+                raise ArtifactError(
                     f"the index of {path} was changed after it was written; delete it and harvest again"
                 )
         except (SafetensorError, OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            raise ArtefactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error
+            raise ArtifactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error
         self.ids: list[str] = metadata["ids"]
         self.aux_layer_ids: list[int] = metadata["aux_layer_ids"]
         self.number_format: Format = metadata["format"]
@@ -289,7 +289,7 @@ class Shard:
             name: of the tensor; TEACHER_ROWS have R rows, the others T.
 
         Raises:
-            ArtefactError: these bytes are not the ones that were written.
+            ArtifactError: these bytes are not the ones that were written.
         """
         values, scale = self._stored(index, name), f"{name}.scale"
         return dequantise(values, self._stored(index, scale)) if scale in self._sums else values
@@ -299,9 +299,9 @@ class Shard:
         try:
             values = self._file.get_slice(name)[ends[index] : ends[index + 1]]
         except SafetensorError as error:
-            raise ArtefactError(f"{self.path} is damaged ({error}); delete it and harvest again") from error
+            raise ArtifactError(f"{self.path} is damaged ({error}); delete it and harvest again") from error
         if row_sum(values) != self._sums[name][index]:
-            raise ArtefactError(
+            raise ArtifactError(
                 f"{self.path}: {name} of sequence {self.ids[index]} was changed after it was written; "
                 "delete the shard and harvest again, which makes only what is missing"
             )
@@ -323,7 +323,7 @@ class Shard:
         )
 
     def check(self) -> None:
-        """Read every row and compare it with its checksum; raises ArtefactError."""
+        """Read every row and compare it with its checksum; raises ArtifactError."""
         for index in range(len(self)):
             for name in self._sums:
                 self._stored(index, name)
@@ -337,10 +337,10 @@ def open_checked(path: Path, ids: Sequence[str]) -> Shard:
         ids: prompt ids that it should hold, in order.
 
     Raises:
-        ArtefactError: it is damaged, or holds other sequences.
+        ArtifactError: it is damaged, or holds other sequences.
         FileNotFoundError: it does not exist.
     """
     shard = Shard(path)
     if shard.ids != list(ids):
-        raise ArtefactError(f"{path} holds other sequences than the responses; delete it and harvest again")
+        raise ArtifactError(f"{path} holds other sequences than the responses; delete it and harvest again")
     return shard

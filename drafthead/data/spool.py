@@ -32,7 +32,7 @@ from drafthead.config import Recipe
 from drafthead.data.responses import ResponseTokens
 from drafthead.data.shard import Shard, StateSequence, open_checked, shard_path
 from drafthead.files import remove_aside, write_json
-from drafthead.provenance import read_json
+from drafthead.artifacts import read_json
 
 KIND = "spool"
 _PROGRESS = "progress.json"
@@ -172,7 +172,7 @@ class SpooledStates:
         return epoch * self.spool.num_shards + document // self._size
 
     def __getitem__(self, index: int) -> StateSequence:
-        """A document; raises FileNotFoundError before its shard is written, ArtefactError when that is damaged."""
+        """A document; raises FileNotFoundError before its shard is written, ArtifactError when that is damaged."""
         number = self.shard_of(index)
         if number not in self._open:
             start = number % self.spool.num_shards * self._size

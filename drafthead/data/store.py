@@ -13,7 +13,7 @@ from torch import Tensor
 from drafthead.data.shard import (
     Format, Shard, StateSequence, first_teacher_row, open_checked, shard_path, write_shard,
 )  # fmt: skip
-from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, verify_files
+from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, verify_files
 
 __all__ = [
     "KIND", "Format", "Shard", "StateSequence", "StateStore", "States", "open_checked", "shard_path", "write_shard",
@@ -52,13 +52,13 @@ class StateStore:
     """All sequences of a store in shard order, read on demand.
 
     Raises:
-        ArtefactError: the directory has no shard, one is damaged, or they are not of one harvest.
+        ArtifactError: the directory has no shard, one is damaged, or they are not of one harvest.
     """
 
     def __init__(self, directory: Path):
         paths = sorted(directory.glob("shard-*.safetensors"))
         if not paths:
-            raise ArtefactError(f"{directory} has no shards; run: python data_gen/harvest.py RECIPE")
+            raise ArtifactError(f"{directory} has no shards; run: python data_gen/harvest.py RECIPE")
         shards = [Shard(path) for path in paths]
         for shard in shards[1:]:
             _check_alike(shards[0], shard)
@@ -87,7 +87,7 @@ class StateStore:
 def _check_alike(first: Shard, other: Shard) -> None:
     for name in ("aux_layer_ids", "number_format"):
         if getattr(first, name) != getattr(other, name):
-            raise ArtefactError(
+            raise ArtifactError(
                 f"{first.path} and {other.path.name} are of two harvests: {name} {getattr(first, name)} and "
                 f"{getattr(other, name)}; delete the one that does not belong there and harvest again"
             )
@@ -108,7 +108,7 @@ def verify_store(directory: Path) -> list[str]:
         listed, identity = manifest["files"], manifest["identity"]
         problems = [] if read_json(directory / IDENTITY) == identity else [f"{IDENTITY} differs from {MANIFEST}"]
         problems += [_file_problem(directory / name, listed[name]) for name in verify_files(directory)]
-    except (ArtefactError, FileNotFoundError, KeyError, TypeError) as error:
+    except (ArtifactError, FileNotFoundError, KeyError, TypeError) as error:
         return [f"{directory / MANIFEST} cannot be read: {error}"]
     found = {path.name for path in directory.glob("shard-*.safetensors")}
     problems += [f"{name} is not in {MANIFEST}" for name in sorted(found - set(listed))]
@@ -141,7 +141,7 @@ def verify_shard(path: Path, identity: dict[str, Any]) -> list[str]:
             if identity.get(name, value) != value
         ]
         problems += [problem for i in range(len(shard)) for problem in _sequence_problems(shard[i])]
-    except ArtefactError as error:
+    except ArtifactError as error:
         return [str(error)]
     return [f"{path.name}: {problem}" for problem in problems]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.files import sha256_file, write_json
-from drafthead.provenance import ArtefactError, read_json
+from drafthead.artifacts import ArtifactError, read_json
 
 FILE = "training_prompts.json"
 
@@ -21,7 +21,7 @@ def write_trained_on(directory: Path, prompts: str | None, ids: Iterable[str]) -
 
     Args:
         directory: before its manifest is written.
-        prompts: reference of the prompts artefact of the last run; None where none is known.
+        prompts: reference of the prompts artifact of the last run; None where none is known.
         ids: of its training and validation prompts.
     """
     write_json(directory / FILE, {"prompts": prompts, "ids": sorted(ids)})
@@ -31,14 +31,14 @@ def read_trained_on(directory: Path, manifest: dict[str, Any]) -> set[str] | Non
     """Ids of the prompts that a head was trained on; None when its manifest lists no such file.
 
     Raises:
-        ArtefactError: the file is not the one that the manifest lists.
+        ArtifactError: the file is not the one that the manifest lists.
     """
     listed = manifest["files"].get(FILE)
     if listed is None:
         return None
     path = directory / FILE
     if not path.is_file() or sha256_file(path) != listed["sha256"]:
-        raise ArtefactError(f"{path} is missing or not what the head's manifest lists; export the head again")
+        raise ArtifactError(f"{path} is missing or not what the head's manifest lists; export the head again")
     return known_before(directory)
 
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import HeadConfig
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.registry import parse_head
@@ -81,9 +81,9 @@ def best_checkpoint(run_dir: Path) -> Path:
     """Where the checkpoint of a finished run lies that it found to be the best.
 
     Raises:
-        ArtefactError: there is no finished run.
+        ArtifactError: there is no finished run.
     """
-    manifest = provenance.require(run_dir, "run", _TRAIN, thinned=True)
+    manifest = artifacts.require(run_dir, "run", _TRAIN, thinned=True)
     return run_dir / "checkpoints" / f"step_{manifest['counts']['best_step']:08d}"
 
 
@@ -91,37 +91,37 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint, whose run may still be going.
 
     Raises:
-        ArtefactError: it is damaged, no checkpoint at all, or does not lie in the run that wrote it.
+        ArtifactError: it is damaged, no checkpoint at all, or does not lie in the run that wrote it.
     """
     state = _verified_state(path)
     run_dir = path.resolve().parent.parent
-    if not (run_dir / provenance.IDENTITY).is_file():
-        raise provenance.ArtefactError(
-            f"{path} does not lie in the run that wrote it: {run_dir} has no {provenance.IDENTITY}, which says how "
+    if not (run_dir / artifacts.IDENTITY).is_file():
+        raise artifacts.ArtifactError(
+            f"{path} does not lie in the run that wrote it: {run_dir} has no {artifacts.IDENTITY}, which says how "
             "the head was trained; use it from runs/NAME/checkpoints"
         )
-    whole = (run_dir / provenance.MANIFEST).exists()
-    reference = provenance.reference(provenance.require(run_dir, "run", _TRAIN, thinned=True)) if whole else None
+    whole = (run_dir / artifacts.MANIFEST).exists()
+    reference = artifacts.reference(artifacts.require(run_dir, "run", _TRAIN, thinned=True)) if whole else None
     return Checkpoint(path, state, _run_of(run_dir), reference)
 
 
 def _run_of(run_dir: Path) -> dict[str, Any]:
     """What the run says of itself: at least what a head cannot be read without."""
-    run = provenance.read_json(run_dir / provenance.IDENTITY)
+    run = artifacts.read_json(run_dir / artifacts.IDENTITY)
     lacking = {"kind", "head", "aux_layer_ids", "target"} - set(run if isinstance(run, dict) else ())
     if lacking:
-        raise provenance.ArtefactError(
-            f"{run_dir / provenance.IDENTITY} is not the record of a run (it has no {', '.join(sorted(lacking))}); "
+        raise artifacts.ArtifactError(
+            f"{run_dir / artifacts.IDENTITY} is not the record of a run (it has no {', '.join(sorted(lacking))}); "
             f"restore it, or delete {run_dir} and train again"
         )
     return run
 
 
 def _verified_state(path: Path) -> dict[str, Any]:
-    if not (path / provenance.MANIFEST).is_file():
+    if not (path / artifacts.MANIFEST).is_file():
         known = ", ".join(sorted(p.name for p in path.parent.glob("step_*"))) or "none"
-        raise provenance.ArtefactError(f"{path} is not a checkpoint; {path.parent} has: {known}")
-    broken = provenance.verify_files(path)
+        raise artifacts.ArtifactError(f"{path} is not a checkpoint; {path.parent} has: {known}")
+    broken = artifacts.verify_files(path)
     if broken:
-        raise provenance.ArtefactError(f"{path} is damaged ({', '.join(broken)}); use another checkpoint")
-    return provenance.read_json(path / "state.json")
+        raise artifacts.ArtifactError(f"{path} is damaged ({', '.join(broken)}); use another checkpoint")
+    return artifacts.read_json(path / "state.json")

@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from drafthead.artifacts import MANIFEST, ArtifactError, read_json, reference, require
 from drafthead.config import Recipe, local_or_hub
 from drafthead.config.evaluation import HEADS, LABELS, OWN, PARALLEL, Method, MethodConfig
 from drafthead.data.prompts import KIND, Prompt, read_prompts
@@ -22,7 +23,6 @@ from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.files import check_tensor_files
 from drafthead.drafters.registry import drafter_of
-from drafthead.provenance import MANIFEST, ArtefactError, read_json, reference, require
 from drafthead.target.files import fingerprint_of
 from drafthead.target.pieces import load_target_spec, name_target
 from drafthead.target.tokenizer import load_tokenizer
@@ -89,7 +89,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
         effort: reasoning effort told to the chat template; None: the recipe's main one.
 
     Raises:
-        ArtefactError: the prompts artefact is missing or half finished.
+        ArtifactError: the prompts artifact is missing or half finished.
         ValueError: a held-out prompt is also a training or validation prompt, or none fits the engine.
     """
     require(recipe.prompts_dir, KIND, _MAKE_PROMPTS, every_byte=True)
@@ -195,7 +195,7 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
         methods: names, the baseline's included.
 
     Raises:
-        ArtefactError: a head is missing, half finished, or was made for another target.
+        ArtifactError: a head is missing, half finished, or was made for another target.
         ValueError: a head was trained on prompts of the workload, a method needs a package that is not installed, or
             a head cannot draft in parallel.
     """
@@ -251,7 +251,7 @@ def _head_reference(recipe: Recipe, workload: Workload, target: str, settings: M
     made_for = manifest["identity"]["target"]
     if made_for["fingerprint"] != target:
         served = {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": target}
-        raise ArtefactError(
+        raise ArtifactError(
             f"{head} was made for {name_target(made_for)}, but the recipe's target is {name_target(served)}: "
             "train and export a head for it"
         )

@@ -1,6 +1,6 @@
 """The model card: README.md of a head, written from manifests alone; and the upload of a head with its card.
 
-The card is no part of the artefact: results that come later appear in it without changing what they were measured on,
+The card is no part of the artifact: results that come later appear in it without changing what they were measured on,
 so it is written after the manifest and again by every export of the same head. Nothing is uploaded unless requested,
 nor public unless requested.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 import pyarrow.parquet as pq
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.files import atomic_path, in_markdown
@@ -48,9 +48,9 @@ def write_card(
         published_as: hub id for the serving commands, instead of the directory.
 
     Raises:
-        ArtefactError: the head is missing or half finished.
+        ArtifactError: the head is missing or half finished.
     """
-    manifest = provenance.require(recipe.head_dir, "head", "python export/head.py RECIPE")
+    manifest = artifacts.require(recipe.head_dir, "head", "python export/head.py RECIPE")
     files = drafter_of(recipe.head).vllm
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(
@@ -82,13 +82,13 @@ def push_head(directory: Path, repo: str, public: bool = False) -> str:
         Address of the commit.
 
     Raises:
-        ArtefactError: the head is not finished or its files have changed since.
+        ArtifactError: the head is not finished or its files have changed since.
         ValueError: the head names its target by a local path, which no other machine has.
     """
     from huggingface_hub import HfApi
 
-    provenance.require(directory, "head", "python export/head.py RECIPE", every_byte=True)
-    config = provenance.read_json(directory / "config.json")
+    artifacts.require(directory, "head", "python export/head.py RECIPE", every_byte=True)
+    config = artifacts.read_json(directory / "config.json")
     target = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
     if target and Path(target).exists():
         raise ValueError(f"{directory} names its target by a local path; give target.path a hub id and export again")
@@ -100,10 +100,10 @@ def push_head(directory: Path, repo: str, public: bool = False) -> str:
 
 def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     identity, counts = manifest["identity"], manifest["counts"]
-    run = provenance.read_json(run_dir / provenance.IDENTITY)
+    run = artifacts.read_json(run_dir / artifacts.IDENTITY)
     target, export, aux_layer_ids = identity["target"], identity["export"], identity["aux_layer_ids"]
     versions = manifest["made_by"]["versions"]
-    config, files = provenance.read_json(recipe.head_dir / "config.json"), drafter_of(recipe.head).vllm
+    config, files = artifacts.read_json(recipe.head_dir / "config.json"), drafter_of(recipe.head).vllm
     imported, ancestors = run.get("imported"), _ancestors(run)
     return {
         "name": recipe.name,
@@ -150,12 +150,12 @@ def _ancestors(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _data(recipe: Recipe, run_dir: Path, step: int) -> dict[str, Any] | None:
     """Counts and mix of what was trained on; None where the data has been moved away or the run is still going."""
-    responses, prompts = recipe.responses_dir("train") / provenance.MANIFEST, recipe.prompts_dir / "train.parquet"
-    run = run_dir / provenance.MANIFEST
+    responses, prompts = recipe.responses_dir("train") / artifacts.MANIFEST, recipe.prompts_dir / "train.parquet"
+    run = run_dir / artifacts.MANIFEST
     if not responses.exists() or not prompts.exists() or not run.exists():
         return None
-    made = provenance.read_json(run)
-    manifest = provenance.read_json(responses)
+    made = artifacts.read_json(run)
+    manifest = artifacts.read_json(responses)
     table = pq.read_table(prompts, columns=["source", "category"])
     mix = Counter(zip(table["source"].to_pylist(), table["category"].to_pylist(), strict=True))
     settings = manifest["identity"]["settings"]

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import store as state_store
 from drafthead.data.packing import pack, whole
@@ -155,14 +155,14 @@ def validation_documents(
         prompts, tokens: at most so many, prompt and response together; at least one document.
 
     Raises:
-        ArtefactError: there are no validation states, they hold other aux layers, or none of them fits.
+        ArtifactError: there are no validation states, they hold other aux layers, or none of them fits.
     """
     directory = recipe.states_dir("validation")
     command = "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
-    provenance.require(directory, state_store.KIND, command)
+    artifacts.require(directory, state_store.KIND, command)
     store = StateStore(directory)
     if tuple(store.aux_layer_ids) != aux_layer_ids:
-        raise provenance.ArtefactError(
+        raise artifacts.ArtifactError(
             f"{directory} holds layers {store.aux_layer_ids}, the head was trained on {list(aux_layer_ids)}; harvest "
             "again under another name (name=...), or export with --no-serve-check"
         )
@@ -175,7 +175,7 @@ def validation_documents(
         if document.prompt_ids and document.response_ids and turn.stop <= recipe.engine.max_model_len - K - 1:
             fitting.append(document)
     if not fitting:
-        raise provenance.ArtefactError(
+        raise artifacts.ArtifactError(
             f"no response of {directory} fits engine.max_model_len {recipe.engine.max_model_len}; raise it, or export "
             "with --no-serve-check"
         )

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafthead import locks, provenance
+from drafthead import artifacts, locks
+from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, reference
 from drafthead.config import ExportConfig, Recipe
 from drafthead.data.prompts import ids_of
 from drafthead.data.trained_on import known_before, write_trained_on
@@ -29,7 +30,6 @@ from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.card import CARD
 from drafthead.exporting.check import check_reload, check_serving, measure_fp8_cost, validation_documents
 from drafthead.files import atomic_path, sha256_file, sync, write_json
-from drafthead.provenance import IDENTITY, MANIFEST, ArtefactError, read_json, read_manifest, reference
 from drafthead.target.files import local_files
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity, target_names
 
@@ -51,7 +51,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         The head's directory.
 
     Raises:
-        ArtefactError: there is no finished run, the checkpoint is damaged, the prompts here are not the run's, or
+        ArtifactError: there is no finished run, the checkpoint is damaged, the prompts here are not the run's, or
             there is nothing to check serving on.
         InUseError: another process is exporting to the same directory.
         ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
@@ -59,7 +59,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     source = open_checkpoint(recipe, checkpoint, spec)
     directory = recipe.head_dir
-    if provenance.begin(directory, KIND, _identity(recipe, spec, source), alone=True):
+    if artifacts.begin(directory, KIND, _identity(recipe, spec, source), alone=True):
         _check_again(recipe, spec, source, serve_check)
         return directory
     candidate = directory / _CANDIDATE
@@ -86,7 +86,7 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
     only what the head computes.
 
     Raises:
-        ArtefactError: there is no finished run, the checkpoint is damaged, or it does not lie in its run.
+        ArtifactError: there is no finished run, the checkpoint is damaged, or it does not lie in its run.
         ValueError: the run trained another head than the recipe describes; the message names every difference.
     """
     source = read_checkpoint(best_checkpoint(recipe.run_dir) if path is None else path)
@@ -99,7 +99,7 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
         )
     )
     if described != trained:
-        lines = provenance.describe_difference(trained, described)
+        lines = artifacts.describe_difference(trained, described)
         raise ValueError(
             f"{source.run_dir} trained another head than the recipe describes:\n"
             f"{lines.replace('found', 'trained').replace('wanted', 'to be served')}\n"
@@ -219,10 +219,10 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
     """A whole head that was exported without the serving check is checked now; its files stay as they are.
 
     Raises:
-        ArtefactError: they are not the ones that were exported.
+        ArtifactError: they are not the ones that were exported.
     """
     directory = recipe.head_dir
-    counts = provenance.require(directory, KIND, "python export/head.py RECIPE", every_byte=True)["counts"]
+    counts = artifacts.require(directory, KIND, "python export/head.py RECIPE", every_byte=True)["counts"]
     if not serve_check or counts.get("serve_check"):
         log.info(f"{directory} is complete; nothing to do")
         return
@@ -232,9 +232,9 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
 
 
 def _finish(directory: Path, counts: dict[str, Any]) -> None:
-    """The manifest; the card, which follows what is measured later, is no part of the artefact and is written anew."""
+    """The manifest; the card, which follows what is measured later, is no part of the artifact and is written anew."""
     (directory / CARD).unlink(missing_ok=True)
-    provenance.finish(directory, counts)
+    artifacts.finish(directory, counts)
 
 
 def _unclaim(directory: Path) -> None:
@@ -254,7 +254,7 @@ def record_prompts(recipe: Recipe, directory: Path) -> None:
     nothing is written, and a line says so.
 
     Raises:
-        ArtefactError: one of them was made from other prompts.
+        ArtifactError: one of them was made from other prompts.
     """
     before, run = known_before(recipe.run_dir), recipe.run_dir / IDENTITY
     imported = run.exists() and "imported" in read_json(run)  # the recipe's prompts are not what it learned from
@@ -289,7 +289,7 @@ def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
             found = (found or {}).get(key)
         if found is not None and found not in (made_from, identity):
             known = found[:12] if isinstance(found, str) else "an online run's spool"
-            raise ArtefactError(
+            raise ArtifactError(
                 f"{directory} was made from another version of {source} ({known}, not {made_from[:12]}), so the "
                 "prompts here are not those that the head learned from; restore them, or train again"
             )
@@ -314,7 +314,7 @@ def write_untrained(recipe: Recipe) -> Path:
     yet. Its drafts are worth nothing.
 
     Raises:
-        ArtefactError: the directory holds another head.
+        ArtifactError: the directory holds another head.
         ValueError: the draft vocabulary's size is not known before there are responses.
     """
     if recipe.head.coverage is not None:
@@ -329,7 +329,7 @@ def write_untrained(recipe: Recipe) -> Path:
         "head": recipe.head.model_dump(mode="json"),
         "untrained": True,
     }
-    if provenance.begin(recipe.head_dir, KIND, identity, alone=True):
+    if artifacts.begin(recipe.head_dir, KIND, identity, alone=True):
         return recipe.head_dir
     shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
     torch.manual_seed(0)
@@ -338,5 +338,5 @@ def write_untrained(recipe: Recipe) -> Path:
     plain = recipe.model_copy(update={"export": recipe.export.model_copy(update={"format": "vllm"})})
     tensors = {**weights, "d2t": first.d2t, "t2d": first.t2d}
     write_head(plain, recipe.head_dir, tensors, shape, recipe.target.aux_layer_ids)
-    provenance.finish(recipe.head_dir, {"parameters": num_parameters(shape)})
+    artifacts.finish(recipe.head_dir, {"parameters": num_parameters(shape)})
     return recipe.head_dir

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import HeadConfig, Recipe
 from drafthead.data.trained_on import read_trained_on, write_trained_on
 from drafthead.drafters.files import check_tensor_files, read_config
@@ -50,7 +50,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
         The run's directory.
 
     Raises:
-        ArtefactError: `runs/NAME` holds something else.
+        ArtifactError: `runs/NAME` holds something else.
         FileNotFoundError: the head has no config.json or no tensors.
         ValueError: pickled tensors, another target, an unknown tensor, or a recipe that describes another head.
     """
@@ -75,12 +75,12 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
         "rms_norm_eps": shape.rms_norm_eps,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }
-    if provenance.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):
+    if artifacts.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):
         log.info(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     _write_checkpoint(recipe.run_dir / "checkpoints" / _CHECKPOINT, weights)
     _keep_prompts(public, recipe.run_dir)
-    provenance.finish(recipe.run_dir, {"best_step": 0, "imported": True})
+    artifacts.finish(recipe.run_dir, {"best_step": 0, "imported": True})
     log.info(f"imported {source} to {recipe.run_dir}")
     return recipe.run_dir
 
@@ -133,12 +133,12 @@ def _write_checkpoint(checkpoint: Path, weights: dict[str, Tensor]) -> None:
         name: {"bytes": (checkpoint / name).stat().st_size, "sha256": sha256_file(checkpoint / name)}
         for name in ("model.safetensors", "state.json")
     }
-    write_json(checkpoint / provenance.MANIFEST, {"files": entries})
+    write_json(checkpoint / artifacts.MANIFEST, {"files": entries})
 
 
 def _keep_prompts(head: Path, run_dir: Path) -> None:
     """A head that was exported here says which prompts it was made from."""
-    if (head / provenance.MANIFEST).is_file():
-        known = read_trained_on(head, provenance.read_manifest(head))
+    if (head / artifacts.MANIFEST).is_file():
+        known = read_trained_on(head, artifacts.read_manifest(head))
         if known is not None:
             write_trained_on(run_dir, None, known)

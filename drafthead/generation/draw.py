@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from drafthead.artifacts import digest
 from drafthead.config.responses import Effort, ResponsesConfig
 from drafthead.data.prompts import Prompt
-from drafthead.provenance import digest
 
 _T = TypeVar("_T")
 

@@ -15,13 +15,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 
+from drafthead.artifacts import MANIFEST, finish
 from drafthead.config import Recipe
 from drafthead.data.spool import Demand, Spool, open_spool
 from drafthead.generation.harvest import backend, finish_split, harvesting
 from drafthead.generation.running import Worker, make_all
 from drafthead.generation.shards import ShardJob, list_jobs, to_do
 from drafthead.progress import progress_bar, wait_until
-from drafthead.provenance import MANIFEST, finish
 from drafthead.target.pieces import TargetSpec
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def harvest_online(recipe: Recipe, spec: TargetSpec, validation: bool) -> None:
         validation: whether the validation split is unfinished; both directories are claimed already.
 
     Raises:
-        ArtefactError: a shard in the spool is damaged or holds other sequences.
+        ArtifactError: a shard in the spool is damaged or holds other sequences.
         InUseError: another harvester fills it.
         ValueError: a sequence is too long, or a shard could not be written.
     """

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from drafthead.artifacts import digest
 from drafthead.data.contamination import Text
 from drafthead.data.conversations import Conversation, RowError, cut
 from drafthead.data.prompts import Prompt, prompt_id
@@ -19,7 +20,6 @@ from drafthead.generation.draw import normalised
 from drafthead.generation.source_files import Located, read
 from drafthead.generation.sources import LOCAL
 from drafthead.progress import progress
-from drafthead.provenance import digest
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from drafthead.artifacts import reference
 from drafthead.config import Recipe
 from drafthead.data.contamination import Text, find_overlaps
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
@@ -24,7 +25,6 @@ from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.files import atomic_path, in_markdown
 from drafthead.generation.prompt_mix import sources_of, summarise
 from drafthead.generation.sources import CATALOGUE
-from drafthead.provenance import reference
 from drafthead.target.tokenizer import load_tokenizer
 
 SAMPLE = 5_000

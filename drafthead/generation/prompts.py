@@ -1,4 +1,4 @@
-"""From the recipe's sources to the three splits of the prompts artefact.
+"""From the recipe's sources to the three splits of the prompts artifact.
 
 A recipe gives one file whose rows may declare their split (`prompts.path`), or a mix of data sets (`prompts.preset`,
 `prompts.sources`; see generation/prompt_mix.py). Validation prompts are carved out of train. Draws are ordered by a
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from drafthead.artifacts import MANIFEST, begin, finish, read_manifest
 from drafthead.config import REPO_ROOT, PromptsConfig, PromptSource, Recipe
 from drafthead.data.prompts import KIND, Prompt, write_prompts
 from drafthead.files import sha256_file
@@ -17,16 +18,15 @@ from drafthead.generation.prompt_mix import Mix, drop_duplicates, locate_sources
 from drafthead.generation.prompt_pool import gather
 from drafthead.generation.source_files import Located
 from drafthead.generation.sources import LOCAL
-from drafthead.provenance import MANIFEST, begin, finish, read_manifest
 
 
 def make_prompts(recipe: Recipe) -> dict[str, Any]:
-    """Write the prompts artefact of a recipe, or find it complete; returns its manifest.
+    """Write the prompts artifact of a recipe, or find it complete; returns its manifest.
 
     Raises:
         FileNotFoundError: a source is not on this machine; the message has the command that gets it.
         ValueError: a row is not a prompt, the declared splits overlap, or a split would be empty.
-        ArtefactError: the directory holds prompts made from something else.
+        ArtifactError: the directory holds prompts made from something else.
     """
     settings, directory = recipe.prompts, recipe.prompts_dir
     sources = [_own_file(settings.path)] if settings.path else locate_sources(settings)

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from drafthead.artifacts import ArtifactError, begin, finish, reference, require
 from drafthead.config import Recipe
 from drafthead.data.kept import KeptResponses
 from drafthead.data.prompts import KIND as PROMPTS
@@ -62,7 +63,6 @@ from drafthead.generation.draw import draw_sampling
 from drafthead.generation.running import Runner, Task, run_here
 from drafthead.generation.shards import claim_captured, forget_captured, shards_of_part
 from drafthead.progress import progress_bar
-from drafthead.provenance import ArtefactError, begin, finish, reference, require
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer, stop_tokens
 
@@ -76,14 +76,14 @@ GIVEN = "given"  # finish_reason of a response that the data had
 
 
 def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
-    """Make the responses artefacts of both splits; finished parts are kept, and no engine starts when all are.
+    """Make the responses artifacts of both splits; finished parts are kept, and no engine starts when all are.
 
     Args:
         recipe: target, engine, responses and states sections are used.
         run: makes the parts.
 
     Raises:
-        ArtefactError: there are no prompts, or a directory holds responses made from something else.
+        ArtifactError: there are no prompts, or a directory holds responses made from something else.
         FileNotFoundError: the target is missing.
         ValueError: the target does not fit the recipe, a split gets no response, the server cannot be used, or
             responses of the data are to be kept and the chat template gives no stable boundaries.
@@ -97,7 +97,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
     if not recipe.responses.regenerate and prompts["identity"].get("answers") != "kept":
-        raise ArtefactError(
+        raise ArtifactError(
             f"responses.regenerate is false, but {recipe.prompts_dir} was written without the responses of its data; "
             "delete it and run: python data_gen/prompts.py RECIPE"
         )

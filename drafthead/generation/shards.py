@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from drafthead.artifacts import begin
 from drafthead.config import Recipe
 from drafthead.data.responses import Response, read_parts
 from drafthead.data.shard import LAYOUT
@@ -26,7 +27,6 @@ from drafthead.data.store import open_checked, shard_path
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.generation.running import unwritten
 from drafthead.progress import progress
-from drafthead.provenance import begin
 from drafthead.target.pieces import TargetSpec, target_identity
 
 CAPTURED = "captured states"
@@ -120,7 +120,7 @@ def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
     """The jobs whose shards do not exist; those that do are read and checked, several at a time.
 
     Raises:
-        ArtefactError: a shard is damaged or holds other sequences; that is an error, not work to skip.
+        ArtifactError: a shard is damaged or holds other sequences; that is an error, not work to skip.
     """
     if len(missing := unwritten(jobs)) == len(jobs):
         return missing
@@ -162,7 +162,7 @@ def claim_captured(recipe: Recipe, spec: TargetSpec, split: str) -> None:
     """Check that captured shards in the staging directory, if any, were captured in the same way.
 
     Raises:
-        ArtefactError: they are of another target, other aux layers or another format.
+        ArtifactError: they are of another target, other aux layers or another format.
     """
     begin(captured_dir(recipe, split), CAPTURED, states_identity(recipe, spec))
 
@@ -187,7 +187,7 @@ def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[S
         jobs: the shards of its store.
 
     Raises:
-        ArtefactError: shards were captured otherwise, or are damaged.
+        ArtifactError: shards were captured otherwise, or are damaged.
     """
     directory = captured_dir(recipe, split)
     if not directory.exists():

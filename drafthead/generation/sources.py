@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from drafthead.artifacts import digest
 from drafthead.data.conversations import (
     Conversation,
     Message,
@@ -19,7 +20,6 @@ from drafthead.data.conversations import (
     question,
     token_ids,
 )
-from drafthead.provenance import digest
 
 Row = Mapping[str, Any]
 Adapter = Callable[[Row], Conversation]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from drafthead.artifacts import MANIFEST
 from drafthead.config import PromptsConfig, Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import ParsedResponse
@@ -17,7 +18,6 @@ from drafthead.generation.prompt_mix import planned_prompts
 from drafthead.generation.regenerate import SPLITS, is_regenerated, kept_responses
 from drafthead.planning import DEFAULT_PROMPTS, Assumed
 from drafthead.progress import progress_bar
-from drafthead.provenance import MANIFEST
 from drafthead.target.tokenizer import load_tokenizer
 
 

@@ -7,6 +7,7 @@ Shapes: T tokens, R rows that can carry loss, H hidden, N aux layers.
 import shutil
 from collections.abc import Sequence
 
+from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.base import num_parameters, planned_shape
@@ -23,7 +24,6 @@ from drafthead.planning.lengths import (
     planned,
 )  # fmt: skip
 from drafthead.planning.memory import EngineMemory, training_memory
-from drafthead.provenance import MANIFEST, read_manifest
 from drafthead.target.pieces import TargetSpec, captured_ids, check_aux_layer_ids, compute_dtype, load_target_spec
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them

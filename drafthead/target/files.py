@@ -56,7 +56,7 @@ def pinned_revision(path: str, revision: str | None = None) -> str | None:
 
 
 def fingerprint_of(path: str, revision: str | None = None) -> str:
-    """Which target this is: a hex digest that artefacts carry and consumers compare.
+    """Which target this is: a hex digest that artifacts carry and consumers compare.
 
     A hub target is the commit of its snapshot, whichever of its files are here. A directory is its small files and,
     of every shard, the size and 64 samples of 4 KiB, spread evenly: other weights of the same shape differ.

@@ -125,15 +125,15 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
 
 
 def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, str | None]:
-    """Which target an artefact was made from or for; the fingerprint is what consumers compare."""
+    """Which target an artifact was made from or for; the fingerprint is what consumers compare."""
     return {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": spec.fingerprint}
 
 
 def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> tuple[str, str]:
-    """The target of an artefact and the recipe's as a person reads them: equal where the fingerprints are.
+    """The target of an artifact and the recipe's as a person reads them: equal where the fingerprints are.
 
     Args:
-        found: from `target_identity`, when the artefact was made.
+        found: from `target_identity`, when the artifact was made.
         recipe: of today.
         spec: of the recipe's target.
     """

@@ -7,8 +7,8 @@ variable such as `eos_token`. To these come the tokens on which generation stops
 
 from typing import TYPE_CHECKING
 
+from drafthead.artifacts import read_json
 from drafthead.config import Recipe
-from drafthead.provenance import read_json
 from drafthead.target.files import local_files, pinned_revision
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from drafthead.artifacts import MANIFEST, ArtifactError, describe_difference, read_json, verify_files
 from drafthead.config import Recipe
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.files import DiskFullError, atomic_path, check_space, delete_folder, sha256_file, sync, write_json
-from drafthead.provenance import MANIFEST, ArtefactError, describe_difference, read_json, verify_files
 from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
@@ -123,7 +123,7 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
         try:
             broken = verify_files(path)
             state = None if broken else _read_state(path / _STATE)
-        except (ArtefactError, FileNotFoundError) as error:
+        except (ArtifactError, FileNotFoundError) as error:
             broken, state = [str(error)], None
         if state is not None:
             return path, state
@@ -136,7 +136,7 @@ def _read_state(path: Path) -> TrainState:
     try:
         return TrainState(**{**state, "acceptance_per_position": tuple(state["acceptance_per_position"])})
     except (TypeError, KeyError) as error:
-        raise ArtefactError(f"{path.name} is of another version of this project: {error}") from error
+        raise ArtifactError(f"{path.name} is of another version of this project: {error}") from error
 
 
 def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged: bool) -> None:
@@ -153,7 +153,7 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
         averaged: its model.safetensors holds the moving average, which the optimiser continues.
 
     Raises:
-        ArtefactError: it does not load.
+        ArtifactError: it does not load.
     """
     folder, tag = path / _ENGINE, "state"
     reshaped = state.world_size != accelerator.num_processes and state.zero_stage > 0
@@ -167,7 +167,7 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
         engine._config.load_universal_checkpoint = True  # DeepSpeed asks for it before a checkpoint is known
     loaded, _ = engine.load_checkpoint(str(folder), tag=tag)
     if loaded is None or engine.global_steps != state.step:
-        raise ArtefactError(
+        raise ArtifactError(
             f"{path} did not load: it says step {state.step}, DeepSpeed restored step {engine.global_steps}; "
             f"delete {path} to resume from an older checkpoint"
         )
@@ -222,7 +222,7 @@ def restore(recipe: Recipe, accelerator: Any, engine: Any, vocabulary: DraftVoca
     """Where training stands: the newest whole checkpoint, loaded into the engine; every rank calls this.
 
     Raises:
-        ArtefactError: it does not load, or has another draft vocabulary.
+        ArtifactError: it does not load, or has another draft vocabulary.
         ValueError: it cannot be resumed on this number of ranks.
     """
     from accelerate.utils import broadcast_object_list
@@ -258,7 +258,7 @@ def check_ranks(made_from: dict[str, Any]) -> None:
     """Compare what this rank would train with what the others would; every rank calls this.
 
     Raises:
-        ArtefactError: as `check_alike`.
+        ArtifactError: as `check_alike`.
     """
     from accelerate.utils import gather_object
 
@@ -272,12 +272,12 @@ def check_alike(ranks: Sequence[tuple[str, dict[str, Any]]]) -> None:
         ranks: host of each rank, and what its run is made from.
 
     Raises:
-        ArtefactError: naming the first rank that differs, its host, and both values.
+        ArtifactError: naming the first rank that differs, its host, and both values.
     """
     first_host, wanted = ranks[0]
     for rank, (host, found) in enumerate(ranks):
         if found != wanted:
-            raise ArtefactError(
+            raise ArtifactError(
                 f"rank {rank} on {host} would train another run than rank 0 on {first_host}:\n"
                 f"{describe_difference(found, wanted)}\n"
                 "start all nodes with the same command, and let them see the same files (output_dir, target.path)"
@@ -288,12 +288,12 @@ def check_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
     """Refuse to go on with rows of lm_head that stand for other tokens.
 
     Raises:
-        ArtefactError: the checkpoint's d2t is not the one that target and texts give today.
+        ArtifactError: the checkpoint's d2t is not the one that target and texts give today.
     """
     with safe_open(path / MODEL_FILE, framework="pt") as file:
         d2t = file.get_tensor("d2t")
     if not torch.equal(d2t, vocabulary.d2t):
-        raise ArtefactError(
+        raise ArtifactError(
             f"{path} has a draft vocabulary of {len(d2t)} tokens, and target and texts now give another one of "
             f"{len(vocabulary.d2t)}: the target's tokenizer or generation_config.json, or transformers, has changed "
             "since the run began. Restore it, or give the recipe another name (name=...)"

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data import store as state_store
@@ -71,10 +71,10 @@ class Start:
         """float32 parameters with d2t and t2d.
 
         Raises:
-            ArtefactError: the file is not the one that the run's record names.
+            ArtifactError: the file is not the one that the run's record names.
         """
         if sha256_file(self.file) != self.identity[_RECORD]["weights"]:
-            raise provenance.ArtefactError(f"{self.file} is not what the run says it begins with: delete the run")
+            raise artifacts.ArtifactError(f"{self.file} is not what the run says it begins with: delete the run")
         return load_file(self.file)
 
     def shape(self, shape: DraftShape) -> DraftShape:
@@ -105,7 +105,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
     """Open both stores and check that they fit the recipe.
 
     Raises:
-        ArtefactError: a store is missing, unfinished, or was harvested from another target or other aux layers; or
+        ArtifactError: a store is missing, unfinished, or was harvested from another target or other aux layers; or
             `train.init_from` is no checkpoint.
         ValueError: an aux layer id lies beyond the target, or `train.init_from` holds another head.
     """
@@ -143,8 +143,8 @@ def _check_store(identity: dict, recipe: Recipe, spec: TargetSpec, directory: Pa
         "states.format": identity.get("format"),
     }
     if found != wanted:
-        raise provenance.ArtefactError(
-            f"{directory} does not fit the recipe:\n{provenance.describe_difference(found, wanted)}\n"
+        raise artifacts.ArtifactError(
+            f"{directory} does not fit the recipe:\n{artifacts.describe_difference(found, wanted)}\n"
             f"harvest again under another name (name=...), or restore the recipe's target and states sections"
         )
 
@@ -223,31 +223,31 @@ def open_states(recipe: Recipe, split: str) -> Opened:
     """Open a split's states; online, wait until the harvester has got that far.
 
     Raises:
-        ArtefactError: states or responses are missing or unfinished, or the directory holds the other kind.
+        ArtifactError: states or responses are missing or unfinished, or the directory holds the other kind.
     """
     online = recipe.states.spool_shards is not None
     directory = recipe.states_dir(split)
     kind = spools.KIND if online and split == "train" else state_store.KIND
     if online:
-        awaited = directory / (provenance.IDENTITY if split == "train" else provenance.MANIFEST)
+        awaited = directory / (artifacts.IDENTITY if split == "train" else artifacts.MANIFEST)
         what = f"the harvester to write {awaited}; if it is not running: {_HARVEST}"
         wait_until(awaited.exists, what, quiet=os.environ.get("RANK", "0") != "0")
     _check_kind(recipe, split, kind)
     if kind == state_store.KIND:
-        manifest = provenance.require(directory, kind, _HARVEST)
+        manifest = artifacts.require(directory, kind, _HARVEST)
         if stray := {path.name for path in directory.glob("shard-*.safetensors")} - manifest["files"].keys():
-            raise provenance.ArtefactError(
-                f"{directory} holds {min(stray)}, which its {provenance.MANIFEST} does not list: it belongs to another "
+            raise artifacts.ArtifactError(
+                f"{directory} holds {min(stray)}, which its {artifacts.MANIFEST} does not list: it belongs to another "
                 "harvest; move it away"
             )
-        return Opened(StateStore(directory), manifest["identity"], provenance.reference(manifest))
-    identity = provenance.read_json(directory / provenance.IDENTITY)
-    made_from = provenance.require(recipe.responses_dir(split), RESPONSES, "python data_gen/regenerate.py RECIPE")
-    wanted = {**spools.terms(recipe), "responses": provenance.reference(made_from)}
+        return Opened(StateStore(directory), manifest["identity"], artifacts.reference(manifest))
+    identity = artifacts.read_json(directory / artifacts.IDENTITY)
+    made_from = artifacts.require(recipe.responses_dir(split), RESPONSES, "python data_gen/regenerate.py RECIPE")
+    wanted = {**spools.terms(recipe), "responses": artifacts.reference(made_from)}
     found = {name: identity[name] for name in wanted}
     if found != wanted:
-        raise provenance.ArtefactError(
-            f"{directory} does not fit the recipe:\n{provenance.describe_difference(found, wanted)}\n"
+        raise artifacts.ArtifactError(
+            f"{directory} does not fit the recipe:\n{artifacts.describe_difference(found, wanted)}\n"
             f"delete {directory}, or give the recipe another name (name=...)"
         )
     texts = ResponseTokens(recipe.responses_dir(split))
@@ -259,12 +259,12 @@ def open_states(recipe: Recipe, split: str) -> Opened:
 
 def _check_kind(recipe: Recipe, split: str, wanted: str) -> None:
     directory = recipe.states_dir(split)
-    if not (directory / provenance.IDENTITY).exists():
+    if not (directory / artifacts.IDENTITY).exists():
         return  # its reader reports it
-    found = provenance.read_json(directory / provenance.IDENTITY)["kind"]
+    found = artifacts.read_json(directory / artifacts.IDENTITY)["kind"]
     if {found, wanted} == {spools.KIND, state_store.KIND}:
         named = {spools.KIND: "a spool of online training", state_store.KIND: "a whole store of states"}
-        raise provenance.ArtefactError(
+        raise artifacts.ArtifactError(
             f"{directory} is {named[found]}, but states.spool_shards {recipe.states.spool_shards} asks for "
             f"{named[wanted]}: restore the setting, delete {directory} and harvest again, or give the recipe another "
             "name (name=...)"
@@ -277,14 +277,14 @@ def find_start(recipe: Recipe, spec: TargetSpec) -> Start | None:
     A run that has begun reads its own copy. Otherwise the checkpoint is verified and compared with the recipe.
 
     Raises:
-        ArtefactError: `train.init_from` is no verified checkpoint.
+        ArtifactError: `train.init_from` is no verified checkpoint.
         ValueError: it holds another head than the recipe describes; the message has both values of every key.
     """
     if recipe.train.init_from is None:
         return None
     kept = _copy_of(recipe)
     if kept.exists():
-        run = provenance.read_json(recipe.run_dir / provenance.IDENTITY)
+        run = artifacts.read_json(recipe.run_dir / artifacts.IDENTITY)
         return Start({key: run[key] for key in (_RECORD, *OWN) if key in run}, kept)
     source = read_checkpoint(_located(recipe))
     _check_recipe(recipe, spec, source)
@@ -333,7 +333,7 @@ def _located(recipe: Recipe) -> Path:
             f"train.init_from {given} is the recipe's own run: to resume it leave train.init_from out, "
             "to train on from its weights give the new run another name (name=...)"
         )
-    return best_checkpoint(path) if (path / provenance.IDENTITY).exists() else path
+    return best_checkpoint(path) if (path / artifacts.IDENTITY).exists() else path
 
 
 def _check_recipe(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> None:
@@ -360,7 +360,7 @@ def _check_recipe(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> None:
 
 
 def _identity(given: str, source: Checkpoint) -> dict[str, Any]:
-    files = provenance.read_json(source.path / provenance.MANIFEST)["files"]
+    files = artifacts.read_json(source.path / artifacts.MANIFEST)["files"]
     record = {
         "path": given,
         "checkpoint": source.path.name,
@@ -378,6 +378,6 @@ def _prompts_of(source: Checkpoint) -> set[str] | None:
     if "imported" in source.run:
         return before
     prompts = source.run_dir.parents[1] / "data" / source.run_dir.name / "prompts"
-    if not (prompts / provenance.MANIFEST).exists() or (before is None and _RECORD in source.run):
+    if not (prompts / artifacts.MANIFEST).exists() or (before is None and _RECORD in source.run):
         return None
     return (before or set()) | ids_of(prompts, ("train", "validation"))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.responses import loops, read_categories
@@ -54,7 +54,7 @@ def train(recipe: Recipe) -> Path:
         The run's directory: checkpoints, metrics.jsonl, manifest.json.
 
     Raises:
-        ArtefactError: inputs are missing, unfinished or do not fit the recipe.
+        ArtifactError: inputs are missing, unfinished or do not fit the recipe.
         InUseError: another process is training this run.
         ValueError: the recipe or the environment cannot be trained with.
         FloatingPointError: the loss or a gradient is not finite.
@@ -63,7 +63,7 @@ def train(recipe: Recipe) -> Path:
     inputs = open_inputs(recipe)
     # One rank for all: the launcher ends the others with it.
     first = os.environ.get("RANK", "0") == "0"
-    if provenance.begin(recipe.run_dir, KIND, inputs.identity, thinned=True, alone=first):
+    if artifacts.begin(recipe.run_dir, KIND, inputs.identity, thinned=True, alone=first):
         if first:
             logger.info("%s is complete; nothing to do", recipe.run_dir)
         return recipe.run_dir
@@ -73,7 +73,7 @@ def train(recipe: Recipe) -> Path:
     if log is not None:
         state = trainer.state
         counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": round(log.seconds(), 1)}
-        provenance.finish(recipe.run_dir, counts)
+        artifacts.finish(recipe.run_dir, counts)
         logger.info(
             "best checkpoint: step %d, predicted acceptance length %.3f at K=%d", state.best_step,
             state.best_acceptance_length, recipe.eval.num_draft_tokens,
@@ -161,7 +161,7 @@ class Trainer:
         draft = self._new_head(found, pieces)
         module = LossModule(draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
-        checkpoint.check_ranks({**inputs.identity, "draft vocabulary": provenance.digest(self.vocabulary.d2t.tolist())})
+        checkpoint.check_ranks({**inputs.identity, "draft vocabulary": artifacts.digest(self.vocabulary.d2t.tolist())})
         if config.tracker != "none":
             start_tracker(self.accelerator, recipe)
         self.engine, self.optimizer = self.accelerator.prepare(module, build_optimizer(config, draft))

@@ -8,8 +8,8 @@ import pytest
 from drafthead.data.responses import (
     Response, ResponseTokens, iter_responses, loops, part_path, read_parts, repeated_share, write_part,
 )  # fmt: skip
-from drafthead.provenance import ArtefactError
-from tests.artefacts import response
+from drafthead.artifacts import ArtifactError
+from tests.artifacts import response
 
 WANTED = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2), response("d", 1, 1), response("e", 2, 2)]
 
@@ -32,7 +32,7 @@ def test_tokens_of_several_parts_are_read_as_one(directory):
         ids, mask = tokens.tokens(i)
         assert ids.tolist() == tokens_of(WANTED[i])
         assert np.flatnonzero(mask).tolist() == WANTED[i].response_ids  # ids count from 0
-    with pytest.raises(ArtefactError, match=r"regenerate\.py"):
+    with pytest.raises(ArtifactError, match=r"regenerate\.py"):
         ResponseTokens(directory / "none")
 
 

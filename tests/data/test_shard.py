@@ -15,7 +15,7 @@ from drafthead.data.shard import (
 )  # fmt: skip
 from drafthead.data.store import StateStore
 from drafthead.data.packing import cut
-from drafthead.provenance import ArtefactError
+from drafthead.artifacts import ArtifactError
 from drafthead.files import DiskFullError
 from tests.damage import cut_short, half_written
 from drafthead.drafters.fp8 import FP8, quantise
@@ -142,7 +142,7 @@ def test_every_changed_byte_is_found(tmp_path):
         changed = bytearray(content)
         changed[place] ^= 0x10
         path.write_bytes(changed)
-        with pytest.raises(ArtefactError, match="shard-00000"):
+        with pytest.raises(ArtifactError, match="shard-00000"):
             Shard(path).check()
 
 
@@ -154,12 +154,12 @@ def test_damage_is_named_with_tensor_and_sequence(tmp_path):
     path.write_bytes(content)
     shard = open_checked(path, ["a", "b"])
     assert_same(shard[0], sequence("a", 9))
-    with pytest.raises(ArtefactError, match=r"shard-00000\S+: loss_mask of sequence b"):
+    with pytest.raises(ArtifactError, match=r"shard-00000\S+: loss_mask of sequence b"):
         shard[1]
-    with pytest.raises(ArtefactError, match="shard-00000"):
+    with pytest.raises(ArtifactError, match="shard-00000"):
         open_checked(path, ["a"])
     cut_short(path)
-    with pytest.raises(ArtefactError, match="shard-00000"):
+    with pytest.raises(ArtifactError, match="shard-00000"):
         Shard(path)
 
 
@@ -169,7 +169,7 @@ def test_an_earlier_layout_is_refused(tmp_path, layout):
     write_shard(path, [sequence("a", 4)], num_target_layers=9)
     old = {"ids": ["a"], "aux_layer_ids": [1, 3], "num_target_layers": 9, **({"layout": layout} if layout > 1 else {})}
     save_file(load_file(path), path, metadata={"drafthead": json.dumps(old)})
-    with pytest.raises(ArtefactError, match=rf"layout {layout}\b.* layout 4\b"):
+    with pytest.raises(ArtifactError, match=rf"layout {layout}\b.* layout 4\b"):
         Shard(path)
 
 

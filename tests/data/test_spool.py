@@ -14,10 +14,10 @@ from drafthead.data.shard import write_shard
 from drafthead.data.spool import Demand, Spool, SpooledStates
 from drafthead.data.packing import Window, whole
 from drafthead.locks import InUseError
-from drafthead.provenance import ArtefactError
+from drafthead.artifacts import ArtifactError
 from tests.drafters.small_draft import eagle3
 from tests.damage import half_written
-from tests.artefacts import response
+from tests.artifacts import response
 from tests.data.sequences import sequence
 from tests.data.spools import planned
 
@@ -143,7 +143,7 @@ def test_a_document_lies_in_a_shard_of_its_epoch(spooled):
 
 def test_a_shard_of_other_sequences_is_refused(spooled):
     write_shard(spooled.spool.path(0), [sequence("c", 5), sequence("d", 5)], num_target_layers=5)
-    with pytest.raises(ArtefactError, match="shard-00000"):
+    with pytest.raises(ArtifactError, match="shard-00000"):
         spooled[0]
 
 

@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.data.shard import save_shard, shard_path, write_shard
 from drafthead.data.store import KIND, StateStore, verify_shard, verify_store
-from drafthead.provenance import ArtefactError
+from drafthead.artifacts import ArtifactError
 from tests.damage import cut_short, flip_bit
 from tests.data.sequences import as_harvested, assert_same, sequence
 
@@ -21,10 +21,10 @@ from tests.data.sequences import as_harvested, assert_same, sequence
 def store(tmp_path) -> Path:
     """Two shards with a manifest."""
     directory = tmp_path / "states"
-    provenance.begin(directory, KIND, {"aux_layer_ids": [1, 3], "format": "bf16", "hidden_size": 4})
+    artifacts.begin(directory, KIND, {"aux_layer_ids": [1, 3], "format": "bf16", "hidden_size": 4})
     write_shard(shard_path(directory, 0), [sequence("a", 9), sequence("b", 4)], num_target_layers=5)
     write_shard(shard_path(directory, 1), [sequence("c", 6)], num_target_layers=5)
-    provenance.finish(directory, {"sequences": 3})
+    artifacts.finish(directory, {"sequences": 3})
     return directory
 
 
@@ -36,7 +36,7 @@ def rewrite(directory: Path, index: int, **changes: torch.Tensor) -> None:
     tensors = load_file(path)
     del tensors["sums"], metadata["index_sha256"]
     save_shard(path, {**tensors, **changes}, metadata)
-    provenance.finish(directory, {})
+    artifacts.finish(directory, {})
 
 
 def test_sequences_come_back_in_order_over_shards(tmp_path):
@@ -53,11 +53,11 @@ def test_sequences_come_back_in_order_over_shards(tmp_path):
 
 
 def test_an_empty_store_and_shards_of_two_harvests_are_refused(tmp_path):
-    with pytest.raises(ArtefactError, match=r"harvest.py"):
+    with pytest.raises(ArtifactError, match=r"harvest.py"):
         StateStore(tmp_path)
     for index, number_format in enumerate(("bf16", "fp8")):
         write_shard(shard_path(tmp_path, index), [sequence("a", 3)], 5, number_format)
-    with pytest.raises(ArtefactError, match=r"shard-00001.*number_format bf16 and fp8"):
+    with pytest.raises(ArtifactError, match=r"shard-00001.*number_format bf16 and fp8"):
         StateStore(tmp_path)
 
 
@@ -77,7 +77,7 @@ def test_a_flipped_bit_a_lost_and_a_stray_shard_are_named(store):
 
 def test_a_byte_that_changed_before_the_store_was_published_is_named(store):
     flip_bit(shard_path(store, 1))
-    provenance.finish(store, {})  # the manifest has the changed file's SHA-256
+    artifacts.finish(store, {})  # the manifest has the changed file's SHA-256
     (problem,) = verify_store(store)
     assert re.search(r"shard-00001\S+: \w+ of sequence c", problem)
 
@@ -116,7 +116,7 @@ def test_missing_teacher_rows_and_wrong_identities_are_named(store):
     assert verify_store(store) == []
     for first, problems in ((1, 0), (3, 1)):
         write_shard(shard_path(store, 1), [as_harvested(sequence("c", 6), first)], num_target_layers=5)
-        provenance.finish(store, {})
+        artifacts.finish(store, {})
         assert len(verify_store(store)) == problems
     assert re.search(r"shard-00001\S+: sequence c .* 3 .* 1", verify_store(store)[0])
     identity = json.loads((store / "identity.json").read_text()) | {"aux_layer_ids": [1, 2]}

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from drafthead.artifacts import read_json
 from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.export import export_head
-from drafthead.provenance import read_json
 from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
 from tests.recipes import changed
 

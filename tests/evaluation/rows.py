@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pandas as pd
 
+from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
-from drafthead.provenance import begin, finish
 
 CATEGORIES = ("chat", "code", "long", "structured")
 K = 3
@@ -22,7 +22,7 @@ def write_results(
     lengths: tuple[int, ...] = (),
     workloads: tuple[str, ...] = (),
 ) -> None:
-    """Acceptance and serving artefacts.
+    """Acceptance and serving artifacts.
 
     Args:
         recipe: where to.

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from drafthead.artifacts import verify_files
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.measuring.acceptance import read_acceptance, read_conditions
 from drafthead.evaluation.reporting.tables import summarise_conditions
 from drafthead.evaluation.results.summary import summarise_acceptance
-from drafthead.provenance import verify_files
-from tests.artefacts import ask, write_prompt_artefact
+from tests.artifacts import ask, write_prompt_artifact
 from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
 from tests.recipes import tiny_recipe
 from tests.scripts import run_ok
@@ -22,7 +22,7 @@ def _prompts(kind: str, count: int) -> list[Prompt]:
 
 def write_some_prompts(recipe: Recipe) -> None:
     """Six held-out prompts."""
-    write_prompt_artefact(recipe, train=_prompts("train", 2), heldout=_prompts("heldout", 6))
+    write_prompt_artifact(recipe, train=_prompts("train", 2), heldout=_prompts("heldout", 6))
 
 
 def _measure(recipe: Recipe) -> None:

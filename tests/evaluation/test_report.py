@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
+from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.decision.analysis import analyse, read_results
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.evaluation.measuring import acceptance, serving
@@ -23,7 +24,6 @@ from drafthead.evaluation.reporting.tables import acceptance_tables, change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.one_file import read_one_file
 from drafthead.evaluation.results.summary import summarise_acceptance
-from drafthead.provenance import ArtefactError
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
 
@@ -183,7 +183,7 @@ def test_the_brief_fits_one_screen(recipe, analysis, capsys):
 
 
 def test_a_missing_measurement_names_the_command(tmp_path):
-    with pytest.raises(ArtefactError, match="python eval/acceptance.py"):
+    with pytest.raises(ArtifactError, match="python eval/acceptance.py"):
         read_results(tiny_recipe(tmp_path))
 
 

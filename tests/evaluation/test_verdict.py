@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from drafthead.artifacts import begin, finish
 from drafthead.config.traffic import SLOConfig, TrafficConfig
 from drafthead.evaluation.decision.analysis import Analysis, verdicts_of
 from drafthead.evaluation.decision.cost import payback_text
@@ -17,7 +18,6 @@ from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.evaluation.results.levels import Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, completed, read_serving
-from drafthead.provenance import begin, finish
 from tests.evaluation.rows import speed_at, write_results
 from tests.recipes import tiny_recipe
 

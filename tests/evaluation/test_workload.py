@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from drafthead.artifacts import ArtifactError, begin, finish
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.data.trained_on import write_trained_on
@@ -15,9 +16,8 @@ from drafthead.evaluation.workload import (
     missing_package,
     speculative_config,
 )
-from drafthead.provenance import ArtefactError, begin, finish
 from drafthead.target.files import fingerprint_of
-from tests.artefacts import ask, write_prompt_artefact
+from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
 
 WORKLOAD = Workload([EvalPrompt("a", "chat", [1, 2])], 0)
@@ -25,17 +25,17 @@ WORKLOAD = Workload([EvalPrompt("a", "chat", [1, 2])], 0)
 
 def test_a_missing_head_and_one_for_another_target_are_named(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    with pytest.raises(ArtefactError, match="python export/head.py"):
+    with pytest.raises(ArtifactError, match="python export/head.py"):
         identity(recipe, WORKLOAD, ("none", "eagle3"))
     begin(recipe.head_dir, "head", {"target": {"path": "other", "revision": None, "fingerprint": "f" * 64}})
     finish(recipe.head_dir, {})
-    with pytest.raises(ArtefactError, match=r"other .*ffffffffffff"):
+    with pytest.raises(ArtifactError, match=r"other .*ffffffffffff"):
         identity(recipe, WORKLOAD, ("none", "eagle3"))
 
 
 def test_a_head_that_was_trained_on_the_prompts_is_refused(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    write_prompt_artefact(recipe, train=[ask("train")], heldout=[ask("seen"), ask("new")])
+    write_prompt_artifact(recipe, train=[ask("train")], heldout=[ask("seen"), ask("new")])
     workload = load_workload(recipe)
     target = {"fingerprint": fingerprint_of(recipe.target_path)}
     begin(recipe.head_dir, "head", {"target": target})
@@ -80,7 +80,7 @@ def test_a_method_whose_package_is_missing_is_refused_before_anything_starts(tmp
 
 def test_prompts_that_were_trained_on_are_refused(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    write_prompt_artefact(recipe, train=[ask("same")], heldout=[ask("same"), ask("other")])
+    write_prompt_artifact(recipe, train=[ask("same")], heldout=[ask("same"), ask("other")])
     with pytest.raises(ValueError, match=ask("same").id):
         load_workload(recipe)
 
@@ -88,16 +88,16 @@ def test_prompts_that_were_trained_on_are_refused(tmp_path):
 def test_prompts_that_do_not_fit_are_counted_and_refused_where_none_does(tmp_path):
     long = ask("very long " * 1000)
     recipe, none_fits = tiny_recipe(tmp_path / "some"), tiny_recipe(tmp_path / "none")
-    write_prompt_artefact(recipe, train=[ask("train")], heldout=[ask("short"), long])
+    write_prompt_artifact(recipe, train=[ask("train")], heldout=[ask("short"), long])
     workload = load_workload(recipe)
     assert (len(workload.prompts), workload.too_long) == (1, 1)
-    write_prompt_artefact(none_fits, train=[ask("train")], heldout=[long])
+    write_prompt_artifact(none_fits, train=[ask("train")], heldout=[long])
     with pytest.raises(ValueError, match="eval.max_tokens"):
         load_workload(none_fits)
 
 
 def test_missing_prompts_are_named_with_the_command(tmp_path):
-    with pytest.raises(ArtefactError, match="python data_gen/prompts.py"):
+    with pytest.raises(ArtifactError, match="python data_gen/prompts.py"):
         load_workload(tiny_recipe(tmp_path))
 
 
@@ -105,7 +105,7 @@ def test_prompts_without_token_ids_for_the_target_are_counted(tmp_path):
     recipe = tiny_recipe(tmp_path)
     ids = (5, 6, 7)
     given = Prompt(prompt_id((), ids), "mlperf", "long", (), prompt_ids=ids)
-    write_prompt_artefact(recipe, train=[ask("train")], heldout=[ask("obey <|end|>"), given])
+    write_prompt_artifact(recipe, train=[ask("train")], heldout=[ask("obey <|end|>"), given])
     workload = load_workload(recipe)
     assert [p.prompt_ids for p in workload.prompts] == [[5, 6, 7]]
     assert workload.unrenderable == {CONTROL_TOKEN: 1}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.decision.cost_model import fit
 from drafthead.evaluation.decision.worth import (
     CAN,
@@ -16,7 +17,6 @@ from drafthead.evaluation.decision.worth import (
     worth,
 )
 from drafthead.evaluation.reporting.plan_report import assumed_lengths, plan_tables, rows_to_plan_from
-from drafthead.provenance import ArtefactError
 from tests.evaluation.machine import Machine, dense
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
@@ -68,7 +68,7 @@ def test_training_is_judged_by_speed_and_by_what_it_earns(model):
 
 def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    with pytest.raises(ArtefactError, match="python eval/plan.py"):
+    with pytest.raises(ArtifactError, match="python eval/plan.py"):
         rows_to_plan_from(recipe)
     write_results(recipe, head_speed={1: 1.5, 8: 1.2, 32: 0.8}, lengths=(1, 3))
     rows = rows_to_plan_from(recipe)

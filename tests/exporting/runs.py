@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.eagle3 import vllm
@@ -54,7 +54,7 @@ def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
         "head": recipe.head.model_dump(mode="json"),
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }
-    assert not provenance.begin(recipe.run_dir, "run", identity)
+    assert not artifacts.begin(recipe.run_dir, "run", identity)
     checkpoint = recipe.run_dir / "checkpoints" / "step_00000007"
     checkpoint.mkdir(parents=True)
     save_file(
@@ -63,7 +63,7 @@ def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
     )
     write_json(checkpoint / "state.json", {"step": 7, "acceptance_length": 1.5})
     list_files(checkpoint)
-    provenance.finish(recipe.run_dir, {"best_step": 7})
+    artifacts.finish(recipe.run_dir, {"best_step": 7})
     return checkpoint
 
 
@@ -72,9 +72,9 @@ def list_files(checkpoint: Path) -> None:
     files = {
         str(p.relative_to(checkpoint)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
         for p in sorted(checkpoint.rglob("*"))
-        if p.is_file() and p.name != provenance.MANIFEST
+        if p.is_file() and p.name != artifacts.MANIFEST
     }
-    write_json(checkpoint / provenance.MANIFEST, {"files": files})
+    write_json(checkpoint / artifacts.MANIFEST, {"files": files})
 
 
 def bare_copy(head: Path, folder: Path) -> Path:

@@ -5,7 +5,7 @@ from unittest.mock import create_autospec
 import huggingface_hub
 import pytest
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.exporting.card import Measured, push_head, response_source, write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
@@ -53,8 +53,8 @@ def test_a_card_that_says_nothing_new_is_left_alone(head):
     assert write_card(head, head.run_dir).stat().st_mtime_ns == before
 
 
-def test_results_and_licence_appear_without_touching_the_artefact(head, tmp_path):
-    before = (head.head_dir / provenance.MANIFEST).read_bytes()
+def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path):
+    before = (head.head_dir / artifacts.MANIFEST).read_bytes()
     licensed = recipe_at(tmp_path / "second", "export.license=apache-2.0")
     export_head(licensed, serve_check=False)
     text = write_card(licensed, head.run_dir, _MEASURED, "me/head").read_text()
@@ -62,8 +62,8 @@ def test_results_and_licence_appear_without_touching_the_artefact(head, tmp_path
     assert "| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60] |" in text
     assert 'license: "apache-2.0"' in text
     assert '"model":"me/head"' in text
-    assert (head.head_dir / provenance.MANIFEST).read_bytes() == before
-    assert not provenance.verify_files(head.head_dir)
+    assert (head.head_dir / artifacts.MANIFEST).read_bytes() == before
+    assert not artifacts.verify_files(head.head_dir)
 
 
 def test_a_push_is_private_and_holds_three_files(head, api):
@@ -81,9 +81,9 @@ def test_a_damaged_or_unservable_head_is_not_pushed(head, api, tmp_path):
     with pytest.raises(ValueError, match="target.path"):
         push_head(export_head(local, serve_check=False), "me/head")
     (head.head_dir / "config.json").write_text("{}")
-    with pytest.raises(provenance.ArtefactError, match=r"(lost|changed).*config.json"):
+    with pytest.raises(artifacts.ArtifactError, match=r"(lost|changed).*config.json"):
         push_head(head.head_dir, "me/head")
-    with pytest.raises(provenance.ArtefactError, match="python export/head.py"):
+    with pytest.raises(artifacts.ArtifactError, match="python export/head.py"):
         push_head(tmp_path / "nothing", "me/head")
     assert not api.mock_calls
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import store as state_store
 from drafthead.data.packing import pack, whole
@@ -62,12 +62,12 @@ def store_with_layers(responses: StateStore, recipe: Recipe) -> StateStore:
     """The same responses as a validation store that holds only the recipe's aux layers."""
     spec = load_target_spec(recipe.target_path)
     directory = recipe.states_dir("validation")
-    assert not provenance.begin(directory, state_store.KIND, {"target": target_identity(recipe, spec)})
+    assert not artifacts.begin(directory, state_store.KIND, {"target": target_identity(recipe, spec)})
     layers = recipe.target.aux_layer_ids
     sequences = [responses[i] for i in range(len(responses))]
     sequences = [replace(s, aux={layer_id: s.aux[layer_id] for layer_id in layers}) for s in sequences]
     state_store.write_shard(state_store.shard_path(directory, 0), sequences, spec.num_layers)
-    provenance.finish(directory, {"sequences": len(sequences)})
+    artifacts.finish(directory, {"sequences": len(sequences)})
     return StateStore(directory)
 
 
@@ -95,9 +95,9 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
 def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
     recipe = recipe_at(tmp_path, *FLOAT32, *HEADS[name])
     write_run(recipe, fitted(recipe, store_with_layers(responses, recipe), num_steps=15))
-    unchecked = provenance.require(export_head(recipe, serve_check=False), "head", "")
-    manifest = provenance.require(export_head(recipe), "head", "")  # the next call checks what was not
-    assert provenance.reference(manifest) == provenance.reference(unchecked)  # results measured with it stay valid
+    unchecked = artifacts.require(export_head(recipe, serve_check=False), "head", "")
+    manifest = artifacts.require(export_head(recipe), "head", "")  # the next call checks what was not
+    assert artifacts.reference(manifest) == artifacts.reference(unchecked)  # results measured with it stay valid
     counts = manifest["counts"]
     assert unchecked["counts"]["serve_check"] is None
     check = counts["serve_check"]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafthead import provenance
+from drafthead import artifacts
+from drafthead.artifacts import ArtifactError, begin, finish, read_json, reference
 from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.eagle3 import vllm
@@ -18,9 +19,8 @@ from drafthead.evaluation.reporting.plan_report import untrained_recipe
 from drafthead.exporting import export as exporting
 from drafthead.exporting.check import check_reload
 from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, served_shape, write_untrained
-from drafthead.provenance import ArtefactError, begin, finish, read_json, reference
 from drafthead.target.pieces import load_target_spec
-from tests.artefacts import ask, write_prompt_artefact
+from tests.artifacts import ask, write_prompt_artifact
 from tests.exporting.runs import recipe_at, shape_of, write_run
 from tests.recipes import tiny_recipe
 
@@ -60,7 +60,7 @@ def test_yarn_stretches_an_unscaled_rotation_only(tmp_path):
 def test_export_is_whole_checked_and_done_once(recipe, caplog):
     caplog.set_level(logging.INFO)
     directory = export_head(recipe, serve_check=False)
-    manifest = provenance.require(directory, "head", "")
+    manifest = artifacts.require(directory, "head", "")
     assert set(manifest["files"]) == {"config.json", "model.safetensors"}
     assert manifest["counts"]["serve_check"] is None
     assert manifest["counts"]["top_draft_agreement"] > 0.8
@@ -110,10 +110,10 @@ def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
         patch.setattr(exporting, "shutil", SimpleNamespace(rmtree=lambda *_args, **_options: None))
         with pytest.raises(ZeroDivisionError):
             export_head(recipe, serve_check=False)
-    assert {p.name for p in recipe.head_dir.iterdir()} == {".candidate", provenance.IDENTITY}
+    assert {p.name for p in recipe.head_dir.iterdir()} == {".candidate", artifacts.IDENTITY}
     export_head(recipe, serve_check=False)
     assert not (recipe.head_dir / ".candidate").exists()
-    assert not provenance.verify_files(recipe.head_dir)
+    assert not artifacts.verify_files(recipe.head_dir)
 
 
 def test_reload_finds_a_single_changed_weight(recipe):
@@ -136,17 +136,17 @@ def test_the_whole_vocabulary_is_exported_without_maps(tmp_path):
 
 def test_a_checkpoint_outside_its_run_is_refused(recipe, tmp_path):
     shutil.copytree(recipe.run_dir / "checkpoints/step_00000007", tmp_path / "elsewhere/a/step_00000007")
-    with pytest.raises(ArtefactError, match=r"runs/NAME/checkpoints"):
+    with pytest.raises(ArtifactError, match=r"runs/NAME/checkpoints"):
         open_checkpoint(recipe, tmp_path / "elsewhere/a/step_00000007", load_target_spec(recipe.target_path))
 
 
 def test_missing_run_and_missing_checkpoint_say_what_to_do(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    with pytest.raises(ArtefactError, match=r"accelerate launch train/eagle3.py"):
+    with pytest.raises(ArtifactError, match=r"accelerate launch train/eagle3.py"):
         export_head(recipe)
     begin(recipe.run_dir, "run", {})
     finish(recipe.run_dir, {"best_step": 5})
-    with pytest.raises(ArtefactError, match=r"step_00000005 .* none"):
+    with pytest.raises(ArtifactError, match=r"step_00000005 .* none"):
         export_head(recipe)
 
 
@@ -154,7 +154,7 @@ def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
     recipe = untrained_recipe(tiny_recipe(tmp_path), None)
     directory = write_untrained(recipe)
     assert directory.name == "tiny-untrained"
-    assert provenance.verify_files(directory) == []
+    assert artifacts.verify_files(directory) == []
     assert write_untrained(recipe) == directory  # once
     config, layer_ids = read_json(directory / "config.json"), recipe.target.aux_layer_ids
     vllm.check_config(config, shape_of(recipe), layer_ids, recipe.engine.max_model_len)
@@ -165,7 +165,7 @@ def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
 
 def write_chain(recipe: Recipe, responses_made_from: str | None = None) -> None:
     """Prompts, responses, states and run, empty but for the prompts, each naming what it was made from."""
-    prompts = write_prompt_artefact(recipe)
+    prompts = write_prompt_artifact(recipe)
     states = {}
     for split in ("train", "validation"):
         begin(recipe.responses_dir(split), "responses", {"prompts": responses_made_from or prompts})
@@ -184,14 +184,14 @@ def test_training_and_validation_prompts_are_recorded(tmp_path):
     manifest = finish(recipe.head_dir, {})
     assert read_trained_on(recipe.head_dir, manifest) == {ask("train").id, ask("validation").id}
     (recipe.head_dir / "training_prompts.json").write_text('{"ids": []}')
-    with pytest.raises(ArtefactError, match="training_prompts.json"):
+    with pytest.raises(ArtifactError, match="training_prompts.json"):
         read_trained_on(recipe.head_dir, manifest)
 
 
 def test_prompts_of_another_run_are_refused(tmp_path):
     recipe = tiny_recipe(tmp_path)
     write_chain(recipe, responses_made_from="f" * 64)
-    with pytest.raises(ArtefactError, match=r"responses/train .*prompts \(ffffffffffff"):
+    with pytest.raises(ArtifactError, match=r"responses/train .*prompts \(ffffffffffff"):
         record_prompts(recipe, recipe.head_dir)
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from drafthead.artifacts import read_json, verify_files
 from drafthead.drafters.fp8 import as_served
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
-from drafthead.provenance import read_json, verify_files
 from drafthead.target.pieces import load_pieces
 from tests.damage import edit_config
 from tests.exporting.public import head_of, published

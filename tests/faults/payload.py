@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.files import sha256_file
 
 # Counts of a manifest, and columns or fields of a file, that say how long the work took or where it ran.
@@ -53,13 +53,13 @@ def content(path: Path) -> str:
         Exception: a file with its name cannot be read to its end; that is what the harness looks for.
     """
     times = next((fields for pattern, fields in TIMES.items() if fnmatch(path.name, pattern)), set())
-    if path.name == provenance.MANIFEST:
-        return provenance.digest(_manifest(json.loads(path.read_text()), times))
+    if path.name == artifacts.MANIFEST:
+        return artifacts.digest(_manifest(json.loads(path.read_text()), times))
     if path.suffix == ".jsonl":
         entries = map(json.loads, path.read_text().splitlines())
-        return provenance.digest([{k: v for k, v in entry.items() if k not in times} for entry in entries])
+        return artifacts.digest([{k: v for k, v in entry.items() if k not in times} for entry in entries])
     if times:
-        return provenance.digest(pd.read_parquet(path).drop(columns=sorted(times)).to_json(orient="records"))
+        return artifacts.digest(pd.read_parquet(path).drop(columns=sorted(times)).to_json(orient="records"))
     return sha256_file(path)
 
 

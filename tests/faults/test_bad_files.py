@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from drafthead import provenance
+from drafthead import artifacts
+from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, whole
 from drafthead.data.store import Shard, shard_path, write_shard
@@ -17,7 +18,6 @@ from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload, 
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import read_public_head
 from drafthead.files import write_json
-from drafthead.provenance import ArtefactError
 from drafthead.training import checkpoint
 from drafthead.training.inputs import open_inputs
 from tests.damage import cut_short, flip_bit, replace_tensors
@@ -42,9 +42,9 @@ def harvested(tmp_path_factory) -> Path:
     recipe = small_recipe(output)
     synthetic_store(recipe, "train", 12, seed=0)
     directory = recipe.states_dir("train")
-    (directory / provenance.MANIFEST).unlink()
+    (directory / artifacts.MANIFEST).unlink()
     write_shard(shard_path(directory, 1), synthetic_sequences(recipe, "more", 12, seed=2), 8)
-    provenance.finish(directory, {"sequences": 24})
+    artifacts.finish(directory, {"sequences": 24})
     synthetic_store(recipe, "validation", 4, seed=1)
     return output
 
@@ -62,7 +62,7 @@ class TestShards:
     @pytest.mark.parametrize("place", [0.2, 0.4, 0.6, 0.8, 0.999])
     def test_training_does_not_read_a_flipped_bit(self, recipe, place):
         flip_bit(shard_path(recipe.states_dir("train"), 1), place)
-        with pytest.raises(ArtefactError, match=r"shard-00001.* more\d+"):
+        with pytest.raises(ArtifactError, match=r"shard-00001.* more\d+"):
             read_all(recipe)
 
     @pytest.mark.parametrize("name", ["offsets", "teacher_offsets", "sums"])
@@ -71,7 +71,7 @@ class TestShards:
         wrong = load_file(path)[name].clone()
         wrong.view(-1)[3] += 1 << 40
         replace_tensors(path, {name: wrong})
-        with pytest.raises(ArtefactError, match=r"shard-00001"):
+        with pytest.raises(ArtifactError, match=r"shard-00001"):
             read_all(recipe)
 
     @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ class TestShards:
     )
     def test_a_store_that_is_not_what_was_harvested_is_refused(self, recipe, damage, message):
         damage(recipe.states_dir("train"))
-        with pytest.raises(ArtefactError, match=message):
+        with pytest.raises(ArtifactError, match=message):
             open_inputs(recipe)
         assert not recipe.run_dir.exists()
 
@@ -100,45 +100,45 @@ class TestShards:
         ]
         path.unlink()
         write_shard(path, other, 8)
-        with pytest.raises(ArtefactError, match=r"aux_layer_ids \[2, 4, 8\] and \[1, 4, 8\]"):
+        with pytest.raises(ArtifactError, match=r"aux_layer_ids \[2, 4, 8\] and \[1, 4, 8\]"):
             open_inputs(recipe)
 
 
 class TestManifests:
-    def test_a_stage_makes_again_what_its_artefact_has_lost(self, tmp_path, caplog):
+    def test_a_stage_makes_again_what_its_artifact_has_lost(self, tmp_path, caplog):
         def make() -> bool:
-            if provenance.begin(tmp_path / "a", "states", {"aux layers": [2]}):
+            if artifacts.begin(tmp_path / "a", "states", {"aux layers": [2]}):
                 return False
             for name in ("one", "two"):
                 (tmp_path / "a" / name).exists() or (tmp_path / "a" / name).write_text(name)
-            provenance.finish(tmp_path / "a", {})
+            artifacts.finish(tmp_path / "a", {})
             return True
 
         assert [make(), make()] == [True, False]
         (tmp_path / "a" / "one").unlink()
         (tmp_path / "a" / "two").write_text("tw")
-        with pytest.raises(ArtefactError, match="one, two"):
-            provenance.require(tmp_path / "a", "states", "make it")
+        with pytest.raises(ArtifactError, match="one, two"):
+            artifacts.require(tmp_path / "a", "states", "make it")
         assert [make(), make()] == [True, False]
-        assert provenance.verify_files(tmp_path / "a") == []
+        assert artifacts.verify_files(tmp_path / "a") == []
 
     def test_changed_bytes_are_refused_where_all_are_read(self, tmp_path):
-        provenance.begin(tmp_path, "prompts", {})
+        artifacts.begin(tmp_path, "prompts", {})
         (tmp_path / "file").write_text("abc")
-        provenance.finish(tmp_path, {})
+        artifacts.finish(tmp_path, {})
         flip_bit(tmp_path / "file")
-        provenance.require(tmp_path, "prompts", "make it")
-        with pytest.raises(ArtefactError, match="file .*SHA-256.*make it"):
-            provenance.require(tmp_path, "prompts", "make it", every_byte=True)
+        artifacts.require(tmp_path, "prompts", "make it")
+        with pytest.raises(ArtifactError, match="file .*SHA-256.*make it"):
+            artifacts.require(tmp_path, "prompts", "make it", every_byte=True)
 
     @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b"])
     def test_no_manifest_names_a_file_elsewhere(self, tmp_path, name):
-        provenance.begin(tmp_path, "states", {})
-        manifest = provenance.finish(tmp_path, {})
+        artifacts.begin(tmp_path, "states", {})
+        manifest = artifacts.finish(tmp_path, {})
         manifest["files"] = {name: {"bytes": 1, "sha256": "x"}}
         write_json(tmp_path / "manifest.json", manifest)
-        for reading in (provenance.verify_files, lambda d: provenance.begin(d, "states", {})):
-            with pytest.raises(ArtefactError, match="manifest.json .*files"):
+        for reading in (artifacts.verify_files, lambda d: artifacts.begin(d, "states", {})):
+            with pytest.raises(ArtifactError, match="manifest.json .*files"):
                 reading(tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_a_run_whose_record_is_another_file_is_not_exported(tmp_path):
     recipe = recipe_at(tmp_path)
     write_run(recipe)
     (recipe.run_dir / "identity.json").write_text('{"kind": "run"}')
-    with pytest.raises(ArtefactError, match="identity.json .*head, .*target"):
+    with pytest.raises(ArtifactError, match="identity.json .*head, .*target"):
         export_head(recipe, serve_check=False)
 
 
@@ -217,10 +217,10 @@ class TestHeads:
     def test_a_damaged_one_is_not_measured_and_can_be_exported_again(self, head, name, damage, message):
         identity(head, WORKLOAD, (BASELINE, HEAD))
         damage(head.head_dir / name)
-        with pytest.raises(ArtefactError, match=message):
+        with pytest.raises(ArtifactError, match=message):
             identity(head, WORKLOAD, (BASELINE, HEAD))
         if damage is flip_bit:
-            with pytest.raises(ArtefactError, match="python export/head.py"):
+            with pytest.raises(ArtifactError, match="python export/head.py"):
                 export_head(head, serve_check=False)
             (head.head_dir / name).unlink()
         export_head(head, serve_check=False)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from drafthead import provenance
+from drafthead import artifacts
+from drafthead.artifacts import ArtifactError
 from drafthead.data.store import KIND
 from drafthead.drafters.base import draft_shape
 from drafthead.exporting.export import export_head
-from drafthead.provenance import ArtefactError
 from drafthead.target.pieces import load_target_spec
 from drafthead.training import checkpoint
 from drafthead.training.inputs import open_inputs
@@ -67,18 +67,18 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_named(tmp_path, linked):
     directory = recipe.states_dir("train")
     at = next(path for path in (directory, *directory.parents) if path.name == linked)
     link(at, tmp_path / "scratch")
-    for reading in (lambda: provenance.begin(directory, KIND, {}), lambda: provenance.require(directory, KIND, "make")):
-        with pytest.raises(ArtefactError, match=rf"{at} .*{tmp_path / 'scratch'}"):
+    for reading in (lambda: artifacts.begin(directory, KIND, {}), lambda: artifacts.require(directory, KIND, "make")):
+        with pytest.raises(ArtifactError, match=rf"{at} .*{tmp_path / 'scratch'}"):
             reading()
 
 
 def test_files_of_a_folder_that_was_moved_away_stay_in_the_manifest(tmp_path, disk):
-    provenance.begin(tmp_path / "run", "run", {})
+    artifacts.begin(tmp_path / "run", "run", {})
     link(tmp_path / "run" / "checkpoints", disk)
     (disk / "weights").write_text("rows")
-    assert list(provenance.finish(tmp_path / "run", {})["files"]) == ["checkpoints/weights"]
+    assert list(artifacts.finish(tmp_path / "run", {})["files"]) == ["checkpoints/weights"]
     (disk / "weights").write_text("rowx")
-    assert provenance.verify_files(tmp_path / "run") == ["checkpoints/weights"]
+    assert artifacts.verify_files(tmp_path / "run") == ["checkpoints/weights"]
 
 
 def test_retention_deletes_a_link_and_not_what_it_leads_to(tmp_path, disk):

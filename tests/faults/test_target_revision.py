@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from drafthead import provenance
+from drafthead import artifacts
+from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload, identity
@@ -14,10 +15,9 @@ from drafthead.exporting.export import open_checkpoint
 from drafthead.generation.harvest import claim
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
-from drafthead.provenance import ArtefactError
 from drafthead.target.pieces import load_target_spec, target_identity
 from drafthead.training.inputs import open_inputs
-from tests.artefacts import cached_snapshot
+from tests.artifacts import cached_snapshot
 from tests.exporting.runs import write_run
 from tests.training.synthetic import small_recipe, synthetic_store
 
@@ -45,8 +45,8 @@ def recipe_at(folder: Path, *overrides: str) -> Recipe:
 
 
 def claim_for_target(recipe: Recipe, directory: Path, kind: str) -> None:
-    provenance.begin(directory, kind, {"target": target_identity(recipe, load_target_spec(recipe.target_path))})
-    provenance.finish(directory, {})
+    artifacts.begin(directory, kind, {"target": target_identity(recipe, load_target_spec(recipe.target_path))})
+    artifacts.finish(directory, {})
 
 
 def both(recipe: Recipe, found: dict) -> str:
@@ -58,7 +58,7 @@ def both(recipe: Recipe, found: dict) -> str:
 
 @pytest.fixture
 def moved(hub, tmp_path) -> tuple[Recipe, str]:
-    """Every artefact was made from the older commit; then main moved."""
+    """Every artifact was made from the older commit; then main moved."""
     recipe = recipe_at(tmp_path)
     make_prompts(recipe)
     claim_for_target(recipe, recipe.responses_dir("train"), RESPONSES)
@@ -88,7 +88,7 @@ def test_each_stage_names_both_targets(moved, stage):
 
 def test_responses_of_two_commits_do_not_meet_in_one_folder(moved):
     recipe, _ = moved
-    with pytest.raises(ArtefactError, match=r"(?s)responses/train.*fingerprint"):
+    with pytest.raises(ArtifactError, match=r"(?s)responses/train.*fingerprint"):
         regenerate(recipe)
 
 

@@ -17,7 +17,7 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
 
 
 def copy_of(recipe: Recipe, directory: Path, **states: object) -> Recipe:
-    """The same recipe, with other states settings, over a copy of its artefacts."""
+    """The same recipe, with other states settings, over a copy of its artifacts."""
     shutil.copytree(recipe.directory(), directory)
     return changed(recipe.model_copy(update={"output_dir": str(directory)}), "states", **states)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import read_responses
 from drafthead.data.store import StateStore, verify_store, write_shard
 from drafthead.generation.harvest import SPLITS, harvest
 from drafthead.generation.shards import ShardJob, parse_share, to_do
-from drafthead.provenance import ArtefactError, read_json
-from tests.artefacts import response
+from tests.artifacts import response
 from tests.damage import flip_bit
 from tests.data.sequences import sequence
 from tests.generation.small import SMALL, copy_of
@@ -165,7 +165,7 @@ def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):
         write_shard(job.path, [sequence(f"{job.index}", 9)], num_target_layers=5)
     assert to_do(jobs) == jobs[2:]
     flip_bit(jobs[1].path)
-    with pytest.raises(ArtefactError, match="shard-00001.safetensors"):
+    with pytest.raises(ArtifactError, match="shard-00001.safetensors"):
         to_do(jobs)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.kept import NO_RESPONSE
 from drafthead.data.prompts import read_prompts
@@ -14,7 +15,6 @@ from drafthead.generation.dialogue import NO_ROOM
 from drafthead.generation.prompts import make_prompts
 from drafthead.planning import Assumed
 from drafthead.planning.lengths import all_lengths
-from drafthead.provenance import ArtefactError
 from tests.generation.chats import write_chats
 from tests.recipes import changed
 
@@ -73,7 +73,7 @@ def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Call
     regenerating = changed(recipe, "responses", regenerate=True, history="given")
     make_prompts(regenerating)
     assert all(prompt.response is None for prompt in read_prompts(recipe.prompts_dir, "train"))
-    with pytest.raises(ArtefactError, match="responses.regenerate is false"):
+    with pytest.raises(ArtifactError, match="responses.regenerate is false"):
         stage.regenerate(recipe)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from drafthead.artifacts import ArtifactError, begin, read_json
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import KIND, read_left_out, read_responses
 from drafthead.data.store import StateStore, verify_store
@@ -25,7 +26,6 @@ from drafthead.generation.prompts import make_prompts
 from drafthead.generation.running import Worker, make_all
 from drafthead.generation.shards import captured_dir, claim_captured
 from drafthead.progress import progress_bar
-from drafthead.provenance import ArtefactError, begin, read_json
 from drafthead.target.pieces import load_target_spec
 from drafthead.training.inputs import open_inputs
 from tests.generation.chats import chat_recipe
@@ -158,9 +158,9 @@ def test_training_reads_the_store(passes: dict[str, Passes]):
 def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_path: Path):
     one = with_one_pass(passes["single"].two, tmp_path)
     claim_captured(one, _spec(one), "train")
-    with pytest.raises(ArtefactError, match=r"aux_layer_ids.*\[2, 4, 6\].*\[1, 2, 3\]"):
+    with pytest.raises(ArtifactError, match=r"aux_layer_ids.*\[2, 4, 6\].*\[1, 2, 3\]"):
         claim_captured(changed(one, "target", aux_layer_ids=(1, 2, 3)), _spec(one), "train")
-    with pytest.raises(ArtefactError, match="one_pass"):
+    with pytest.raises(ArtifactError, match="one_pass"):
         harvest(passes["single"].one.model_copy(update={"states": passes["single"].two.states}))
 
 

@@ -1,4 +1,4 @@
-"""Mixes: amounts, sides, duplicates and overlaps, from files to the prompts artefact."""
+"""Mixes: amounts, sides, duplicates and overlaps, from files to the prompts artifact."""
 
 import json
 from collections import Counter
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from drafthead.artifacts import ArtifactError
 from drafthead.config import PromptsConfig, Recipe, load_recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.generation import prompt_mix
 from drafthead.generation.prompt_mix import Mix, locate_sources, make_mix, planned_prompts
 from drafthead.generation.prompt_report import describe, print_prompts, report_prompts
 from drafthead.generation.prompts import make_prompts
-from drafthead.provenance import ArtefactError
 from tests.generation.published_rows import PUBLISHED, write_rows
 from tests.recipes import changed
 
@@ -182,11 +182,11 @@ def test_the_preset_has_its_three_workloads_in_every_split(standard: Recipe, cap
     assert "REMINDER: mlperf-gpt-oss" in capsys.readouterr().out
 
 
-def test_a_changed_source_is_another_artefact(standard: Recipe, tmp_path: Path):
+def test_a_changed_source_is_another_artifact(standard: Recipe, tmp_path: Path):
     make_prompts(standard)
     path = tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json"
     path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
-    with pytest.raises(ArtefactError, match=r"was made from something else:\n  sources"):
+    with pytest.raises(ArtifactError, match=r"was made from something else:\n  sources"):
         make_prompts(standard)
 
 

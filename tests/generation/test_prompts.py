@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from drafthead.artifacts import ArtifactError
 from drafthead.config import PromptSource, Recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.generation.draw import draw_evenly
 from drafthead.generation.prompts import make_prompts
-from drafthead.provenance import ArtefactError
 from tests.recipes import changed
 from tests.scripts import run_python
 
@@ -144,7 +144,7 @@ def test_splits_are_disjoint_even_and_repeatable(recipe_in: Callable[..., Recipe
     assert len({p.id for prompts in splits.values() for p in prompts}) == 20
     assert set(Counter(p.category for p in splits["train"]).values()) == {3}
     assert make_prompts(recipe) == manifest  # complete: nothing is written again
-    with pytest.raises(ArtefactError, match=r"settings\.seed: found 0, wanted 1"):
+    with pytest.raises(ArtifactError, match=r"settings\.seed: found 0, wanted 1"):
         make_prompts(recipe_in("prompts.seed=1"))
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.data.responses import read_responses
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import NO_ROOM, open_dialogue, prepare
-from drafthead.provenance import ArtefactError, read_json
-from tests.artefacts import ask
+from tests.artifacts import ask
 from tests.damage import half_written
 from tests.generation.small import copy_of, never
 from tests.recipes import changed
@@ -38,7 +38,7 @@ def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe]):
 
 
 def test_missing_prompts_and_layers_beyond_the_target_are_refused(recipe_in: Callable[..., Recipe]):
-    with pytest.raises(ArtefactError, match=r"data_gen/prompts\.py"):
+    with pytest.raises(ArtifactError, match=r"data_gen/prompts\.py"):
         stage.regenerate(recipe_in())
     with pytest.raises(ValueError, match=r"\[11\]"):
         stage.regenerate(recipe_in("target.aux_layer_ids=[2,11]"))
@@ -88,5 +88,5 @@ def test_half_finished_responses_are_continued(regenerated: Recipe, tmp_path: Pa
 @pytest.mark.slow
 def test_complete_responses_start_no_engine_and_other_settings_are_refused(regenerated: Recipe):
     stage.regenerate(regenerated, run=never)
-    with pytest.raises(ArtefactError, match=r"settings\.temperature.*0\.7.*0\.1"):
+    with pytest.raises(ArtifactError, match=r"settings\.temperature.*0\.7.*0\.1"):
         stage.regenerate(changed(regenerated, "responses", temperature=0.1))

@@ -13,7 +13,7 @@ from drafthead.generation import source_files
 from drafthead.generation.prompt_pool import Pool, gather
 from drafthead.generation.source_files import download_command, find, locate, read
 from drafthead.generation.sources import CATALOGUE
-from tests.artefacts import cached_snapshot
+from tests.artifacts import cached_snapshot
 from tests.generation.published_rows import PUBLISHED, write_rows
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from drafthead.artifacts import begin, read_json
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import response_parser
@@ -24,7 +25,6 @@ from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import ENDED
 from drafthead.generation.prompts import make_prompts
 from drafthead.progress import progress_bar
-from drafthead.provenance import begin, read_json
 from drafthead.target.pieces import load_target_spec
 from tests.generation.chats import chat_recipe
 from tests.recipes import changed

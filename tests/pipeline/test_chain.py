@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import load_recipe
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import measure_acceptance, read_acceptance
@@ -17,7 +17,7 @@ from tests.scripts import run_ok
 pytestmark = pytest.mark.slow
 
 
-def test_every_stage_left_a_whole_artefact(tiny_run):
+def test_every_stage_left_a_whole_artifact(tiny_run):
     for directory, kind in (
         (tiny_run.prompts_dir, "prompts"),
         (tiny_run.responses_dir("train"), "responses"),
@@ -27,8 +27,8 @@ def test_every_stage_left_a_whole_artefact(tiny_run):
         (tiny_run.run_dir, "run"),
         (tiny_run.head_dir, "head"),
     ):
-        provenance.require(directory, kind, "the chain")
-        assert provenance.verify_files(directory) == []
+        artifacts.require(directory, kind, "the chain")
+        assert artifacts.verify_files(directory) == []
 
 
 def test_the_draft_vocabulary_is_smaller_than_the_targets(tiny_run):

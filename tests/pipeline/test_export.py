@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from drafthead.artifacts import require
 from drafthead.exporting.check import TOLERANCE, check_serving, validation_documents
 from drafthead.exporting.export import open_checkpoint, served_shape
-from drafthead.provenance import require
 from drafthead.target.pieces import load_target_spec
 
 pytestmark = pytest.mark.slow

@@ -2,8 +2,8 @@
 
 import pytest
 
+from drafthead.artifacts import require
 from drafthead.config import load_recipe
-from drafthead.provenance import require
 from drafthead.target.pieces import load_target_spec
 from tests.pipeline.families import FAMILIES, write_target
 from tests.scripts import accelerate, run_ok

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.spool import Spool, open_spool
 from drafthead.generation import online
@@ -140,7 +140,7 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordin
             until(lambda: "python data_gen/harvest.py RECIPE" in trainer.printed, *sides)
             assert spool.first_needed() > 3, "waiting, it keeps what is trained, so that there is room to go on"
             for directory in (spool.directory, recipe.run_dir):
-                assert not (directory / provenance.MANIFEST).exists()
+                assert not (directory / artifacts.MANIFEST).exists()
             harvester.start()
             for side in sides:
                 side.finish()
@@ -157,7 +157,7 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordin
     # Both have nothing left to do, and the directory is not taken for one of the other kind.
     monkeypatch.setattr(online, "fill", None)
     harvest(recipe)
-    with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found 6, wanted None"):
+    with pytest.raises(artifacts.ArtifactError, match=r"spool_shards: found 6, wanted None"):
         harvest(ordinary.model_copy(update={"output_dir": recipe.output_dir}))
-    with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found None, wanted 6"):
+    with pytest.raises(artifacts.ArtifactError, match=r"spool_shards: found None, wanted 6"):
         harvest(recipe.model_copy(update={"output_dir": ordinary.output_dir}))

@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from drafthead.artifacts import require, verify_files
 from drafthead.engine.server import parse_metrics, server_environment
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.decision.worth import CAN, CANNOT, DEPENDS
 from drafthead.evaluation.measuring.presets import preset_names
 from drafthead.evaluation.measuring.serving import read_requests, read_runs
 from drafthead.progress import wait_until
-from drafthead.provenance import require, verify_files
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import free_port, run_ok
 

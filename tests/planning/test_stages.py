@@ -12,7 +12,7 @@ from drafthead.planning.lengths import SequenceLength, all_lengths, planned
 from drafthead.planning.memory import EngineMemory
 from drafthead.planning.stages import harvest_plan, regenerate_plan, states_bytes, train_plan
 from drafthead.target.pieces import load_target_spec
-from tests.artefacts import response, write_response_artefact
+from tests.artifacts import response, write_response_artifact
 from tests.engine.slots import writer_of
 from tests.generation.small import small_recipe
 from tests.scripts import run_here
@@ -22,7 +22,7 @@ def with_responses(tmp_path, *overrides: str, lengths=((5, 3, 0), (7, 0, 0), (1,
     """A recipe with responses of these lengths (prompt, response, continuation) in both splits."""
     recipe = small_recipe(tmp_path, *overrides)
     for split in ("train", "validation"):
-        write_response_artefact(recipe.responses_dir(split), [response(str(i), *n) for i, n in enumerate(lengths)])
+        write_response_artifact(recipe.responses_dir(split), [response(str(i), *n) for i, n in enumerate(lengths)])
     return recipe
 
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from tests.scripts import accelerate, run_ok, run_python
 from tests.training.synthetic import SMALL
@@ -40,7 +40,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 def forget_after(run_dir: Path, step: int) -> None:
     """Make a finished run look as if it had been stopped right after the checkpoint of a step."""
-    (run_dir / provenance.MANIFEST).unlink()
+    (run_dir / artifacts.MANIFEST).unlink()
     for path in checkpoints(run_dir):
         if path.name > f"step_{step:08d}":
             shutil.rmtree(path)

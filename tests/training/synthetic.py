@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import store
 from drafthead.data.store import StateSequence
@@ -30,9 +30,9 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
         "target": target_identity(recipe, spec), "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "format": recipe.states.format, "made": "synthetic",
     }  # fmt: skip
-    assert not provenance.begin(directory, store.KIND, identity)
+    assert not artifacts.begin(directory, store.KIND, identity)
     store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers, recipe.states.format)
-    provenance.finish(directory, {"sequences": count})
+    artifacts.finish(directory, {"sequences": count})
 
 
 def synthetic_sequences(

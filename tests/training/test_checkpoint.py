@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from drafthead.artifacts import ArtifactError
 from drafthead.drafters.vocabulary import DraftVocabulary
-from drafthead.provenance import ArtefactError
 from drafthead.training import checkpoint
 
 
@@ -48,7 +48,7 @@ def _killed(*_arguments, **_options):
 def test_a_rank_of_another_recipe_is_named_with_its_host():
     ranks = [("a", {"train": {"seed": 0}}), ("a", {"train": {"seed": 0}}), ("b", {"train": {"seed": 1}})]
     checkpoint.check_alike(ranks[:2])
-    with pytest.raises(ArtefactError, match=r"rank 2 on b .* rank 0 on a:\n  train\.seed: found 1, wanted 0\n"):
+    with pytest.raises(ArtifactError, match=r"rank 2 on b .* rank 0 on a:\n  train\.seed: found 1, wanted 0\n"):
         checkpoint.check_alike(ranks)
 
 
@@ -57,5 +57,5 @@ def test_a_run_does_not_go_on_with_rows_for_other_tokens(tmp_path):
     save_file({"d2t": vocabulary.d2t}, tmp_path / checkpoint.MODEL_FILE)
     checkpoint.check_vocabulary(tmp_path, vocabulary)
     other = DraftVocabulary(torch.tensor([0, 1, 1]), torch.tensor([True, False, True, True]))
-    with pytest.raises(ArtefactError, match=r"vocabulary of 3 tokens, .* generation_config\.json.* has changed"):
+    with pytest.raises(ArtifactError, match=r"vocabulary of 3 tokens, .* generation_config\.json.* has changed"):
         checkpoint.check_vocabulary(tmp_path, other)

@@ -13,7 +13,7 @@ from drafthead.exporting.export import export_head
 from drafthead.target.pieces import load_target_spec
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.inputs import Survey, draft_vocabulary, open_inputs, survey
-from tests.artefacts import response, write_response_artefact
+from tests.artifacts import response, write_response_artifact
 from tests.training import launching
 
 BY_COVERAGE = ("head.draft_vocab_size=0", "head.coverage=0.9")
@@ -68,4 +68,4 @@ def with_categories(recipe) -> None:
     """Responses that say which category each training sequence belongs to."""
     names = enumerate(open_inputs(recipe).train.ids)
     given = [response(name, 0, 0, category=("chat", "code")[i % 2]) for i, name in names]
-    write_response_artefact(recipe.responses_dir("train"), given)
+    write_response_artifact(recipe.responses_dir("train"), given)

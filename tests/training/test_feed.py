@@ -2,13 +2,13 @@
 
 import pytest
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.data import spool as spools
 from drafthead.data import store
 from drafthead.data.packing import Window, plan_stream
 from drafthead.training.feed import SpoolFeed, _shards_of_steps
 from drafthead.training.inputs import open_states
-from tests.artefacts import response, write_response_artefact
+from tests.artifacts import response, write_response_artifact
 from tests.data.spools import planned
 from tests.training.synthetic import small_recipe
 
@@ -41,20 +41,20 @@ def test_a_step_that_needs_more_than_the_spool_holds_is_refused():
 
 def test_a_whole_store_is_no_spool_and_a_spool_no_whole_store(tmp_path):
     whole, online = small_recipe(tmp_path), small_recipe(tmp_path, "states.spool_shards=4")
-    provenance.begin(whole.states_dir("train"), store.KIND, {})
-    with pytest.raises(provenance.ArtefactError, match=r"is a whole store of states, but states.spool_shards 4 asks"):
+    artifacts.begin(whole.states_dir("train"), store.KIND, {})
+    with pytest.raises(artifacts.ArtifactError, match=r"is a whole store of states, but states.spool_shards 4 asks"):
         open_states(online, "train")
-    (whole.states_dir("train") / provenance.IDENTITY).unlink()
-    provenance.begin(whole.states_dir("train"), spools.KIND, spools.terms(online))
-    with pytest.raises(provenance.ArtefactError, match=r"is a spool of online training, but states.spool_shards None"):
+    (whole.states_dir("train") / artifacts.IDENTITY).unlink()
+    artifacts.begin(whole.states_dir("train"), spools.KIND, spools.terms(online))
+    with pytest.raises(artifacts.ArtifactError, match=r"is a spool of online training, but states.spool_shards None"):
         open_states(whole, "train")
 
 
 def test_a_spool_of_other_terms_is_refused_by_value(tmp_path):
     recipe = small_recipe(tmp_path, "states.spool_shards=4")
-    made_from = write_response_artefact(recipe.responses_dir("train"), [response("a", 2, 3)])
+    made_from = write_response_artifact(recipe.responses_dir("train"), [response("a", 2, 3)])
     identity = {**spools.terms(recipe), "responses": made_from, "aux_layer_ids": [2, 4, 8]}
-    provenance.begin(recipe.states_dir("train"), spools.KIND, identity)
+    artifacts.begin(recipe.states_dir("train"), spools.KIND, identity)
     assert len(open_states(recipe, "train").states) == 1
-    with pytest.raises(provenance.ArtefactError, match=r"spool_shards: found 4, wanted 6"):
+    with pytest.raises(artifacts.ArtifactError, match=r"spool_shards: found 4, wanted 6"):
         open_states(small_recipe(tmp_path, "states.spool_shards=6"), "train")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead import provenance
+from drafthead import artifacts
 from tests.training.launching import entries, launch, run
 from tests.training.synthetic import small_recipe, synthetic_store
 
@@ -18,13 +18,13 @@ def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path):
     result = launch(recipe, "train.batches_per_step=2", ranks=2)
     assert result.returncode != 0
     (folder,) = (recipe.run_dir / "nonfinite").iterdir()
-    record = provenance.read_json(folder / "record.json")
+    record = artifacts.read_json(folder / "record.json")
     assert ["train0040" in batch["ids"] for batch in record["batches"]] == [True]  # one rank's micro batch, named
     assert record["batches"][0]["inputs_finite"] == {"aux": False, "last_hidden": True}
     assert all(torch.isfinite(t).all() for t in load_file(folder / "model.safetensors").values())
     assert f"weights and sequences are in {folder}" in result.stderr
     assert record["step"] == len(entries(recipe.run_dir)) + 1
-    assert not (recipe.run_dir / provenance.MANIFEST).exists()
+    assert not (recipe.run_dir / artifacts.MANIFEST).exists()
 
 
 @pytest.mark.parametrize("stage", [0, 1])

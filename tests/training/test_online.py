@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data.spool import Spool, open_spool
 from drafthead.data.store import StateSequence, write_shard
 from drafthead.target.pieces import load_target_spec, target_identity
-from tests.artefacts import response, write_response_artefact
+from tests.artifacts import response, write_response_artifact
 from tests.training.launching import entries, run
 from tests.training.synthetic import small_recipe, synthetic_sequences, synthetic_store
 
@@ -28,12 +28,12 @@ ONLINE = (
 def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
     """Responses that say what the sequences say, and an empty spool made from them."""
     given = [response(s.id, 4, s.num_tokens - 8, 4, ids=s.input_ids.tolist()) for s in sequences]
-    made_from = write_response_artefact(recipe.responses_dir("train"), given)
+    made_from = write_response_artifact(recipe.responses_dir("train"), given)
     identity = {
         **spools.terms(recipe), "responses": made_from, "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "target": target_identity(recipe, load_target_spec(recipe.target_path)), "format": recipe.states.format,
     }  # fmt: skip
-    provenance.begin(recipe.states_dir("train"), spools.KIND, identity)
+    artifacts.begin(recipe.states_dir("train"), spools.KIND, identity)
     return open_spool(recipe, len(sequences))
 
 
@@ -62,6 +62,6 @@ def test_two_ranks_use_up_a_spool(tmp_path):
     assert max(most) == 4
     assert (spool.present(), spool.first_needed()) == (set(), 10)
     steps = entries(recipe.run_dir)
-    total = provenance.require(recipe.run_dir, "run", "train")["counts"]["total_steps"]
+    total = artifacts.require(recipe.run_dir, "run", "train")["counts"]["total_steps"]
     assert [e["step"] for e in steps] == list(range(1, total + 1))
     assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from safetensors.torch import load_file
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.exporting.export import export_head
 from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_run_learns_and_says_so(finished_run):
     steps, validations = entries(finished_run.run_dir), entries(finished_run.run_dir, "validation")
-    manifest = provenance.require(finished_run.run_dir, "run", "train")
+    manifest = artifacts.require(finished_run.run_dir, "run", "train")
     assert [e["step"] for e in steps] == list(range(1, manifest["counts"]["total_steps"] + 1))
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
     assert manifest["counts"]["best_acceptance_length"] > 2

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead import provenance
+from drafthead import artifacts
+from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_stream
 from drafthead.data.trained_on import known_before
@@ -17,11 +18,10 @@ from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
-from drafthead.provenance import read_json
 from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
 from drafthead.training.inputs import find_start, keep_start, open_inputs, survey
 from drafthead.training.trainer import LossModule, score
-from tests.artefacts import ask, write_prompt_artefact
+from tests.artifacts import ask, write_prompt_artifact
 from tests.damage import edit_config
 from tests.exporting.runs import bare_copy, random_weights, write_run
 from tests.training.launching import entries, forget_after, losses, run
@@ -53,7 +53,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     recipe = small_recipe(Path(second.output_dir), "train.init_from=runs/elsewhere")
     said = run(recipe, "train.init_from=runs/elsewhere")
 
-    best = provenance.require(first.run_dir, "run", "")["counts"]["best_step"]
+    best = artifacts.require(first.run_dir, "run", "")["counts"]["best_step"]
     trained = load_file(first.run_dir / f"checkpoints/step_{best:08d}/model.safetensors")
     begun = load_file(recipe.run_dir / "start/model.safetensors")
     assert begun.keys() == trained.keys()
@@ -71,7 +71,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     assert "runs/elsewhere" in said
 
     # Where it came from, in the manifest of run and head and on the card.
-    record = provenance.require(recipe.run_dir, "run", "")["identity"]["started_from"]
+    record = artifacts.require(recipe.run_dir, "run", "")["identity"]["started_from"]
     assert (record["path"], record["step"], record["imported"]["path"]) == ("runs/elsewhere", 0, str(head))
     exported = export_head(recipe, serve_check=False)
     assert read_json(exported / "manifest.json")["identity"]["started_from"] == record
@@ -156,7 +156,7 @@ def test_what_is_no_checkpoint_is_refused_with_the_next_step(ancestor, place, me
 def test_a_damaged_checkpoint_is_refused(ancestor):
     path = ancestor.run_dir / "checkpoints/step_00000007/model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(provenance.ArtefactError, match=r"is damaged \(model.safetensors\)"):
+    with pytest.raises(artifacts.ArtifactError, match=r"is damaged \(model.safetensors\)"):
         find_start(started(ancestor), load_target_spec(ancestor.target_path))
 
 
@@ -170,7 +170,7 @@ def test_an_imported_heads_own_rotation_goes_with_it(ancestor, tmp_path):
     import_head(ancestor, str(public))
     recipe = started(ancestor)
     inputs = open_inputs(recipe)
-    assert not provenance.begin(recipe.run_dir, "run", inputs.identity)
+    assert not artifacts.begin(recipe.run_dir, "run", inputs.identity)
     start = keep_start(recipe, inputs.start)
     shape = start.shape(draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids))
     assert (shape.rope_parameters, shape.rms_norm_eps) == (config["rope_parameters"], 1e-4)
@@ -185,8 +185,8 @@ def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
     prompts = ancestor.directory("own", "data", "x")  # beside the shared data, which is linked
     recipe = started(ancestor, f"output_dir={prompts.parents[1]}")
     shutil.copytree(ancestor.run_dir, recipe.directory("runs", "other"))
-    write_prompt_artefact(recipe.model_copy(update={"name": "other"}))
+    write_prompt_artifact(recipe.model_copy(update={"name": "other"}))
     start = find_start(recipe, load_target_spec(recipe.target_path))
-    assert not provenance.begin(recipe.run_dir, "run", start.identity)
+    assert not artifacts.begin(recipe.run_dir, "run", start.identity)
     keep_start(recipe, start)
     assert known_before(recipe.run_dir) == {ask("train").id, ask("validation").id}

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from drafthead import provenance
+from drafthead import artifacts
+from drafthead.artifacts import ArtifactError
 from drafthead.data import store
 from drafthead.data.shard import first_teacher_row
-from drafthead.provenance import ArtefactError
 from drafthead.training.inputs import open_inputs
 from tests.faults.payload import TIMES
 from tests.training import launching
@@ -45,7 +45,7 @@ def rewrite(recipe, as_stored: bool) -> None:
             kept.append(dataclasses.replace(s, **tail, first_teacher_row=first))
         store.write_shard(path, kept, num_target_layers=8)
         assert (path.stat().st_size < size) == as_stored
-        provenance.finish(directory, {"sequences": len(kept)})
+        artifacts.finish(directory, {"sequences": len(kept)})
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_a_store_of_another_format_is_refused(tmp_path):
     recipe = small_recipe(tmp_path)
     synthetic_store(recipe, "train", 2, seed=0)
     synthetic_store(recipe, "validation", 2, seed=1)
-    with pytest.raises(ArtefactError, match=r"states.format: found 'bf16', wanted 'fp8'"):
+    with pytest.raises(ArtifactError, match=r"states.format: found 'bf16', wanted 'fp8'"):
         open_inputs(small_recipe(tmp_path, "states.format=fp8"))
     assert open_inputs(recipe).train[0].aux[2].dtype == torch.bfloat16
 

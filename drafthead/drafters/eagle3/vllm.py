@@ -20,12 +20,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from drafthead.artifacts import describe_difference
 from drafthead.config import ExportConfig
 from drafthead.drafters.base import DraftShape, parameter_shapes
 from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.files import check_tensor_files, read_config
 from drafthead.drafters.fp8 import QUANT_METHOD, cast, dequantised, quantisation_config
-from drafthead.provenance import describe_difference
 from drafthead.target.pieces import TargetPieces, TargetSpec
 from drafthead.target.rope import rope_parameters_of
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from drafthead.artifacts import require
 from drafthead.config import Recipe
 from drafthead.evaluation.decision.pricing import Priced, price
 from drafthead.evaluation.decision.schedule import Schedule, best_schedule
@@ -18,7 +19,6 @@ from drafthead.evaluation.results.one_file import Results
 from drafthead.evaluation.results.serving_rows import ServingRows, completed, main_length, steady
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
 from drafthead.evaluation.workload import BASELINE
-from drafthead.provenance import require
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read_results(recipe: Recipe) -> Results:
     """Both measurements of a recipe.
 
     Raises:
-        ArtefactError: acceptance or serving was not measured, or not to the end.
+        ArtifactError: acceptance or serving was not measured, or not to the end.
     """
     folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from drafthead.artifacts import MANIFEST, read_json
 from drafthead.config import Recipe
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
-from drafthead.provenance import MANIFEST, read_json
 
 SECONDS_PER_HOUR = 3600
 

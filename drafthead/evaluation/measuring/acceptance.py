@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.data.responses import repeated_share
@@ -37,7 +38,6 @@ from drafthead.evaluation.workload import (
 from drafthead.files import atomic_path
 from drafthead.processes import end_with_pool
 from drafthead.progress import progress_bar
-from drafthead.provenance import begin, finish
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -93,10 +93,10 @@ Workloads = Mapping[Effort, Workload]
 
 
 def measure_acceptance(recipe: Recipe) -> Path:
-    """Measure every condition that is not on disk yet; returns the artefact's directory.
+    """Measure every condition that is not on disk yet; returns the artifact's directory.
 
     Raises:
-        ArtefactError: prompts or a head are missing, or the directory holds another measurement.
+        ArtifactError: prompts or a head are missing, or the directory holds another measurement.
         ValueError: held-out prompts were trained on, or none fits.
     """
     directory = acceptance_dir(recipe)

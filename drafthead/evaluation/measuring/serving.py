@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
 from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, preload, run_load, warm_up
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
@@ -30,7 +31,6 @@ from drafthead.evaluation.measuring.request_metrics import achieved_concurrency,
 from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
 from drafthead.evaluation.workload import HEAD as HEAD
 from drafthead.files import atomic_path
-from drafthead.provenance import begin, finish
 from drafthead.target.tokenizer import load_tokenizer
 
 KIND = "serving"
@@ -45,7 +45,7 @@ Prompts = dict[Level, list[LoadRequest]]
 
 
 def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | None = None) -> Path:
-    """Measure every server of the plan that is not on disk yet; returns the artefact's directory.
+    """Measure every server of the plan that is not on disk yet; returns the artifact's directory.
 
     Args:
         recipe: target, heads and prompts.
@@ -53,7 +53,7 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
         directory: None: results/NAME/serving.
 
     Raises:
-        ArtefactError: prompts or head are missing, or the directory holds another measurement.
+        ArtifactError: prompts or head are missing, or the directory holds another measurement.
         ServerError: a server did not start, or died; an endpoint does not answer.
         ValueError: a level cannot be reached with the prompts there are.
     """

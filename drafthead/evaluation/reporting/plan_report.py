@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from drafthead.artifacts import MANIFEST, ArtifactError
 from drafthead.config import Recipe
 from drafthead.evaluation.decision.cost_model import CostModel, fit
 from drafthead.evaluation.decision.speed import speed_samples
@@ -16,7 +17,6 @@ from drafthead.evaluation.published.figures import published
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, print_table
 from drafthead.evaluation.results.serving_rows import ServingRows, read_serving, steady
 from drafthead.evaluation.workload import BASELINE
-from drafthead.provenance import MANIFEST, ArtefactError
 
 _SUFFIX = "-untrained"
 
@@ -50,7 +50,7 @@ def rows_to_plan_from(recipe: Recipe) -> ServingRows:
     """What was measured with the untrained head, else with any head of this recipe.
 
     Raises:
-        ArtefactError: neither was, or not to the end.
+        ArtifactError: neither was, or not to the end.
     """
     directories = [
         Path(recipe.model_copy(update={"name": name}).results_dir) / "serving"
@@ -60,7 +60,7 @@ def rows_to_plan_from(recipe: Recipe) -> ServingRows:
         if (directory / MANIFEST).exists():
             logging.getLogger(__name__).info(f"step times from {directory}")
             return steady(read_serving(directory))
-    raise ArtefactError(
+    raise ArtifactError(
         f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
         "run: python eval/plan.py RECIPE --measure"
     )

@@ -90,7 +90,7 @@ def settled(recipe: Recipe, schedule: Schedule) -> str:
 
 
 def measure_schedule(recipe: Recipe, schedule: Schedule) -> Path:
-    """Serve the schedule beside every fixed draft length; returns the artefact's directory.
+    """Serve the schedule beside every fixed draft length; returns the artifact's directory.
 
     Raises:
         ValueError: the schedule has one draft length, or one beyond the recipe's.

@@ -11,7 +11,7 @@ import pandas as pd
 
 from drafthead.evaluation.measuring import serving
 from drafthead.evaluation.workload import BASELINE
-from drafthead.provenance import IDENTITY, read_json
+from drafthead.artifacts import IDENTITY, read_json
 
 WORKLOAD = "all"
 
@@ -26,10 +26,10 @@ class ServingRows(NamedTuple):
 
 
 def read_serving(directory: Path) -> ServingRows:
-    """Every row of a serving artefact, completed.
+    """Every row of a serving artifact, completed.
 
     Raises:
-        ArtefactError: the artefact's identity is damaged.
+        ArtifactError: the artifact's identity is damaged.
     """
     K = main_length(read_json(directory / IDENTITY))
     return completed(serving.read_requests(directory), serving.read_runs(directory), K)

