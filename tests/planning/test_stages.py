@@ -46,12 +46,12 @@ def test_rows_are_those_that_the_store_keeps(tmp_path):
     ids=["bf16", "fp8 has a scale per token", "an aux layer on the last boundary is not stored twice"],
 )
 def test_tokens_and_bytes_are_those_counted_by_hand(overrides, per_token, per_row, tmp_path):
-    # 8 + 7 + 7 tokens with id and mask, 4 + 0 + 6 rows with argmax and lse
+    # 8 + 7 + 7 tokens with id and mask, 4 + 0 + 7 rows with argmax and lse
     recipe = with_responses(tmp_path, *overrides)
     for lengths in all_lengths(recipe, Assumed()):
         assert (lengths.exact, len(lengths.sequences), lengths.tokens) == (True, 3, 22)
         stored = states_bytes(recipe, load_target_spec(recipe.target_path), lengths)
-        assert stored == 22 * (per_token + 5) + 10 * (per_row + 8) + 4 * 16
+        assert stored == 22 * (per_token + 5) + 11 * (per_row + 8) + 4 * 16
 
 
 def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):
