@@ -17,6 +17,11 @@ RENAMED = {
     "train.start_from": "train.init_from",
     "train.num_ttt_steps": "head.num_ttt_steps",
     "train.step_weight_decay": "head.step_weight_decay",
+    "responses.on_truncated": "responses.drop, a list with `truncated` in it",
+    "responses.on_refused": "responses.drop, a list with `refused` in it",
+    "responses.on_loop": "responses.drop, a list with `looping` in it",
+    "responses.server_model": "read from the server: its only model, or the one named as target.path",
+    "engine.kv_cache_space_gib": "the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 
 
