@@ -45,7 +45,7 @@ def test_a_head_with_permuted_layers_is_stopped(tiny_run, tmp_path):
     first, second, third = tensors["fc.weight"].chunk(3, dim=1)
     tensors["fc.weight"] = torch.cat([third, first, second], dim=1)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    shape = served_shape(source.shape(tiny_run, spec), tiny_run.export)
+    shape = served_shape(source.shape(spec), tiny_run.export)
     documents = validation_documents(tiny_run, source.aux_layer_ids)
     with pytest.raises(ValueError, match="does not serve the head that was trained: over .* predicts"):
         check_serving(tiny_run, directory, documents, source.weights(), shape, source.aux_layer_ids)
