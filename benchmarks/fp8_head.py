@@ -42,7 +42,7 @@ class Comparison:
     def __init__(self, recipe: Recipe, checkpoint: Path | None):
         self.recipe, spec = recipe, load_target_spec(recipe.target_path, recipe.target.revision)
         source = open_checkpoint(recipe, checkpoint, spec)
-        self.shape, self.aux_layer_ids = served_shape(source.shape(recipe, spec), recipe.export), source.aux_layer_ids
+        self.shape, self.aux_layer_ids = served_shape(source.shape(spec), recipe.export), source.aux_layer_ids
         self.weights, self.name = source.weights(), source.path.name
         self.documents = validation_documents(recipe, self.aux_layer_ids, prompts=sys.maxsize, tokens=sys.maxsize)
 

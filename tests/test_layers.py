@@ -123,3 +123,9 @@ def test_no_recipe_script_shadows_a_library():
     scripts = [p.stem for folder in ("data_gen", "train", "export", "eval") for p in (REPO_ROOT / folder).glob("*.py")]
     taken = set(sys.stdlib_module_names) | {"datasets", "vllm", "wandb", "accelerate", "torch", "transformers"}
     assert not set(scripts) & taken
+
+
+@pytest.mark.parametrize("first", ["drafters.registry", "drafters.base", "drafters.eagle3.config", "config"])
+def test_recipe_and_drafters_import_in_any_order(first):
+    """The recipe's head section is a drafter's: whichever is imported first must not find the other half done."""
+    assert run_python("-c", f"import drafthead.{first}").returncode == 0

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from drafthead.config.section import Section, holds_secret
 from drafthead.config.traffic import SLOConfig, TrafficConfig
+from drafthead.section import Section, holds_secret
 
 # vLLM's methods that this project measures.
 Method = Literal["eagle3", "eagle", "medusa", "draft_model", "ngram", "suffix"]

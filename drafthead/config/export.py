@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from drafthead.config.section import Section
+from drafthead.section import Section
 
 
 class ExportConfig(Section):

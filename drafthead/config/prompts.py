@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from drafthead.config.section import Section
+from drafthead.section import Section
 
 
 class PromptSource(Section):

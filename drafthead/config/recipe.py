@@ -9,11 +9,11 @@ from drafthead.config.evaluation import EvalConfig
 from drafthead.config.export import ExportConfig
 from drafthead.config.prompts import PromptsConfig
 from drafthead.config.responses import ResponsesConfig
-from drafthead.config.section import Section
 from drafthead.config.states import StatesConfig
 from drafthead.config.target import EngineConfig, TargetConfig
 from drafthead.config.train import TrainConfig
 from drafthead.drafters.registry import Head
+from drafthead.section import Section
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from drafthead.config.section import Section, holds_secret
+from drafthead.section import Section, holds_secret
 
 Effort = Literal["low", "medium", "high"]
 Weight = Annotated[int, Field(gt=0)]

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from drafthead.config.section import Section
+from drafthead.section import Section
 
 
 class TargetConfig(Section):

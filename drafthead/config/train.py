@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
-from drafthead.config.section import Section
+from drafthead.section import Section
 
 # The keys of drafthead.losses.objectives.OBJECTIVES.
 ObjectiveName = Literal["forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance"]

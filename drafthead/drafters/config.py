@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from drafthead.config.section import Section
+from drafthead.section import Section
 
 
 class HeadConfig(Section):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import LoadConfig
-from drafthead.config.section import Section
 from drafthead.evaluation.workload import BASELINE, method_of
+from drafthead.section import Section
 
 PER_PLACE = 4  # prompts for every request in flight, so that a level spends most of its time full
 

@@ -15,9 +15,9 @@ from pydantic import Field
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import HEADS, LoadConfig, Method
-from drafthead.config.section import Section
 from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, abba, prompts_of_level
 from drafthead.evaluation.workload import BASELINE, HEAD, method_of, missing_package
+from drafthead.section import Section
 
 
 class PresetMethod(Section):
