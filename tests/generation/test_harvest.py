@@ -11,7 +11,7 @@ import torch
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
-from drafthead.data.shard import dequantise
+from drafthead.data.shard import LAYOUT, dequantise
 from drafthead.data.store import Shard, StateStore, shard_path, verify_store, write_shard
 from drafthead.drafters.fp8 import quantise
 from drafthead.generation import harvest as stage
@@ -154,8 +154,8 @@ def test_another_format_and_an_older_layout_are_refused(stores, tmp_path: Path):
     with pytest.raises(ArtifactError, match="format.*fp8.*bf16"):
         stage.harvest(changed(recipe, "states", format="bf16"))
     identity = recipe.states_dir("train") / "identity.json"
-    identity.write_text(identity.read_text().replace('"layout": 3', '"layout": 1'))
-    with pytest.raises(ArtifactError, match="layout.*1.*3"):
+    identity.write_text(identity.read_text().replace(f'"layout": {LAYOUT}', '"layout": 1'))
+    with pytest.raises(ArtifactError, match=f"layout.*1.*{LAYOUT}"):
         stage.harvest(recipe)
     shutil.rmtree(tmp_path / "old")
 
