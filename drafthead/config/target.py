@@ -13,7 +13,7 @@ class TargetConfig(Section):
     path: str  # a directory (relative to the checkout or absolute) or a hub id
     revision: str | None = None
     dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
-    # Boundary indices, ascending: aux layer k is the input of block k, vLLM's own numbering.
+    # Boundary indices, ascending: id k is the input of block k, vLLM's own numbering.
     aux_layer_ids: tuple[int, ...]
     trust_remote_code: bool = False
 
