@@ -38,7 +38,7 @@ train: install
 export: install
 	$(RUN) export/head.py $(RECIPE) $(OVERRIDES)
 
-plan: install  ## what all stages of RECIPE will take: GPUs, memory, disk
+plan: install  ## what RECIPE will take: GPUs, memory, disk
 	$(RUN) data_gen/dry_run.py $(RECIPE) $(OVERRIDES)
 
 evaluate: install

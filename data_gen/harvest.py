@@ -15,12 +15,12 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
 from drafthead.generation.harvest import harvest, print_states, print_verification
 from drafthead.generation.shards import WHOLE, parse_share
-from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, GPUS, RATE, assumed_from, print_plans
-from drafthead.planning.stages import harvest_plan
+from drafthead.planning import OPTIONS as PLANNING
+from drafthead.planning import dry_run
 
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),
-    DRY_RUN, RATE, GPU_MEMORY, GPUS, *AMOUNTS, *running.OPTIONS,
+    *PLANNING, *running.OPTIONS,
     ("--shards", {"metavar": "I/N", "help": "make every N-th shard from number I on, I from 0 to N - 1"}),
 )  # fmt: skip
 
@@ -30,7 +30,7 @@ def main() -> None:
     if args.verify:
         sys.exit(0 if print_verification(recipe) else 1)
     if args.dry_run:
-        print_plans([harvest_plan(recipe, assumed_from(args))], recipe.name)
+        dry_run(recipe, args, {"harvest": args.tokens_per_second})
         return
     share = parse_share(args.shards) if args.shards else WHOLE
     if harvest(recipe, share, running.runner(args)):

@@ -13,16 +13,13 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
 from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import print_responses, regenerate
-from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
-from drafthead.planning.stages import regenerate_plan
-
-OPTIONS = (DRY_RUN, RATE, GPU_MEMORY, *AMOUNTS, *running.OPTIONS)
+from drafthead.planning import OPTIONS, dry_run
 
 
 def main() -> None:
-    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
+    recipe, args = recipe_from_command_line(__doc__, *OPTIONS, *running.OPTIONS)
     if args.dry_run:
-        print_plans([regenerate_plan(recipe, assumed_from(args))], recipe.name)
+        dry_run(recipe, args, {"regenerate": args.tokens_per_second})
         return
     run = running.runner(args)
     regenerate(recipe, run)

@@ -1,7 +1,6 @@
 """Evaluate a head: acceptance, serving, report. Rerun, it measures only what is missing.
 
     python eval/head.py [RECIPE] [section.key=value ...]
-    python eval/head.py --dry-run [RECIPE] ...    engines, servers, loads, requests, memory, disk; nothing is started
 
 Each part is a process of its own: an engine that ran inside a process leaves its threads and memory behind,
 and the servers measured next must not share a machine with them.
@@ -13,21 +12,14 @@ import sys
 from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
-from drafthead.planning.stages import eval_plan
 from drafthead.processes import ends_with_parent
-
-OPTIONS = (DRY_RUN, RATE, GPU_MEMORY, *AMOUNTS)
 
 # One screen for all three: the tables of each stand in the report.
 PARTS = (("acceptance.py", "--no-tables"), ("serving.py", "--no-tables"), ("report.py", "--brief"))
 
 
 def main() -> None:
-    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)  # a bad recipe is reported once, before anything starts
-    if args.dry_run:
-        print_plans([eval_plan(recipe, assumed_from(args))], recipe.name)
-        return
+    recipe_from_command_line(__doc__)  # a bad recipe is reported once, before anything starts
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     for script, *options in PARTS:
         command = [sys.executable, str(Path(__file__).with_name(script)), *sys.argv[1:], *options]

@@ -2,7 +2,6 @@
 
     python export/head.py [RECIPE] [section.key=value ...] [--checkpoint runs/NAME/checkpoints/step_N]
                           [--format vllm|speculators] [--no-serve-check] [--push REPO [--public]]
-    python export/head.py --dry-run [RECIPE] ...    memory, disk; nothing is written
 
 By default the checkpoint with the best predicted acceptance length is exported. The directory is reloaded, served in
 vLLM and compared with the checkpoint's own prediction before it gets its name; --no-serve-check leaves vLLM out.
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.planning import DRY_RUN, assumed_from, print_plans
 
 if TYPE_CHECKING:
     from drafthead.exporting.card import Measured
@@ -30,15 +28,9 @@ def main() -> None:
         ("--no-serve-check", {"action": "store_true", "help": "do not start vLLM to compare acceptance"}),
         ("--push", {"metavar": "REPO", "help": "upload to this Hugging Face repository, created private"}),
         ("--public", {"action": "store_true", "help": "with --push: create it public"}),
-        DRY_RUN,
     )
     if args.format:
         recipe = recipe.model_copy(update={"export": recipe.export.model_copy(update={"format": args.format})})
-    if args.dry_run:
-        from drafthead.planning.stages import export_plan
-
-        print_plans([export_plan(recipe, assumed_from(args))], recipe.name)
-        return
     from drafthead.exporting.card import push_head, write_card
     from drafthead.exporting.export import export_head
 

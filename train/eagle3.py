@@ -10,17 +10,15 @@ accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes fr
 import os
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.planning import DRY_RUN, GPUS, RATE, assumed_from, print_plans
+from drafthead.planning import OPTIONS, dry_run
 from drafthead.processes import end_with_launcher
 
 
 def main() -> None:
     end_with_launcher()
-    recipe, args = recipe_from_command_line(__doc__, DRY_RUN, GPUS, RATE)
+    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
     if args.dry_run:
-        from drafthead.planning.stages import train_plan
-
-        print_plans([train_plan(recipe, assumed_from(args))], recipe.name)
+        dry_run(recipe, args, {"train": args.tokens_per_second})
         return
     if recipe.states.spool_shards is not None:
         # A harvester runs beside: on CPU, threads that spin for one another would starve it, and it them.

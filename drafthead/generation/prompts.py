@@ -73,6 +73,12 @@ def _read_own_file(settings: PromptsConfig, source: Located) -> Mix:
     return Mix(train, heldout, {"duplicates_dropped": duplicates})
 
 
+def own_prompts(settings: PromptsConfig) -> dict[str, list[Prompt]]:
+    """What `make_prompts` draws from `prompts.path`, without writing it."""
+    mix = _read_own_file(settings, _own_file(str(settings.path)))
+    return split_prompts(settings, mix.train, mix.heldout)
+
+
 def split_prompts(
     settings: PromptsConfig, train: Sequence[Prompt], heldout: Sequence[Prompt]
 ) -> dict[str, list[Prompt]]:

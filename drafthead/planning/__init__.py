@@ -1,69 +1,45 @@
-"""What every stage will take, before it is started; above all stages, and imported by scripts only.
+"""What stages will take, before they are started: tokens, GPUs, memory, disk, and hours where the user has a rate.
 
-This module is the form of a plan (GPUs, memory, disk, hours) and its table; it imports no torch.
-Hours are printed only for a rate that the user measured. What a plan cannot know yet (how many prompts there will be,
-how long responses are) is a command-line option; its value stands beside the figure.
+This module has the options and the table, and imports no torch; the numbers are in `planning.stages`. It stands above
+all stages and is imported by scripts only. What a plan cannot know yet (how many prompts there will be, how long
+responses are) is a command-line option, whose value is printed below the table.
 """
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from rich.console import Console
 from rich.table import Table
 
-DEFAULT_PROMPTS, DEFAULT_PROMPT_TOKENS, DEFAULT_GPU_GIB = 100_000, 1_000, 80
+from drafthead.config import Recipe
+
+DEFAULT_PROMPTS = 100_000
 
 
-@dataclass(frozen=True)
-class Assumed:
-    """What a plan takes from the command line.
+class Assumed(BaseModel):
+    """What a plan takes from the command line."""
 
-    Attributes:
-        prompts: training conversations while none are drawn; None: what the recipe says.
-        prompt_tokens: of a prompt.
-        response_tokens: of a response; None: as many as the recipe allows, an upper bound.
-        gpus: of the stage; None: what the recipe needs.
-        gpu_memory_gib: of one GPU.
-        tokens_per_second: a measured rate; None: no hours.
-    """
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
-    prompts: int | None = None
-    prompt_tokens: int = DEFAULT_PROMPT_TOKENS
-    response_tokens: int | None = None
-    gpus: int | None = None
-    gpu_memory_gib: float = DEFAULT_GPU_GIB
-    tokens_per_second: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"--{name.replace('_', '-')} {value:g} must be positive")
-
-    def hours(self, tokens: float) -> float | None:
-        """Hours for that many tokens, if a rate is known."""
-        return tokens / self.tokens_per_second / 3600 if self.tokens_per_second else None
+    prompts: PositiveInt | None = Field(None, description="training conversations, while none are drawn")
+    prompt_tokens: PositiveInt = Field(1_000, description="of a prompt, while none are drawn")
+    response_tokens: PositiveInt | None = Field(None, description="of a response, else all that max_tokens allows")
+    gpus: PositiveInt | None = Field(None, description="that share a harvest or a training run")
+    gpu_memory_gib: PositiveFloat = Field(80, description="of one GPU")
 
 
-DRY_RUN = ("--dry-run", {"action": "store_true", "help": "print what this will take and run nothing"})
-AMOUNTS = (
-    ("--prompts", {"type": int, "metavar": "N", "help": "training conversations, while none are drawn (default: the "
-                   f"recipe's, else {DEFAULT_PROMPTS:,}, the size of a public mix)"}),
-    ("--prompt-tokens", {"type": int, "metavar": "N", "default": DEFAULT_PROMPT_TOKENS,
-                         "help": f"of a prompt, while none are drawn (default: {DEFAULT_PROMPT_TOKENS:,})"}),
-    ("--response-tokens", {"type": int, "metavar": "N",
-                           "help": "of a response, while there are none (default: all that max_tokens allows)"}),
-)  # fmt: skip
-GPU_MEMORY = ("--gpu-memory-gib", {"type": float, "metavar": "GIB", "default": DEFAULT_GPU_GIB,
-                                   "help": f"of one GPU, with --dry-run (default: {DEFAULT_GPU_GIB})"})  # fmt: skip
-GPUS = ("--gpus", {"type": int, "metavar": "N", "help": "of the stage, with --dry-run"})
-RATE = ("--tokens-per-second", {"type": float, "metavar": "RATE", "help": "measured by you; with --dry-run: prints "
-                                "hours"})  # fmt: skip
-
-
-def assumed_from(args: argparse.Namespace) -> Assumed:
-    """What the command line has; options that a script lacks keep their defaults."""
-    return Assumed(**{name: getattr(args, name) for name in Assumed.__dataclass_fields__ if hasattr(args, name)})
+AMOUNTS = tuple(
+    ("--" + name.replace("_", "-"), {"default": field.default, "help": f"{field.description} ({field.default})"})
+    for name, field in Assumed.model_fields.items()
+)
+# Of a stage's own script, where the others need --dry-run.
+OPTIONS = (
+    ("--dry-run", {"action": "store_true", "help": "print what this will take, and run nothing"}),
+    *AMOUNTS,
+    ("--tokens-per-second", {"type": float, "help": "measured by you; prints hours"}),
+)
 
 
 @dataclass(frozen=True)
@@ -73,20 +49,44 @@ class StagePlan:
     Attributes:
         stage: its name.
         work: what it does, in numbers.
-        gpus: at once; 0: none.
-        memory_bytes: on each GPU; 0: none.
+        tokens: that a rate counts.
+        gpus: at once.
+        memory_bytes: on each GPU.
         disk_bytes: written, at most at once.
-        hours: by the rate of the command line; None without one.
+        engines: that share the tokens.
         notes: what else to know, a sentence each.
     """
 
     stage: str
     work: str
-    gpus: int = 0
-    memory_bytes: int = 0
-    disk_bytes: int = 0
-    hours: float | None = None
-    notes: Sequence[str] = ()
+    tokens: int
+    gpus: int
+    memory_bytes: int
+    disk_bytes: int
+    engines: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    def hours(self, rate: float | None) -> float | None:
+        """At so many tokens per second of one engine, if that is known."""
+        return self.tokens / self.engines / rate / 3600 if rate else None
+
+
+def dry_run(recipe: Recipe, args: argparse.Namespace, rates: Mapping[str, float | None]) -> None:
+    """Print the plan of the stages that `rates` names, each with its measured tokens per second, if any."""
+    from drafthead.planning.stages import plan_stages  # imports torch
+
+    plans = plan_stages(recipe, Assumed(**vars(args)), rates)
+    table = Table("stage", "work", title=recipe.name)
+    for column in ("GPUs", "memory per GPU", "disk", "hours"):
+        table.add_column(column, justify="right")
+    for plan in plans:
+        hours = plan.hours(rates[plan.stage])
+        sizes = size_text(plan.memory_bytes), size_text(plan.disk_bytes)
+        table.add_row(plan.stage, plan.work, str(plan.gpus), *sizes, "" if hours is None else f"{hours:,.2f}")
+    console = Console()
+    console.print(table)
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes if note):  # stages may share one
+        console.print(note, highlight=False, markup=False)
 
 
 def size_text(num_bytes: int) -> str:
@@ -95,27 +95,3 @@ def size_text(num_bytes: int) -> str:
         if num_bytes >= 2**power:
             return f"{num_bytes / 2**power:,.1f} {unit}"
     return f"{num_bytes / 2**20:,.1f} MiB"
-
-
-def print_plans(plans: Sequence[StagePlan], title: str) -> None:
-    """A table of the stages, with their sum where there are several, and the notes below it."""
-    table = Table("stage", "work", title=title)
-    for column in ("GPUs", "memory per GPU", "disk", "hours"):
-        table.add_column(column, justify="right")
-    if len(plans) > 1:
-        hours = [plan.hours for plan in plans if plan.hours is not None]
-        plans = [*plans, StagePlan(
-            "all", "one after the other", max(plan.gpus for plan in plans), max(plan.memory_bytes for plan in plans),
-            sum(plan.disk_bytes for plan in plans), sum(hours) if hours else None,
-        )]  # fmt: skip
-    stages_of: dict[str, list[str]] = {}  # a note that several stages share is printed once
-    for plan in plans:
-        sizes = [size_text(size) if size else "" for size in (plan.memory_bytes, plan.disk_bytes)]
-        hours_text = "" if plan.hours is None else f"{plan.hours:,.2f}"
-        table.add_row(plan.stage, plan.work, str(plan.gpus or ""), *sizes, hours_text)
-        for note in plan.notes:
-            stages_of.setdefault(note, []).append(plan.stage)
-    console = Console()
-    console.print(table)
-    for note, stages in stages_of.items():
-        console.print(f"{', '.join(stages)}: {note}", highlight=False, markup=False)

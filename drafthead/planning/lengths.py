@@ -1,124 +1,109 @@
 """How many sequences a recipe has and how long they are, as far as it is known.
 
-Exact once the responses exist. Before, from the prompts, or from the recipe and the command line: an upper bound, as
-every response is counted with the length that the recipe allows.
+Exact once the responses exist. Before, every response is counted with the length that the recipe allows, an upper
+bound, after prompts of about four characters a token; before there are prompts, after a length from the command line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+
+import numpy as np
 
 from drafthead.artifacts import MANIFEST
-from drafthead.config import PromptsConfig, Recipe
-from drafthead.data.prompts import read_prompts
-from drafthead.data.reading import ParsedResponse
+from drafthead.config import Recipe
+from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.responses import iter_responses
-from drafthead.generation.dialogue import continuation, open_dialogue, prepare
+from drafthead.generation.dialogue import continuation, open_dialogue
 from drafthead.generation.prompt_mix import planned_prompts
-from drafthead.generation.regenerate import SPLITS, is_regenerated, kept_responses
+from drafthead.generation.prompts import own_prompts
+from drafthead.generation.regenerate import SPLITS, is_regenerated
 from drafthead.planning import DEFAULT_PROMPTS, Assumed
-from drafthead.progress import progress_bar
-from drafthead.target.tokenizer import load_tokenizer
-
-
-@dataclass(frozen=True)
-class SequenceLength:
-    """Tokens before the response, of the response, and after it."""
-
-    prompt: int
-    response: int
-    continuation: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt + self.response + self.continuation
-
-    @property
-    def rows(self) -> int:
-        """Rows that can be a teacher: from one before the first generated token on (see data.shard)."""
-        return self.response + self.continuation + min(self.prompt, 1) if self.response else 0
 
 
 @dataclass(frozen=True)
 class SplitLengths:
-    """The sequences of a split, and what their lengths were taken from."""
+    """The sequences of a split.
+
+    Attributes:
+        split: "train" or "validation".
+        parts: (S, 3) tokens of prompt, response and continuation of each sequence.
+        note: what was assumed; empty once the responses exist.
+    """
 
     split: str
-    sequences: Sequence[SequenceLength]
-    source: Literal["responses", "prompts", "recipe"]
+    parts: np.ndarray
+    note: str = ""
 
     @property
-    def exact(self) -> bool:
-        return self.source == "responses"
+    def tokens(self) -> np.ndarray:
+        """(S,) of each sequence."""
+        return self.parts.sum(1)
 
     @property
-    def tokens(self) -> int:
-        return sum(one.tokens for one in self.sequences)
+    def total(self) -> int:
+        """Tokens of all sequences."""
+        return int(self.parts.sum())
 
     @property
-    def generated(self) -> int:
-        """Tokens that the target generates."""
-        return sum(one.response + one.continuation for one in self.sequences)
+    def rows(self) -> np.ndarray:
+        """(S,) rows that can be a teacher: from one before the first generated token on (see data.shard)."""
+        prompt, response, after = self.parts.T
+        return np.where(response > 0, response + after + np.minimum(prompt, 1), 0)
 
 
 def all_lengths(recipe: Recipe, assumed: Assumed) -> list[SplitLengths]:
     """Of the training and the validation split."""
-    return [split_lengths(recipe, split, assumed) for split in SPLITS]
+    found = {split: _of_responses(recipe, split) for split in SPLITS}
+    prompts = None if all(found.values()) else _known_prompts(recipe)
+    return [found[split] or _assumed(recipe, split, assumed, prompts) for split in SPLITS]
 
 
-def split_lengths(recipe: Recipe, split: str, assumed: Assumed) -> SplitLengths:
-    """The sequences of "train" or "validation", as well as they are known."""
-    if (recipe.responses_dir(split) / MANIFEST).exists():
-        stored = iter_responses(recipe.responses_dir(split))
-        found = [SequenceLength(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids)) for r in stored]
-        return SplitLengths(split, found, "responses")
+def _of_responses(recipe: Recipe, split: str) -> SplitLengths | None:
+    if not (recipe.responses_dir(split) / MANIFEST).exists():
+        return None
+    stored = iter_responses(recipe.responses_dir(split))
+    parts = [(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids)) for r in stored]
+    return SplitLengths(split, np.array(parts))
+
+
+def _known_prompts(recipe: Recipe) -> Mapping[str, Sequence[Prompt]] | None:
+    """The prompts of each split, as drawn or from the recipe's own file; None before data sets were drawn from."""
     if (recipe.prompts_dir / MANIFEST).exists():
-        return SplitLengths(split, _from_prompts(recipe, split, assumed), "prompts")
-    after = continuation(recipe, split)
-    response = min(assumed.response_tokens or recipe.responses.max_tokens, recipe.responses.max_tokens)
-    prompt = min(assumed.prompt_tokens, recipe.engine.max_model_len - 1 - after - response)
-    settings = recipe.prompts
-    count = settings.validation if split == "validation" else assumed.prompts or planned(settings, "train")
-    return SplitLengths(split, [SequenceLength(prompt, response, after)] * count, "recipe")
+        return {split: read_prompts(recipe.prompts_dir, split) for split in SPLITS}
+    return own_prompts(recipe.prompts) if recipe.prompts.path else None
 
 
-def planned(settings: PromptsConfig, split: str, otherwise: int = DEFAULT_PROMPTS) -> int:
-    """Conversations of a recipe whose prompts are not drawn yet; `otherwise` where only files can tell."""
-    return (planned_prompts(settings) or {}).get(split, otherwise)
+def _assumed(
+    recipe: Recipe, split: str, assumed: Assumed, prompts: Mapping[str, Sequence[Prompt]] | None
+) -> SplitLengths:
+    longest, after = assumed.response_tokens or recipe.responses.max_tokens, continuation(recipe, split)
+    note = f"no responses yet: each counted with {longest:,} tokens (--response-tokens)"
+    if prompts:
+        counted = [turn for prompt in prompts[split] for turn in _turns(recipe, split, prompt, longest)]
+    else:
+        planned = {"validation": recipe.prompts.validation, **(planned_prompts(recipe.prompts) or {})}
+        if assumed.prompts:
+            planned["train"] = assumed.prompts
+        counted = [(assumed.prompt_tokens, longest)] * planned.get(split, DEFAULT_PROMPTS)
+        note = f"no prompts yet: {assumed.prompt_tokens:,} tokens each (--prompts, --prompt-tokens)\n{note}"
+    room = recipe.engine.max_model_len - 1 - after
+    prompt, response = np.array(counted).T
+    prompt = np.minimum(prompt, room - 1)
+    response = np.minimum(response, room - prompt)
+    return SplitLengths(split, np.stack([prompt, response, np.full_like(prompt, after)], 1), note)
 
 
-def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[SequenceLength]:
-    """With the data's own responses, or with responses as long as there is room for."""
-    tokenizer, prompts = load_tokenizer(recipe, templated=True), read_prompts(recipe.prompts_dir, split)
+def _turns(recipe: Recipe, split: str, prompt: Prompt, longest: int) -> Iterator[tuple[int, int]]:
+    """Tokens of prompt and response of each turn of a conversation, the later ones with the earlier ones before."""
     if not is_regenerated(recipe, split):
-        with progress_bar(len(prompts), "reading responses", "prompt") as bar:
-            kept, _ = kept_responses(recipe, tokenizer, prompts, bar)
-        return [SequenceLength(len(response.prompt_ids), len(response.response_ids)) for response in kept]
-    after, longest = continuation(recipe, split), assumed.response_tokens or recipe.responses.max_tokens
-    found: list[SequenceLength] = []
-    dialogues = [open_dialogue(prompt, recipe.responses.turn_by_turn) for prompt in prompts]
-    while dialogues:
-        requests, _ = prepare(recipe, tokenizer, split, dialogues)
-        for request in requests:
-            response = min(request.max_tokens, longest)
-            prompt = len(request.prompt_ids) + request.dialogue.turn * longest
-            room = recipe.engine.max_model_len - 1 - after - response
-            found.append(SequenceLength(min(prompt, room), response, after))
-        # Responses of full length are counted above; one word stands for them in what is rendered.
-        dialogues = [later for request in requests if (later := request.dialogue.after(ParsedResponse("yes")))]
-    return found
+        yield _estimated(prompt.messages), _estimated(prompt.response)
+        return
+    dialogue, tokens = open_dialogue(prompt, recipe.responses.turn_by_turn), len(prompt.prompt_ids or ())
+    for messages in (dialogue.messages, *dialogue.later):
+        tokens += _estimated(messages)
+        yield tokens, longest
+        tokens += longest
 
 
-def length_notes(recipe: Recipe, lengths: Sequence[SplitLengths], assumed: Assumed) -> list[str]:
-    """What was assumed, a sentence each; nothing once the responses exist."""
-    train, found = lengths[0], []
-    if train.source == "recipe":
-        found.append(
-            f"no prompts yet: {len(train.sequences):,} of {train.sequences[0].prompt:,} tokens with one response each "
-            "(--prompts, --prompt-tokens)"
-        )
-    if not train.exact:
-        longest = assumed.response_tokens or recipe.responses.max_tokens
-        bound = "" if assumed.response_tokens else "responses.max_tokens, an upper bound: "
-        found.append(f"no responses yet: each counted with {bound}{longest:,} tokens (--response-tokens)")
-    return found
+def _estimated(messages: object) -> int:
+    return len(str(messages)) // 4  # about four characters a token

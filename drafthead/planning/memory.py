@@ -6,32 +6,28 @@ training the allocator's slack, CUDA's context and NCCL's buffers, so leave a te
 The target is built from its config.json on meta tensors: nothing is allocated and no weights need be there.
 """
 
-import json
-
 import torch
 
 from drafthead.config import Recipe, TrainConfig
 from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.losses.fused import CHUNK_ROWS
-from drafthead.planning import size_text
 from drafthead.target.files import local_files
 
 _FLOAT32 = 4
 _MXFP4_BYTES = 17 / 32  # 32 values of 4 bits share a scale of 8
 _CACHE_BYTES = 2  # of a key or value: engines cache in bf16 unless told otherwise
 _BLOCK = 16  # tokens in a block of vLLM's cache
-_KNOWN = (None, "mxfp4", "fp8")  # quantisation methods
 
 
 class EngineMemory:
     """One engine: weights, and the cache of the sequences under way.
 
     vLLM itself takes engine.gpu_memory_utilization of a GPU in any case, and keeps fewer sequences under way where the
-    cache is short.
+    cache is short. The arithmetic of vLLM's cache belongs into `cache_bytes` and `captured_bytes`.
     """
 
-    def __init__(self, recipe: Recipe, gpu_memory_gib: float, draft_bytes: int = 0):
-        """Read the target's config.json; `draft_bytes` are the weights of a draft head beside it.
+    def __init__(self, recipe: Recipe):
+        """Read the target's config.json.
 
         Raises:
             FileNotFoundError: there is no config.json here, and none can be downloaded; the message has the command.
@@ -41,8 +37,9 @@ class EngineMemory:
 
         path, trusted = recipe.target_path, recipe.target.trust_remote_code
         directory = local_files(path, recipe.target.revision, ("config.json",))
-        quantised = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("quantization_config") or {}
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=trusted).get_text_config()
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trusted)
+        quantisation = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+        config = config.get_text_config()
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         try:
@@ -50,53 +47,29 @@ class EngineMemory:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
         except ValueError as error:
             raise ValueError(f"target {path} cannot be sized: transformers does not know it ({error})") from error
-        self._quantisation = quantised.get("quant_method")
-        weights = sum(p.numel() * _width(name, p.dim(), self._quantisation) for name, p in model.named_parameters())
-        self._config, self.gpus = recipe.engine, recipe.engine.tensor_parallel_size
-        self.weight_bytes = (int(weights) + draft_bytes) // self.gpus  # on one GPU
-        self._usable_bytes = int(gpu_memory_gib * 2**30 * recipe.engine.gpu_memory_utilization)
-        self._layers = config.num_hidden_layers
+        weights = sum(p.numel() * _width(name, p.dim(), quantisation) for name, p in model.named_parameters())
+        self.gpus = recipe.engine.tensor_parallel_size
+        self.weight_bytes = int(weights) // self.gpus  # on one GPU
+        self._hidden_size, self._layers = config.hidden_size, config.num_hidden_layers
         self._windowed = sum(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or [])
         self._window = getattr(config, "sliding_window", None) or 0
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._layer_token_bytes = 2 * config.num_key_value_heads * head_dim * _CACHE_BYTES  # keys and values
 
     def cache_bytes(self, tokens: float) -> int:
-        """Of one sequence, over all GPUs of the engine; a layer with a window keeps no more than that."""
+        """Of one sequence, on each GPU of the engine; a layer with a window keeps no more than that."""
         kept = (self._layers - self._windowed) * tokens + self._windowed * min(tokens, self._window)
-        return int(kept * self._layer_token_bytes)
+        return int(kept * self._layer_token_bytes) // self.gpus
 
-    def under_way(self, tokens: float) -> int:
-        """How many sequences of that length run at once: engine.max_num_seqs, or as many as fit; at least 1."""
-        fit = (self._usable_bytes - self.weight_bytes) // max(self.cache_bytes(tokens) // self.gpus, 1)
-        return max(1, min(self._config.max_num_seqs, fit))
-
-    def bytes(self, tokens: float, sequences: int) -> int:
-        """On one GPU, with that many sequences of that length under way."""
-        return self.weight_bytes + sequences * self.cache_bytes(tokens) // self.gpus
-
-    def captured_bytes(self, boundaries: int, hidden_size: int) -> int:
+    def captured_bytes(self, boundaries: int) -> int:
         """Cache of one token's captured states in a harvest (vLLM 0.32, vllm/v1/core/kv_cache_utils.py).
 
         The states share blocks with the attention layers: a block is a page of 16 tokens for every layer of a group,
         of which the states of as many tokens are used as fit one page, at least one.
         """
-        page, row = _BLOCK * self._layer_token_bytes, boundaries * hidden_size * 2
+        page, row = _BLOCK * self._layer_token_bytes, boundaries * self._hidden_size * 2
         group = self._layers - self._windowed or self._layers
         return group * max(page, row) // max(1, page // row)
-
-    def notes(self, tokens: float) -> tuple[str, ...]:
-        """What does not fit, and what is not known."""
-        found, wanted = [], self._config.max_num_seqs
-        usable = f"the {size_text(self._usable_bytes)} that the engine takes of a GPU (--gpu-memory-gib)"
-        if self.weight_bytes >= self._usable_bytes:
-            size = size_text(self.weight_bytes)
-            found.append(f"weights of {size} do not fit {usable}: raise engine.tensor_parallel_size {self.gpus}")
-        elif (fit := self.under_way(tokens)) < wanted:
-            found.append(f"{usable} hold {fit} sequences of {tokens:,.0f} tokens, not engine.max_num_seqs {wanted}")
-        if self._quantisation not in _KNOWN:
-            found.append(f"quantisation {self._quantisation} is not known: weights counted in bf16, an upper bound")
-        return tuple(found)
 
 
 def _width(name: str, dimensions: int, method: str | None) -> float:
