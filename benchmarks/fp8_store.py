@@ -19,8 +19,8 @@ import torch
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_epoch, whole
-from drafthead.data.shard import dequantise
-from drafthead.data.store import States, StateSequence
+from drafthead.data.shard import StateSequence, dequantise
+from drafthead.data.spool import States
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.fp8 import quantise
 from drafthead.drafters.registry import drafter_of

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafthead.data.store import States
+from drafthead.data.spool import States
 from drafthead.drafters.base import Drafter
 from drafthead.drafters.batch import PackedBatch, tail_layout
 
@@ -104,7 +104,7 @@ def plan_stream(
     """The micro batches of all epochs: windows are shuffled within the groups of the states, group after group.
 
     Args:
-        states: their groups and offsets are read, nothing else.
+        states: their groups and stride are read, nothing else.
         windows: of all documents, in their order.
         budget: tokens per micro batch.
         seed: of the run.
@@ -116,7 +116,7 @@ def plan_stream(
     documents = [window.document for window in windows]
     bounds = [(bisect_left(documents, g.start), bisect_left(documents, g.stop)) for g in states.groups]
     return [
-        [replace(window, document=window.document + states.offset(epoch)) for window in batch]
+        [replace(window, document=window.document + epoch * states.epoch_stride) for window in batch]
         for epoch in range(epochs)
         for group, (start, stop) in enumerate(bounds)
         for batch in plan_epoch(windows[start:stop], budget, seed, epoch, group)

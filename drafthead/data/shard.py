@@ -27,8 +27,9 @@ stores float32 where the table has bf16.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,10 +39,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafthead.drafters.fp8 import quantise
-from drafthead.files import atomic_path, remove_leftovers
 from drafthead.artifacts import ArtifactError, digest
-from drafthead.files import check_space
+from drafthead.drafters.fp8 import quantise
+from drafthead.files import atomic_path, check_space, remove_leftovers
 
 LAYOUT = 4  # 1: teacher rows for every token; 2: without sums; 3: without index_sha256, one more teacher row
 Format = Literal["bf16", "fp8"]
@@ -154,12 +154,7 @@ def write_shard(
 
     Raises:
         DiskFullError: the shard does not fit on the disk.
-        ValueError: there is nothing to write, or a sequence's tensors disagree in length.
     """
-    if not sequences:
-        raise ValueError(f"no sequences to write into {path}")
-    for sequence in sequences:
-        _check_lengths(sequence)
     aux_layer_ids = sorted(sequences[0].aux)
     tensors = {
         "input_ids": torch.cat([s.input_ids for s in sequences]).to(torch.int32),
@@ -179,6 +174,11 @@ def write_shard(
             tensors[name] = torch.cat(rows).contiguous()
     if num_target_layers not in aux_layer_ids or number_format == "fp8":
         tensors["last_hidden"] = torch.cat([s.last_hidden for s in sequences]).contiguous()
+    columns = []
+    for name in _summed(tensors):
+        ends = tensors["teacher_offsets" if name in TEACHER_ROWS else "offsets"].tolist()
+        columns.append([row_sum(tensors[name][start:stop]) for start, stop in pairwise(ends)])
+    tensors["sums"] = torch.tensor(columns, dtype=torch.int64).T.contiguous()
     metadata = {
         "layout": LAYOUT,
         "ids": [s.id for s in sequences],
@@ -186,19 +186,8 @@ def write_shard(
         "num_target_layers": num_target_layers,
         "format": number_format,
     }
-    save_shard(path, tensors, metadata)
-
-
-def save_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Add the checksums to a shard's tensors and metadata, and write the file; raises DiskFullError."""
-    columns = []
-    for name in _summed(tensors):
-        ends = tensors["teacher_offsets" if name in TEACHER_ROWS else "offsets"].tolist()
-        columns.append([row_sum(tensors[name][start:stop]) for start, stop in zip(ends, ends[1:], strict=False)])
-    tensors = {**tensors, "sums": torch.tensor(columns, dtype=torch.int64).T.contiguous()}
     schema = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
-    index = {name: tensors[name].tolist() for name in _INDEX}
-    metadata = {**metadata, "index_sha256": _index_digest(metadata, schema, index)}
+    metadata["index_sha256"] = _index_digest(metadata, schema, {name: tensors[name].tolist() for name in _INDEX})
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)  # before free space is measured
     check_space(path, sum(tensor.nbytes for tensor in tensors.values()) + _HEADER)
@@ -211,22 +200,9 @@ def _offsets(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
 
 
-def _summed(names: Mapping[str, Any]) -> list[str]:
+def _summed(names: Iterable[str]) -> list[str]:
     """The columns of `sums`."""
     return sorted(set(names) - set(_INDEX))
-
-
-def _check_lengths(sequence: StateSequence) -> None:
-    tokens, rows = sequence.num_tokens, sequence.num_tokens - sequence.first_teacher_row
-    wanted = [("loss_mask", sequence.loss_mask, tokens)]
-    wanted += [(f"aux.{layer_id}", states, tokens) for layer_id, states in sequence.aux.items()]
-    wanted += [(name, getattr(sequence, name), rows) for name in TEACHER_ROWS]
-    for name, tensor, length in wanted:
-        if tensor.shape[0] != length:
-            raise ValueError(
-                f"sequence {sequence.id}: {name} has {tensor.shape[0]} rows, wanted {length} (input_ids has {tokens}, "
-                f"teacher rows begin at {sequence.first_teacher_row}); the harvest stored states of another text"
-            )
 
 
 # Reading
@@ -239,8 +215,7 @@ class Shard:
         path: of the file.
         ids: prompt ids of its sequences.
         aux_layer_ids: ascending.
-        number_format: of the aux layers.
-        hidden_size: H.
+        harvest: what all shards of a store have in common: aux_layer_ids, format, hidden_size.
 
     Raises:
         ArtifactError: the file is truncated or not a shard, has another layout, or its index was changed.
@@ -271,8 +246,12 @@ class Shard:
             raise ArtifactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error
         self.ids: list[str] = metadata["ids"]
         self.aux_layer_ids: list[int] = metadata["aux_layer_ids"]
-        self.number_format: Format = metadata["format"]
-        self.hidden_size: int = schema[f"aux.{self.aux_layer_ids[0]}"][1][1]
+        hidden_size = schema[f"aux.{self.aux_layer_ids[0]}"][1][1]
+        self.harvest = {
+            "aux_layer_ids": self.aux_layer_ids,
+            "format": metadata["format"],
+            "hidden_size": hidden_size,
+        }
         self._last_layer = f"aux.{metadata['num_target_layers']}"
         self._offsets: list[int] = index["offsets"]
         self._teacher_offsets: list[int] = index["teacher_offsets"]

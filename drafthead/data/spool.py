@@ -31,6 +31,7 @@ from drafthead import locks
 from drafthead.config import Recipe
 from drafthead.data.responses import ResponseTokens
 from drafthead.data.shard import Shard, StateSequence, open_checked, shard_path
+from drafthead.data.store import StateStore
 from drafthead.files import remove_aside, write_json
 from drafthead.artifacts import read_json
 
@@ -137,7 +138,7 @@ def terms(recipe: Recipe) -> dict[str, Any]:
 
 
 class SpooledStates:
-    """The documents of a spool, read like those of a store (see data.store.States): tokens from the responses, states
+    """The documents of a spool, read like those of a store (see data.store.StateStore): tokens from the responses, states
     from the shards that are there.
 
     Document d of epoch e has the index e * N + d, N being the documents of one epoch, so its states lie in a shard
@@ -148,6 +149,7 @@ class SpooledStates:
         self.spool = spool
         self.aux_layer_ids = list(aux_layer_ids)
         self.ids = responses.ids
+        self.epoch_stride = len(self.ids)  # an epoch's documents follow those of the epoch before
         self._responses = responses
         self._size = sequences_per_shard
         self._open: dict[int, Shard] = {}
@@ -161,10 +163,6 @@ class SpooledStates:
         """Token ids (T,) int64 and loss mask (T,) bool of a document, without its states."""
         ids, mask = self._responses.tokens(index % len(self))
         return torch.from_numpy(ids), torch.from_numpy(mask)
-
-    def offset(self, epoch: int) -> int:
-        """An epoch's documents follow those of the epoch before."""
-        return epoch * len(self)
 
     def shard_of(self, index: int) -> int:
         """The spool index of a document's shard."""
@@ -184,3 +182,6 @@ class SpooledStates:
         for number in list(self._open):  # a copy: the thread that reads ahead may be opening one
             if number < first_needed:
                 self._open.pop(number)
+
+
+States = StateStore | SpooledStates  # what training reads: tokens are known from the start, states may come later

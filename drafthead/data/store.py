@@ -4,56 +4,31 @@ Reading maps the files and copies only the sequence that is needed. One file per
 an open, a header and a rename for every few kilobytes.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from drafthead.data.shard import (
-    Format, Shard, StateSequence, first_teacher_row, open_checked, shard_path, write_shard,
-)  # fmt: skip
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, verify_files
-
-__all__ = [
-    "KIND", "Format", "Shard", "StateSequence", "StateStore", "States", "open_checked", "shard_path", "write_shard",
-]  # fmt: skip
+from drafthead.data.shard import Shard, StateSequence, first_teacher_row
 
 KIND = "states"
-
-
-class States(Protocol):
-    """What training reads: documents with their states. Tokens are known from the start, states may come later.
-
-    Attributes:
-        aux_layer_ids: aux layers of every document, ascending.
-        ids: prompt id of every document.
-        groups: which documents may be shuffled together, as ranges that cover all of them in order.
-    """
-
-    aux_layer_ids: list[int]
-    ids: list[str]
-    groups: list[range]
-
-    def __len__(self) -> int:
-        """Documents of one epoch."""
-
-    def __getitem__(self, index: int) -> StateSequence:
-        """A document with its states; `index` counts on through the epochs by `offset`."""
-
-    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
-        """Token ids (T,) int64 and loss mask (T,) bool of a document, without its states."""
-
-    def offset(self, epoch: int) -> int:
-        """What is added to a document's index in an epoch."""
 
 
 class StateStore:
     """All sequences of a store in shard order, read on demand.
 
+    Attributes:
+        aux_layer_ids: aux layers of every sequence, ascending.
+        ids: prompt id of every sequence.
+        groups: which sequences may be shuffled together, as ranges that cover all of them in order.
+        epoch_stride: what is added to a sequence's index from one epoch to the next.
+
     Raises:
         ArtifactError: the directory has no shard, one is damaged, or they are not of one harvest.
     """
+
+    epoch_stride = 0  # every epoch reads the same shards
 
     def __init__(self, directory: Path):
         paths = sorted(directory.glob("shard-*.safetensors"))
@@ -61,7 +36,11 @@ class StateStore:
             raise ArtifactError(f"{directory} has no shards; run: python data_gen/harvest.py RECIPE")
         shards = [Shard(path) for path in paths]
         for shard in shards[1:]:
-            _check_alike(shards[0], shard)
+            if shard.harvest != shards[0].harvest:
+                raise ArtifactError(
+                    f"{shards[0].path} and {shard.path.name} are of two harvests, {shards[0].harvest} and "
+                    f"{shard.harvest}; delete the one that does not belong there and harvest again"
+                )
         self._index = [(shard, i) for shard in shards for i in range(len(shard))]
         self.aux_layer_ids = shards[0].aux_layer_ids
         self.ids = [name for shard in shards for name in shard.ids]
@@ -79,26 +58,12 @@ class StateStore:
         shard, position = self._index[index]
         return shard.rows(position, "input_ids").long(), shard.rows(position, "loss_mask").bool()
 
-    def offset(self, epoch: int) -> int:
-        """Every epoch reads the same shards."""
-        return 0
-
-
-def _check_alike(first: Shard, other: Shard) -> None:
-    for name in ("aux_layer_ids", "number_format"):
-        if getattr(first, name) != getattr(other, name):
-            raise ArtifactError(
-                f"{first.path} and {other.path.name} are of two harvests: {name} {getattr(first, name)} and "
-                f"{getattr(other, name)}; delete the one that does not belong there and harvest again"
-            )
-
 
 def verify_store(directory: Path) -> list[str]:
     """What is broken in a finished store: a line per problem, each naming the file; none when it is whole.
 
     Every byte is read twice. The manifest's SHA-256 finds what was changed since the store was published; the shards'
-    own checksums find what was changed between writing and publishing; the values, states that were wrong from the
-    start (not finite, or teacher rows missing).
+    own checksums, what was changed between writing and publishing; the values, what was wrong from the start.
     """
     if not (directory / MANIFEST).exists():
         state = "is half finished" if directory.exists() else "does not exist"
@@ -107,7 +72,7 @@ def verify_store(directory: Path) -> list[str]:
         manifest = read_manifest(directory)
         listed, identity = manifest["files"], manifest["identity"]
         problems = [] if read_json(directory / IDENTITY) == identity else [f"{IDENTITY} differs from {MANIFEST}"]
-        problems += [_file_problem(directory / name, listed[name]) for name in verify_files(directory)]
+        problems += [f"{name} is missing, or not as {MANIFEST} lists it" for name in verify_files(directory)]
     except (ArtifactError, FileNotFoundError, KeyError, TypeError) as error:
         return [f"{directory / MANIFEST} cannot be read: {error}"]
     found = {path.name for path in directory.glob("shard-*.safetensors")}
@@ -115,51 +80,20 @@ def verify_store(directory: Path) -> list[str]:
     return problems + [problem for name in sorted(found) for problem in verify_shard(directory / name, identity)]
 
 
-def _file_problem(path: Path, listed: dict[str, Any]) -> str:
-    if not path.is_file():
-        return f"{path.name} is missing"
-    if (size := path.stat().st_size) != listed["bytes"]:
-        return f"{path.name} has {size:,} bytes, {MANIFEST} lists {listed['bytes']:,}"
-    return f"{path.name} has another SHA-256 than {MANIFEST} lists: its bytes were changed after the harvest"
-
-
 def verify_shard(path: Path, identity: dict[str, Any]) -> list[str]:
-    """What is wrong inside one shard.
-
-    Args:
-        path: of the shard.
-        identity: of its store; aux layer ids, number format and hidden size are compared where it names them.
-    """
+    """What is wrong inside one shard of a store with this identity: damage, another harvest, values not finite."""
     try:
         shard = Shard(path)
-        stored = {
-            "aux_layer_ids": shard.aux_layer_ids, "format": shard.number_format, "hidden_size": shard.hidden_size,
-        }  # fmt: skip
-        problems = [
-            f"{name} is {value}, {IDENTITY} has {identity[name]}"
-            for name, value in stored.items()
-            if identity.get(name, value) != value
-        ]
-        problems += [problem for i in range(len(shard)) for problem in _sequence_problems(shard[i])]
+        wanted = {name: identity.get(name, value) for name, value in shard.harvest.items()}
+        problems = [f"holds {shard.harvest}, {IDENTITY} has {wanted}"] if shard.harvest != wanted else []
+        for sequence in map(shard.__getitem__, range(len(shard))):
+            parts = {f"aux.{layer_id}": rows for layer_id, rows in sequence.aux.items()}
+            parts |= {"last_hidden": sequence.last_hidden, "lse": sequence.lse}
+            for name, rows in parts.items():
+                if not rows.isfinite().all():
+                    problems.append(f"{name} of sequence {sequence.id} is not finite")
+            if (first := sequence.first_teacher_row) > first_teacher_row(sequence.loss_mask):
+                problems.append(f"sequence {sequence.id} has no teacher rows before token {first}")
     except ArtifactError as error:
         return [str(error)]
     return [f"{path.name}: {problem}" for problem in problems]
-
-
-def _sequence_problems(sequence: StateSequence) -> Iterator[str]:
-    """Numbers that are not finite, impossible values, teacher rows that begin too late."""
-    states = {f"aux.{layer_id}": rows for layer_id, rows in sequence.aux.items()}
-    wrong = {
-        **{name: ~rows.isfinite() for name, rows in states.items()},
-        "last_hidden": ~sequence.last_hidden.isfinite(),
-        "lse": ~sequence.lse.isfinite(),
-        "loss_mask": sequence.loss_mask > 1,
-        "input_ids": sequence.input_ids < 0,
-        "argmax": sequence.argmax < 0,
-    }
-    for name, where in wrong.items():
-        if where.any():
-            row = int(where.nonzero()[0, 0])
-            yield f"{name} of sequence {sequence.id} is not finite or out of range at row {row}"
-    if sequence.first_teacher_row > (wanted := first_teacher_row(sequence.loss_mask)):
-        yield f"sequence {sequence.id} has teacher rows from token {sequence.first_teacher_row} on, wanted {wanted}"

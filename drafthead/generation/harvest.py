@@ -22,9 +22,10 @@ from tqdm import tqdm
 from drafthead.artifacts import IDENTITY, ArtifactError, begin, finish, read_json, reference, require
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
+from drafthead.data.shard import Shard
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import terms
-from drafthead.data.store import KIND, Shard, verify_shard, verify_store
+from drafthead.data.store import KIND, verify_shard, verify_store
 from drafthead.engine.capture.capturing import check_written_states, harvest_engine
 from drafthead.engine.offline import generate
 from drafthead.generation.running import Runner, Task, Worker, run_here, unwritten

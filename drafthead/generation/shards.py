@@ -22,8 +22,7 @@ from typing import Any
 from drafthead.artifacts import begin
 from drafthead.config import Recipe
 from drafthead.data.responses import Response, read_parts
-from drafthead.data.shard import LAYOUT
-from drafthead.data.store import open_checked, shard_path
+from drafthead.data.shard import LAYOUT, open_checked, shard_path
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.generation.running import unwritten
 from drafthead.progress import progress

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from drafthead.data.packing import Window
-from drafthead.data.spool import SpooledStates
-from drafthead.data.store import States
+from drafthead.data.spool import SpooledStates, States
 from drafthead.drafters.batch import PackedBatch
 from drafthead.progress import wait_until
 

@@ -30,8 +30,8 @@ from drafthead.data.packing import Window, cut
 from drafthead.data.prompts import ids_of
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import ResponseTokens
-from drafthead.data.spool import SpooledStates
-from drafthead.data.store import States, StateStore
+from drafthead.data.spool import SpooledStates, States
+from drafthead.data.store import StateStore
 from drafthead.data.trained_on import known_before, write_trained_on
 from drafthead.drafters.base import Drafter, DraftShape
 from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint

@@ -24,7 +24,7 @@ from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.responses import loops, read_categories
-from drafthead.data.store import States
+from drafthead.data.spool import States
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, resized
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back

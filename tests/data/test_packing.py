@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafthead.data.packing import Window, cut, pack, plan_epoch, whole
-from drafthead.data.store import StateStore, shard_path, write_shard
+from drafthead.data.shard import shard_path, write_shard
+from drafthead.data.store import StateStore
 from tests.data.sequences import sequence
 from tests.drafters.small_draft import eagle3
 

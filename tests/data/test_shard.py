@@ -59,15 +59,6 @@ def test_quantising_keeps_three_bits_and_the_scale_of_every_token():
     assert (found[7] == 0).all()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_row_that_is_not_finite_stays_so(bad):
-    rows = torch.ones(2, 4)
-    rows[0, 2] = bad
-    found = dequantise(*quantise(rows))
-    assert not found[0].isfinite().all()
-    assert (found[1] == 1).all()
-
-
 def test_fp8_halves_the_aux_layers_and_leaves_the_teacher_rows(tmp_path):
     wanted = [as_harvested(d) for d in long_prompts(30, 8)]
     path = shard_path(tmp_path, 0)
@@ -119,18 +110,6 @@ def test_batches_are_the_same_where_a_row_can_be_a_teacher(tmp_path, last):
             assert torch.equal(one, other), field.name
     sizes = [sum(p.stat().st_size for p in (tmp_path / name).iterdir()) for name in ("full", "tail")]
     assert sizes[1] < sizes[0]
-
-
-def test_rows_that_disagree_are_refused(tmp_path):
-    short = sequence("bad", 4)
-    short.aux[3] = short.aux[3][:2]
-    wrong_start = dataclasses.replace(as_harvested(sequence("bad", 9)), first_teacher_row=3)
-    for broken, named in ((short, r"bad: aux.3 has 2 .* 4"), (wrong_start, r"bad: last_hidden has 8 .* 6")):
-        with pytest.raises(ValueError, match=named):
-            write_shard(tmp_path / "s.safetensors", [broken], num_target_layers=5)
-    with pytest.raises(ValueError, match="no sequences"):
-        write_shard(tmp_path / "s.safetensors", [], num_target_layers=5)
-    assert not list(tmp_path.iterdir())
 
 
 def test_every_changed_byte_is_found(tmp_path):

@@ -127,10 +127,10 @@ def spooled(tmp_path) -> SpooledStates:
 
 def test_a_document_lies_in_a_shard_of_its_epoch(spooled):
     assert [spooled.shard_of(i) for i in range(10)] == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5]
-    assert (len(spooled), spooled.offset(1)) == (5, 5)
+    assert (len(spooled), spooled.epoch_stride) == (5, 5)
     states = {name: sequence(name, 5 + i) for i, name in enumerate("abcde")}
     write_shard(spooled.spool.path(4), [states["c"], states["d"]], num_target_layers=5)
-    document = spooled[spooled.offset(1) + 3]
+    document = spooled[spooled.epoch_stride + 3]
     assert document.id == "d"
     tokens, mask = spooled.tokens(8)
     assert torch.equal(tokens, document.input_ids.long())

@@ -5,12 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from drafthead import artifacts
-from drafthead.data.shard import save_shard, shard_path, write_shard
+from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import KIND, StateStore, verify_shard, verify_store
 from drafthead.artifacts import ArtifactError
 from tests.damage import cut_short, flip_bit
@@ -26,17 +23,6 @@ def store(tmp_path) -> Path:
     write_shard(shard_path(directory, 1), [sequence("c", 6)], num_target_layers=5)
     artifacts.finish(directory, {"sequences": 3})
     return directory
-
-
-def rewrite(directory: Path, index: int, **changes: torch.Tensor) -> None:
-    """Change tensors of a shard and make all checksums fit again: wrong from the start."""
-    path = shard_path(directory, index)
-    with safe_open(path, framework="pt") as file:
-        metadata = json.loads(file.metadata()["drafthead"])
-    tensors = load_file(path)
-    del tensors["sums"], metadata["index_sha256"]
-    save_shard(path, {**tensors, **changes}, metadata)
-    artifacts.finish(directory, {})
 
 
 def test_sequences_come_back_in_order_over_shards(tmp_path):
@@ -57,7 +43,7 @@ def test_an_empty_store_and_shards_of_two_harvests_are_refused(tmp_path):
         StateStore(tmp_path)
     for index, number_format in enumerate(("bf16", "fp8")):
         write_shard(shard_path(tmp_path, index), [sequence("a", 3)], 5, number_format)
-    with pytest.raises(ArtifactError, match=r"shard-00001.*number_format bf16 and fp8"):
+    with pytest.raises(ArtifactError, match=r"shard-00001.*bf16.*fp8"):
         StateStore(tmp_path)
 
 
@@ -69,7 +55,7 @@ def test_a_flipped_bit_a_lost_and_a_stray_shard_are_named(store):
     flip_bit(shard_path(store, 0))
     shard_path(store, 1).rename(shard_path(store, 2))
     problems = verify_store(store)
-    wanted = (r"00000\S+ .*SHA-256", r"00001\S+ is missing", r"shard-00002", r"00000\S+: \w+ of .* b ")
+    wanted = ("shard-00000", "shard-00001", "shard-00002", r"00000\S+: \w+ of .* b ")
     assert len(problems) == 4
     for problem, named in zip(problems, wanted, strict=True):
         assert re.search(named, problem)
@@ -82,34 +68,25 @@ def test_a_byte_that_changed_before_the_store_was_published_is_named(store):
     assert re.search(r"shard-00001\S+: \w+ of sequence c", problem)
 
 
-def test_a_truncated_shard_is_named_once_by_size_and_once_as_unreadable(store):
+def test_a_truncated_shard_is_named_by_the_manifest_and_as_unreadable(store):
     cut_short(shard_path(store, 1))
-    size, unreadable = verify_store(store)
-    assert re.search(r"shard-00001\S+ has [\d,]+ bytes", size)
-    assert "shard-00001" in unreadable
+    assert [bool(re.search("shard-00001", problem)) for problem in verify_store(store)] == [True, True]
 
 
-@pytest.mark.parametrize("name", ["aux.1", "aux.3", "last_hidden", "lse", "argmax", "loss_mask", "input_ids"])
-def test_impossible_values_are_named_with_their_sequence(store, name):
-    values = load_file(shard_path(store, 0))[name]
-    values[10] = float("nan") if values.is_floating_point() else 2 if name == "loss_mask" else -1  # b's second row
-    rewrite(store, 0, **{name: values})
-    (problem,) = verify_store(store)
-    assert re.match(rf"shard-00000\S+: {name} of sequence b .* row 1$", problem)
-
-
-def test_fp8_that_is_not_finite_is_named(tmp_path):
-    bad = sequence("x", 5)
-    bad.aux[3][2, 1] = float("inf")
-    write_shard(shard_path(tmp_path, 0), [bad], num_target_layers=5, number_format="fp8")
-    (problem,) = verify_shard(shard_path(tmp_path, 0), {"aux_layer_ids": [1, 3], "format": "fp8", "hidden_size": 4})
-    assert re.search(r"aux.3 of sequence x .* row 2", problem)
+@pytest.mark.parametrize("number_format", ["bf16", "fp8"])
+@pytest.mark.parametrize("name", ["aux.3", "last_hidden", "lse"])
+def test_values_that_are_not_finite_are_named_with_their_sequence(tmp_path, name, number_format):
+    bad = sequence("b", 5)
+    (bad.aux[3] if name == "aux.3" else getattr(bad, name))[1] = float("nan")
+    write_shard(shard_path(tmp_path, 0), [sequence("a", 9), bad], 5, number_format)
+    (problem,) = verify_shard(shard_path(tmp_path, 0), {})
+    assert re.match(rf"shard-00000\S+: {name} of sequence b", problem)
 
 
 @pytest.mark.parametrize(("name", "value"), [("aux_layer_ids", [1, 2]), ("format", "fp8"), ("hidden_size", 8)])
 def test_a_shard_of_another_harvest_is_named(store, name, value):
     (problem,) = verify_shard(shard_path(store, 0), {name: value})
-    assert re.search(rf"shard-00000\S+: {name} .*{re.escape(str(value))}", problem)
+    assert re.search(rf"shard-00000\S+: .*{name}.*{re.escape(str(value))}", problem)
 
 
 def test_missing_teacher_rows_and_wrong_identities_are_named(store):
@@ -118,7 +95,7 @@ def test_missing_teacher_rows_and_wrong_identities_are_named(store):
         write_shard(shard_path(store, 1), [as_harvested(sequence("c", 6), first)], num_target_layers=5)
         artifacts.finish(store, {})
         assert len(verify_store(store)) == problems
-    assert re.search(r"shard-00001\S+: sequence c .* 3 .* 1", verify_store(store)[0])
+    assert re.search(r"shard-00001\S+: sequence c .* 3$", verify_store(store)[0])
     identity = json.loads((store / "identity.json").read_text()) | {"aux_layer_ids": [1, 2]}
     (store / "identity.json").write_text(json.dumps(identity))
     assert verify_store(store)[0].startswith("identity.json")

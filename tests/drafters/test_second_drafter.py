@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from drafthead.data.packing import pack, whole
-from drafthead.data.store import StateStore, shard_path, write_shard
+from drafthead.data.shard import shard_path, write_shard
+from drafthead.data.store import StateStore
 from drafthead.drafters import registry
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape, num_parameters
 from drafthead.drafters.config import HeadConfig

@@ -16,6 +16,7 @@ from drafthead.config import Recipe
 from drafthead.data import store as state_store
 from drafthead.data.packing import pack, whole
 from drafthead.data.responses import loops
+from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.registry import drafter_of
@@ -66,7 +67,7 @@ def store_with_layers(responses: StateStore, recipe: Recipe) -> StateStore:
     layers = recipe.target.aux_layer_ids
     sequences = [responses[i] for i in range(len(responses))]
     sequences = [replace(s, aux={layer_id: s.aux[layer_id] for layer_id in layers}) for s in sequences]
-    state_store.write_shard(state_store.shard_path(directory, 0), sequences, spec.num_layers)
+    write_shard(shard_path(directory, 0), sequences, spec.num_layers)
     artifacts.finish(directory, {"sequences": len(sequences)})
     return StateStore(directory)
 

@@ -15,7 +15,8 @@ import pytest
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import read_responses
-from drafthead.data.store import StateStore, verify_store, write_shard
+from drafthead.data.shard import write_shard
+from drafthead.data.store import StateStore, verify_store
 from drafthead.generation.harvest import SPLITS, harvest
 from drafthead.generation.shards import ShardJob, parse_share, to_do
 from tests.artifacts import response

@@ -11,8 +11,8 @@ import torch
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
-from drafthead.data.shard import LAYOUT, dequantise
-from drafthead.data.store import Shard, StateStore, shard_path, verify_store, write_shard
+from drafthead.data.shard import LAYOUT, Shard, dequantise, shard_path, write_shard
+from drafthead.data.store import StateStore, verify_store
 from drafthead.drafters.fp8 import quantise
 from drafthead.generation import harvest as stage
 from drafthead.generation.shards import list_jobs
@@ -123,7 +123,7 @@ def test_states_that_do_not_lead_to_the_text_are_refused(harvested: Recipe, tmp_
 @pytest.mark.parametrize("split", stage.SPLITS)
 def test_fp8_rounds_the_aux_layers_and_nothing_else(stores, backend, split):
     exact, rounded = (StateStore(stores[backend, f].states_dir(split)) for f in ("bf16", "fp8"))
-    assert Shard(shard_path(stores[backend, "fp8"].states_dir(split), 0)).number_format == "fp8"
+    assert Shard(shard_path(stores[backend, "fp8"].states_dir(split), 0)).harvest["format"] == "fp8"
     for i in range(len(exact)):
         for name in ("input_ids", "loss_mask", "last_hidden", "argmax", "lse"):
             assert torch.equal(getattr(exact[i], name), getattr(rounded[i], name)), name

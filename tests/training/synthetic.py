@@ -6,8 +6,8 @@ import torch
 
 from drafthead import artifacts
 from drafthead.config import Recipe
-from drafthead.data import store
-from drafthead.data.store import StateSequence
+from drafthead.data.shard import StateSequence, shard_path, write_shard
+from drafthead.data.store import KIND
 from drafthead.target.pieces import TargetHead, load_pieces, load_target_spec, target_identity
 from tests.recipes import SMALL_HEAD, tiny_recipe
 
@@ -30,8 +30,8 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
         "target": target_identity(recipe, spec), "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "format": recipe.states.format, "made": "synthetic",
     }  # fmt: skip
-    assert not artifacts.begin(directory, store.KIND, identity)
-    store.write_shard(store.shard_path(directory, 0), sequences, spec.num_layers, recipe.states.format)
+    assert not artifacts.begin(directory, KIND, identity)
+    write_shard(shard_path(directory, 0), sequences, spec.num_layers, recipe.states.format)
     artifacts.finish(directory, {"sequences": count})
 
 

@@ -8,8 +8,8 @@ import pytest
 from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import spool as spools
+from drafthead.data.shard import StateSequence, write_shard
 from drafthead.data.spool import Spool, open_spool
-from drafthead.data.store import StateSequence, write_shard
 from drafthead.target.pieces import load_target_spec, target_identity
 from tests.artifacts import response, write_response_artifact
 from tests.training.launching import entries, run

@@ -10,7 +10,8 @@ import torch
 
 from drafthead.data.packing import pack
 from drafthead.data.responses import repeated_share
-from drafthead.data.store import StateSequence, StateStore, shard_path, write_shard
+from drafthead.data.shard import StateSequence, shard_path, write_shard
+from drafthead.data.store import StateStore
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.results.summary import summarise_acceptance

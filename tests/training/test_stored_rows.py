@@ -7,8 +7,7 @@ import torch
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
-from drafthead.data import store
-from drafthead.data.shard import first_teacher_row
+from drafthead.data.shard import Shard, first_teacher_row, shard_path, write_shard
 from drafthead.training.inputs import open_inputs
 from tests.faults.payload import TIMES
 from tests.training import launching
@@ -26,8 +25,8 @@ def rewrite(recipe, as_stored: bool) -> None:
     noise = torch.Generator().manual_seed(0)
     for split in ("train", "validation"):
         directory = recipe.states_dir(split)
-        path = store.shard_path(directory, 0)
-        full = [store.Shard(path)[i] for i in range(len(store.Shard(path)))]
+        path = shard_path(directory, 0)
+        full = [Shard(path)[i] for i in range(len(Shard(path)))]
         size = path.stat().st_size
         kept = []
         for s in full:
@@ -43,7 +42,7 @@ def rewrite(recipe, as_stored: bool) -> None:
                 s.argmax[-1] = 7
             tail = {name: getattr(s, name)[first:] for name in ("last_hidden", "argmax", "lse")}
             kept.append(dataclasses.replace(s, **tail, first_teacher_row=first))
-        store.write_shard(path, kept, num_target_layers=8)
+        write_shard(path, kept, num_target_layers=8)
         assert (path.stat().st_size < size) == as_stored
         artifacts.finish(directory, {"sequences": len(kept)})
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from drafthead.data.packing import pack, whole
-from drafthead.data.store import StateStore, shard_path, write_shard
+from drafthead.data.shard import shard_path, write_shard
+from drafthead.data.store import StateStore
 from drafthead.losses.objectives import OBJECTIVES
 from drafthead.training.trainer import LossModule, score
 from tests.data.sequences import sequence
