@@ -14,7 +14,7 @@ from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import ParsedResponse
 from drafthead.data.responses import iter_responses
 from drafthead.generation.dialogue import continuation, open_dialogue, prepare
-from drafthead.generation.prompt_mix import planned_prompts
+from drafthead.generation.prompts import planned_prompts
 from drafthead.generation.regenerate import SPLITS, is_regenerated, kept_responses
 from drafthead.planning import DEFAULT_PROMPTS, Assumed
 from drafthead.progress import progress_bar
@@ -84,7 +84,7 @@ def split_lengths(recipe: Recipe, split: str, assumed: Assumed) -> SplitLengths:
 
 def planned(settings: PromptsConfig, split: str, otherwise: int = DEFAULT_PROMPTS) -> int:
     """Conversations of a recipe whose prompts are not drawn yet; `otherwise` where only files can tell."""
-    return (planned_prompts(settings) or {}).get(split, otherwise)
+    return planned_prompts(settings).get(split, otherwise)
 
 
 def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[SequenceLength]:

@@ -77,9 +77,8 @@ def test_without_prompts_the_recipe_and_the_command_line_give_their_number(tmp_p
     [
         ({"preset": "standard", "validation": 500}, 82_000),
         ({"preset": "standard", "max_train": 9_000}, 9_000),
-        ({"sources": [{"name": "a", "train": 300}, {"name": "b", "categories": {"x": 100, "y": 50}}]}, 402),
-        ({"sources": [{"name": "a", "weight": 1}], "max_train": 70}, 70),
-        ({"sources": [{"name": "a", "weight": 1}]}, 100_000),
+        ({"sources": [{"name": "a", "train": 300}, {"name": "b", "train": {"x": 100, "y": 50}}]}, 402),
+        ({"path": "x.jsonl", "max_train": 70}, 70),
         ({"path": "x.jsonl"}, 100_000),
     ],
 )
