@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from drafthead.config import PromptsConfig
-from drafthead.generation.prompt_mix import locate_sources, make_mix
+from drafthead.generation.prompts import locate_sources, make_mix
 
 CHATS, QUESTIONS = 100_000, 3_000
 

@@ -7,32 +7,18 @@ from pydantic import Field, model_validator
 
 from drafthead.section import Section
 
+_Count = Annotated[int, Field(ge=0)]
+
 
 class PromptSource(Section):
-    """One source of a mix. Exactly one of `train`, `weight` and `categories` sets how much of it is trained on."""
+    """One source of a mix. Without `train` and `heldout`, no prompt that overlaps it is trained on."""
 
     name: str  # of drafthead/generation/sources.py, or any name together with a path
     path: str | None = None  # file or folder, relative to the checkout or absolute; None: the hub's cache
-    train: int | None = Field(default=None, ge=0)  # training prompts
-    weight: float | None = Field(default=None, gt=0)  # share of all training prompts, relative to the other weights
-    heldout: int = Field(default=0, ge=0)  # held-out prompts
-    # Category -> weight within the source; without `train` and `weight`, category -> number of training prompts.
-    categories: dict[str, Annotated[float, Field(ge=0)]] | None = None
+    train: _Count | dict[str, _Count] = 0  # prompts; by category: categories that are not listed are not read
+    heldout: _Count = 0  # prompts
     turns: Literal["first", "last", "all"] = "last"  # which user messages of a conversation become prompts
     heldout_share: float | None = Field(default=None, gt=0, le=1)  # of the documents; None: the catalogue's
-
-    @model_validator(mode="after")
-    def _check_amount(self) -> Self:
-        if self.train is not None and self.weight is not None:
-            raise ValueError(f"source {self.name} has both train {self.train} and weight {self.weight}: keep one")
-        counts = self.categories if self.train is None and self.weight is None else None
-        for category, count in (counts or {}).items():
-            if count != int(count):
-                raise ValueError(
-                    f"source {self.name}: category {category} has {count} where a number of prompts is wanted; "
-                    "with `train` or `weight` on the source, categories are weights"
-                )
-        return self
 
 
 class PromptsConfig(Section):
@@ -41,8 +27,7 @@ class PromptsConfig(Section):
     path: str | None = None  # one file of prompts (docs/prompts.md), whose rows may declare their split
     preset: Literal["standard"] | None = None  # ShareGPT, MLPerf gpt-oss and SWE-bench
     sources: tuple[PromptSource, ...] | None = None
-    # None: all; otherwise an even draw per category, or what the weights of a mix share.
-    max_train: int | None = Field(default=None, gt=0)
+    max_train: int | None = Field(default=None, gt=0)  # None: all; otherwise drawn evenly from the categories
     max_heldout: int | None = Field(default=None, gt=0)
     validation: int = Field(default=48, gt=0)  # drawn from the training split; picks the checkpoint
     seed: int = Field(default=0, ge=0)
@@ -57,12 +42,4 @@ class PromptsConfig(Section):
         names = [source.name for source in self.sources or ()]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"source {min(twice)} is given twice: name each once, with a path of its own if need be")
-        return self
-
-    @model_validator(mode="after")
-    def _check_weights(self) -> Self:
-        weighted = [s.name for s in self.sources or () if s.weight is not None]
-        counted = [s.name for s in self.sources or () if s.train or (s.categories and s.weight is None)]
-        if weighted and counted:
-            raise ValueError(f"{weighted[0]} has a weight and {counted[0]} a number of prompts: use one kind for all")
         return self

@@ -1,8 +1,10 @@
-"""Draws that follow from a seed and the content alone, and when two prompts count as the same."""
+"""Draws that follow from a seed and the content alone."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from typing import TypeVar
 
 from drafthead.artifacts import digest
@@ -38,30 +40,15 @@ def _number(*key: int | str) -> int:
 
 def _weighted(weights: Mapping[_T, int], number: int) -> _T:
     """The value on which a large number falls, modulo the sum of the weights."""
-    place = number % sum(weights.values())
-    for value, weight in weights.items():
-        if place < weight:
-            return value
-        place -= weight
-    raise AssertionError("the place lies below the sum of the weights")
+    return next(islice(Counter(weights).elements(), number % sum(weights.values()), None))
 
 
 def draw_evenly(prompts: Sequence[Prompt], limit: int | None, seed: int) -> list[Prompt]:
     """At most `limit` prompts, categories as even as their sizes allow; deterministic in seed and content."""
-    order = {prompt.id: digest([seed, prompt.id]) for prompt in prompts}
-    by_category: dict[str, list[Prompt]] = defaultdict(list)
-    for prompt in sorted(prompts, key=lambda p: order[p.id]):
-        by_category[prompt.category].append(prompt)
     # Rank within the category first: the first n of this order hold every category's first n / categories.
-    ranked = [(rank, order[p.id], p) for group in by_category.values() for rank, p in enumerate(group)]
-    drawn = sorted(ranked, key=lambda entry: entry[:2])[:limit]
-    return sorted((prompt for _, _, prompt in drawn), key=lambda p: order[p.id])
-
-
-def normalised(prompt: Prompt) -> str:
-    """A key that prompts share when they differ in case and white space only."""
-    if prompt.prompt_ids is not None:
-        return prompt.id
-    texts = [[m["role"], " ".join(m["content"].casefold().split())] for m in prompt.messages]
-    calls = [m["tool_calls"] for m in prompt.messages if m.get("tool_calls")]
-    return digest([texts, calls, prompt.tools] if calls or prompt.tools else texts)
+    ranked: list[tuple[int, int, Prompt]] = []
+    drawn: Counter[str] = Counter()
+    for place, prompt in enumerate(sorted(prompts, key=lambda p: digest([seed, p.id]))):
+        ranked.append((drawn[prompt.category], place, prompt))
+        drawn[prompt.category] += 1
+    return [prompt for _, _, prompt in sorted(sorted(ranked)[:limit], key=itemgetter(1))]

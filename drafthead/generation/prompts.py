@@ -1,23 +1,69 @@
 """From the recipe's sources to the three splits of the prompts artifact.
 
-A recipe gives one file whose rows may declare their split (`prompts.path`), or a mix of data sets (`prompts.preset`,
-`prompts.sources`; see generation/prompt_mix.py). Validation prompts are carved out of train. Draws are ordered by a
-hash of seed and content, so adding lines to a source disturbs as little as possible.
+A recipe names one file (`prompts.path`) or a mix of sources (`prompts.preset`, `prompts.sources`). Prompts are read
+(generation/prompt_pool.py), duplicates and training prompts that overlap a held-out one are dropped, and the recipe's
+amounts are drawn. Validation prompts are carved out of train. Draws are ordered by a hash of seed and content, so
+adding lines to a source disturbs as little as possible.
 """
 
+import sys
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drafthead.artifacts import MANIFEST, begin, finish, read_manifest
-from drafthead.config import REPO_ROOT, PromptsConfig, PromptSource, Recipe
+from drafthead.config import PromptsConfig, PromptSource, Recipe
+from drafthead.data.contamination import Overlap, find_overlaps
 from drafthead.data.prompts import KIND, Prompt, write_prompts
-from drafthead.files import sha256_file
 from drafthead.generation.draw import draw_evenly
-from drafthead.generation.prompt_mix import Mix, drop_duplicates, locate_sources, make_mix
-from drafthead.generation.prompt_pool import gather
-from drafthead.generation.source_files import Located
-from drafthead.generation.sources import LOCAL
+from drafthead.generation.prompt_pool import Pool, drop_duplicates, gather
+from drafthead.generation.source_files import Located, locate
+
+# The three workloads of public heads for gpt-oss, and enough held-out prompts of each for every load of a sweep.
+PRESETS = {
+    "standard": (
+        PromptSource(name="sharegpt", train=60_000, heldout=800),
+        PromptSource(name="mlperf-gpt-oss", train=4_500, heldout=800),
+        PromptSource(name="swe-bench", train=18_000, heldout=800),
+    )
+}
+_ALL = sys.maxsize  # prompts
+_ANY = ""  # category
+
+
+@dataclass
+class Mix:
+    """Prompts of all sources, as drawn, and what the manifest says about them.
+
+    Attributes:
+        train, heldout: prompts.
+        report: duplicates that were dropped; rows and prompts of each source; notes on what was left out, as sentences.
+    """
+
+    train: list[Prompt]
+    heldout: list[Prompt]
+    report: dict[str, Any]
+
+
+def sources_of(settings: PromptsConfig) -> tuple[PromptSource, ...]:
+    """The sources of a recipe; `prompts.path` is one of which everything is drawn."""
+    if settings.path:
+        return (PromptSource(name="local", path=settings.path, train=_ALL, heldout=_ALL),)
+    return PRESETS[settings.preset] if settings.preset else settings.sources or ()
+
+
+def planned_prompts(settings: PromptsConfig) -> dict[str, int]:
+    """Split -> how many prompts a recipe draws at most, without those that only the files can tell."""
+    sources = sources_of(settings)
+    train = sum(sum(s.train.values()) if isinstance(s.train, dict) else s.train for s in sources) - settings.validation
+    heldout = sum(source.heldout for source in sources)
+    planned = {
+        "train": min(max(train, 0), settings.max_train or _ALL),
+        "validation": settings.validation,
+        "heldout": min(heldout, settings.max_heldout or _ALL),
+    }
+    return {split: count for split, count in planned.items() if count < _ALL - settings.validation}
 
 
 def make_prompts(recipe: Recipe) -> dict[str, Any]:
@@ -25,19 +71,14 @@ def make_prompts(recipe: Recipe) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: a source is not on this machine; the message has the command that gets it.
-        ValueError: a row is not a prompt, the declared splits overlap, or a split would be empty.
+        ValueError: a row is not a prompt, or a split would be empty.
         ArtifactError: the directory holds prompts made from something else.
     """
     settings, directory = recipe.prompts, recipe.prompts_dir
-    sources = [_own_file(settings.path)] if settings.path else locate_sources(settings)
-    made_from = (
-        sources[0].identity
-        if settings.path
-        else {"sources": [{**s.config.model_dump(exclude={"path"}), "made_from": s.identity} for s in sources]}
-    )
+    sources = locate_sources(settings)
     keeps_responses = not recipe.responses.regenerate
     identity = {
-        **made_from,
+        **_made_from(settings, sources),
         # What decides which prompts there are: neither the place of files nor the date given to templates.
         "settings": settings.model_dump(exclude={"path", "preset", "sources", "date"}),
         **({"answers": "kept"} if keeps_responses else {}),
@@ -45,7 +86,7 @@ def make_prompts(recipe: Recipe) -> dict[str, Any]:
     if (directory / MANIFEST).exists() and begin(directory, KIND, identity):
         return read_manifest(directory)
     # Before the directory is claimed: a file with a bad line is corrected and read again.
-    mix = _read_own_file(settings, sources[0]) if settings.path else make_mix(settings, sources)
+    mix = make_mix(settings, sources)
     splits = split_prompts(settings, mix.train, mix.heldout)
     begin(directory, KIND, identity)
     for split, prompts in splits.items():
@@ -54,23 +95,94 @@ def make_prompts(recipe: Recipe) -> dict[str, Any]:
     return finish(directory, {**{split: len(prompts) for split, prompts in splits.items()}, **mix.report})
 
 
-def _own_file(name: str) -> Located:
-    path = REPO_ROOT / name
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"prompts.path {name} does not exist (looked at {path}): give a JSONL file whose lines have "
-            '"messages" and "split"'
-        )
-    identity = {"source": path.name, "source_sha256": sha256_file(path)}
-    return Located(PromptSource(name="local", path=name), LOCAL, [path], [], identity)
+def locate_sources(settings: PromptsConfig) -> list[Located]:
+    """The files of every source of the recipe.
+
+    Raises:
+        FileNotFoundError: sources are not on this machine; the message has the command for each.
+        ValueError: a name is unknown.
+    """
+    located, missing = [], []
+    for config in sources_of(settings):
+        try:
+            located.append(locate(config))
+        except FileNotFoundError as error:
+            missing.append(str(error))
+    if missing:
+        raise FileNotFoundError("\n".join(missing))
+    return located
 
 
-def _read_own_file(settings: PromptsConfig, source: Located) -> Mix:
-    """All prompts of a file. Overlaps between its declared splits are kept and reported, because its author decides."""
-    pools = {"local": gather(source, settings.seed, limit=None, rows_name_source=True)}
+def _made_from(settings: PromptsConfig, sources: Sequence[Located]) -> dict[str, Any]:
+    if settings.path:
+        ((name, sha256),) = sources[0].identity["files"].items()
+        return {"source": name, "source_sha256": sha256}
+    return {"sources": [{**s.config.model_dump(exclude={"path"}), "made_from": s.identity} for s in sources]}
+
+
+def make_mix(settings: PromptsConfig, sources: Sequence[Located]) -> Mix:
+    """Read, clean and draw.
+
+    Overlaps within a single file (`prompts.path`) are reported and kept, because its author decides.
+
+    Raises:
+        ValueError: a file is damaged or not what it should be, or a source has no prompt where some are wanted.
+    """
+    pools = [gather(source, settings.seed) for source in sources]
     duplicates = drop_duplicates(pools)
-    train, heldout = ([c.prompt for c in side] for side in (pools["local"].train, pools["local"].heldout))
-    return Mix(train, heldout, {"duplicates_dropped": duplicates})
+    overlaps = find_overlaps([c for pool in pools for c in pool.train], [c for pool in pools for c in pool.heldout])
+    overlapping = set() if settings.path else {overlap.train.id for overlap in overlaps}
+    mix = Mix([], [], {"duplicates_dropped": duplicates, "sources": {}, "notes": _overlap_notes(overlaps, settings)})
+    for pool in pools:
+        pool.train = [candidate for candidate in pool.train if candidate.prompt.id not in overlapping]
+        _draw(pool, settings.seed, mix)
+    return mix
+
+
+def _draw(pool: Pool, seed: int, mix: Mix) -> None:
+    """Add the prompts of one source to the mix, and what is to be said about it to the report."""
+    config, notes, train = pool.source.config, mix.report["notes"], []
+    wanted = config.train if isinstance(config.train, dict) else {_ANY: config.train}
+    for label, count in wanted.items():
+        drawn = [c.prompt for c in pool.train if label in (_ANY, c.label)][:count]
+        notes += _shortage(pool, f"training prompts {label}".strip(), len(drawn), count)
+        train += drawn
+    heldout = draw_evenly([c.prompt for c in pool.heldout], config.heldout, seed)
+    notes += _shortage(pool, "held-out prompts", len(heldout), config.heldout)
+    for reason, count in pool.refused.items():
+        notes.append(f"{config.name}: {count} of {pool.rows} rows left out: {reason} (such as {pool.examples[reason]})")
+    if train and pool.source.entry.reminder:
+        notes.append(f"REMINDER: {pool.source.entry.reminder}")
+    counts = {"rows": pool.rows, "refused": dict(pool.refused), "train": len(train), "heldout": len(heldout)}
+    mix.report["sources"][config.name] = counts
+    mix.train += train
+    mix.heldout += heldout
+
+
+def _shortage(pool: Pool, what: str, found: int, wanted: int) -> list[str]:
+    if wanted and not found:
+        raise ValueError(
+            f"prompts: {pool.source.config.name} has no {what} left of {pool.rows} rows ({len(pool.train)} could be "
+            f"trained on, {len(pool.heldout)} are held out at heldout_share {pool.source.heldout_share}); lines of a "
+            'file of yours may declare "split": "train" or "heldout"'
+        )
+    return [f"{pool.source.config.name}: {found} {what} instead of {wanted}"] if found < wanted < _ALL else []
+
+
+def _overlap_notes(overlaps: Sequence[Overlap], settings: PromptsConfig) -> list[str]:
+    """A sentence per pair of sources, with the longest overlap as its example."""
+    pairs: dict[tuple[str, str], list[Overlap]] = defaultdict(list)
+    for overlap in overlaps:
+        pairs[overlap.train.source, overlap.heldout.source].append(overlap)
+    decision = "kept, as prompts.path decides its splits" if settings.path else "dropped from training"
+    notes = []
+    for (train, heldout), found in sorted(pairs.items()):
+        worst = max(found, key=lambda overlap: overlap.runs)
+        notes.append(
+            f"{len(found)} training prompts of {train} share 13 words with held-out {heldout}, such as "
+            f"{worst.train.id} with {worst.heldout.id}: `{worst.words}`; {decision}"
+        )
+    return notes
 
 
 def own_prompts(settings: PromptsConfig) -> dict[str, list[Prompt]]:
@@ -89,20 +201,14 @@ def split_prompts(
     Raises:
         ValueError: a split would be empty.
     """
-    origin = settings.path or "the mix"
-    for split, prompts in (("train", train), ("heldout", heldout)):
-        if not prompts:
-            raise ValueError(
-                f'{origin} has no {split} prompt; declare "split": "{split}" on lines of a file of yours, or give a '
-                f"source a `{split}` number"
-            )
     validation = draw_evenly(train, settings.validation, settings.seed)
     taken = {prompt.document or prompt.id for prompt in validation}
     rest = [prompt for prompt in train if (prompt.document or prompt.id) not in taken]
-    if settings.validation >= len(train) or not rest:
+    if not rest or not heldout:
         raise ValueError(
-            f"prompts.validation {settings.validation} leaves nothing to train on: {origin} has {len(train)} training "
-            "prompts; lower prompts.validation or add prompts"
+            f"prompts.validation {settings.validation} leaves {len(rest)} of {len(train)} prompts to train on, and "
+            f"{len(heldout)} are held out: both are needed; lower prompts.validation, or give sources `train` and "
+            "`heldout` numbers"
         )
     return {
         "train": draw_evenly(rest, settings.max_train, settings.seed),

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,7 @@ class Located:
     @property
     def heldout_share(self) -> float:
         """Share of the documents of `files` that no stage may train on."""
-        if self.config.heldout_share is not None:
-            return self.config.heldout_share
-        return 0.0 if self.heldout_files else self.entry.heldout_share
+        return self.config.heldout_share or (0.0 if self.heldout_files else self.entry.heldout_share)
 
 
 def locate(config: PromptSource) -> Located:
@@ -54,15 +51,21 @@ def locate(config: PromptSource) -> Located:
         FileNotFoundError: they are not on this machine; the message is the command that downloads them.
         ValueError: the name is unknown, or files are missing from a set.
     """
-    entry = CATALOGUE.get(config.name) or (LOCAL if config.path else None)
-    if entry is None:
+    if config.name not in CATALOGUE and config.path is None:
         raise ValueError(
             f"prompts.sources: {config.name} is not a known source ({', '.join(CATALOGUE)}); "
             "give it a path to read a file of your own"
         )
-    folder = REPO_ROOT / "data" / "sources" / config.name
-    if config.path is not None or folder.is_dir():
-        return _local(config, entry, REPO_ROOT / config.path if config.path else folder)
+    entry = CATALOGUE.get(config.name, LOCAL)
+    place = REPO_ROOT / (config.path or f"data/sources/{config.name}")
+    if config.path or place.is_dir():
+        files, heldout = find(place, entry.files or ("*",)), find(place, entry.heldout_files)
+        if place.is_file():
+            files = [place]
+        if not files and not heldout:
+            wanted = ", ".join(entry.files) or "*.jsonl, *.json, *.parquet, *.csv"
+            raise FileNotFoundError(f"prompts: {place} of {config.name} does not exist or has no file like {wanted}")
+        return Located(config, entry, files, heldout, {"files": {f.name: sha256_file(f) for f in [*files, *heldout]}})
     reason = "it is not on the hub"
     for local_only in (True, False) if entry.hub else ():
         try:
@@ -84,30 +87,12 @@ def download_command(name: str, entry: Entry) -> str:
     return f"hf download {entry.hub} --repo-type dataset {patterns}"
 
 
-def _local(config: PromptSource, entry: Entry, path: Path) -> Located:
-    if path.is_file():
-        files, heldout = [path], []
-    elif path.is_dir():
-        heldout = find(path, entry.heldout_files)
-        files = find(path, entry.files or ("*",))
-        if entry.heldout_files and bool(files) != bool(heldout):
-            files, heldout = [*files, *heldout], []  # half of the set: split by document
-    else:
-        raise FileNotFoundError(f"prompts.sources: path {config.path} of {config.name} does not exist ({path})")
-    if not files:
-        wanted = ", ".join((*entry.files, *entry.heldout_files)) or "*.jsonl, *.json, *.parquet, *.csv"
-        raise FileNotFoundError(f"prompts.sources: {path} of {config.name} has no file like {wanted}")
-    hashes = {file.name: sha256_file(file) for file in [*files, *heldout]}
-    return Located(config, entry, files, heldout, {"files": hashes})
-
-
 def _snapshot(config: PromptSource, entry: Entry, local_only: bool) -> Located:
     from huggingface_hub import snapshot_download
 
     patterns = [*entry.files, *entry.heldout_files]
-    folder = Path(
-        snapshot_download(entry.hub, repo_type="dataset", allow_patterns=patterns, local_files_only=local_only)
-    )
+    found = snapshot_download(entry.hub, repo_type="dataset", allow_patterns=patterns, local_files_only=local_only)
+    folder = Path(found)
     files, heldout = find(folder, entry.files), find(folder, entry.heldout_files)
     if not files or (entry.heldout_files and not heldout):
         raise FileNotFoundError(f"{folder} has no {' and '.join(patterns)}")
@@ -122,57 +107,50 @@ def find(folder: Path, patterns: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: a numbered shard (x-00000-of-00002) has not all its siblings.
     """
-    relative = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and _EXTENSION.search(p.name))
-    names = [pattern.rsplit("/", 1)[-1] for pattern in patterns]
-    fitting = [p for p in relative if any(fnmatch(str(p), pattern) for pattern in patterns)]
-    fitting = fitting or [p for p in relative if any(fnmatch(p.name, name) for name in names)]
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _EXTENSION.search(path.name))
+    names = [Path(pattern).name for pattern in patterns]
+    fitting = [path for path in files if any(map(path.match, patterns))]
+    fitting = fitting or [path for path in files if any(map(path.match, names))]
     for path in fitting:
-        if shard := re.search(r"-(\d+)-of-(\d+)", path.name):
+        if shard := re.search(r"-\d+-of-(\d+)", path.name):
             siblings = [p for p in fitting if p.name.startswith(path.name[: shard.start()] + "-")]
-            if len(siblings) < int(shard[2]):
-                raise ValueError(f"{folder} has {len(siblings)} of the {int(shard[2])} files of {path}; get the others")
-    return [folder / path for path in fitting]
+            if len(siblings) < int(shard[1]):
+                raise ValueError(f"{folder} has {len(siblings)} of the {int(shard[1])} files of {path}; get the others")
+    return fitting
 
 
 def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row of a file, as (file and line or row, row); empty lines are passed over.
 
+    A .json file holds one object per line, as .jsonl does, or a list of objects.
+
     Raises:
         ValueError: the extension is unknown, or a row is not a JSON object in UTF-8.
     """
+    import fsspec  # comes with datasets
+
     extension = _EXTENSION.search(path.name)
     if extension is None:
         raise ValueError(f"{path}: the extension must be .jsonl, .json, .parquet or .csv, or one of these with .gz")
-    if extension[1] in ("jsonl", "json"):
-        yield from _read_json(path, may_be_list=extension[1] == "json")
+    if extension[1] in ("parquet", "csv"):
+        from datasets import load_dataset  # takes a second to import
+
+        rows = load_dataset(extension[1], data_files=str(path), split="train", streaming=True)
+        yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
         return
-    from datasets import load_dataset  # takes a second to import
-
-    rows = load_dataset(extension[1], data_files=str(path), split="train", streaming=True)
-    for number, row in enumerate(rows, start=1):
-        yield f"{path}:row {number}", row
-
-
-def _read_json(path: Path, may_be_list: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One object per line; a .json file may also be a list of objects."""
-    import fsspec  # comes with datasets
-
     with fsspec.open(str(path), "rb", compression="infer") as file:
-        is_list = may_be_list and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        is_list = extension[1] == "json" and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
         file.seek(0)
-        if is_list:
-            numbered = ((f"{path}:row {i}", row) for i, row in enumerate(_parse(file.read(), str(path)), start=1))
-        else:
-            lines = ((f"{path}:{i}", line) for i, line in enumerate(file, start=1) if line.strip())
-            numbered = ((where, _parse(line, where)) for where, line in lines)
-        for where, row in numbered:
-            if not isinstance(row, dict):
-                raise ValueError(f"{where}: found {row!r:.60}, wanted an object")
-            yield where, row
-
-
-def _parse(data: bytes, where: str) -> Any:
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON in UTF-8 ({error}): {data[:60]!r}; correct or remove it") from error
+        for line, data in enumerate([file.read()] if is_list else file, start=1):
+            if not data.strip():
+                continue
+            try:
+                value = json.loads(data.decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                start = f"{path}:{line}: not JSON in UTF-8 ({error})"
+                raise ValueError(f"{start}: {data[:60]!r}; correct or remove it") from error
+            for number, row in enumerate(value if is_list else [value], start=1):
+                where = f"{path}:row {number}" if is_list else f"{path}:{line}"
+                if not isinstance(row, dict):
+                    raise ValueError(f"{where}: found {row!r:.60}, wanted an object")
+                yield where, row

@@ -14,8 +14,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.responses import iter_responses
 from drafthead.generation.dialogue import continuation, open_dialogue
-from drafthead.generation.prompt_mix import planned_prompts
-from drafthead.generation.prompts import own_prompts
+from drafthead.generation.prompts import own_prompts, planned_prompts
 from drafthead.generation.regenerate import SPLITS, is_regenerated
 from drafthead.planning import DEFAULT_PROMPTS, Assumed
 
@@ -81,7 +80,7 @@ def _assumed(
     if prompts:
         counted = [turn for prompt in prompts[split] for turn in _turns(recipe, split, prompt, longest)]
     else:
-        planned = {"validation": recipe.prompts.validation, **(planned_prompts(recipe.prompts) or {})}
+        planned = {"validation": recipe.prompts.validation, **planned_prompts(recipe.prompts)}
         if assumed.prompts:
             planned["train"] = assumed.prompts
         counted = [(assumed.prompt_tokens, longest)] * planned.get(split, DEFAULT_PROMPTS)

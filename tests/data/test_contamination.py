@@ -5,13 +5,14 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafthead.data.contamination import N, Text, find_overlaps, words_of
+from drafthead.data.contamination import N, Candidate, find_overlaps, words_of
+from drafthead.data.prompts import Prompt
 
 QUESTION = "a train leaves the station at nine and travels sixty miles an hour towards the sea how late is it"
 
 
-def text(name: str, content: str, source: str = "chat", document: str = "") -> Text:
-    return Text(name, source, document or name, content)
+def text(name: str, content: str, source: str = "chat", document: str = "") -> Candidate:
+    return Candidate(Prompt(name, source, "all", (), document=document), "all", content)
 
 
 def test_thirteen_words_are_an_overlap_and_twelve_are_none():
@@ -19,28 +20,28 @@ def test_thirteen_words_are_an_overlap_and_twelve_are_none():
     thirteen = text("t13", "well then " + " ".join(words[:13]) + " and so on")
     twelve = text("t12", "well then " + " ".join(words[:12]) + " and so on")
     held = text("h", QUESTION, "bench")
-    (found,) = find_overlaps([twelve, thirteen], [held]).found
-    assert (found.train, found.heldout, found.runs) == (thirteen, held, 1)
+    (found,) = find_overlaps([twelve, thirteen], [held])
+    assert (found.train, found.heldout, found.runs) == (thirteen.prompt, held.prompt, 1)
     assert found.words == " ".join(words[:13])
 
 
 def test_case_punctuation_and_white_space_do_not_hide_it():
     shouted = text("t", QUESTION.upper().replace(" ", " ,\n"))
-    assert len(find_overlaps([shouted], [text("h", QUESTION)]).found) == 1
+    assert len(find_overlaps([shouted], [text("h", QUESTION)])) == 1
 
 
 def test_a_short_text_overlaps_only_its_equal():
     held = [text("h", "Say hello!")]
-    assert [o.train.id for o in find_overlaps([text("a", "say hello"), text("b", "say hello twice")], held).found] == ["a"]
-    assert not find_overlaps([text("a", "")], [text("h", "")]).found
-    assert not find_overlaps([], held).found
-    assert not find_overlaps(held, []).found
+    assert [o.train.id for o in find_overlaps([text("a", "say hello"), text("b", "say hello twice")], held)] == ["a"]
+    assert not find_overlaps([text("a", "")], [text("h", "")])
+    assert not find_overlaps([], held)
+    assert not find_overlaps(held, [])
 
 
 def test_chinese_is_compared_by_character():
     assert words_of("火车 leaves") == ["火", "车", "leaves"]
     sentence = "一列火车九点从车站出发以每小时六十英里的速度驶向大海"
-    assert len(find_overlaps([text("t", "请问" + sentence)], [text("h", sentence)]).found) == 1
+    assert len(find_overlaps([text("t", "请问" + sentence)], [text("h", sentence)])) == 1
 
 
 def test_a_template_of_many_documents_is_not_an_overlap_but_what_follows_it_is():
@@ -53,15 +54,13 @@ def test_a_template_of_many_documents_is_not_an_overlap_but_what_follows_it_is()
     held = [text(f"h{i}", template + article(i), "bench") for i in range(12)]
     train = [text(f"t{i}", template + article(100 + i)) for i in range(12)]
     train.append(text("bad", template + held[3].text.removeprefix(template)))
-    overlaps = find_overlaps(train, held)
-    assert [(o.train.id, o.heldout.id) for o in overlaps.found] == [("bad", "h3")]
-    assert overlaps.templates == len(template.split()) - N + 1
+    assert [(o.train.id, o.heldout.id) for o in find_overlaps(train, held)] == [("bad", "h3")]
 
 
 def test_many_prompts_of_one_document_do_not_make_a_template():
     held = [text("h", QUESTION)]
     train = [text(f"t{i}", f"turn {i} {QUESTION}", document="the same chat") for i in range(40)]
-    assert len(find_overlaps(train, held).found) == 40
+    assert len(find_overlaps(train, held)) == 40
 
 
 words = st.lists(st.sampled_from("abc"), max_size=40).map(" ".join)
@@ -80,4 +79,4 @@ def by_hand(train: str, held: str) -> bool:
 def test_the_same_as_a_search_by_hand(train, held):
     found = find_overlaps([text(f"t{i}", t) for i, t in enumerate(train)], [text(f"h{i}", h) for i, h in enumerate(held)])
     expected = {f"t{i}" for i, t in enumerate(train) if any(by_hand(t, h) for h in held)}
-    assert {o.train.id for o in found.found} == expected
+    assert {o.train.id for o in found} == expected

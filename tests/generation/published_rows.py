@@ -59,7 +59,7 @@ PUBLISHED: dict[str, Published] = {
             {"question_id": 81, "category": "writing", "turns": ["Write.", "Write again."]},
             {"question_id": 82, "category": "math", "turns": ["Add.", "Add again."], "reference": ["1", "2"]},
         ],
-        "Write.", "mt-bench:question 81", "mt-bench/writing",
+        "Write.", "mt-bench:81", "mt-bench/writing",
     ),
     "humaneval": Published(
         ".parquet",
@@ -83,7 +83,7 @@ PUBLISHED: dict[str, Published] = {
             {"question_id": 241, "category": "translation", "turns": ["Translate."]},
             {"question_id": 321, "category": "rag", "turns": ["Look up."]},
         ],
-        "Translate.", "spec-bench:question 241", "spec-bench/translation",
+        "Translate.", "spec-bench:241", "spec-bench/translation",
     ),
     "creative-writing": Published(
         ".parquet",

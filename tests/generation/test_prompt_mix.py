@@ -1,4 +1,4 @@
-"""Mixes: amounts, sides, duplicates and overlaps, from files to the prompts artifact."""
+"""Mixes: amounts, sides, duplicates and overlaps, from files to the prompts artifact and its report."""
 
 import json
 from collections import Counter
@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from drafthead.artifacts import ArtifactError
-from drafthead.config import PromptsConfig, Recipe, load_recipe
+from drafthead.config import PromptsConfig, Recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
-from drafthead.generation import prompt_mix
-from drafthead.generation.prompt_mix import Mix, locate_sources, make_mix, planned_prompts
-from drafthead.generation.prompt_report import describe, print_prompts, report_prompts
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation import prompts as generation
+from drafthead.generation.prompt_report import report_prompts
+from drafthead.generation.prompts import Mix, locate_sources, make_mix, make_prompts, planned_prompts
 from tests.generation.published_rows import PUBLISHED, write_rows
 from tests.recipes import changed
 
@@ -36,8 +35,8 @@ def by(prompts: list[Prompt], key: str) -> Counter[str]:
     return Counter(getattr(p, key) for p in prompts)
 
 
-def test_counts_are_kept_per_source_and_category(tmp_path):
-    a = {"name": "a", "path": questions(tmp_path, "a", 200, ("x", "y", "z")), "categories": {"x": 20, "y": 10}}
+def test_numbers_are_met_per_source_and_category(tmp_path):
+    a = {"name": "a", "path": questions(tmp_path, "a", 200, ("x", "y", "z")), "train": {"x": 20, "y": 10}}
     b = {"name": "b", "path": questions(tmp_path, "b", 300), "train": 40, "heldout": 5}
     mix = mixed(a, b)
     assert by(mix.train, "source") == {"a": 30, "b": 40}
@@ -46,25 +45,12 @@ def test_counts_are_kept_per_source_and_category(tmp_path):
     assert not mix.report["notes"]
 
 
-def test_weights_hold_per_source_and_category(tmp_path):
-    a = {"name": "a", "path": questions(tmp_path, "a", 300, ("x", "y")), "weight": 3, "categories": {"x": 4, "y": 1}}
-    b = {"name": "b", "path": questions(tmp_path, "b", 300), "weight": 1, "heldout": 5}
-    mix = mixed(a, b, max_train=99)
-    assert by(mix.train, "source") == {"a": 75, "b": 25}
-    assert by([p for p in mix.train if p.source == "a"], "category") == {"x": 60, "y": 15}
-    everything = mixed(a, b)  # without a total: as many as the weights allow
-    assert by(everything.train, "source")["b"] * 3 >= by(everything.train, "source")["a"] > 75
-    short = mixed({**a, "categories": None}, b, max_train=2000)
-    assert by(short.train, "source")["b"] * 3 == by(short.train, "source")["a"]
-    assert len(short.report["notes"]) == 1
-
-
 @pytest.mark.parametrize(
     ("amounts", "note"),
     [
         ({"train": 500}, "500"),
         ({"train": 5, "heldout": 90, "heldout_share": 0.3}, "90"),
-        ({"categories": {"x": 60}}, "x instead of 60"),
+        ({"train": {"x": 60}}, "x instead of 60"),
     ],
 )
 def test_a_shortage_is_noted(tmp_path, amounts, note):
@@ -73,20 +59,20 @@ def test_a_shortage_is_noted(tmp_path, amounts, note):
 
 
 def test_draws_follow_from_the_seed_and_nothing_else(tmp_path):
-    a = {"name": "a", "path": questions(tmp_path, "a", 200), "train": 50, "heldout": 5}
+    a = {"name": "a", "path": questions(tmp_path, "a", 5000), "train": 50, "heldout": 5}
     b = {"name": "b", "path": questions(tmp_path, "b", 200), "train": 5}
     alone, beside, other = mixed(a), mixed(b, a), mixed(a, seed=1)
     assert alone.train == mixed(a).train == [p for p in beside.train if p.source == "a"]
     assert alone.train != other.train
-    fewer = mixed({**a, "train": 20})
-    assert fewer.train == alone.train[:20]
+    assert mixed({**a, "train": 20}).train == alone.train[:20]
+    assert mixed({**a, "train": 5000}).train[:50] == alone.train  # whatever was left out to save memory
 
 
-def test_a_document_stays_on_one_side_whatever_is_asked(tmp_path):
+def test_a_document_stays_on_one_side_whatever_is_drawn(tmp_path):
     chats = [
         {
             "id": f"chat{i}",
-            "conversations": [{"from": r, "value": f"{i} {r} {t}"} for t in range(3) for r in ("human", "gpt")],
+            "conversations": [{"from": r, "value": f"{i} {r} {t}"} for t in "123" for r in ("human", "gpt")],
         }
         for i in range(60)
     ]
@@ -102,43 +88,45 @@ def test_a_document_stays_on_one_side_whatever_is_asked(tmp_path):
     assert len(sides["train"] | sides["heldout"]) == 60
 
 
-def test_duplicates_count_once_and_held_out_wins(tmp_path):
+def test_duplicates_across_sources_count_once(tmp_path):
     held = str(write_rows(tmp_path / "held.jsonl", [{"prompt": "Same  Question"}, {"prompt": "other"}]))
     train = str(write_rows(tmp_path / "t.jsonl", [{"prompt": t} for t in ("same question", "mine", "MINE", "yours")]))
     mix = mixed(
         {"name": "t", "path": train, "train": 10, "heldout_share": 1e-9},
         {"name": "h", "path": held, "heldout": 2, "heldout_share": 1},
     )
-    assert len(mix.train) == 2
-    assert len(mix.heldout) == 2
-    assert mix.report["duplicates_dropped"] == 2
+    assert (len(mix.train), len(mix.heldout), mix.report["duplicates_dropped"]) == (2, 2, 2)
 
 
 def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
-    bench = [{"question_id": i, "category": "c", "turns": [f"{LONG} {i} x{i} y{i}"]} for i in range(20)]
+    bench = [{"question_id": i, "category": "c", "turns": [f"{LONG} {i} x{i} y{i}"]} for i in range(10)]
     wrapped = f"Please help me. {bench[7]['turns'][0].upper()}!"
     train = [{"prompt": wrapped}, *({"prompt": f"harmless {i}"} for i in range(30))]
-    sources = (
+    mix = mixed(
         {"name": "t", "path": str(write_rows(tmp_path / "t.jsonl", train)), "train": 100, "heldout_share": 1e-9},
-        {"name": "mt-bench", "path": str(write_rows(tmp_path / "b.jsonl", bench[:10]))},  # a guard: none is drawn
-        {"name": "t2", "path": questions(tmp_path, "t2", 50), "heldout": 2, "heldout_share": 0.3},
+        {"name": "mt-bench", "path": str(write_rows(tmp_path / "b.jsonl", bench))},  # a guard: none is drawn
     )
-    mix = mixed(*sources)
     assert wrapped not in {p.messages[-1]["content"] for p in mix.train}
-    assert by(mix.train, "source")["t"] == 30
-    (pair,) = mix.report["overlaps"]
-    assert (pair["train"], pair["heldout"], pair["prompts"]) == ("t", "mt-bench", 1)
-    assert pair["example"]["words"].startswith("this question has well over thirteen")
-    assert any("mt-bench" in line for line in describe(load_recipe(), mix.report))
+    assert len(mix.train) == 30
+    assert "1 training prompts of t share 13 words with held-out mt-bench" in mix.report["notes"][0]
+    assert "this question has well over thirteen" in mix.report["notes"][0]
+
+
+def test_overlaps_within_a_single_file_are_reported_and_kept(tmp_path, recipe_in: Callable[..., Recipe]):
+    texts = {"train": [f"{LONG} today", "two", "three"], "heldout": [LONG]}
+    rows = [{"prompt": text, "split": split} for split, group in texts.items() for text in group]
+    path = write_rows(tmp_path / "p.jsonl", rows)
+    manifest = make_prompts(recipe_in(f"prompts.path={path}", "prompts.validation=1"))
+    assert manifest["counts"]["train"] == 2
+    assert "kept" in manifest["counts"]["notes"][0]
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"name": "mt-bench", "train": 1}, "mt-bench is held out"),
-        ({"name": "burstgpt", "train": 1}, "burstgpt is a trace"),
-        ({"name": "sharegpt", "heldout": 1, "heldout_share": 1e-9}, "no document of sharegpt"),
-        ({"name": "sharegpt", "train": 1, "heldout_share": 0.9999999}, "sharegpt has no training prompt"),
+        ({"name": "mt-bench", "train": 1}, "mt-bench has no training prompts"),
+        ({"name": "sharegpt", "heldout": 1, "heldout_share": 1e-9}, "sharegpt has no held-out prompts"),
+        ({"name": "nemotron-v2", "train": {"chemistry": 5}}, "nemotron-v2 has no training prompts chemistry"),
     ],
 )
 def test_what_a_source_cannot_give_is_an_error(source, message, tmp_path):
@@ -162,99 +150,61 @@ def standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_in: Callabl
     paths = {"sharegpt": "s", "mlperf-gpt-oss": "m", "swe-bench": "w"}
     preset = tuple(
         s.model_copy(update={"path": str(tmp_path / paths[s.name]), "train": 30, "heldout": 2})
-        for s in prompt_mix.PRESETS["standard"]
+        for s in generation.PRESETS["standard"]
     )
-    monkeypatch.setitem(prompt_mix.PRESETS, "standard", preset)
+    monkeypatch.setitem(generation.PRESETS, "standard", preset)
     return recipe_in("prompts.path=null", "prompts.preset=standard", "prompts.max_train=60", "prompts.max_heldout=6")
 
 
-def test_the_preset_has_its_three_workloads_in_every_split(standard: Recipe, capsys: pytest.CaptureFixture[str]):
+def test_the_preset_has_its_three_workloads_in_every_split(standard: Recipe, tmp_path: Path):
     manifest = make_prompts(standard)
     splits = {split: read_prompts(standard.prompts_dir, split) for split in SPLITS}
     assert by(splits["heldout"], "category") == {"sharegpt": 2, "mlperf": 2, "swe-bench": 2}
     assert set(by(splits["train"], "category")) == {"sharegpt", "mlperf", "swe-bench"}
-    documents = {split: {p.document for p in prompts} for split, prompts in splits.items()}
-    assert not documents["train"] & documents["heldout"]
-    assert not documents["train"] & documents["validation"]
-    assert not documents["validation"] & documents["heldout"]
+    documents = [p.document for prompts in splits.values() for p in {p.document: p for p in prompts}.values()]
+    assert len(documents) == len(set(documents))
+    assert any("REMINDER: mlperf-gpt-oss" in note for note in manifest["counts"]["notes"])
     assert make_prompts(standard) == manifest
-    print_prompts(standard, manifest)
-    assert "REMINDER: mlperf-gpt-oss" in capsys.readouterr().out
-
-
-def test_a_changed_source_is_another_artifact(standard: Recipe, tmp_path: Path):
-    make_prompts(standard)
     path = tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json"
     path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
     with pytest.raises(ArtifactError, match=r"was made from something else:\n  sources"):
         make_prompts(standard)
 
 
-def test_a_mix_that_fails_leaves_nothing_behind(tmp_path: Path, recipe_in: Callable[..., Recipe]):
-    recipe = recipe_in()
-    bad = PromptsConfig.model_validate({"sources": [{"name": "a", "path": questions(tmp_path, "a", 30), "train": 9}]})
-    with pytest.raises(ValueError, match="no heldout prompt"):
-        make_prompts(recipe.model_copy(update={"prompts": bad}))
-    assert not recipe.prompts_dir.exists()
-
-
-def test_the_report_has_lengths_categories_and_vocabulary(standard: Recipe):
+def test_the_report_has_counts_lengths_and_notes(standard: Recipe):
     manifest = make_prompts(standard)
     report_prompts(standard, manifest)
-    folder = standard.results_dir / "prompts"
-    text = (folder / "report.md").read_text()
+    text = (standard.results_dir / "prompts" / "report.md").read_text()
     assert "| mlperf-gpt-oss | mlperf | " in text
-    assert "| train | all | " in text
-    assert "of 3,072 tokens of the vocabulary occur in heldout" in text
-    assert (folder / "prompts.png").read_bytes().startswith(b"\x89PNG")
-    written = (folder / "report.md").stat().st_mtime_ns
-    report_prompts(standard, manifest)
-    assert (folder / "report.md").stat().st_mtime_ns == written  # of these prompts already
-
-
-def test_the_report_does_without_the_targets_tokenizer(standard: Recipe):
-    manifest = make_prompts(standard)
+    assert "| all |  | 60 | 4 | 6 | " in text
+    assert "REMINDER" in text
+    assert "nan" not in text
     report_prompts(changed(standard, "target", path="no/such/target"), manifest)
     assert "no/such/target" in (standard.results_dir / "prompts" / "report.md").read_text()
 
 
 def test_names_with_markup_are_printed_as_they_are(tmp_path, recipe_in, capsys):
     sources = [{"name": "a", "path": questions(tmp_path, "a", 60, ("[/x]", "$|$")), "train": 40, "heldout": 1}]
-    recipe = recipe_in(f"output_dir={tmp_path / '[red]'}")
     config = PromptsConfig.model_validate({"sources": sources, "validation": 1})
-    recipe = recipe.model_copy(update={"prompts": config})
-    manifest = make_prompts(recipe)
-    print_prompts(recipe, manifest)
-    printed = capsys.readouterr().out
-    assert "[/x]" in printed
-    assert "[red]" in "".join(printed.split())
-    report_prompts(recipe, manifest)
+    recipe = recipe_in(f"output_dir={tmp_path / '[red]'}").model_copy(update={"prompts": config})
+    report_prompts(recipe, make_prompts(recipe))
+    assert "[/x]" in capsys.readouterr().out
     assert r"$\|$" in (recipe.results_dir / "prompts" / "report.md").read_text()
 
 
 COUNTED = {"name": "a", "path": "a.jsonl", "train": 50, "heldout": 5}
-CATEGORIES = {"name": "b", "path": "b.jsonl", "categories": {"x": 20, "y": 10}}
-WEIGHTED = {"name": "c", "path": "c.jsonl", "weight": 1, "heldout": 5}
+CATEGORIES = {"name": "b", "path": "b.jsonl", "train": {"x": 20, "y": 10}}
 
 
 @pytest.mark.parametrize(
     ("prompts", "planned"),
     [
-        ({"preset": "standard"}, (82_452, 48, 2_400)),
-        ({"preset": "standard", "max_train": 1000, "max_heldout": 30}, (1000, 48, 30)),
-        ({"sources": [COUNTED, CATEGORIES], "validation": 8}, (72, 8, 5)),
-        ({"sources": [WEIGHTED], "max_train": 100, "validation": 8}, (100, 8, 5)),
-        ({"sources": [WEIGHTED]}, None),
-        ({"path": "p.jsonl"}, None),
-        ({"path": "p.jsonl", "max_train": 9, "max_heldout": 2}, (9, 48, 2)),
+        ({"preset": "standard"}, {"train": 82_452, "validation": 48, "heldout": 2_400}),
+        ({"preset": "standard", "max_train": 9, "max_heldout": 3}, {"train": 9, "validation": 48, "heldout": 3}),
+        ({"sources": [COUNTED, CATEGORIES], "validation": 8}, {"train": 72, "validation": 8, "heldout": 5}),
+        ({"path": "p.jsonl"}, {"validation": 48}),
+        ({"path": "p.jsonl", "max_train": 9, "max_heldout": 2}, {"train": 9, "validation": 48, "heldout": 2}),
     ],
 )
 def test_the_planned_prompts_are_those_of_the_recipe(prompts, planned):
-    found = planned_prompts(PromptsConfig.model_validate(prompts))
-    assert found == (planned and dict(zip(SPLITS, planned, strict=True)))
-
-
-def test_a_weight_is_finite():
-    for source in ({"name": "a", "weight": float("inf")}, {"name": "a", "train": 1, "categories": {"x": float("inf")}}):
-        with pytest.raises(ValueError, match="finite"):
-            PromptsConfig.model_validate({"sources": [source]})
+    assert planned_prompts(PromptsConfig.model_validate(prompts)) == planned

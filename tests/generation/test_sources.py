@@ -18,7 +18,7 @@ from tests.generation.published_rows import PUBLISHED, write_rows
 
 
 def pool_of(name: str, path: Path, **settings: Any) -> Pool:
-    return gather(locate(PromptSource(name=name, path=str(path), **settings)), seed=0, limit=None)
+    return gather(locate(PromptSource(name=name, path=str(path), **settings)), seed=0)
 
 
 def prompts_of(pool: Pool) -> list[Prompt]:
@@ -45,7 +45,7 @@ def test_published_rows_become_prompts(name, tmp_path):
     assert published.category in {p.category for p in prompts}
     if name == "mlperf-gpt-oss":  # ids as they are
         assert {p.prompt_ids for p in prompts} == {(200006, 1428, 7), (200006, 1428, 8)}
-        assert all(c.text.text.startswith("<|start|>user") for c in [*pool.train, *pool.heldout])
+        assert all(c.text.startswith("<|start|>user") for c in [*pool.train, *pool.heldout])
     elif name == "burstgpt":  # as many words as the trace has tokens
         assert {len(p.messages[-1]["content"].split()) for p in prompts} == {4}
     else:
@@ -120,7 +120,6 @@ def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
         (b'{"prompt": "a"}\n{"prompt": "\\ud800"}\n', r"own\.jsonl:2: .*lone surrogate"),
         (b'{"prompt": "a", "split": "test"}\n', r"own\.jsonl:1: split is 'test'"),
         (b'{"promt": "a"}\n', r"own\.jsonl:1: .*found: promt"),
-        (b"\n", r"mine has no rows"),
     ],
 )
 def test_a_bad_row_of_ones_own_file_is_named_with_its_line(tmp_path, content, message):
@@ -130,8 +129,8 @@ def test_a_bad_row_of_ones_own_file_is_named_with_its_line(tmp_path, content, me
 
 
 def test_another_data_set_under_a_known_name_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"swe-bench(.|\n)*problem_statement; found: question"):
-        pool_of("swe-bench", write_rows(tmp_path / "x.jsonl", [{"question": "a"}]))
+    with pytest.raises(ValueError, match=r"swe-bench(.|\n)*problem_statement or text; found: issue"):
+        pool_of("swe-bench", write_rows(tmp_path / "x.jsonl", [{"issue": "a"}]))
 
 
 def test_a_few_bad_rows_of_a_public_data_set_are_counted_not_fatal(tmp_path):
@@ -157,7 +156,7 @@ def test_reading_leaves_no_converted_copies(tmp_path, monkeypatch):
 
 def test_a_missing_shard_is_noticed(tmp_path):
     write_rows(tmp_path / "data" / "train-00000-of-00002.parquet", [{"prompt": "a"}])
-    with pytest.raises(ValueError, match="has 1 of the 2 files of data/train-00000-of-00002"):
+    with pytest.raises(ValueError, match="has 1 of the 2 files of .*train-00000-of-00002"):
         find(tmp_path, ["data/train-*.parquet"])
 
 
@@ -187,7 +186,7 @@ def test_the_hubs_cache_is_read_without_a_network(no_network):
     write_rows(snapshot / "test-00000-of-00001.parquet", rows[1:])
     located = locate(PromptSource(name="swe-bench", train=1))
     assert located.identity["commit"] == "c0ffee"
-    pool = gather(located, seed=0, limit=None)
+    pool = gather(located, seed=0)
     assert [[c.prompt.messages[-1]["content"] for c in side] for side in (pool.train, pool.heldout)] == [
         ["It breaks 0."],
         ["It breaks 1."],
@@ -197,11 +196,11 @@ def test_the_hubs_cache_is_read_without_a_network(no_network):
 def test_a_source_in_the_checkout_is_found(no_network):
     rows = PUBLISHED["spec-bench"].rows
     write_rows(no_network / "checkout" / "data" / "sources" / "spec-bench" / "question.jsonl", rows)
-    assert len(gather(locate(PromptSource(name="spec-bench")), seed=0, limit=None).heldout) == 2
+    assert len(gather(locate(PromptSource(name="spec-bench")), seed=0).heldout) == 2
 
 
 def test_unknown_names_and_paths_are_refused(no_network):
     with pytest.raises(ValueError, match=r"sharegtp.*sharegpt, mlperf-gpt-oss,"):
         locate(PromptSource(name="sharegtp"))
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.json of sharegpt"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.json .*sharegpt"):
         locate(PromptSource(name="sharegpt", path="nowhere.json"))

@@ -72,7 +72,7 @@ def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):
     [
         (("preset=standard", "validation=500"), 82_000),
         (("preset=standard", "max_train=9000"), 9_000),
-        (("sources=[{name: a, weight: 1}]",), 100_000),
+        (("sources=[{name: a, train: 300}, {name: b, train: {x: 100, y: 50}}]", "validation=48"), 402),
     ],
 )
 def test_before_there_are_prompts_recipe_and_command_line_give_their_number(settings, prompts, tmp_path):
