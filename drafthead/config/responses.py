@@ -78,6 +78,10 @@ class ResponsesConfig(Section):
         """Whether a response with these flags is left out."""
         return not set(self.drop).isdisjoint(flags)
 
+    def regenerates(self, split: str) -> bool:
+        """Whether the target generates a split: validation always, as acceptance is replayed over its own text."""
+        return self.regenerate or split == "validation"
+
     @property
     def temperatures(self) -> dict[float, int]:
         """Temperature -> weight."""

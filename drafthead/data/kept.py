@@ -11,15 +11,13 @@ token by token, which is checked each time:
 The response ends with the first stop token; what a template writes after it, no engine would generate. Then the
 response is parsed back: a template that trims, rewrites or drops it is found there. A tokenizer that merges the last
 character before the boundary with the first after it fails the first check; so do templates whose earlier part depends
-on what follows. A template that fails on ordinary text is refused as a whole; single responses that fail are left out
-with a reason that callers count.
+on what follows. Responses that fail are left out with a reason that callers count.
 """
 
 from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from drafthead.data.prompts import Prompt, prompt_id
+from drafthead.data.prompts import Prompt
 from drafthead.data.reading import ParsedResponse, response_parser
 from drafthead.data.rendering import Renderer, UnrenderableError
 
@@ -32,7 +30,6 @@ UNSTABLE = "the chat template gives no stable boundary between prompt and respon
 NO_STOP = "the chat template ends the response with no stop token of the target"
 ALTERED = "the chat template does not repeat the response as it is"
 _THOUGHT_KEYS = ("thinking", "reasoning_content", "reasoning")  # as gpt-oss, Qwen and others name it
-_PROBES = ("Yes, of course.", "1. First", "```python\nprint()\n```", "*Note*", "{}", "é", "你好")
 
 
 @dataclass(frozen=True)
@@ -53,20 +50,8 @@ class KeptResponses:
             render: of that tokenizer.
             tokenizer: with a chat template.
             stop_ids: tokens on which the target's generation ends.
-
-        Raises:
-            ValueError: the template gives no stable boundaries on ordinary text.
         """
         self._render, self._parse, self._stops = render, response_parser(tokenizer), stop_ids
-        for content, turns in product(_PROBES, (1, 2)):
-            try:
-                self(_probe(content, turns), "medium")
-            except UnrenderableError as error:
-                raise ValueError(
-                    f"responses.regenerate false needs a chat template whose boundaries are stable; this target's is "
-                    f"not, tried with the response {content!r} in turn {turns}: {error}. Set responses.regenerate=true "
-                    "to generate responses with the target, which needs no boundaries"
-                ) from error
 
     def __call__(self, prompt: Prompt, effort: str) -> Kept:
         """Tokens of a prompt and its response.
@@ -97,9 +82,3 @@ class KeptResponses:
                 raise UnrenderableError(ALTERED, f"{wanted[:60]!r} became {found[:60]!r}")
         return kept
 
-
-def _probe(content: str, turns: int) -> Prompt:
-    user: tuple[dict[str, Any], ...] = ({"role": "user", "content": "Is it?"},)
-    earlier = ({"role": "assistant", "content": "It may be."}, *user) if turns == 2 else ()
-    messages, response = (*user, *earlier), {"role": "assistant", "content": content}
-    return Prompt(prompt_id(messages), "probe", "probe", messages, response=response)

@@ -6,22 +6,24 @@ analysis of earlier responses, other templates move or trim text. One sequence f
 tokens that no engine ever read in that place. What the exact form costs is that a chat's beginning is stored, and its
 states are harvested, once per turn.
 
-A round of turns is one batch for the engine, see `generate_responses`.
+A round of turns is one batch for the engine, see `generate_responses`. Responses that the data has take the same form.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.config.responses import ResponsesConfig
+from drafthead.config.responses import Fault, ResponsesConfig
+from drafthead.data.kept import KeptResponses
 from drafthead.data.prompts import Prompt
 from drafthead.data.reading import ParsedResponse, response_parser
-from drafthead.data.rendering import UnrenderableError, renderer
+from drafthead.data.rendering import Renderer, UnrenderableError, renderer
 from drafthead.data.responses import LeftOut, Response, loops
+from drafthead.drafters.config import HeadConfig
 from drafthead.engine.generate import Generation, GenerationRequest, Generator
 from drafthead.generation.draw import Sampling, draw_sampling
 
@@ -30,12 +32,11 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-TRUNCATED, REFUSED, LOOPING = "truncated", "refused", "looping"
-FLAGS = (TRUNCATED, REFUSED, LOOPING)
+TRUNCATED, REFUSED, LOOPING = FLAGS = get_args(Fault)
+GIVEN = "given"  # finish_reason of a response that the data had
 DROPPED = "dropped"  # the reason why a response with a flag is missing
 ENDED = "an earlier answer of the conversation was "  # as it is stored in the parts
 NO_ROOM = "no room for a response in engine.max_model_len"
-_QUOTES = str.maketrans("\u2018\u2019", "''")
 
 
 @dataclass(frozen=True)
@@ -101,64 +102,84 @@ def _turns(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One turn as the target gets it.
+class SplitRules:
+    """How the prompts of one split get their responses.
 
     Attributes:
-        dialogue: up to this turn.
-        prompt_ids: chat template applied.
-        max_tokens: room for the response.
-        sampling: drawn for it.
+        settings: of the recipe.
+        tokenizer: of the target.
+        render: prompts to token ids, with that tokenizer.
+        max_model_len: of the engine.
+        greedy: whatever the settings say; validation is.
+        continuation: tokens generated past the stop.
     """
 
+    settings: ResponsesConfig
+    tokenizer: "PreTrainedTokenizerBase"
+    render: Renderer
+    max_model_len: int
+    greedy: bool
+    continuation: int
+
+    def room_after(self, prompt_ids: Sequence[int]) -> int:
+        """How many tokens a response may have.
+
+        One token stays free: an engine never reads its own last token, and the harvest generates one more.
+        """
+        return self.max_model_len - 1 - len(prompt_ids) - self.continuation
+
+
+def continuation(head: HeadConfig, split: str) -> int:
+    """Tokens generated past the stop: K where acceptance is replayed, because vLLM counts before it trims."""
+    return head.num_positions if split == "validation" else 0
+
+
+def rules_of(recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase") -> SplitRules:
+    """The rules of a recipe's training or validation split."""
+    return SplitRules(
+        recipe.responses,
+        tokenizer,
+        renderer(recipe, tokenizer),
+        recipe.engine.max_model_len,
+        greedy=split == "validation",
+        continuation=continuation(recipe.head, split),
+    )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn as the target gets it: the dialogue up to it, how it is sampled, and the request for its response."""
+
     dialogue: Dialogue
-    prompt_ids: list[int]
-    max_tokens: int
     sampling: Sampling
+    request: GenerationRequest
 
 
-def prepare(
-    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", split: str, dialogues: Sequence[Dialogue]
-) -> tuple[list[Turn], list[LeftOut]]:
+def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn], list[LeftOut]]:
     """Render the next turn of each dialogue; those that cannot have a response come back with a reason."""
     turns: list[Turn] = []
     left_out: list[LeftOut] = []
-    render = renderer(recipe, tokenizer)
     for dialogue in dialogues:
         prompt = replace(dialogue.prompt, messages=dialogue.messages)
-        sampling = draw_sampling(recipe.responses, prompt.id, dialogue.turn, greedy=split == "validation")
+        sampling = draw_sampling(rules.settings, prompt.id, dialogue.turn, rules.greedy)
+        prompt_ids, room, reason = [], 0, NO_ROOM
         try:
-            prompt_ids = render(prompt, sampling.effort)
-            reason = NO_ROOM
+            prompt_ids = rules.render(prompt, sampling.effort)
+            room = rules.room_after(prompt_ids)
         except UnrenderableError as error:
-            prompt_ids, reason = None, error.reason
-        if prompt_ids is not None and (room := room_after(recipe, split, len(prompt_ids))) > 0:
-            turns.append(Turn(dialogue, prompt_ids, min(room, recipe.responses.max_tokens), sampling))
+            reason = error.reason
+        if room > 0:
+            keep = "" if rules.continuation else dialogue.id  # states are those of the whole sequence
+            max_tokens = min(room, rules.settings.max_tokens)
+            request = GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=keep)
+            turns.append(Turn(dialogue, sampling, request))
         else:
             left_out.append(LeftOut(dialogue.id, prompt.category, reason, turns=dialogue.turns_left))
     return turns, left_out
 
 
-def room_after(recipe: Recipe, split: str, num_prompt_tokens: int) -> int:
-    """How many tokens a response may have after a prompt.
-
-    One token stays free: an engine never reads its own last token, and the harvest generates one more.
-    """
-    return recipe.engine.max_model_len - 1 - num_prompt_tokens - continuation(recipe, split)
-
-
-def continuation(recipe: Recipe, split: str) -> int:
-    """Tokens generated past the stop: K where acceptance is replayed, because vLLM counts before it trims."""
-    return recipe.head.num_positions if split == "validation" else 0
-
-
 def generate_responses(
-    recipe: Recipe,
-    tokenizer: "PreTrainedTokenizerBase",
-    generator: Generator,
-    split: str,
-    prompts: Sequence[Prompt],
-    bar: tqdm,
+    rules: SplitRules, generator: Generator, prompts: Sequence[Prompt], bar: tqdm
 ) -> tuple[list[Response], list[LeftOut]]:
     """Responses to every turn of the prompts, in their order, and what is missing among them.
 
@@ -168,37 +189,27 @@ def generate_responses(
     what a server sees. Its further turns are counted.
 
     Args:
-        recipe: engine, responses and train sections are used.
-        tokenizer: of the target.
+        rules: of the split.
         generator: runs the target.
-        split: "train" or "validation"; the latter is generated greedily and past the stop.
         prompts: of a part.
         bar: advances by the number of turns in `prompts`.
     """
-    read, settings = response_parser(tokenizer), recipe.responses
+    read = response_parser(rules.tokenizer)
     responses: dict[str, list[Response]] = {prompt.id: [] for prompt in prompts}
     left_out: list[LeftOut] = []
-    dialogues = [open_dialogue(prompt, settings.turn_by_turn) for prompt in prompts]
+    dialogues = [open_dialogue(prompt, rules.settings.turn_by_turn) for prompt in prompts]
     while dialogues:
-        turns, lost = prepare(recipe, tokenizer, split, dialogues)
+        turns, lost = prepare(rules, dialogues)
         dialogues = []
-        for turn, generation, beyond in _generate(generator, turns, continuation(recipe, split), bar):
+        for turn, (generation, beyond) in zip(turns, _generate(generator, turns, rules.continuation, bar), strict=True):
             dialogue, message = turn.dialogue, read(generation.token_ids)
-            response = Response(
-                id=dialogue.id,
-                category=dialogue.prompt.category,
-                prompt_ids=turn.prompt_ids,
-                response_ids=generation.token_ids,
+            response = replace(
+                as_response(rules, dialogue, turn.request.prompt_ids, generation, message, turn.sampling.effort),
                 continuation_ids=beyond,
-                text=str(tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
-                finish_reason=generation.finish_reason,
                 temperature=turn.sampling.temperature,
-                reasoning_effort=turn.sampling.effort,
                 seed=turn.sampling.seed,
-                turn=dialogue.turn,
-                flags=flags_of(settings, message, generation.token_ids, generation.finish_reason),
             )
-            drop = settings.drops(response.flags)
+            drop = rules.settings.drops(response.flags)
             if drop:
                 left_out.append(LeftOut(response.id, response.category, DROPPED, response.flags))
             else:
@@ -215,31 +226,20 @@ def generate_responses(
 
 def _generate(
     generator: Generator, turns: Sequence[Turn], num_continued: int, bar: tqdm
-) -> list[tuple[Turn, Generation, list[int]]]:
+) -> list[tuple[Generation, list[int]]]:
     """One response per turn, and the token ids that follow it past its stop."""
     if not turns:  # all of a round may be left out
         return []
-    requests = [
+    generations = generator.generate([turn.request for turn in turns], bar)
+    if not num_continued:
+        return [(one, []) for one in generations]
+    further = [
         GenerationRequest(
-            turn.prompt_ids,
-            turn.max_tokens,
-            turn.sampling.temperature,
-            turn.sampling.seed,
-            keep="" if num_continued else turn.dialogue.id,  # states are those of the whole sequence
+            [*turn.request.prompt_ids, *one.token_ids], num_continued, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
         )
-        for turn in turns
+        for turn, one in zip(turns, generations, strict=True)
     ]
-    generations = generator.generate(requests, bar)
-    beyond: list[list[int]] = [[] for _ in turns]
-    if num_continued:
-        further = [
-            GenerationRequest(
-                [*turn.prompt_ids, *one.token_ids], num_continued, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
-            )
-            for turn, one in zip(turns, generations, strict=True)
-        ]
-        beyond = [one.token_ids for one in generator.generate(further)]
-    return list(zip(turns, generations, beyond, strict=True))
+    return [(one, beyond.token_ids) for one, beyond in zip(generations, generator.generate(further), strict=True)]
 
 
 def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None:
@@ -251,6 +251,62 @@ def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None
     if message.is_call:
         return "a tool call"
     return None if message.content.strip() else "no message to the user"
+
+
+def given_responses(
+    rules: SplitRules, stop_ids: set[int], prompts: Sequence[Prompt], bar: tqdm
+) -> tuple[list[Response], list[LeftOut]]:
+    """`responses.regenerate: false`: the data's responses as the target would have generated them; no engine runs.
+
+    The reasoning effort is drawn as for a generated response, because the template writes it into the prompt;
+    temperature and seed are empty. Given up: the text is not the target's own, so the head learns to follow the target
+    along paths that the target would not take.
+    """
+    split = KeptResponses(rules.render, rules.tokenizer, stop_ids)
+    responses: list[Response] = []
+    left_out: list[LeftOut] = []
+    for prompt in prompts:
+        bar.update(1)
+        effort = draw_sampling(rules.settings, prompt.id, turn=0, greedy=False).effort
+        try:
+            kept = split(prompt, effort)
+        except UnrenderableError as error:
+            left_out.append(LeftOut(prompt.id, prompt.category, error.reason))
+            continue
+        dialogue, generation = Dialogue(prompt, prompt.messages), Generation(kept.response_ids, GIVEN)
+        response = as_response(rules, dialogue, kept.prompt_ids, generation, kept.parsed, effort)
+        if len(kept.response_ids) > rules.room_after(kept.prompt_ids):
+            left_out.append(LeftOut(prompt.id, prompt.category, NO_ROOM))
+        elif rules.settings.drops(response.flags):
+            left_out.append(LeftOut(prompt.id, prompt.category, DROPPED, response.flags))
+        else:
+            responses.append(response)
+    return responses, left_out
+
+
+def as_response(
+    rules: SplitRules,
+    dialogue: Dialogue,
+    prompt_ids: list[int],
+    generation: Generation,
+    message: ParsedResponse,
+    effort: str,
+) -> Response:
+    """What is stored of a response that was not sampled, its flags included."""
+    return Response(
+        id=dialogue.id,
+        category=dialogue.prompt.category,
+        prompt_ids=prompt_ids,
+        response_ids=generation.token_ids,
+        continuation_ids=[],
+        text=str(rules.tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
+        finish_reason=generation.finish_reason,
+        temperature=None,
+        reasoning_effort=effort,
+        seed=None,
+        turn=dialogue.turn,
+        flags=flags_of(rules.settings, message, generation.token_ids, generation.finish_reason),
+    )
 
 
 def flags_of(
@@ -271,9 +327,8 @@ def flags_of(
 
 def is_refusal(text: str, openings: Sequence[str]) -> bool:
     """Whether a text begins with one of the openings, whatever its case, quotation marks and spaces."""
-    begins = _plain(text[:200])
-    return any(begins.startswith(_plain(opening)) for opening in openings)
+    return _plain(text[:200]).startswith(tuple(map(_plain, openings)))
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.translate(_QUOTES).casefold().split())
+    return " ".join(text.replace("\u2019", "'").replace("\u2018", "'").casefold().split())

@@ -13,12 +13,12 @@ from drafthead.config import PromptsConfig, Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import ParsedResponse
 from drafthead.data.responses import iter_responses
-from drafthead.generation.dialogue import continuation, open_dialogue, prepare
+from drafthead.generation.dialogue import continuation, given_responses, open_dialogue, prepare, rules_of
 from drafthead.generation.prompt_mix import planned_prompts
-from drafthead.generation.regenerate import SPLITS, is_regenerated, kept_responses
+from drafthead.generation.regenerate import SPLITS
 from drafthead.planning import DEFAULT_PROMPTS, Assumed
 from drafthead.progress import progress_bar
-from drafthead.target.tokenizer import load_tokenizer
+from drafthead.target.tokenizer import load_tokenizer, stop_tokens
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def split_lengths(recipe: Recipe, split: str, assumed: Assumed) -> SplitLengths:
         return SplitLengths(split, found, "responses")
     if (recipe.prompts_dir / MANIFEST).exists():
         return SplitLengths(split, _from_prompts(recipe, split, assumed), "prompts")
-    after = continuation(recipe, split)
+    after = continuation(recipe.head, split)
     response = min(assumed.response_tokens or recipe.responses.max_tokens, recipe.responses.max_tokens)
     prompt = min(assumed.prompt_tokens, recipe.engine.max_model_len - 1 - after - response)
     settings = recipe.prompts
@@ -90,22 +90,23 @@ def planned(settings: PromptsConfig, split: str, otherwise: int = DEFAULT_PROMPT
 def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[SequenceLength]:
     """With the data's own responses, or with responses as long as there is room for."""
     tokenizer, prompts = load_tokenizer(recipe, templated=True), read_prompts(recipe.prompts_dir, split)
-    if not is_regenerated(recipe, split):
+    rules = rules_of(recipe, split, tokenizer)
+    if not recipe.responses.regenerates(split):
         with progress_bar(len(prompts), "reading responses", "prompt") as bar:
-            kept, _ = kept_responses(recipe, tokenizer, prompts, bar)
+            kept, _ = given_responses(rules, stop_tokens(recipe, tokenizer), prompts, bar)
         return [SequenceLength(len(response.prompt_ids), len(response.response_ids)) for response in kept]
-    after, longest = continuation(recipe, split), assumed.response_tokens or recipe.responses.max_tokens
+    longest = assumed.response_tokens or recipe.responses.max_tokens
     found: list[SequenceLength] = []
     dialogues = [open_dialogue(prompt, recipe.responses.turn_by_turn) for prompt in prompts]
     while dialogues:
-        requests, _ = prepare(recipe, tokenizer, split, dialogues)
-        for request in requests:
-            response = min(request.max_tokens, longest)
-            prompt = len(request.prompt_ids) + request.dialogue.turn * longest
-            room = recipe.engine.max_model_len - 1 - after - response
-            found.append(SequenceLength(min(prompt, room), response, after))
+        turns, _ = prepare(rules, dialogues)
+        for turn in turns:
+            response = min(turn.request.max_tokens, longest)
+            prompt = len(turn.request.prompt_ids) + turn.dialogue.turn * longest
+            room = recipe.engine.max_model_len - 1 - rules.continuation - response
+            found.append(SequenceLength(min(prompt, room), response, rules.continuation))
         # Responses of full length are counted above; one word stands for them in what is rendered.
-        dialogues = [later for request in requests if (later := request.dialogue.after(ParsedResponse("yes")))]
+        dialogues = [later for turn in turns if (later := turn.dialogue.after(ParsedResponse("yes")))]
     return found
 
 

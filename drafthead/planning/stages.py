@@ -14,7 +14,6 @@ from drafthead.drafters.base import num_parameters, planned_shape
 from drafthead.evaluation.measuring.acceptance import by_engine, conditions
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.exporting.check import PROMPTS
-from drafthead.generation.regenerate import is_regenerated
 from drafthead.planning import Assumed, StagePlan, size_text
 from drafthead.planning.lengths import (
     SequenceLength,
@@ -59,7 +58,7 @@ def regenerate_plan(recipe: Recipe, assumed: Assumed, lengths: list[SplitLengths
     """
     _spec(recipe)
     lengths = lengths or all_lengths(recipe, assumed)
-    regenerated = [one for one in lengths if is_regenerated(recipe, one.split)]
+    regenerated = [one for one in lengths if recipe.responses.regenerates(one.split)]
     sequences = sum(len(one.sequences) for one in regenerated)
     generated, tokens = sum(one.generated for one in regenerated), sum(one.tokens for one in regenerated)
     engine, mean = EngineMemory(recipe, assumed.gpu_memory_gib), tokens / max(sequences, 1)

@@ -91,9 +91,9 @@ def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
         (CHATML.replace("m.content", "m.content | upper"), {6}, ALTERED),
     ],
 )
-def test_a_template_without_stable_boundaries_is_refused(tokenizer, template, stops, reason):
-    with pytest.raises(ValueError, match=reason):
-        kept_responses(with_template(tokenizer, template), stops)
+def test_a_template_without_stable_boundaries_keeps_nothing(tokenizer, template, stops, reason):
+    with pytest.raises(UnrenderableError, match=reason):
+        kept_responses(with_template(tokenizer, template), stops)(prompt(USER, content="1. First"), "low")
 
 
 def test_a_response_that_cannot_be_kept_has_a_reason(tokenizer):
