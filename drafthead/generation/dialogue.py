@@ -6,7 +6,7 @@ analysis of earlier responses, other templates move or trim text. One sequence f
 tokens that no engine ever read in that place. What the exact form costs is that a chat's beginning is stored, and its
 states are harvested, once per turn.
 
-A round of turns is one batch for the engine, see `generate_responses`. Responses that the data has take the same form.
+A round of turns is one batch for the engine, see `make_responses`. Responses that the data has take the same form.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ from drafthead.data.responses import LeftOut, Response, loops
 from drafthead.drafters.config import HeadConfig
 from drafthead.engine.generate import Generation, GenerationRequest, Generator
 from drafthead.generation.draw import Sampling, draw_sampling
+from drafthead.target.tokenizer import stop_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,6 +110,7 @@ class SplitRules:
         settings: of the recipe.
         tokenizer: of the target.
         render: prompts to token ids, with that tokenizer.
+        given: the responses of the data, where they are kept; None: the target generates all.
         max_model_len: of the engine.
         greedy: whatever the settings say; validation is.
         continuation: tokens generated past the stop.
@@ -117,16 +119,10 @@ class SplitRules:
     settings: ResponsesConfig
     tokenizer: "PreTrainedTokenizerBase"
     render: Renderer
+    given: KeptResponses | None
     max_model_len: int
     greedy: bool
     continuation: int
-
-    def room_after(self, prompt_ids: Sequence[int]) -> int:
-        """How many tokens a response may have.
-
-        One token stays free: an engine never reads its own last token, and the harvest generates one more.
-        """
-        return self.max_model_len - 1 - len(prompt_ids) - self.continuation
 
 
 def continuation(head: HeadConfig, split: str) -> int:
@@ -136,10 +132,14 @@ def continuation(head: HeadConfig, split: str) -> int:
 
 def rules_of(recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase") -> SplitRules:
     """The rules of a recipe's training or validation split."""
+    render, given = renderer(recipe, tokenizer), None
+    if not recipe.responses.regenerates(split):
+        given = KeptResponses(render, tokenizer, stop_tokens(recipe, tokenizer))
     return SplitRules(
         recipe.responses,
         tokenizer,
-        renderer(recipe, tokenizer),
+        render,
+        given,
         recipe.engine.max_model_len,
         greedy=split == "validation",
         continuation=continuation(recipe.head, split),
@@ -148,11 +148,20 @@ def rules_of(recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase") -
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn as the target gets it: the dialogue up to it, how it is sampled, and the request for its response."""
+    """One turn as the target gets it.
+
+    Attributes:
+        dialogue: up to this turn.
+        sampling: drawn for it; of a response that the data has, the reasoning effort counts alone, because the
+            template writes it into the prompt.
+        request: for its response.
+        given: the response of the data, stop token included; None: it is generated.
+    """
 
     dialogue: Dialogue
     sampling: Sampling
     request: GenerationRequest
+    given: list[int] | None
 
 
 def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn], list[LeftOut]]:
@@ -162,24 +171,26 @@ def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn
     for dialogue in dialogues:
         prompt = replace(dialogue.prompt, messages=dialogue.messages)
         sampling = draw_sampling(rules.settings, prompt.id, dialogue.turn, rules.greedy)
-        prompt_ids, room, reason = [], 0, NO_ROOM
         try:
             prompt_ids = rules.render(prompt, sampling.effort)
-            room = rules.room_after(prompt_ids)
+            given = rules.given(prompt, prompt_ids, sampling.effort) if rules.given else None
         except UnrenderableError as error:
-            reason = error.reason
-        if room > 0:
-            keep = "" if rules.continuation else dialogue.id  # states are those of the whole sequence
-            max_tokens = min(room, rules.settings.max_tokens)
-            request = GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=keep)
-            turns.append(Turn(dialogue, sampling, request))
-        else:
-            left_out.append(LeftOut(dialogue.id, prompt.category, reason, turns=dialogue.turns_left))
+            left_out.append(LeftOut(dialogue.id, prompt.category, error.reason, turns=dialogue.turns_left))
+            continue
+        # One token stays free: an engine never reads its own last token, and the harvest generates one more.
+        room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
+        if room < len(given or [0]):
+            left_out.append(LeftOut(dialogue.id, prompt.category, NO_ROOM, turns=dialogue.turns_left))
+            continue
+        keep = "" if rules.continuation else dialogue.id  # states are those of the whole sequence
+        max_tokens = min(room, rules.settings.max_tokens)
+        request = GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=keep)
+        turns.append(Turn(dialogue, sampling, request, given))
     return turns, left_out
 
 
-def generate_responses(
-    rules: SplitRules, generator: Generator, prompts: Sequence[Prompt], bar: tqdm
+def make_responses(
+    rules: SplitRules, generator: Generator | None, prompts: Sequence[Prompt], bar: tqdm
 ) -> tuple[list[Response], list[LeftOut]]:
     """Responses to every turn of the prompts, in their order, and what is missing among them.
 
@@ -190,7 +201,8 @@ def generate_responses(
 
     Args:
         rules: of the split.
-        generator: runs the target.
+        generator: runs the target; None where the responses are given. What that gives up: the text is not the
+            target's own, so the head learns to follow the target along paths that the target would not take.
         prompts: of a part.
         bar: advances by the number of turns in `prompts`.
     """
@@ -202,12 +214,20 @@ def generate_responses(
         turns, lost = prepare(rules, dialogues)
         dialogues = []
         for turn, (generation, beyond) in zip(turns, _generate(generator, turns, rules.continuation, bar), strict=True):
-            dialogue, message = turn.dialogue, read(generation.token_ids)
-            response = replace(
-                as_response(rules, dialogue, turn.request.prompt_ids, generation, message, turn.sampling.effort),
+            dialogue, message, was_given = turn.dialogue, read(generation.token_ids), turn.given is not None
+            response = Response(
+                id=dialogue.id,
+                category=dialogue.prompt.category,
+                prompt_ids=turn.request.prompt_ids,
+                response_ids=generation.token_ids,
                 continuation_ids=beyond,
-                temperature=turn.sampling.temperature,
-                seed=turn.sampling.seed,
+                text=str(rules.tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
+                finish_reason=generation.finish_reason,
+                temperature=None if was_given else turn.sampling.temperature,
+                reasoning_effort=turn.sampling.effort,
+                seed=None if was_given else turn.sampling.seed,
+                turn=dialogue.turn,
+                flags=flags_of(rules.settings, message, generation),
             )
             drop = rules.settings.drops(response.flags)
             if drop:
@@ -225,9 +245,12 @@ def generate_responses(
 
 
 def _generate(
-    generator: Generator, turns: Sequence[Turn], num_continued: int, bar: tqdm
+    generator: Generator | None, turns: Sequence[Turn], num_continued: int, bar: tqdm
 ) -> list[tuple[Generation, list[int]]]:
     """One response per turn, and the token ids that follow it past its stop."""
+    if generator is None:
+        bar.update(len(turns))
+        return [(Generation(turn.given or [], GIVEN), []) for turn in turns]
     if not turns:  # all of a round may be left out
         return []
     generations = generator.generate([turn.request for turn in turns], bar)
@@ -253,74 +276,16 @@ def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None
     return None if message.content.strip() else "no message to the user"
 
 
-def given_responses(
-    rules: SplitRules, stop_ids: set[int], prompts: Sequence[Prompt], bar: tqdm
-) -> tuple[list[Response], list[LeftOut]]:
-    """`responses.regenerate: false`: the data's responses as the target would have generated them; no engine runs.
-
-    The reasoning effort is drawn as for a generated response, because the template writes it into the prompt;
-    temperature and seed are empty. Given up: the text is not the target's own, so the head learns to follow the target
-    along paths that the target would not take.
-    """
-    split = KeptResponses(rules.render, rules.tokenizer, stop_ids)
-    responses: list[Response] = []
-    left_out: list[LeftOut] = []
-    for prompt in prompts:
-        bar.update(1)
-        effort = draw_sampling(rules.settings, prompt.id, turn=0, greedy=False).effort
-        try:
-            kept = split(prompt, effort)
-        except UnrenderableError as error:
-            left_out.append(LeftOut(prompt.id, prompt.category, error.reason))
-            continue
-        dialogue, generation = Dialogue(prompt, prompt.messages), Generation(kept.response_ids, GIVEN)
-        response = as_response(rules, dialogue, kept.prompt_ids, generation, kept.parsed, effort)
-        if len(kept.response_ids) > rules.room_after(kept.prompt_ids):
-            left_out.append(LeftOut(prompt.id, prompt.category, NO_ROOM))
-        elif rules.settings.drops(response.flags):
-            left_out.append(LeftOut(prompt.id, prompt.category, DROPPED, response.flags))
-        else:
-            responses.append(response)
-    return responses, left_out
-
-
-def as_response(
-    rules: SplitRules,
-    dialogue: Dialogue,
-    prompt_ids: list[int],
-    generation: Generation,
-    message: ParsedResponse,
-    effort: str,
-) -> Response:
-    """What is stored of a response that was not sampled, its flags included."""
-    return Response(
-        id=dialogue.id,
-        category=dialogue.prompt.category,
-        prompt_ids=prompt_ids,
-        response_ids=generation.token_ids,
-        continuation_ids=[],
-        text=str(rules.tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
-        finish_reason=generation.finish_reason,
-        temperature=None,
-        reasoning_effort=effort,
-        seed=None,
-        turn=dialogue.turn,
-        flags=flags_of(rules.settings, message, generation.token_ids, generation.finish_reason),
-    )
-
-
-def flags_of(
-    settings: ResponsesConfig, response: ParsedResponse, token_ids: Sequence[int], finish_reason: str
-) -> list[str]:
+def flags_of(settings: ResponsesConfig, message: ParsedResponse, generation: Generation) -> list[str]:
     """What is wrong with a response, in the order of FLAGS.
 
     Truncation is the engine's word. A refusal begins with one of responses.refusal_openings: cheap, and it misses
     refusals that begin otherwise. Loops are told by `data.responses`, whose limit honest tables and code can reach too.
     """
     found = {
-        TRUNCATED: finish_reason == "length",
-        REFUSED: is_refusal(response.content, settings.refusal_openings),
-        LOOPING: loops(token_ids),
+        TRUNCATED: generation.finish_reason == "length",
+        REFUSED: is_refusal(message.content, settings.refusal_openings),
+        LOOPING: loops(generation.token_ids),
     }
     return [flag for flag in FLAGS if found[flag]]
 

@@ -42,8 +42,7 @@ from drafthead.generation.dialogue import (
     DROPPED,
     FLAGS,
     continuation,
-    generate_responses,
-    given_responses,
+    make_responses,
     open_dialogue,
     rules_of,
 )
@@ -51,7 +50,7 @@ from drafthead.generation.running import Runner, Task, run_here
 from drafthead.generation.shards import captured_dir, claim_captured, cut_shards
 from drafthead.progress import progress_bar
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity
-from drafthead.target.tokenizer import load_tokenizer, stop_tokens
+from drafthead.target.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -157,10 +156,10 @@ def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequ
     """Write training parts from the responses that the data has."""
     if not parts:
         return
-    rules, stops = rules_of(recipe, "train", tokenizer), stop_tokens(recipe, tokenizer)
+    rules = rules_of(recipe, "train", tokenizer)
     with progress_bar(sum(part.size for part in parts), "keeping responses", "prompt") as bar:
         for part in parts:
-            write_part(part.path, *given_responses(rules, stops, part.prompts, bar), made_by={"data": "answers kept"})
+            write_part(part.path, *make_responses(rules, None, part.prompts, bar), made_by={"data": "answers kept"})
 
 
 def regeneration(recipe: Recipe, spec: TargetSpec) -> Task:
@@ -184,7 +183,8 @@ def running_generator(
         return capturing_engine(recipe, spec)
     if recipe.responses.server_url is None:
         return engine_generator(recipe)
-    return nullcontext(ServerGenerator(recipe, tokenizer))
+    names = recipe.name, recipe.target.path
+    return nullcontext(ServerGenerator(recipe.responses.server_url, names, recipe.engine.max_num_seqs, tokenizer))
 
 
 class PartWorker:
@@ -200,7 +200,7 @@ class PartWorker:
         """Generate a part and write it; states that were captured with it follow in the background."""
         generator = self._generator
         generator.reset_cache()
-        responses, left_out = generate_responses(self._rules[part.split], generator, part.prompts, bar)
+        responses, left_out = make_responses(self._rules[part.split], generator, part.prompts, bar)
         write_part(part.path, responses, left_out, generator.made_by)
         if isinstance(generator, CapturingEngine):
             staged = self._captured[part.split] / part.path.stem

@@ -6,19 +6,19 @@ every response is counted with the length that the recipe allows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import PromptsConfig, Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import ParsedResponse
-from drafthead.data.responses import iter_responses
-from drafthead.generation.dialogue import continuation, given_responses, open_dialogue, prepare, rules_of
+from drafthead.data.responses import read_parts
+from drafthead.generation.dialogue import continuation, open_dialogue, prepare, rules_of
 from drafthead.generation.prompt_mix import planned_prompts
 from drafthead.generation.regenerate import SPLITS
 from drafthead.planning import DEFAULT_PROMPTS, Assumed
-from drafthead.progress import progress_bar
-from drafthead.target.tokenizer import load_tokenizer, stop_tokens
+from drafthead.target.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def all_lengths(recipe: Recipe, assumed: Assumed) -> list[SplitLengths]:
 def split_lengths(recipe: Recipe, split: str, assumed: Assumed) -> SplitLengths:
     """The sequences of "train" or "validation", as well as they are known."""
     if (recipe.responses_dir(split) / MANIFEST).exists():
-        stored = iter_responses(recipe.responses_dir(split))
+        stored = chain.from_iterable(read_parts(recipe.responses_dir(split)).values())
         found = [SequenceLength(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids)) for r in stored]
         return SplitLengths(split, found, "responses")
     if (recipe.prompts_dir / MANIFEST).exists():
@@ -91,17 +91,13 @@ def _from_prompts(recipe: Recipe, split: str, assumed: Assumed) -> list[Sequence
     """With the data's own responses, or with responses as long as there is room for."""
     tokenizer, prompts = load_tokenizer(recipe, templated=True), read_prompts(recipe.prompts_dir, split)
     rules = rules_of(recipe, split, tokenizer)
-    if not recipe.responses.regenerates(split):
-        with progress_bar(len(prompts), "reading responses", "prompt") as bar:
-            kept, _ = given_responses(rules, stop_tokens(recipe, tokenizer), prompts, bar)
-        return [SequenceLength(len(response.prompt_ids), len(response.response_ids)) for response in kept]
     longest = assumed.response_tokens or recipe.responses.max_tokens
     found: list[SequenceLength] = []
     dialogues = [open_dialogue(prompt, recipe.responses.turn_by_turn) for prompt in prompts]
     while dialogues:
         turns, _ = prepare(rules, dialogues)
         for turn in turns:
-            response = min(turn.request.max_tokens, longest)
+            response = min(turn.request.max_tokens, longest) if turn.given is None else len(turn.given)
             prompt = len(turn.request.prompt_ids) + turn.dialogue.turn * longest
             room = recipe.engine.max_model_len - 1 - rules.continuation - response
             found.append(SequenceLength(min(prompt, room), response, rules.continuation))
