@@ -48,9 +48,10 @@ def main() -> None:
             counts["no plain chat with a response"] += 1
             continue
         try:
-            same = render(prompt, EFFORT) == reference(encoding, prompt)
+            prompt_ids = render(prompt, EFFORT)
+            same = prompt_ids == reference(encoding, prompt)
             counts["prompts equal" if same else "prompts DIFFERENT"] += 1
-            kept(prompt, EFFORT)
+            kept(prompt, prompt_ids, EFFORT)
             counts["responses with a boundary"] += 1
         except UnrenderableError as error:
             counts[error.reason] += 1

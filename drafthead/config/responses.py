@@ -42,7 +42,7 @@ class ResponsesConfig(Section):
     # Earlier responses of a chat: the target's own, every turn generated in order, or those of the data.
     history: Literal["regenerated", "given"] = "regenerated"
     # One value, or value -> weight (whole numbers): one is drawn per conversation.
-    temperature: Temperature | dict[Temperature, Weight] = 1.0
+    temperature: Temperature | Annotated[dict[Temperature, Weight], Field(min_length=1)] = 1.0
     reasoning_efforts: tuple[Effort, ...] | dict[Effort, Weight] = Field(default=("medium",), min_length=1)
     max_tokens: int = Field(gt=0)
     prompts_per_part: int = Field(default=1024, gt=0)
@@ -68,15 +68,13 @@ class ResponsesConfig(Section):
             raise ValueError(f"server_url {self.server_url!r} is no URL; write it as http://host:8000/v1")
         return self
 
-    @model_validator(mode="after")
-    def _check_distribution(self) -> Self:
-        if not self.temperatures:
-            raise ValueError("temperature is an empty mapping; write a number, or value: weight")
-        return self
-
     def drops(self, flags: Iterable[str]) -> bool:
         """Whether a response with these flags is left out."""
         return not set(self.drop).isdisjoint(flags)
+
+    def regenerates(self, split: str) -> bool:
+        """Whether the target generates a split: validation always, as acceptance is replayed over its own text."""
+        return self.regenerate or split == "validation"
 
     @property
     def temperatures(self) -> dict[float, int]:
@@ -86,8 +84,7 @@ class ResponsesConfig(Section):
     @property
     def efforts(self) -> dict[Effort, int]:
         """Reasoning effort -> weight."""
-        efforts = self.reasoning_efforts
-        return efforts if isinstance(efforts, dict) else dict(Counter(efforts))
+        return Counter(self.reasoning_efforts)
 
     @property
     def turn_by_turn(self) -> bool:

@@ -11,16 +11,13 @@ token by token, which is checked each time:
 The response ends with the first stop token; what a template writes after it, no engine would generate. Then the
 response is parsed back: a template that trims, rewrites or drops it is found there. A tokenizer that merges the last
 character before the boundary with the first after it fails the first check; so do templates whose earlier part depends
-on what follows. A template that fails on ordinary text is refused as a whole; single responses that fail are left out
-with a reason that callers count.
+on what follows. Responses that fail are left out with a reason that callers count.
 """
 
-from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from drafthead.data.prompts import Prompt, prompt_id
-from drafthead.data.reading import ParsedResponse, response_parser
+from drafthead.data.prompts import Prompt
+from drafthead.data.reading import response_parser
 from drafthead.data.rendering import Renderer, UnrenderableError
 
 if TYPE_CHECKING:
@@ -32,16 +29,6 @@ UNSTABLE = "the chat template gives no stable boundary between prompt and respon
 NO_STOP = "the chat template ends the response with no stop token of the target"
 ALTERED = "the chat template does not repeat the response as it is"
 _THOUGHT_KEYS = ("thinking", "reasoning_content", "reasoning")  # as gpt-oss, Qwen and others name it
-_PROBES = ("Yes, of course.", "1. First", "```python\nprint()\n```", "*Note*", "{}", "é", "你好")
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A response of the data as the engine would have produced it, stop token included."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    parsed: ParsedResponse
 
 
 class KeptResponses:
@@ -53,23 +40,16 @@ class KeptResponses:
             render: of that tokenizer.
             tokenizer: with a chat template.
             stop_ids: tokens on which the target's generation ends.
-
-        Raises:
-            ValueError: the template gives no stable boundaries on ordinary text.
         """
         self._render, self._parse, self._stops = render, response_parser(tokenizer), stop_ids
-        for content, turns in product(_PROBES, (1, 2)):
-            try:
-                self(_probe(content, turns), "medium")
-            except UnrenderableError as error:
-                raise ValueError(
-                    f"responses.regenerate false needs a chat template whose boundaries are stable; this target's is "
-                    f"not, tried with the response {content!r} in turn {turns}: {error}. Set responses.regenerate=true "
-                    "to generate responses with the target, which needs no boundaries"
-                ) from error
 
-    def __call__(self, prompt: Prompt, effort: str) -> Kept:
-        """Tokens of a prompt and its response.
+    def __call__(self, prompt: Prompt, prompt_ids: list[int], effort: str) -> list[int]:
+        """Token ids of a prompt's response as the engine would have generated them, stop token included.
+
+        Args:
+            prompt: with its response.
+            prompt_ids: as it is rendered without the response.
+            effort: with which it is.
 
         Raises:
             UnrenderableError: there is no response, or it has no tokens with a boundary.
@@ -82,24 +62,15 @@ class KeptResponses:
         thought = response.get("thinking")
         message = {"role": "assistant", "content": response["content"]}
         message |= dict.fromkeys(_THOUGHT_KEYS, thought) if thought else {}
-        before = self._render(prompt, effort)
         whole = self._render.with_response(prompt, message, effort)
-        if whole[: len(before)] != before:
-            differs = next(i for i in range(len(before)) if whole[i : i + 1] != before[i : i + 1])
-            raise UnrenderableError(UNSTABLE, f"token {differs} of {len(before)} changes once the response follows")
-        rest = whole[len(before) :]
+        if whole[: len(prompt_ids)] != prompt_ids:
+            raise UnrenderableError(UNSTABLE, prompt.id)
+        rest = whole[len(prompt_ids) :]
         end = next((i for i, token in enumerate(rest) if token in self._stops), None)
         if end is None:
-            raise UnrenderableError(NO_STOP, f"found none of {sorted(self._stops)} in the last tokens {rest[-4:]}")
-        kept = Kept(before, rest[: end + 1], self._parse(rest[: end + 1]))
-        for wanted, found in ((response["content"], kept.parsed.content), (thought, kept.parsed.thinking)):
+            raise UnrenderableError(NO_STOP, prompt.id)
+        parsed = self._parse(rest[: end + 1])
+        for wanted, found in ((response["content"], parsed.content), (thought, parsed.thinking)):
             if wanted is not None and wanted.strip() != found.strip():
-                raise UnrenderableError(ALTERED, f"{wanted[:60]!r} became {found[:60]!r}")
-        return kept
-
-
-def _probe(content: str, turns: int) -> Prompt:
-    user: tuple[dict[str, Any], ...] = ({"role": "user", "content": "Is it?"},)
-    earlier = ({"role": "assistant", "content": "It may be."}, *user) if turns == 2 else ()
-    messages, response = (*user, *earlier), {"role": "assistant", "content": content}
-    return Prompt(prompt_id(messages), "probe", "probe", messages, response=response)
+                raise UnrenderableError(ALTERED, prompt.id)
+        return rest[: end + 1]

@@ -7,9 +7,9 @@ on the response) needs no parsing of a chat template.
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +79,20 @@ class LeftOut:
 
 
 _SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("category", pa.string()),
-        ("prompt_ids", pa.list_(pa.int32())),
-        ("response_ids", pa.list_(pa.int32())),
-        ("continuation_ids", pa.list_(pa.int32())),
-        ("text", pa.string()),
-        ("finish_reason", pa.string()),
-        ("temperature", pa.float64()),
-        ("reasoning_effort", pa.string()),
-        ("seed", pa.int64()),
-        ("turn", pa.int32()),
-        ("flags", pa.list_(pa.string())),
-    ]
+    {
+        "id": pa.string(),
+        "category": pa.string(),
+        "prompt_ids": pa.list_(pa.int32()),
+        "response_ids": pa.list_(pa.int32()),
+        "continuation_ids": pa.list_(pa.int32()),
+        "text": pa.string(),
+        "finish_reason": pa.string(),
+        "temperature": pa.float64(),
+        "reasoning_effort": pa.string(),
+        "seed": pa.int64(),
+        "turn": pa.int32(),
+        "flags": pa.list_(pa.string()),
+    }
 )
 _METADATA = b"drafthead"
 _TOKENS = ("prompt_ids", "response_ids", "continuation_ids")
@@ -116,22 +116,13 @@ def write_part(
         pq.write_table(pa.Table.from_pylist([asdict(r) for r in responses], schema=schema), temporary)
 
 
-def iter_responses(directory: Path) -> Iterator[Response]:
-    """All responses of an artifact, in prompt order, one part in memory at a time.
-
-    Raises:
-        ArtifactError: the directory has no part.
-    """
-    return chain.from_iterable(map(read_part, _parts(directory)))
-
-
 def read_responses(directory: Path) -> list[Response]:
     """All responses of an artifact, in prompt order.
 
     Raises:
         ArtifactError: the directory has no part.
     """
-    return list(iter_responses(directory))
+    return [response for part in _parts(directory) for response in read_part(part)]
 
 
 def read_parts(directory: Path) -> dict[str, list[Response]]:

@@ -12,11 +12,10 @@ the recipe's, only the harvest can tell. The key is read from the environment an
 
 import asyncio
 import os
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import openai
@@ -25,6 +24,7 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.engine.offline import generate, offline_engine
 from drafthead.engine.server import ServerError
+from drafthead.progress import wait_until
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,8 +33,16 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "DRAFTHEAD_API_KEY"
 _RETRIES = 8  # with waits of 0.5 s, doubling up to 8 s: forty seconds, enough for a proxy to restart
 _TIMEOUT = openai.Timeout(3600.0, connect=10.0)  # a response of many thousand tokens under load takes long
-_RESET_S = 30.0  # how long an engine may hold blocks of its prefix cache after the last response
-_T = TypeVar("_T")
+# Every sampling parameter is sent: a server fills in the others from the model's generation_config.json.
+_PLAIN_SAMPLING = {
+    "return_token_ids": True,
+    "add_special_tokens": False,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "top_k": 0,  # off, as min_p 0
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -96,17 +104,9 @@ class EngineGenerator:
         self.made_by = {"engine": "vLLM in this process"}
 
     def reset_cache(self) -> None:
-        """As in `Generator`.
-
-        Raises:
-            RuntimeError: the engine still holds cached blocks after half a minute.
-        """
-        deadline = time.monotonic() + _RESET_S
-        # An engine that keeps states caches no prefix.
-        while not self.keeps_states and not self._llm.reset_prefix_cache():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"vLLM did not reset its prefix cache within {_RESET_S:.0f} s")
-            time.sleep(0.1)
+        """As in `Generator`; an engine that keeps states caches no prefix."""
+        if not self.keeps_states:
+            wait_until(self._llm.reset_prefix_cache, "vLLM to reset its prefix cache")
 
     def generate(self, requests: Sequence[GenerationRequest], bar: tqdm | None = None) -> list[Generation]:
         from vllm import SamplingParams
@@ -136,64 +136,38 @@ def engine_generator(recipe: Recipe) -> Iterator[EngineGenerator]:
 
 
 class ServerGenerator:
-    """The server at responses.server_url, at most engine.max_num_seqs requests at a time."""
+    """A vLLM server by its URL."""
 
-    def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase"):
+    def __init__(self, url: str, names: Sequence[str], concurrency: int, tokenizer: "PreTrainedTokenizerBase"):
         """Find the model's name, and check that the server generates this tokenizer's ids.
+
+        Args:
+            url: responses.server_url.
+            names: under which the target may be served beside other models.
+            concurrency: requests at a time.
+            tokenizer: of the target.
 
         Raises:
             ServerError: it cannot be reached, refuses the key, serves another model, or returns no token ids.
         """
-        assert recipe.responses.server_url is not None
-        self._url = api_url(recipe.responses.server_url)
-        self._model = ""
-        self._concurrency = recipe.engine.max_num_seqs
-        self.made_by: dict[str, Any] = {}
-        self._run(lambda client: self._check(client, recipe, tokenizer))
-
-    def generate(self, requests: Sequence[GenerationRequest], bar: tqdm | None = None) -> list[Generation]:
-        """As in `Generator`.
-
-        Raises:
-            ServerError: the server fails for longer than the retries last, or refuses a request.
-        """
-
-        async def all_requests(client: openai.AsyncOpenAI) -> list[Generation]:
-            slots = asyncio.Semaphore(self._concurrency)
-
-            async def one(request: GenerationRequest) -> Generation:
-                async with slots:
-                    generation, _ = await self._complete(client, request)
-                if bar is not None:
-                    bar.update(1)
-                return generation
-
-            return await asyncio.gather(*map(one, requests))
-
-        return self._run(all_requests)
-
-    def reset_cache(self) -> None:
-        """Nothing: others may be using the server's cache."""
-
-    async def _check(self, client: openai.AsyncOpenAI, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> None:
-        cards = {model.id: model async for model in client.models.list()}
-        names = list(cards) if len(cards) == 1 else [n for n in (recipe.target.path, recipe.name) if n in cards]
-        if not names:
+        self._url, self._concurrency = api_url(url), concurrency
+        # A server without a key accepts any; the client insists on one.
+        key = os.environ.get(KEY_VARIABLE) or "none"
+        self._options: dict[str, Any] = {
+            "base_url": self._url, "api_key": key, "max_retries": _RETRIES, "timeout": _TIMEOUT,
+        }  # fmt: skip
+        with self._readable_errors(), openai.OpenAI(**self._options) as client:
+            cards = {model.id: model for model in client.models.list()}
+        self._model = next((name for name in (cards if len(cards) == 1 else names) if name in cards), "")
+        if not self._model:
             raise ServerError(
-                f"{self._url} serves {len(cards)} models ({', '.join(sorted(cards))}), none of them named as "
-                f"target.path {recipe.target.path}; start it with --served-model-name {recipe.name}"
-            )
-        self._model, wanted = names[0], recipe.engine.max_model_len
-        room = getattr(cards[self._model], "max_model_len", None)
-        if room is not None and room < wanted:
-            raise ServerError(
-                f"{self._url} serves {self._model} with max_model_len {room}, but engine.max_model_len is {wanted}: "
-                f"start it with --max-model-len {wanted}, or lower the recipe's"
+                f"{self._url} serves {len(cards)} models ({', '.join(sorted(cards))}), none of them named as the "
+                f"target; start it with --served-model-name {names[0]}"
             )
         root = getattr(cards[self._model], "root", None)
         self.made_by = {"server": self._url, "model": self._model, "root": root}
         prompt_ids = list(tokenizer("The quick brown fox", add_special_tokens=False)["input_ids"])
-        generation, text = await self._complete(client, GenerationRequest(prompt_ids, 16, 0.0, 0))
+        [(generation, text)] = self._complete_all([GenerationRequest(prompt_ids, 16, 0.0, 0)])
         ids = generation.token_ids
         ours = [str(tokenizer.decode(part, skip_special_tokens=False)) for part in (ids, ids[:-1])]  # with the stop?
         if max(ids) >= len(tokenizer) or text.rstrip("\ufffd") not in [own.rstrip("\ufffd") for own in ours]:
@@ -202,8 +176,39 @@ class ServerGenerator:
                 f"mean {ours[0]!r} to the recipe's target; start it with the model of target.path"
             )
 
+    def reset_cache(self) -> None:
+        """Nothing: others may be using the server's cache."""
+
+    def generate(self, requests: Sequence[GenerationRequest], bar: tqdm | None = None) -> list[Generation]:
+        """As in `Generator`.
+
+        Raises:
+            ServerError: the server fails for longer than the retries last, or refuses a request.
+        """
+        return [generation for generation, _ in self._complete_all(requests, bar)]
+
+    def _complete_all(
+        self, requests: Sequence[GenerationRequest], bar: tqdm | None = None
+    ) -> list[tuple[Generation, str]]:
+        """Generations and the server's text for each, in the order of the requests."""
+
+        async def run() -> list[tuple[Generation, str]]:
+            slots = asyncio.Semaphore(self._concurrency)
+            async with openai.AsyncOpenAI(**self._options) as client:
+
+                async def complete(request: GenerationRequest) -> tuple[Generation, str]:
+                    async with slots:
+                        completed = await self._complete(client, request)
+                    if bar is not None:
+                        bar.update(1)
+                    return completed
+
+                return await asyncio.gather(*map(complete, requests))
+
+        with self._readable_errors():
+            return asyncio.run(run())
+
     async def _complete(self, client: openai.AsyncOpenAI, request: GenerationRequest) -> tuple[Generation, str]:
-        """A generation, and the server's text for it."""
         completion = await client.completions.create(
             model=self._model,
             prompt=request.prompt_ids,
@@ -230,43 +235,23 @@ class ServerGenerator:
             raise ServerError(f"{self._url} ended a response with {choice.finish_reason!r}, not with stop or length")
         return Generation(list(token_ids), choice.finish_reason), choice.text
 
-    def _run(self, work: Callable[[openai.AsyncOpenAI], Awaitable[_T]]) -> _T:
-        key = os.environ.get(KEY_VARIABLE)
-
-        async def with_client() -> _T:
-            # A server without a key accepts any; the client insists on one.
-            async with openai.AsyncOpenAI(
-                base_url=self._url, api_key=key or "none", max_retries=_RETRIES, timeout=_TIMEOUT
-            ) as client:
-                return await work(client)
-
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
         try:
-            return asyncio.run(with_client())
-        except openai.APIConnectionError as error:
+            yield
+        except openai.APIError as error:
+            what = f"did not answer ({error.__cause__ or error})"
+            if isinstance(error, openai.APIStatusError):
+                what = f"answered {error.status_code}: {error.response.text[:300]}"
+            advice = (
+                f"put its key into the environment variable {KEY_VARIABLE}"
+                if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError)
+                else "start the server or correct the URL"
+            )
             raise ServerError(
-                f"responses.server_url {self._url} did not answer {_RETRIES + 1} times in a row "
-                f"({error.__cause__ or error}): start the server or correct the URL; finished parts are kept, the same "
-                "command continues"
+                f"responses.server_url {self._url} {what}; {advice}. Finished parts are "
+                "kept, the same command continues"
             ) from error
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            given = "refuses the key in" if key else "needs a key in"
-            raise ServerError(f"{self._url} {given} the environment variable {KEY_VARIABLE}") from error
-        except openai.APIStatusError as error:
-            raise ServerError(
-                f"{self._url} answered {error.status_code} for model {self._model!r}: {error.response.text[:300]}"
-            ) from error
-
-
-# Every sampling parameter is sent: a server fills in the others from the model's generation_config.json.
-_PLAIN_SAMPLING = {
-    "return_token_ids": True,
-    "add_special_tokens": False,
-    "skip_special_tokens": False,
-    "spaces_between_special_tokens": False,
-    "top_k": 0,  # off, as min_p 0
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
 
 
 def api_url(url: str) -> str:

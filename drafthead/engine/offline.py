@@ -31,14 +31,13 @@ from drafthead.target.files import pinned_revision
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
 
-_IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # Warnings of the CPU build are about the build (no Triton, no tcmalloc), twenty lines per engine.
 _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 def keep_engines_in_this_process() -> None:
-    """From here on engines run in this process on CUDA too: with one of its own, killing it leaves no orphan."""
-    os.environ[_IN_PROCESS] = "0"
+    """From here on engines run in this process, on CUDA too: with one of its own, killing it leaves no orphan."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def import_vllm() -> Any:
@@ -170,11 +169,10 @@ class _Relay(tqdm):
 @contextmanager
 def _process_state(in_process: bool) -> Iterator[None]:
     """Put back what an engine inside this process changes for everyone else in it."""
-    before = os.environ.get(_IN_PROCESS)
     functions = (torch.set_num_threads, torch.accelerator.synchronize, torch.accelerator.empty_cache)
     threads, rng = torch.get_num_threads(), torch.get_rng_state()
     if in_process:
-        os.environ[_IN_PROCESS] = "0"
+        keep_engines_in_this_process()
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, threads - 1))
     try:
@@ -183,10 +181,6 @@ def _process_state(in_process: bool) -> Iterator[None]:
         torch.set_num_threads, torch.accelerator.synchronize, torch.accelerator.empty_cache = functions
         torch.set_num_threads(threads)
         torch.set_rng_state(rng)
-        if before is None:
-            os.environ.pop(_IN_PROCESS, None)
-        else:
-            os.environ[_IN_PROCESS] = before
 
 
 def repair_cpu_build() -> None:

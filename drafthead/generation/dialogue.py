@@ -6,36 +6,38 @@ analysis of earlier responses, other templates move or trim text. One sequence f
 tokens that no engine ever read in that place. What the exact form costs is that a chat's beginning is stored, and its
 states are harvested, once per turn.
 
-A round of turns is one batch for the engine, see `generate_responses`.
+A round of turns is one batch for the engine, see `make_responses`. Responses that the data has take the same form.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.config.responses import ResponsesConfig
+from drafthead.config.responses import Fault, ResponsesConfig
+from drafthead.data.kept import KeptResponses
 from drafthead.data.prompts import Prompt
 from drafthead.data.reading import ParsedResponse, response_parser
-from drafthead.data.rendering import UnrenderableError, renderer
+from drafthead.data.rendering import Renderer, UnrenderableError, renderer
 from drafthead.data.responses import LeftOut, Response, loops
+from drafthead.drafters.config import HeadConfig
 from drafthead.engine.generate import Generation, GenerationRequest, Generator
 from drafthead.generation.draw import Sampling, draw_sampling
+from drafthead.target.tokenizer import stop_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
 
-TRUNCATED, REFUSED, LOOPING = "truncated", "refused", "looping"
-FLAGS = (TRUNCATED, REFUSED, LOOPING)
+TRUNCATED, REFUSED, LOOPING = FLAGS = get_args(Fault)
+GIVEN = "given"  # finish_reason of a response that the data had
 DROPPED = "dropped"  # the reason why a response with a flag is missing
 ENDED = "an earlier answer of the conversation was "  # as it is stored in the parts
 NO_ROOM = "no room for a response in engine.max_model_len"
-_QUOTES = str.maketrans("\u2018\u2019", "''")
 
 
 @dataclass(frozen=True)
@@ -101,64 +103,94 @@ def _turns(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
 
 
 @dataclass(frozen=True)
+class SplitRules:
+    """How the prompts of one split get their responses.
+
+    Attributes:
+        settings: of the recipe.
+        tokenizer: of the target.
+        render: prompts to token ids, with that tokenizer.
+        given: the responses of the data, where they are kept; None: the target generates all.
+        max_model_len: of the engine.
+        greedy: whatever the settings say; validation is.
+        continuation: tokens generated past the stop.
+    """
+
+    settings: ResponsesConfig
+    tokenizer: "PreTrainedTokenizerBase"
+    render: Renderer
+    given: KeptResponses | None
+    max_model_len: int
+    greedy: bool
+    continuation: int
+
+
+def continuation(head: HeadConfig, split: str) -> int:
+    """Tokens generated past the stop: K where acceptance is replayed, because vLLM counts before it trims."""
+    return head.num_positions if split == "validation" else 0
+
+
+def rules_of(recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase") -> SplitRules:
+    """The rules of a recipe's training or validation split."""
+    render, given = renderer(recipe, tokenizer), None
+    if not recipe.responses.regenerates(split):
+        given = KeptResponses(render, tokenizer, stop_tokens(recipe, tokenizer))
+    return SplitRules(
+        recipe.responses,
+        tokenizer,
+        render,
+        given,
+        recipe.engine.max_model_len,
+        greedy=split == "validation",
+        continuation=continuation(recipe.head, split),
+    )
+
+
+@dataclass(frozen=True)
 class Turn:
     """One turn as the target gets it.
 
     Attributes:
         dialogue: up to this turn.
-        prompt_ids: chat template applied.
-        max_tokens: room for the response.
-        sampling: drawn for it.
+        sampling: drawn for it; of a response that the data has, the reasoning effort counts alone, because the
+            template writes it into the prompt.
+        request: for its response.
+        given: the response of the data, stop token included; None: it is generated.
     """
 
     dialogue: Dialogue
-    prompt_ids: list[int]
-    max_tokens: int
     sampling: Sampling
+    request: GenerationRequest
+    given: list[int] | None
 
 
-def prepare(
-    recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", split: str, dialogues: Sequence[Dialogue]
-) -> tuple[list[Turn], list[LeftOut]]:
+def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn], list[LeftOut]]:
     """Render the next turn of each dialogue; those that cannot have a response come back with a reason."""
     turns: list[Turn] = []
     left_out: list[LeftOut] = []
-    render = renderer(recipe, tokenizer)
     for dialogue in dialogues:
         prompt = replace(dialogue.prompt, messages=dialogue.messages)
-        sampling = draw_sampling(recipe.responses, prompt.id, dialogue.turn, greedy=split == "validation")
+        sampling = draw_sampling(rules.settings, prompt.id, dialogue.turn, rules.greedy)
         try:
-            prompt_ids = render(prompt, sampling.effort)
-            reason = NO_ROOM
+            prompt_ids = rules.render(prompt, sampling.effort)
+            given = rules.given(prompt, prompt_ids, sampling.effort) if rules.given else None
         except UnrenderableError as error:
-            prompt_ids, reason = None, error.reason
-        if prompt_ids is not None and (room := room_after(recipe, split, len(prompt_ids))) > 0:
-            turns.append(Turn(dialogue, prompt_ids, min(room, recipe.responses.max_tokens), sampling))
-        else:
-            left_out.append(LeftOut(dialogue.id, prompt.category, reason, turns=dialogue.turns_left))
+            left_out.append(LeftOut(dialogue.id, prompt.category, error.reason, turns=dialogue.turns_left))
+            continue
+        # One token stays free: an engine never reads its own last token, and the harvest generates one more.
+        room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
+        if room < len(given or [0]):
+            left_out.append(LeftOut(dialogue.id, prompt.category, NO_ROOM, turns=dialogue.turns_left))
+            continue
+        keep = "" if rules.continuation else dialogue.id  # states are those of the whole sequence
+        max_tokens = min(room, rules.settings.max_tokens)
+        request = GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=keep)
+        turns.append(Turn(dialogue, sampling, request, given))
     return turns, left_out
 
 
-def room_after(recipe: Recipe, split: str, num_prompt_tokens: int) -> int:
-    """How many tokens a response may have after a prompt.
-
-    One token stays free: an engine never reads its own last token, and the harvest generates one more.
-    """
-    return recipe.engine.max_model_len - 1 - num_prompt_tokens - continuation(recipe, split)
-
-
-def continuation(recipe: Recipe, split: str) -> int:
-    """Tokens generated past the stop: K where acceptance is replayed, because vLLM counts before it trims."""
-    return recipe.head.num_positions if split == "validation" else 0
-
-
-def generate_responses(
-    recipe: Recipe,
-    tokenizer: "PreTrainedTokenizerBase",
-    generator: Generator,
-    split: str,
-    prompts: Sequence[Prompt],
-    bar: tqdm,
+def make_responses(
+    rules: SplitRules, generator: Generator | None, prompts: Sequence[Prompt], bar: tqdm
 ) -> tuple[list[Response], list[LeftOut]]:
     """Responses to every turn of the prompts, in their order, and what is missing among them.
 
@@ -168,37 +200,36 @@ def generate_responses(
     what a server sees. Its further turns are counted.
 
     Args:
-        recipe: engine, responses and train sections are used.
-        tokenizer: of the target.
-        generator: runs the target.
-        split: "train" or "validation"; the latter is generated greedily and past the stop.
+        rules: of the split.
+        generator: runs the target; None where the responses are given. What that gives up: the text is not the
+            target's own, so the head learns to follow the target along paths that the target would not take.
         prompts: of a part.
         bar: advances by the number of turns in `prompts`.
     """
-    read, settings = response_parser(tokenizer), recipe.responses
+    read = response_parser(rules.tokenizer)
     responses: dict[str, list[Response]] = {prompt.id: [] for prompt in prompts}
     left_out: list[LeftOut] = []
-    dialogues = [open_dialogue(prompt, settings.turn_by_turn) for prompt in prompts]
+    dialogues = [open_dialogue(prompt, rules.settings.turn_by_turn) for prompt in prompts]
     while dialogues:
-        turns, lost = prepare(recipe, tokenizer, split, dialogues)
+        turns, lost = prepare(rules, dialogues)
         dialogues = []
-        for turn, generation, beyond in _generate(generator, turns, continuation(recipe, split), bar):
-            dialogue, message = turn.dialogue, read(generation.token_ids)
+        for turn, (generation, beyond) in zip(turns, _generate(generator, turns, rules.continuation, bar), strict=True):
+            dialogue, message, was_given = turn.dialogue, read(generation.token_ids), turn.given is not None
             response = Response(
                 id=dialogue.id,
                 category=dialogue.prompt.category,
-                prompt_ids=turn.prompt_ids,
+                prompt_ids=turn.request.prompt_ids,
                 response_ids=generation.token_ids,
                 continuation_ids=beyond,
-                text=str(tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
+                text=str(rules.tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
                 finish_reason=generation.finish_reason,
-                temperature=turn.sampling.temperature,
+                temperature=None if was_given else turn.sampling.temperature,
                 reasoning_effort=turn.sampling.effort,
-                seed=turn.sampling.seed,
+                seed=None if was_given else turn.sampling.seed,
                 turn=dialogue.turn,
-                flags=flags_of(settings, message, generation.token_ids, generation.finish_reason),
+                flags=flags_of(rules.settings, message, generation),
             )
-            drop = settings.drops(response.flags)
+            drop = rules.settings.drops(response.flags)
             if drop:
                 left_out.append(LeftOut(response.id, response.category, DROPPED, response.flags))
             else:
@@ -214,32 +245,24 @@ def generate_responses(
 
 
 def _generate(
-    generator: Generator, turns: Sequence[Turn], num_continued: int, bar: tqdm
-) -> list[tuple[Turn, Generation, list[int]]]:
+    generator: Generator | None, turns: Sequence[Turn], num_continued: int, bar: tqdm
+) -> list[tuple[Generation, list[int]]]:
     """One response per turn, and the token ids that follow it past its stop."""
+    if generator is None:
+        bar.update(len(turns))
+        return [(Generation(turn.given or [], GIVEN), []) for turn in turns]
     if not turns:  # all of a round may be left out
         return []
-    requests = [
+    generations = generator.generate([turn.request for turn in turns], bar)
+    if not num_continued:
+        return [(one, []) for one in generations]
+    further = [
         GenerationRequest(
-            turn.prompt_ids,
-            turn.max_tokens,
-            turn.sampling.temperature,
-            turn.sampling.seed,
-            keep="" if num_continued else turn.dialogue.id,  # states are those of the whole sequence
+            [*turn.request.prompt_ids, *one.token_ids], num_continued, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
         )
-        for turn in turns
+        for turn, one in zip(turns, generations, strict=True)
     ]
-    generations = generator.generate(requests, bar)
-    beyond: list[list[int]] = [[] for _ in turns]
-    if num_continued:
-        further = [
-            GenerationRequest(
-                [*turn.prompt_ids, *one.token_ids], num_continued, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
-            )
-            for turn, one in zip(turns, generations, strict=True)
-        ]
-        beyond = [one.token_ids for one in generator.generate(further)]
-    return list(zip(turns, generations, beyond, strict=True))
+    return [(one, beyond.token_ids) for one, beyond in zip(generations, generator.generate(further), strict=True)]
 
 
 def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None:
@@ -253,27 +276,24 @@ def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None
     return None if message.content.strip() else "no message to the user"
 
 
-def flags_of(
-    settings: ResponsesConfig, response: ParsedResponse, token_ids: Sequence[int], finish_reason: str
-) -> list[str]:
+def flags_of(settings: ResponsesConfig, message: ParsedResponse, generation: Generation) -> list[str]:
     """What is wrong with a response, in the order of FLAGS.
 
     Truncation is the engine's word. A refusal begins with one of responses.refusal_openings: cheap, and it misses
     refusals that begin otherwise. Loops are told by `data.responses`, whose limit honest tables and code can reach too.
     """
     found = {
-        TRUNCATED: finish_reason == "length",
-        REFUSED: is_refusal(response.content, settings.refusal_openings),
-        LOOPING: loops(token_ids),
+        TRUNCATED: generation.finish_reason == "length",
+        REFUSED: is_refusal(message.content, settings.refusal_openings),
+        LOOPING: loops(generation.token_ids),
     }
     return [flag for flag in FLAGS if found[flag]]
 
 
 def is_refusal(text: str, openings: Sequence[str]) -> bool:
     """Whether a text begins with one of the openings, whatever its case, quotation marks and spaces."""
-    begins = _plain(text[:200])
-    return any(begins.startswith(_plain(opening)) for opening in openings)
+    return _plain(text[:200]).startswith(tuple(map(_plain, openings)))
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.translate(_QUOTES).casefold().split())
+    return " ".join(text.replace("\u2019", "'").replace("\u2018", "'").casefold().split())

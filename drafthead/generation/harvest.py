@@ -3,33 +3,38 @@
 A sequence is prompt, response and continuation; the loss mask is 1 on the response only. The work is cut into shards
 (generation.shards), which one engine makes in this process, many on a Ray cluster (generation.cluster), or independent
 processes that take a share each. With states.one_pass the shards were captured while the target generated, and only
-what is missing is made. With states.spool_shards the training split becomes a spool that training empties meanwhile
-(generation.online).
+what is missing is made. Several processes may begin and finish a store at the same time: they write the same, and each
+file appears whole or not at all.
 
-Several processes may begin and finish a store at the same time: they write the same, and each file appears whole or not
-at all.
+Online mode (states.spool_shards): the validation split is harvested into an ordinary store, then the spool of the
+training split is kept full until training has all it needs. Shards follow in the order in which training reads them,
+through all epochs. Where nothing fits, the harvester waits for the trainer; where the trainer is ahead, it waits for
+the harvester. What to write next is read off the spool each time, so a restart needs no state of its own. Given up: the
+engine holds its memory while it waits, so harvester and trainer want devices of their own.
 """
 
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from drafthead.artifacts import IDENTITY, ArtifactError, begin, finish, read_json, reference, require
+from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, begin, finish, read_json, reference, require
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.shard import Shard
 from drafthead.data.spool import KIND as SPOOL
-from drafthead.data.spool import terms
+from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
 from drafthead.engine.capture.capturing import check_written_states, harvest_engine
 from drafthead.engine.offline import generate
 from drafthead.generation.running import Runner, Task, Worker, run_here, unwritten
 from drafthead.generation.shards import WHOLE, ShardJob, list_jobs, move_captured, states_identity, to_do
+from drafthead.progress import progress_bar, wait_until
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_names
 
 if TYPE_CHECKING:
@@ -58,31 +63,27 @@ def harvest(recipe: Recipe, share: slice = WHOLE, run: Runner = run_here) -> boo
         FileNotFoundError: the target is missing.
         ValueError: an aux layer lies beyond the target, a sequence is too long, or a shard could not be written.
     """
-    spec, spool = load_target_spec(recipe.target_path, recipe.target.revision), recipe.states.spool_shards
+    spec, online = load_target_spec(recipe.target_path, recipe.target.revision), recipe.states.spool_shards is not None
     check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
-    if spool is not None and (run is not run_here or share != WHOLE):
+    if online and (run is not run_here or share != WHOLE):
         raise ValueError(
-            f"states.spool_shards {spool}: one engine fills a spool, in the order in which training reads it; leave "
-            "out --cluster and --shards, or harvest the whole store without a spool"
+            f"states.spool_shards {recipe.states.spool_shards}: one engine fills a spool, in the order in which "
+            "training reads it; leave out --cluster and --shards, or harvest the whole store without a spool"
         )
     unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
-    if spool is not None:
-        from drafthead.generation.online import harvest_online  # which imports this module
-
-        harvest_online(recipe, spec, validation="validation" in unfinished)
-        return True
-    jobs = {split: list_jobs(recipe, split) for split in unfinished}
+    jobs = {split: list_jobs(recipe, split) for split in unfinished if split == "validation" or not online}
     if recipe.states.one_pass:
-        for split in unfinished:
+        for split in jobs:
             move_captured(recipe, spec, split, jobs[split])
-    missing = to_do([job for split in unfinished for job in jobs[split][share]])
-    if missing:
+    if missing := to_do([job for split in jobs for job in jobs[split][share]]):
         started = time.monotonic()
         run(harvesting(recipe, spec), missing)
         tokens = sum(job.num_tokens for job in missing)
         rate = tokens / (time.monotonic() - started)
         logger.info("harvested %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
-    finished = [_finish_if_whole(recipe, jobs[split], split) for split in unfinished]
+    finished = [_finish_if_whole(jobs[split], split) for split in jobs]
+    if online:
+        _harvest_online(recipe, spec)
     return all(finished)
 
 
@@ -105,7 +106,12 @@ def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
     return begin(recipe.states_dir(split), KIND, identity)
 
 
-def _finish_if_whole(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> bool:
+def _finish_if_whole(jobs: Sequence[ShardJob], split: str) -> bool:
+    """Check a store and write its manifest, unless shards are missing, which other processes make.
+
+    Raises:
+        ArtifactError: the states do not lead to the target's own text.
+    """
     if lacking := unwritten(jobs):
         logger.info(
             "%-10s %d of %d shards exist; the process that writes the last one finishes the store, or the command "
@@ -113,34 +119,24 @@ def _finish_if_whole(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> bo
             *(split, len(jobs) - len(lacking), len(jobs)),
         )
         return False
-    finish_split(recipe, jobs, split)
-    return True
-
-
-def finish_split(recipe: Recipe, jobs: Sequence[ShardJob], split: str) -> None:
-    """Check a whole store and write its manifest.
-
-    Raises:
-        ArtifactError: the states do not lead to the target's own text.
-    """
-    directory = recipe.states_dir(split)
-    tokens = sum(job.num_tokens for job in jobs)
-    agreement = argmax_agreement(jobs)
+    directory, counts, agreement = jobs[0].directory, _counts(jobs), argmax_agreement(jobs)
     if agreement is not None and agreement < _MIN_AGREEMENT:
         raise ArtifactError(
             f"the states in {directory} do not lead to the target's own text: its argmax is the next token at only "
             f"{agreement:.1%} of the T = 0 positions; the engine read another checkpoint or captured other rows. "
             f"Delete {directory} and compare with states.backend=transformers"
         )
-    counts = {
+    density = sum(job.path.stat().st_size for job in jobs) / counts["tokens"]
+    finish(directory, counts | {"shards": len(jobs), "bytes_per_token": density, "argmax_agreement": agreement})
+    return True
+
+
+def _counts(jobs: Sequence[ShardJob]) -> dict[str, int]:
+    return {
         "sequences": sum(job.size for job in jobs),
-        "tokens": tokens,
-        "loss_tokens": sum(len(r.response_ids) for job in jobs for r in job.responses),
-        "shards": len(jobs),
-        "bytes_per_token": sum(job.path.stat().st_size for job in jobs) / tokens,
-        "argmax_agreement": agreement,
+        "tokens": sum(job.num_tokens for job in jobs),
+        "loss_tokens": sum(len(response.response_ids) for job in jobs for response in job.responses),
     }
-    finish(directory, counts)
 
 
 def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
@@ -161,18 +157,85 @@ def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
     return agreed / total if total else None
 
 
+# ---- Online mode ----
+
+
+def _harvest_online(recipe: Recipe, spec: TargetSpec) -> None:
+    """Fill the spool of the training split until nothing is left to write.
+
+    Raises:
+        ArtifactError: a shard in the spool is damaged or holds other sequences.
+        InUseError: another harvester fills it.
+    """
+    jobs = list_jobs(recipe, "train")
+    spool = open_spool(recipe, sum(job.size for job in jobs))
+    with spool.filling():
+        to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is damaged
+        if not spool.demand().done:
+            (spool.directory / MANIFEST).unlink(missing_ok=True)
+            with backend(recipe, spec) as harvester:
+                fill(harvester, spool, jobs)
+        if spool.first_needed() == spool.total:
+            spool.release(spool.total)  # training ended while the last shard was on its way
+    if not (spool.directory / MANIFEST).exists():
+        finish(spool.directory, _counts(jobs) | {"shards": spool.total, "epochs": spool.epochs}, lasting=False)
+
+
+def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
+    """Write what the spool demands until it demands nothing more.
+
+    While one shard goes to disk the next is computed, if the spool has room for both.
+
+    Args:
+        harvester: a running backend.
+        spool: claimed by this process.
+        jobs: the shards of one epoch.
+    """
+    began, waited = time.monotonic(), 0.0
+    in_flight: int | None = None
+    done = sum(_job(jobs, index).size for index in {*range(spool.first_needed()), *spool.present()})
+    wait = (
+        f"training to use up a shard of {spool.directory}, which has its {spool.capacity}; if it is not running: "
+        "accelerate launch train/eagle3.py RECIPE"
+    )
+    with progress_bar(spool.epochs * sum(job.size for job in jobs), "harvesting", "seq", initial=done) as bar:
+        while not (demand := spool.demand(in_flight)).done:
+            if demand.index is None:
+                harvester.finish()
+                in_flight = None
+                waited += wait_until(lambda: spool.demand() != Demand(index=None, done=False), wait)
+            else:
+                harvester.make(_job(jobs, demand.index), bar)
+                in_flight = demand.index
+        harvester.finish()
+    took = time.monotonic() - began
+    logger.info("the spool was filled in %.0f s, %.0f s of them spent waiting for training to make room", took, waited)
+
+
+def _job(jobs: Sequence[ShardJob], index: int) -> ShardJob:
+    """The work behind a spool index."""
+    return replace(jobs[index % len(jobs)], index=index)
+
+
+# ---- Ways to run the target ----
+
+
 def harvesting(recipe: Recipe, spec: TargetSpec) -> Task:
     """The task of making shards."""
-    return Task(partial(backend, recipe, spec), recipe.engine.tensor_parallel_size, "harvesting", "seq", "shard")
+    return Task(partial(backend, recipe, spec), recipe.engine.tensor_parallel_size, "harvesting", "seq")
 
 
-def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
+@contextmanager
+def backend(recipe: Recipe, spec: TargetSpec) -> Iterator[Worker]:
     """The recipe's way to run the target, started when the block is entered."""
     if recipe.states.backend == "transformers":
         from drafthead.generation.harvest_transformers import transformers_harvester
 
-        return transformers_harvester(recipe, spec)
-    return _vllm_harvester(recipe, spec)
+        with transformers_harvester(recipe, spec) as harvester:
+            yield harvester
+    else:
+        with harvest_engine(recipe, spec) as llm:
+            yield _VllmHarvester(llm)
 
 
 class _VllmHarvester:
@@ -182,11 +245,9 @@ class _VllmHarvester:
     def make(self, job: ShardJob, bar: tqdm) -> None:
         from vllm import SamplingParams
 
+        options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1, "detokenize": False}
         params = [
-            SamplingParams(
-                temperature=0.0, max_tokens=1, detokenize=False, extra_args={"kv_transfer_params": slot.to_params()}
-            )
-            for slot in job.slots()
+            SamplingParams(**options, extra_args={"kv_transfer_params": slot.to_params()}) for slot in job.slots()
         ]
         generate(self._llm, job.sequences(), params, bar)
         check_written_states(self._llm, wait=False)
@@ -195,10 +256,7 @@ class _VllmHarvester:
         check_written_states(self._llm, wait=True)
 
 
-@contextmanager
-def _vllm_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Worker]:
-    with harvest_engine(recipe, spec) as llm:
-        yield _VllmHarvester(llm)
+# ---- What was made ----
 
 
 def print_states(recipe: Recipe) -> None:

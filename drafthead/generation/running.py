@@ -48,14 +48,12 @@ class Task:
         gpus: that a worker takes, where there are any.
         doing: for the progress bar, such as "harvesting".
         unit: that the size of a job counts.
-        noun: what a job makes.
     """
 
     start: Callable[[], AbstractContextManager[Worker]]
     gpus: int
     doing: str
     unit: str
-    noun: str
 
 
 Runner = Callable[[Task, Sequence[Job]], None]
@@ -91,14 +89,13 @@ def make_all(worker: Worker, task: Task, jobs: Sequence[Job]) -> None:
         ValueError: a file does not exist.
     """
     with progress_bar(sum(job.size for job in jobs), task.doing, task.unit) as bar:
-        for number, job in enumerate(jobs, 1):
-            bar.set_postfix_str(f"{task.noun} {number} of {len(jobs)}", refresh=False)
+        for job in jobs:
             worker.make(job, bar)
         worker.finish()
     if lacking := unwritten(jobs):
         raise ValueError(
-            f"the engines returned but {len(lacking)} of {len(jobs)} {task.noun}s were not written, "
-            f"{lacking[0].path} first; run the same command again"
+            f"the engine returned but {len(lacking)} of {len(jobs)} files were not written, {lacking[0].path} first; "
+            "run the same command again"
         )
 
 

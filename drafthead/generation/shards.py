@@ -90,26 +90,14 @@ def parse_share(share: str) -> slice:
 
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
-    """The shards of a split, in order.
-
-    Raises:
-        ValueError: a sequence does not fit the engine.
-    """
+    """The shards of a split, in order."""
     parts = list(read_parts(recipe.responses_dir(split)).values())
-    limit = recipe.engine.max_model_len - 1  # the engine generates one token after the sequence
-    for response in chain.from_iterable(parts):
-        length = len(response.prompt_ids) + len(response.response_ids) + len(response.continuation_ids)
-        if length > limit:
-            raise ValueError(
-                f"{split} sequence {response.id} has {length} tokens, but engine.max_model_len "
-                f"{recipe.engine.max_model_len} allows {limit}; set it to {length + 1} or more"
-            )
     # Captured while they are generated, shards end where a part ends: parts are generated independently.
     groups = parts if recipe.states.one_pass else [list(chain.from_iterable(parts))]
-    return _cut(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
+    return cut_shards(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
 
 
-def _cut(directory: Path, groups: Sequence[Sequence[Response]], size: int) -> list[ShardJob]:
+def cut_shards(directory: Path, groups: Sequence[Sequence[Response]], size: int) -> list[ShardJob]:
     """Shards of at most `size` sequences, none of which has sequences of two groups."""
     slices = [group[start : start + size] for group in groups for start in range(0, len(group), size)]
     return [ShardJob(directory, i, responses) for i, responses in enumerate(slices)]
@@ -153,7 +141,7 @@ def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
 
 
 def captured_dir(recipe: Recipe, split: str) -> Path:
-    """The staging directory of a split's captured shards."""
+    """The staging directory of a split's captured shards, with a folder for each part."""
     return recipe.directory("data", recipe.name, "one-pass", split)
 
 
@@ -164,16 +152,6 @@ def claim_captured(recipe: Recipe, spec: TargetSpec, split: str) -> None:
         ArtifactError: they are of another target, other aux layers or another format.
     """
     begin(captured_dir(recipe, split), CAPTURED, states_identity(recipe, spec))
-
-
-def shards_of_part(recipe: Recipe, split: str, part: str, responses: Sequence[Response]) -> list[ShardJob]:
-    """The shards of a part (named without suffix), in the staging directory."""
-    return _cut(captured_dir(recipe, split) / part, [responses], recipe.states.sequences_per_shard)
-
-
-def forget_captured(recipe: Recipe, split: str, part: str) -> None:
-    """Remove the captured shards of a part that is about to be generated anew."""
-    shutil.rmtree(captured_dir(recipe, split) / part, ignore_errors=True)
 
 
 def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[ShardJob]) -> None:
@@ -193,8 +171,9 @@ def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[S
         return
     claim_captured(recipe, spec, split)
     parts = read_parts(recipe.responses_dir(split))
-    sources = [job for name, part in parts.items() for job in shards_of_part(recipe, split, name, part)]
-    for source, job in zip(sources, jobs, strict=True):
+    size = recipe.states.sequences_per_shard
+    captured = [job for name, part in parts.items() for job in cut_shards(directory / name, [part], size)]
+    for source, job in zip(captured, jobs, strict=True):
         try:
             if source.path.exists() and not job.path.exists() and _holds_responses(source):
                 os.replace(source.path, job.path)

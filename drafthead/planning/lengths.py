@@ -6,16 +6,17 @@ bound, after prompts of about four characters a token; before there are prompts,
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt, read_prompts
-from drafthead.data.responses import iter_responses
+from drafthead.data.responses import read_parts
 from drafthead.generation.dialogue import continuation, open_dialogue
 from drafthead.generation.prompts import own_prompts, planned_prompts
-from drafthead.generation.regenerate import SPLITS, is_regenerated
+from drafthead.generation.regenerate import SPLITS
 from drafthead.planning import DEFAULT_PROMPTS, Assumed
 
 
@@ -60,7 +61,7 @@ def all_lengths(recipe: Recipe, assumed: Assumed) -> list[SplitLengths]:
 def _of_responses(recipe: Recipe, split: str) -> SplitLengths | None:
     if not (recipe.responses_dir(split) / MANIFEST).exists():
         return None
-    stored = iter_responses(recipe.responses_dir(split))
+    stored = chain.from_iterable(read_parts(recipe.responses_dir(split)).values())
     parts = [(len(r.prompt_ids), len(r.response_ids), len(r.continuation_ids)) for r in stored]
     return SplitLengths(split, np.array(parts))
 
@@ -75,7 +76,7 @@ def _known_prompts(recipe: Recipe) -> Mapping[str, Sequence[Prompt]] | None:
 def _assumed(
     recipe: Recipe, split: str, assumed: Assumed, prompts: Mapping[str, Sequence[Prompt]] | None
 ) -> SplitLengths:
-    longest, after = assumed.response_tokens or recipe.responses.max_tokens, continuation(recipe, split)
+    longest, after = assumed.response_tokens or recipe.responses.max_tokens, continuation(recipe.head, split)
     note = f"no responses yet: each counted with {longest:,} tokens (--response-tokens)"
     if prompts:
         counted = [turn for prompt in prompts[split] for turn in _turns(recipe, split, prompt, longest)]
@@ -94,7 +95,7 @@ def _assumed(
 
 def _turns(recipe: Recipe, split: str, prompt: Prompt, longest: int) -> Iterator[tuple[int, int]]:
     """Tokens of prompt and response of each turn of a conversation, the later ones with the earlier ones before."""
-    if not is_regenerated(recipe, split):
+    if not recipe.responses.regenerates(split):
         yield _estimated(prompt.messages), _estimated(prompt.response)
         return
     dialogue, tokens = open_dialogue(prompt, recipe.responses.turn_by_turn), len(prompt.prompt_ids or ())

@@ -9,7 +9,6 @@ import numpy as np
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
 from drafthead.drafters.base import draft_shape, num_parameters
-from drafthead.generation.regenerate import is_regenerated
 from drafthead.planning import Assumed, StagePlan, size_text
 from drafthead.planning.lengths import SplitLengths, all_lengths
 from drafthead.planning.memory import EngineMemory, training_memory
@@ -61,7 +60,7 @@ class _Planner:
         A rate is of generated tokens, reading the prompts included.
         """
         recipe, engine = self.recipe, EngineMemory(self.recipe)
-        parts = np.concatenate([one.parts for one in self.lengths if is_regenerated(recipe, one.split)])
+        parts = np.concatenate([one.parts for one in self.lengths if recipe.responses.regenerates(one.split)])
         tokens, generated = int(parts.sum()), int(parts[:, 1:].sum())
         each = engine.cache_bytes(tokens / len(parts))
         at_once = max(1, min(recipe.engine.max_num_seqs, (self.usable_bytes - engine.weight_bytes) // each))

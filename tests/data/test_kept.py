@@ -1,6 +1,7 @@
 """Responses of the data as tokens: the boundary is where the prompt ends, and templates without one are refused."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 from openai_harmony import (
@@ -24,8 +25,12 @@ CHATML = (
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, you."}
 
 
-def kept_responses(tokenizer, stops) -> KeptResponses:
-    return KeptResponses(Renderer(tokenizer), tokenizer, stops)
+def keep(tokenizer, stops, prompt, effort="low") -> tuple[str, str]:
+    """Prompt and kept response as text."""
+    render = Renderer(tokenizer)
+    prompt_ids = render(prompt, effort)
+    kept = KeptResponses(render, tokenizer, stops)(prompt, prompt_ids, effort)
+    return tokenizer.decode(prompt_ids), tokenizer.decode(kept)
 
 
 def with_template(tokenizer, template):
@@ -40,21 +45,18 @@ def prompt(*messages, **response) -> Prompt:
 
 
 def test_the_response_is_what_the_target_would_have_generated(tokenizer):
-    keep = kept_responses(tokenizer, {2, 8})
-    kept = keep(prompt(USER, ASSISTANT, USER, content="Good day.", reasoning_content="Again?"), "low")
-    assert tokenizer.decode(kept.prompt_ids).endswith(
-        "Hello, you.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant"
-    )
-    assert "Reasoning: low" in tokenizer.decode(kept.prompt_ids)
-    written = (
+    given = prompt(USER, ASSISTANT, USER, content="Good day.", reasoning_content="Again?")
+    before, response = keep(tokenizer, {2, 8}, given)
+    assert before.endswith("Hello, you.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant")
+    assert "Reasoning: low" in before
+    assert response == (
         "<|channel|>analysis<|message|>Again?<|end|><|start|>assistant<|channel|>final<|message|>Good day.<|return|>"
     )
-    assert tokenizer.decode(kept.response_ids) == written
 
 
 def test_harmony_is_what_openai_harmony_writes(tokenizer):
     """The embedded template's response, and the other implementation of the format, agree text for text."""
-    kept = kept_responses(tokenizer, {2, 8})(prompt(USER, content="Good day.", thinking="Hm."), "medium")
+    _, response = keep(tokenizer, {2, 8}, prompt(USER, content="Good day.", thinking="Hm."))
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     messages = [
         Message.from_role_and_content(Role.ASSISTANT, text).with_channel(channel)
@@ -62,53 +64,48 @@ def test_harmony_is_what_openai_harmony_writes(tokenizer):
     ]
     config = RenderConversationConfig(auto_drop_analysis=False)
     written = encoding.decode(encoding.render_conversation_for_training(Conversation(messages=messages), config=config))
-    assert "<|start|>assistant" + tokenizer.decode(kept.response_ids) == written
+    assert "<|start|>assistant" + response == written
 
 
 def test_what_follows_the_stop_token_is_not_generated(tokenizer):
-    chatml = with_template(tokenizer, CHATML)
-    kept = kept_responses(chatml, {6})(prompt(USER, content="Good day."), "low")
-    assert chatml.decode(kept.prompt_ids) == "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
-    assert chatml.decode(kept.response_ids) == "Good day.<|end|>"  # the template adds a line break
+    before, response = keep(with_template(tokenizer, CHATML), {6}, prompt(USER, content="Good day."))
+    assert before == "<|start|>user\nHi<|end|>\n<|start|>assistant\n"
+    assert response == "Good day.<|end|>"  # the template adds a line break
 
 
 def test_a_thought_that_the_template_writes_is_generated_too(tokenizer):
     """As Qwen 3 does: an empty thought before the last response, none before earlier ones."""
     thought = "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
     qwen = with_template(tokenizer, CHATML.replace("{{ m.content }}", thought))
-    kept = kept_responses(qwen, {6})(prompt(USER, ASSISTANT, USER, content="Good day."), "low")
-    assert "think" not in qwen.decode(kept.prompt_ids)
-    assert qwen.decode(kept.response_ids) == "<think>\n\n</think>\n\nGood day.<|end|>"
-    assert kept.parsed.content.strip() == "Good day."
+    before, response = keep(qwen, {6}, prompt(USER, ASSISTANT, USER, content="Good day."))
+    assert "think" not in before
+    assert response == "<think>\n\n</think>\n\nGood day.<|end|>"
+
+
+BARE = Prompt("a", "local", "chat", (USER,))
 
 
 @pytest.mark.parametrize(
-    ("template", "stops", "reason"),
+    ("template", "stops", "given", "reason"),
     [
-        ("{{ messages | length }}" + CHATML, {6}, UNSTABLE),  # what comes first depends on what follows
-        (CHATML.replace("}}\n{{", "}} {{").replace("assistant\n", "assistant "), {6}, UNSTABLE),  # " " and "1" merge
-        (CHATML, {2}, NO_STOP),
-        (CHATML.replace("m.content", "m.content | upper"), {6}, ALTERED),
+        # what comes first depends on what follows
+        ("{{ messages | length }}" + CHATML, {6}, prompt(USER, content="1. First"), UNSTABLE),
+        # " " and "1" merge
+        (
+            CHATML.replace("}}\n{{", "}} {{").replace("assistant\n", "assistant "),
+            {6},
+            prompt(USER, content="1. First"),
+            UNSTABLE,
+        ),
+        (CHATML, {2}, prompt(USER, content="Yes."), NO_STOP),
+        (CHATML.replace("m.content", "m.content | upper"), {6}, prompt(USER, content="Yes."), ALTERED),
+        (CHATML, {6}, prompt(USER, content="A thought ends at </think> there."), ALTERED),
+        (CHATML, {6}, BARE, NO_RESPONSE),
+        (CHATML, {6}, Prompt("x", "mlperf", "long", (), prompt_ids=(5, 6)), NO_RESPONSE),
+        (CHATML, {6}, replace(BARE, response={**ASSISTANT, "tool_calls": [{}]}), IS_CALL),
     ],
 )
-def test_a_template_without_stable_boundaries_is_refused(tokenizer, template, stops, reason):
-    with pytest.raises(ValueError, match=reason):
-        kept_responses(with_template(tokenizer, template), stops)
-
-
-def test_a_response_that_cannot_be_kept_has_a_reason(tokenizer):
-    chatml = kept_responses(with_template(tokenizer, CHATML), {6})
-    bare = Prompt(prompt_id([USER]), "local", "chat", (USER,))
-    call = Prompt(bare.id, "local", "chat", (USER,), response={**ASSISTANT, "tool_calls": [{}]})
-    ids = Prompt("x", "mlperf", "long", (), prompt_ids=(5, 6))
-    for unusable, reason in ((bare, NO_RESPONSE), (ids, NO_RESPONSE), (call, IS_CALL)):
-        with pytest.raises(UnrenderableError) as caught:
-            chatml(unusable, "low")
-        assert caught.value.reason == reason
-
-
-def test_a_response_that_parses_as_something_else_is_left_out(tokenizer):
-    chatml = kept_responses(with_template(tokenizer, CHATML), {6})
+def test_a_response_that_cannot_be_kept_has_a_reason(tokenizer, template, stops, given, reason):
     with pytest.raises(UnrenderableError) as caught:
-        chatml(prompt(USER, content="A thought ends at </think> there."), "low")
-    assert caught.value.reason == ALTERED
+        keep(with_template(tokenizer, template), stops, given)
+    assert caught.value.reason == reason

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from drafthead.data.responses import (
-    Response, ResponseTokens, iter_responses, loops, part_path, read_parts, repeated_share, write_part,
+    Response, ResponseTokens, loops, part_path, read_parts, read_responses, repeated_share, write_part,
 )  # fmt: skip
 from drafthead.artifacts import ArtifactError
 from tests.artifacts import response
@@ -37,7 +37,7 @@ def test_tokens_of_several_parts_are_read_as_one(directory):
 
 
 def test_parts_hold_the_same_ids_in_four_bytes_each(directory):
-    assert list(iter_responses(directory)) == WANTED
+    assert read_responses(directory) == WANTED
     parts = read_parts(directory)
     assert [[found.id for found in part] for part in parts.values()] == [["a", "b"], ["c", "d"], ["e"]]
     for found, given in zip((found for part in parts.values() for found in part), WANTED, strict=True):

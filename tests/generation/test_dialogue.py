@@ -5,6 +5,7 @@ import pytest
 from drafthead.config.responses import ResponsesConfig
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.reading import ParsedResponse
+from drafthead.engine.generate import Generation
 from drafthead.generation.dialogue import REFUSED, TRUNCATED, flags_of, is_refusal, open_dialogue
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
@@ -67,8 +68,8 @@ def test_a_refusal_is_known_by_its_opening(text, refused):
 
 def test_a_response_has_the_flags_that_the_settings_find():
     settings = ResponsesConfig(max_tokens=1, refusal_openings=("Es tut mir leid",), drop=("truncated",))
-    assert flags_of(settings, ParsedResponse("Es tut mir leid, nein."), [1], "stop") == [REFUSED]
-    assert flags_of(settings, ParsedResponse("I'm sorry, but I can't."), [1], "length") == [TRUNCATED]
+    assert flags_of(settings, ParsedResponse("Es tut mir leid, nein."), Generation([1], "stop")) == [REFUSED]
+    assert flags_of(settings, ParsedResponse("I'm sorry, but I can't."), Generation([1], "length")) == [TRUNCATED]
     assert settings.drops([TRUNCATED, REFUSED])  # one is enough
     assert not settings.drops([REFUSED])
     assert not settings.drops([])

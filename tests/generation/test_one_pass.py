@@ -63,7 +63,7 @@ def generate(recipe: Recipe, engine: CapturingEngine) -> None:
             assert bar.n == sum(part.size for part in parts)
     worker.finish()
     for split in SPLITS:
-        stage.finish_split(recipe, split)
+        stage.finish_split(recipe.responses_dir(split))
 
 
 @contextmanager

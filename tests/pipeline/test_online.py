@@ -20,7 +20,7 @@ import pytest
 from drafthead import artifacts
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.spool import Spool, open_spool
-from drafthead.generation import online
+from drafthead.generation import harvest as stage
 from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
@@ -155,7 +155,7 @@ def test_killed_on_both_sides_it_ends_with_the_losses_of_ordinary_training(ordin
     assert "resuming from step" in trainer.printed
 
     # Both have nothing left to do, and the directory is not taken for one of the other kind.
-    monkeypatch.setattr(online, "fill", None)
+    monkeypatch.setattr(stage, "fill", None)
     harvest(recipe)
     with pytest.raises(artifacts.ArtifactError, match=r"spool_shards: found 6, wanted None"):
         harvest(ordinary.model_copy(update={"output_dir": recipe.output_dir}))
