@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from drafthead.artifacts import ArtifactError, describe_difference
 from drafthead.config import TrainConfig
 
 _RUN_TIMEOUT = timedelta(minutes=30)
@@ -143,3 +144,21 @@ def _skip_runtime_compilation(compile_requested: bool) -> None:
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def check_ranks(made_from: dict[str, Any]) -> None:
+    """Compare what this rank would train with what the others would; every rank calls this.
+
+    Raises:
+        ArtifactError: ranks were started with other settings, or read other files.
+    """
+    from accelerate.utils import gather_object
+
+    (first_host, wanted), *others = gather_object([(socket.gethostname(), made_from)])
+    for rank, (host, found) in enumerate(others, start=1):
+        if found != wanted:
+            raise ArtifactError(
+                f"rank {rank} on {host} would train another run than rank 0 on {first_host}:\n"
+                f"{describe_difference(found, wanted)}\n"
+                "start all nodes with the same command, and let them see the same files (output_dir, target.path)"
+            )
