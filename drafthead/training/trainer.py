@@ -66,8 +66,12 @@ def train(recipe: Recipe) -> Path:
         if first:
             logger.info("%s is complete; nothing to do", recipe.run_dir)
         return recipe.run_dir
-    if first and inputs.start is not None and (learned := learned_before(inputs.start)) is not None:
-        write_trained_on(recipe.run_dir, None, learned)
+    if first and inputs.start is not None:
+        learned = learned_before(inputs.start)
+        known = "not known" if learned is None else "noted"
+        logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)
+        if learned is not None:
+            write_trained_on(recipe.run_dir, None, learned)
     trainer = Trainer(recipe, inputs)
     log = MetricsLog(trainer.accelerator, recipe.run_dir, trainer.state.step, trainer.total_steps)
     trainer.fit(log)
@@ -332,24 +336,16 @@ class Trainer:
         return draft
 
     def _describe(self, found: Survey) -> None:
-        config, stream = self.config, self.stream
-        silent = f", {found.silent} without a position to learn from" if found.silent else ""
+        train, validation, per_step = self.inputs.train, self.inputs.validation, self.config.batches_per_step
         logger.info(
-            f"{self.total_steps} steps of {config.batches_per_step} packed batches; {len(self.inputs.train)} sequences "
-            f"in {len(found.windows)} windows{silent}; draft vocabulary {len(self.vocabulary.d2t)} of "
-            f"{self.inputs.spec.vocab_size} covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens"
+            f"{self.total_steps} steps of {per_step} packed batches ({len(self.stream) % per_step} fill no step); "
+            f"{len(train)} sequences in {len(found.windows)} windows ({found.silent} without a position to learn "
+            f"from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} covers "
+            f"{coverage(found.generated, self.vocabulary):.2%} of generated tokens; acceptance is predicted on "
+            f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty)"
         )
-        if left_over := len(stream) % config.batches_per_step:
-            logger.info(
-                f"the last {left_over} of {len(stream)} packed batches do not fill a step and are not trained on"
-            )
         for category, counts in sorted(found.by_category.items()):
             logger.info(f"  {category:<20} {coverage(counts, self.vocabulary):.2%} of {int(counts.sum()):,}")
-        if looping := len(self.inputs.validation) - len(self.replayed):
-            logger.info(
-                f"{looping} of {len(self.inputs.validation)} validation responses loop or are empty: left out of "
-                "acceptance, as they are in evaluation"
-            )
 
 
 def replayed_documents(store: States, drafter: Drafter) -> list[Window]:
