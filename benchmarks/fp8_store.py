@@ -29,7 +29,7 @@ from drafthead.progress import progress
 from drafthead.statistics import Interval, length_difference
 from drafthead.target.pieces import frozen_target, load_pieces
 from drafthead.training.inputs import draft_vocabulary, open_inputs, survey
-from drafthead.training.trainer import LossModule, replayed, score
+from drafthead.training.trainer import LossModule, replayed
 
 CPU = torch.device("cpu")
 
@@ -68,7 +68,7 @@ class Comparison:
         for windows in progress(steps, f"{kind}, seed {seed}", "step"):
             batch = pack(self.train[kind], windows, self.drafter).to(CPU, torch.float32)
             scale = self.drafter.position_weights() / batch.scored.sum(1).clamp_min(1)
-            score(objective, batch, self.target, scale.float()).loss.backward()
+            objective(batch, self.target, scale.float()).loss.backward()
             torch.nn.utils.clip_grad_norm_(objective.parameters(), self.config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()

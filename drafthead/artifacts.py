@@ -20,6 +20,7 @@ import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -53,20 +54,10 @@ class _File(BaseModel):
     sha256: str
 
 
-class _Files(BaseModel):
+class _Manifest(BaseModel):
     """What every manifest has; a checkpoint's has no more."""
 
     files: dict[Annotated[str, AfterValidator(_below)], _File]
-
-
-class _Identity(BaseModel):
-    kind: str
-    schema_version: int
-
-
-class _Manifest(_Files):
-    identity: _Identity
-    counts: dict[str, Any]
 
 
 def digest(value: Any) -> str:
@@ -88,24 +79,19 @@ def read_json(path: Path) -> Any:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a complete artifact, validated.
+    """The manifest of a complete artifact or checkpoint, its list of files validated.
 
     Raises:
         ArtifactError: it is damaged, or names a file outside its directory.
     """
-    return _checked(directory, _Manifest)
-
-
-def _checked(directory: Path, form: type[BaseModel]) -> dict[str, Any]:
     manifest = read_json(directory / MANIFEST)
     try:
-        form.model_validate(manifest)
+        _Manifest.model_validate(manifest)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        what = f"{where}: {first['msg'].removeprefix('Value error, ')}" if where else first["msg"]
+        where = ".".join(map(str, first["loc"]))
         raise ArtifactError(
-            f"{directory / MANIFEST} is not a manifest ({what}); delete {directory} and make it again"
+            f"{directory / MANIFEST} is not a manifest ({where}: {first['msg']}); delete {directory} and make it again"
         ) from error
     return manifest
 
@@ -130,19 +116,17 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
     _check_links(directory)
     if alone and not locks.holds(directory):
         locks.hold(directory)
+    complete = True  # or of another identity: nothing is written
     try:
-        complete = _claimed(directory, kind, identity, thinned)
-    except ArtifactError:
-        locks.let_go(directory)
-        raise
-    if complete:
-        locks.let_go(directory)
+        complete = _claimed(directory, {"kind": kind, "schema_version": SCHEMA_VERSION, **identity}, thinned)
+    finally:
+        if complete:
+            locks.let_go(directory)
     return complete
 
 
-def _claimed(directory: Path, kind: str, identity: dict[str, Any], thinned: bool) -> bool:
-    wanted = json.loads(json.dumps({"kind": kind, "schema_version": SCHEMA_VERSION, **identity}))
-    path = directory / IDENTITY
+def _claimed(directory: Path, identity: dict[str, Any], thinned: bool) -> bool:
+    wanted, path = json.loads(json.dumps(identity)), directory / IDENTITY
     # One listing: another process may claim the directory and fill it between two looks.
     names = [p.name for p in directory.iterdir() if not p.name.startswith(".")] if directory.exists() else []
     if not names:
@@ -150,7 +134,7 @@ def _claimed(directory: Path, kind: str, identity: dict[str, Any], thinned: bool
         return False
     if IDENTITY not in names:
         raise ArtifactError(
-            f"{directory} holds files that no stage has claimed ({', '.join(sorted(names)[:3])}); "
+            f"{directory} holds files that no stage has claimed ({_some(sorted(names))}); "
             "move them away or choose another name in the recipe"
         )
     found = read_json(path)
@@ -160,7 +144,15 @@ def _claimed(directory: Path, kind: str, identity: dict[str, Any], thinned: bool
             f"delete {directory}, or give the recipe another name (name=...)"
         )
     _remove_leftovers(directory)
-    return (directory / MANIFEST).exists() and (thinned or not _reopened(directory))
+    if not (directory / MANIFEST).exists():
+        return False
+    if lost := [] if thinned else lost_files(directory, read_manifest(directory)):
+        logger.warning(
+            "%s has lost %s since it was made (missing, or of another size): making it again", directory, _some(lost)
+        )
+        for name in (*lost, MANIFEST):
+            (directory / name).unlink(missing_ok=True)
+    return not lost
 
 
 def _check_links(directory: Path) -> None:
@@ -171,19 +163,6 @@ def _check_links(directory: Path) -> None:
                 f"{path} is a link to {path.readlink()}, which does not exist: mount or make that folder, or delete "
                 "the link"
             )
-
-
-def _reopened(directory: Path) -> bool:
-    """Whether a complete artifact had to be opened again, because files are missing or truncated."""
-    lost = lost_files(directory, read_manifest(directory))
-    if lost:
-        logger.warning(
-            "%s has lost %s since it was made (missing, or of another size): making it again", directory, _some(lost)
-        )
-        for name in lost:
-            (directory / name).unlink(missing_ok=True)
-        (directory / MANIFEST).unlink(missing_ok=True)
-    return bool(lost)
 
 
 def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dict[str, Any]:
@@ -280,7 +259,7 @@ def verify_files(directory: Path) -> list[str]:
     Raises:
         ArtifactError: the manifest is damaged.
     """
-    manifest = _checked(directory, _Files)
+    manifest = read_manifest(directory)
     lost = set(lost_files(directory, manifest))
     return [
         name
@@ -326,10 +305,8 @@ def made_by() -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     versions = {}
     for package in _PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 

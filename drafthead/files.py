@@ -36,26 +36,6 @@ def ran_out(error: BaseException) -> bool:
     return any(f"os error {code})" in str(error) for code in _DISK_FULL)
 
 
-@contextmanager
-def _disk_full_error(path: Path, temporary: Path) -> Iterator[None]:
-    """Turn a write that finds the disk full into one error, whichever library was writing.
-
-    Args:
-        path: the name that the file was to have.
-        temporary: what is being written.
-
-    Raises:
-        DiskFullError: there was no room.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not ran_out(error):
-            raise
-        written = temporary.stat().st_size if temporary.exists() else 0
-        raise DiskFullError(_full_message(path, written, str(error))) from error
-
-
 def _full_message(path: Path, needed: int, reason: str = "") -> str:
     """Needed and free bytes, what is safe, and what to do.
 
@@ -64,8 +44,7 @@ def _full_message(path: Path, needed: int, reason: str = "") -> str:
         needed: bytes; where a reason is given, those that had been written when it stopped.
         reason: how a write that was begun failed.
     """
-    because = f" ({reason})" if reason else ""
-    more = "more than " if reason else ""
+    because, more = (f" ({reason})", "more than ") if reason else ("", "")
     return (
         f"no room for {path}{because}: it needs {more}{needed:,} bytes and {shutil.disk_usage(path.parent).free:,} are "
         "free; what was finished before is intact. Make room and run the same command, which continues there; or begin "
@@ -103,9 +82,14 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     aside, whole = (path.with_name(f".{path.name}.{mark}{kind}.tmp") for kind in ("", ".whole"))
     temporary = aside / path.name
     try:
-        with _disk_full_error(path, temporary):
-            aside.mkdir()
+        aside.mkdir()
+        try:
             yield temporary
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            written = temporary.stat().st_size if temporary.exists() else 0
+            raise DiskFullError(_full_message(path, written, str(error))) from error
         os.replace(temporary, whole)
         shutil.rmtree(aside)
         whole.chmod(0o644)  # some writers create files that only their owner can read

@@ -3,8 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -19,18 +18,14 @@ def _options(description: str, unit: str) -> dict:
     return {"desc": f"{description:<22}", "unit": unit, "mininterval": interval, "dynamic_ncols": True}
 
 
-def progress(items: Iterable[T], description: str, unit: str = "it", total: int | None = None) -> Iterator[T]:
-    """Iterate over `items` behind a progress bar."""
-    yield from tqdm(items, total=total, **_options(description, unit))
+def progress(items: Iterable[T], description: str, unit: str = "it", total: int | None = None) -> Iterable[T]:
+    """`items` behind a progress bar."""
+    return tqdm(items, total=total, **_options(description, unit))
 
 
-@contextmanager
-def progress_bar(
-    total: int, description: str, unit: str = "it", initial: int = 0, disable: bool = False
-) -> Iterator[tqdm]:
-    """A bar that the caller advances with `.update(n)`; `disable` it on all ranks but one."""
-    with tqdm(total=total, initial=initial, disable=disable, **_options(description, unit)) as bar:
-        yield bar
+def progress_bar(total: int, description: str, unit: str = "it", initial: int = 0, disable: bool = False) -> tqdm:
+    """A bar for a `with` block that advances it with `.update(n)`; `disable` it on all ranks but one."""
+    return tqdm(total=total, initial=initial, disable=disable, **_options(description, unit))
 
 
 _POLL_EVERY = 0.25  # seconds

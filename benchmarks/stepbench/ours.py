@@ -8,7 +8,7 @@ from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.eagle3.drafter import valid_positions
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.target.pieces import FrozenTarget
-from drafthead.training.trainer import LossModule, score
+from drafthead.training.trainer import LossModule
 from stepbench.contestant import STEP_DECAY, Assignment, TrainStep, adamw, serve
 from stepbench.inputs import EPS, ROPE_THETA
 from stepbench.shapes import Shape
@@ -41,7 +41,7 @@ def build(assignment: Assignment) -> TrainStep:
     scale = (STEP_DECAY ** torch.arange(shape.ttt_steps, device=counts.device) / counts).to(torch.float32)
 
     def step() -> list[float]:
-        scored = score(module, batch, target, scale)
+        scored = module(batch, target, scale)
         scored.loss.backward()
         optimizer.step()
         optimizer.zero_grad()

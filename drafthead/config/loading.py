@@ -17,6 +17,8 @@ RENAMED = {
     "train.start_from": "train.init_from",
     "train.num_ttt_steps": "head.num_ttt_steps",
     "train.step_weight_decay": "head.step_weight_decay",
+    "train.compile": "gone: torch.compile did not pay",
+    "train.weight_decay": "gone: weights do not decay",
     "responses.on_truncated": "responses.drop, a list with `truncated` in it",
     "responses.on_refused": "responses.drop, a list with `refused` in it",
     "responses.on_loop": "responses.drop, a list with `looping` in it",

@@ -29,13 +29,11 @@ class TrainConfig(Section):
     learning_rate: float = Field(gt=0)
     muon_learning_rate: float = Field(default=0.02, gt=0)  # in units of spectral norm per step
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     ema_decay: float | None = Field(default=None, gt=0, lt=1)  # validate and export the weights' moving average
     precision: Literal["fp32", "bf16"] = "bf16"
     zero_stage: Literal[0, 1, 2, 3] = 1
     gradient_checkpointing: bool = False  # recompute draft steps in the backward: less memory, about a third more work
-    compile: bool = False  # torch.compile of the engine; needs a C++ compiler on CPU
     checkpoint_every: int = Field(gt=0)  # optimiser steps; also when validation runs
     keep_checkpoints: int = Field(default=2, gt=0)
     tracker: Literal["none", "wandb", "tensorboard"] = "none"

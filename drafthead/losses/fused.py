@@ -16,6 +16,7 @@ and R rows of a chunk.
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,9 +44,8 @@ class HeadRows:
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class HeadLoss:
-    """What the fused head returns.
+class HeadLoss(NamedTuple):
+    """What the fused head returns. A tuple, because ZeRO-3's hooks look for tensors in nothing else.
 
     Attributes:
         loss: scalar, sum over scored rows of scale[k] * l; carries the gradient.

@@ -14,8 +14,8 @@ The last is matched to vLLM's default, which drafts argmax(q) and accepts it wit
 has no gradient; its stand-in is the softmax at tau = 0.5, sharper than q.
 
 Any objective, and any mixture of them, is differentiated by autograd, a block of rows at a time. A gradient written
-down takes 40 to 70 % of the time: `CLOSED_FORMS` holds those of the five above, `drafthead.losses.kernels` the same
-for CUDA. Both are optional; tests hold them to the function.
+down takes 40 to 70 % of the time: the default's stands below, `drafthead.losses.kernels` has those of all five for
+CUDA. Both are optional; tests hold them to the function.
 
 Shapes: B rows of a block, C teacher tokens and R draft rows of a chunk, D draft vocabulary.
 """
@@ -82,6 +82,7 @@ def greedy_acceptance(z: Tensor, target: Target) -> Tensor:
 
 # From logits (B, D), float32 or wider, and the target to the loss of each row (B,), differentiable in the logits.
 LossFunction = Callable[[Tensor, Target], Tensor]
+WRITTEN = "forward_kl"  # the one whose gradient is written down here
 Objective = str | Mapping[Any, float]  # a name, or the coefficients of a mixture of named ones
 OBJECTIVES: dict[str, LossFunction] = {
     "forward_kl": forward_kl,
@@ -111,7 +112,7 @@ class TargetRows(NamedTuple):
     """The target's side of C teacher tokens, computed once for all draft positions that meet them.
 
     Attributes:
-        values: (C, D) r or log r, as the form of the objective needs it.
+        values: (C, D) r where the gradient is written down, else log r, which survives where r underflows.
         mass: (C, 1).
         negentropy: (C,) sum_d r_d log r_d.
     """
@@ -119,41 +120,6 @@ class TargetRows(NamedTuple):
     values: Tensor
     mass: Tensor
     negentropy: Tensor
-
-
-class Scored(NamedTuple):
-    """Loss of each row (B,) and its gradient with respect to the logits (B, D)."""
-
-    loss: Tensor
-    grad: Tensor
-
-
-class Form(NamedTuple):
-    """How the rows of a block are scored.
-
-    Attributes:
-        score: from logits z (B, D), their argmax (B, 1) and the target of each row.
-        reads_log_r: whether `TargetRows.values` is log r, which survives where r underflows.
-    """
-
-    score: Callable[[Tensor, Tensor, TargetRows], Scored]
-    reads_log_r: bool = False
-
-
-def form_of(objective: Objective) -> Form:
-    """The closed form if there is one, else the function and autograd. Both always give a gradient."""
-    if isinstance(objective, str) and objective in CLOSED_FORMS:
-        return CLOSED_FORMS[objective]
-    function = loss_function(objective)
-
-    def score(z: Tensor, best: Tensor, target: TargetRows) -> Scored:
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            loss = function(z, Target(target.values, target.mass))
-            (grad,) = torch.autograd.grad(loss.sum(), z)
-        return Scored(loss.detach(), grad)
-
-    return Form(score, reads_log_r=True)
 
 
 class RowLoss(NamedTuple):
@@ -167,11 +133,10 @@ def prepare_target(objective: Objective, logits: Tensor, lse: Tensor) -> TargetR
     """The target's side of C tokens.
 
     Args:
-        objective: whose form reads it.
+        objective: that it is for.
         logits: (C, D) at the draft tokens; overwritten.
         lse: (C,) log-sum-exp over the target's full vocabulary.
     """
-    reads_log_r = form_of(objective).reads_log_r
     mass, negentropy = [], []
     for block in _blocks(logits):
         log_r = logits[block].log_softmax(-1)
@@ -179,7 +144,7 @@ def prepare_target(objective: Objective, logits: Tensor, lse: Tensor) -> TargetR
         mass.append((draft_lse - lse[block]).exp())
         r = log_r.exp()
         negentropy.append(torch.linalg.vecdot(r, log_r))
-        logits[block] = log_r if reads_log_r else r
+        logits[block] = r if objective == WRITTEN else log_r
     return TargetRows(logits, torch.cat(mass)[:, None], torch.cat(negentropy))
 
 
@@ -196,14 +161,18 @@ def score_rows(
         scale: (R,) factor of each row's gradient.
         grad: (R, D) receives scale * d loss / d logits; may be `logits`. None: not wanted.
     """
-    form, losses, best = form_of(objective), [], []
+    losses, best = [], []
     for block in _blocks(logits):
         z, rows = logits[block], met[block]
         token = argmax(z)
-        scored = form.score(z, token[:, None], TargetRows(*(part.index_select(0, rows) for part in target)))
+        met_rows = TargetRows(*(part.index_select(0, rows) for part in target))
+        if objective == WRITTEN:
+            loss, gradient = _forward_kl_written(z, token[:, None], met_rows)
+        else:
+            loss, gradient = _by_autograd(objective, z, met_rows)
         if grad is not None:
-            torch.mul(scored.grad, scale[block, None], out=grad[block])
-        losses.append(scored.loss)
+            torch.mul(gradient, scale[block, None], out=grad[block])
+        losses.append(loss)
         best.append(token)
     return RowLoss(torch.cat(losses), torch.cat(best))
 
@@ -223,48 +192,19 @@ def _blocks(logits: Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(logits), rows)]
 
 
-# Closed forms: loss and gradient from z (B, D), its argmax (B, 1), and r or, for reverse_kl, log r in `target.values`.
+# Loss (B,) of the rows of a block and its gradient with respect to their logits z (B, D).
 
 
-def _forward_kl(z: Tensor, best: Tensor, target: TargetRows) -> Scored:
-    # sum r (log r - log q) with log q = z - lse(z), and lse(z) read off the best token: z - log q.
+def _by_autograd(objective: Objective, z: Tensor, target: TargetRows) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        loss = loss_function(objective)(z, Target(target.values, target.mass))
+        (grad,) = torch.autograd.grad(loss.sum(), z)
+    return loss.detach(), grad
+
+
+def _forward_kl_written(z: Tensor, best: Tensor, target: TargetRows) -> tuple[Tensor, Tensor]:
+    # sum r (log r - log q) with log q = z - lse(z), and lse(z) read off the best token (B, 1): z - log q.
     q, r = z.softmax(-1), target.values
     lse = (z.gather(-1, best) - q.gather(-1, best).log())[:, 0]
-    return Scored(target.negentropy - torch.linalg.vecdot(r, z) + lse, q.sub_(r))
-
-
-def _reverse_kl(z: Tensor, best: Tensor, target: TargetRows) -> Scored:
-    log_q = z.log_softmax(-1)
-    q = log_q.exp()
-    ratio = log_q.sub_(target.values)  # log q - log r
-    loss = torch.linalg.vecdot(q, ratio)
-    return Scored(loss, ratio.sub_(loss[:, None]).mul_(q))
-
-
-def _total_variation(z: Tensor, best: Tensor, target: TargetRows) -> Scored:
-    # d a / d q_d = 1 where q_d < p_d; through the softmax's Jacobian.
-    q, p = z.softmax(-1), target.mass * target.values
-    accepted = torch.minimum(p, q).sum(-1)
-    gaining = torch.where(q < p, q, 0)
-    return Scored(1 - accepted, q.mul_(gaining.sum(-1, keepdim=True)).sub_(gaining))
-
-
-def _lk_hybrid(z: Tensor, best: Tensor, target: TargetRows) -> Scored:
-    kl, tv = _forward_kl(z, best, target), _total_variation(z, best, target)
-    weight = (-LK_RATE * (1 - tv.loss)).exp()
-    return Scored(torch.lerp(tv.loss, kl.loss, weight), torch.lerp(tv.grad, kl.grad, weight[:, None]))
-
-
-def _greedy_acceptance(z: Tensor, best: Tensor, target: TargetRows) -> Scored:
-    sharp, p = (z / GREEDY_TAU).softmax(-1), target.mass * target.values
-    accepted = torch.linalg.vecdot(sharp, p)
-    return Scored(1 - accepted, p.neg_().add_(accepted[:, None]).mul_(sharp).div_(GREEDY_TAU))
-
-
-CLOSED_FORMS = {
-    "forward_kl": Form(_forward_kl),
-    "reverse_kl": Form(_reverse_kl, reads_log_r=True),
-    "total_variation": Form(_total_variation),
-    "lk_hybrid": Form(_lk_hybrid),
-    "greedy_acceptance": Form(_greedy_acceptance),
-}
+    return target.negentropy - torch.linalg.vecdot(r, z) + lse, q.sub_(r)

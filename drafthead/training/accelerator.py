@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from drafthead.artifacts import ArtifactError, describe_difference
 from drafthead.config import TrainConfig
 
 _RUN_TIMEOUT = timedelta(minutes=30)
@@ -28,9 +29,8 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
     Raises:
         ValueError: the environment would bypass DeepSpeed or train every rank on the same data.
     """
-    _refuse_cpu_bypass()
     _single_process_defaults()
-    _skip_runtime_compilation(config.compile)
+    _skip_runtime_compilation()
     from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
     from accelerate.utils import DistributedType
 
@@ -49,12 +49,10 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
         # accelerate gives every process one thread unless told otherwise.
         cores = len(os.sched_getaffinity(0))
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    world_size = int(os.environ["WORLD_SIZE"])
-    if accelerator.distributed_type != DistributedType.DEEPSPEED or accelerator.num_processes != world_size:
+    if accelerator.distributed_type != DistributedType.DEEPSPEED:
         raise ValueError(
-            f"accelerate came up as {accelerator.distributed_type} with {accelerator.num_processes} processes, "
-            f"not as DeepSpeed with WORLD_SIZE={world_size}; unset ACCELERATE_* variables and check "
-            "`accelerate env` for a default configuration that disables DeepSpeed"
+            f"accelerate came up as {accelerator.distributed_type} and would bypass DeepSpeed: launch without --cpu "
+            "(the CPU is used when there is no GPU), unset ACCELERATE_* variables and look at `accelerate env`"
         )
     return accelerator
 
@@ -103,14 +101,6 @@ def accumulation_steps(config: TrainConfig) -> int:
     return config.batches_per_step // ranks
 
 
-def _refuse_cpu_bypass() -> None:
-    if os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1", "yes"):
-        raise ValueError(
-            "ACCELERATE_USE_CPU is set (by --cpu or an accelerate configuration with use_cpu: true): accelerate "
-            "would bypass DeepSpeed without a word. Launch without --cpu; the CPU is used when there is no GPU"
-        )
-
-
 def _single_process_defaults() -> None:
     """`accelerate launch` with one process, and plain `python`, set no rendezvous variables.
 
@@ -123,23 +113,36 @@ def _single_process_defaults() -> None:
             "accelerate was asked for several processes and started one: add --multi_gpu to `accelerate launch` "
             "(on CPU too, where it only means several processes)"
         )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    defaults = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in defaults.items()})
+    # Port 0: any that is free.
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 
 
-def _skip_runtime_compilation(compile_requested: bool) -> None:
+def _skip_runtime_compilation() -> None:
     """On CPU DeepSpeed would compile for minutes: an extension for shared memory, and Muon's iteration.
 
     gloo and eager execution give the same losses.
     """
-    if torch.cuda.is_available():
-        return
-    if not compile_requested:
+    if not torch.cuda.is_available():
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # known, so DeepSpeed need not warn that it found no other
-    import deepspeed.ops
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # known, so DeepSpeed need not warn that it found no other
+        import deepspeed.ops
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def check_ranks(made_from: dict[str, Any]) -> None:
+    """Compare what this rank would train with what the others would; every rank calls this.
+
+    Raises:
+        ArtifactError: ranks were started with other settings, or read other files.
+    """
+    from accelerate.utils import gather_object
+
+    (first_host, wanted), *others = gather_object([(socket.gethostname(), made_from)])
+    for rank, (host, found) in enumerate(others, start=1):
+        if found != wanted:
+            raise ArtifactError(
+                f"rank {rank} on {host} would train another run than rank 0 on {first_host}:\n"
+                f"{describe_difference(found, wanted)}\n"
+                "start all nodes with the same command, and let them see the same files (output_dir, target.path)"
+            )

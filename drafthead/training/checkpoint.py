@@ -14,9 +14,7 @@ optimiser files without an error.
 import io
 import logging
 import shutil
-import socket
 from argparse import Namespace
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,10 +25,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafthead.artifacts import MANIFEST, ArtifactError, describe_difference, read_json, verify_files
-from drafthead.config import Recipe
+from drafthead.artifacts import MANIFEST, ArtifactError, read_json, verify_files
+from drafthead.config import TrainConfig
 from drafthead.drafters.vocabulary import DraftVocabulary
-from drafthead.files import DiskFullError, atomic_path, check_space, delete_folder, sha256_file, sync, write_json
+from drafthead.files import check_space, delete_folder, sha256_file, sync, write_json
 from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
@@ -86,13 +84,10 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     temporary = final.with_name(f".{final.name}.tmp")
     if accelerator.is_main_process:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        final.parent.mkdir(parents=True, exist_ok=True)
         # Before the first byte: what DeepSpeed's writer says of a full disk names neither disk nor file.
-        try:
-            check_space(final, _COPIES * sum(tensor.nbytes for tensor in weights.values()))
-        except DiskFullError:
-            temporary.rmdir()
-            raise
+        check_space(final, _COPIES * sum(tensor.nbytes for tensor in weights.values()))
+        temporary.mkdir()
     accelerator.wait_for_everyone()
     engine.save_checkpoint(str(temporary / _ENGINE), tag="state", save_latest=False)
     accelerator.wait_for_everyone()
@@ -111,32 +106,33 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     return final
 
 
-def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """A safetensors file, whole or absent."""
-    with atomic_path(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+def consolidated(accelerator: Any, engine: Any, averaged: bool) -> dict[str, Tensor]:
+    """float32 weights on the CPU under their exported names, or their moving average; every rank calls this."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    weights = {}
+    for name, parameter in accelerator.unwrap_model(engine).draft.named_parameters():
+        if averaged:
+            full = safe_get_full_optimizer_state(parameter, EMA_STATE)
+            full = engine.optimizer.state[parameter][EMA_STATE] if full is None else full
+        else:
+            full = safe_get_full_fp32_param(parameter)
+            full = parameter if full is None else full  # without a ZeRO optimiser the parameter is the master
+        weights[name] = full.detach().float().cpu().clone()
+    return weights
 
 
 def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
     """The newest checkpoint whose files all match its manifest, or None; damaged ones are reported."""
     for path in sorted((run_dir / "checkpoints").glob("step_*"), reverse=True):
         try:
-            broken = verify_files(path)
-            state = None if broken else _read_state(path / _STATE)
-        except (ArtifactError, FileNotFoundError) as error:
-            broken, state = [str(error)], None
-        if state is not None:
-            return path, state
+            if not (broken := verify_files(path)):
+                state = read_json(path / _STATE)
+                return path, TrainState(**{**state, "acceptance_per_position": tuple(state["acceptance_per_position"])})
+        except (ArtifactError, FileNotFoundError, TypeError, KeyError) as error:  # or state.json of another version
+            broken = [str(error)]
         logger.warning("checkpoint %s is damaged (%s): trying an older one", path.name, ", ".join(broken))
     return None
-
-
-def _read_state(path: Path) -> TrainState:
-    state = read_json(path)
-    try:
-        return TrainState(**{**state, "acceptance_per_position": tuple(state["acceptance_per_position"])})
-    except (TypeError, KeyError) as error:
-        raise ArtifactError(f"{path.name} is of another version of this project: {error}") from error
 
 
 def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged: bool) -> None:
@@ -218,23 +214,25 @@ def remove_leftovers(run_dir: Path) -> None:
         delete_folder(path)
 
 
-def restore(recipe: Recipe, accelerator: Any, engine: Any, vocabulary: DraftVocabulary) -> TrainState:
+def restore(
+    run_dir: Path, config: TrainConfig, accelerator: Any, engine: Any, vocabulary: DraftVocabulary
+) -> TrainState:
     """Where training stands: the newest whole checkpoint, loaded into the engine; every rank calls this.
 
     Raises:
-        ArtifactError: it does not load, or has another draft vocabulary.
+        ArtifactError: it does not load, or rows of lm_head would stand for other tokens.
         ValueError: it cannot be resumed on this number of ranks.
     """
     from accelerate.utils import broadcast_object_list
 
-    ranks, config = accelerator.num_processes, recipe.train
+    ranks = accelerator.num_processes
     # Verifying reads every byte: once, and all ranks go by the same answer.
     found = None
     if accelerator.is_main_process:
-        remove_leftovers(recipe.run_dir)
-        found = newest(recipe.run_dir)
+        remove_leftovers(run_dir)
+        found = newest(run_dir)
         if found is not None:  # killed before it came to that
-            retain(recipe.run_dir, config.keep_checkpoints, found[1])
+            retain(run_dir, config.keep_checkpoints, found[1])
     (found,) = broadcast_object_list([found])
     if found is None:
         return TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
@@ -254,36 +252,6 @@ def restore(recipe: Recipe, accelerator: Any, engine: Any, vocabulary: DraftVoca
     return state
 
 
-def check_ranks(made_from: dict[str, Any]) -> None:
-    """Compare what this rank would train with what the others would; every rank calls this.
-
-    Raises:
-        ArtifactError: as `check_alike`.
-    """
-    from accelerate.utils import gather_object
-
-    check_alike(gather_object([(socket.gethostname(), made_from)]))
-
-
-def check_alike(ranks: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Refuse ranks that would train different runs: started with other settings, or reading other files.
-
-    Args:
-        ranks: host of each rank, and what its run is made from.
-
-    Raises:
-        ArtifactError: naming the first rank that differs, its host, and both values.
-    """
-    first_host, wanted = ranks[0]
-    for rank, (host, found) in enumerate(ranks):
-        if found != wanted:
-            raise ArtifactError(
-                f"rank {rank} on {host} would train another run than rank 0 on {first_host}:\n"
-                f"{describe_difference(found, wanted)}\n"
-                "start all nodes with the same command, and let them see the same files (output_dir, target.path)"
-            )
-
-
 def check_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
     """Refuse to go on with rows of lm_head that stand for other tokens.
 
@@ -291,10 +259,9 @@ def check_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
         ArtifactError: the checkpoint's d2t is not the one that target and texts give today.
     """
     with safe_open(path / MODEL_FILE, framework="pt") as file:
-        d2t = file.get_tensor("d2t")
-    if not torch.equal(d2t, vocabulary.d2t):
-        raise ArtifactError(
-            f"{path} has a draft vocabulary of {len(d2t)} tokens, and target and texts now give another one of "
-            f"{len(vocabulary.d2t)}: the target's tokenizer or generation_config.json, or transformers, has changed "
-            "since the run began. Restore it, or give the recipe another name (name=...)"
-        )
+        if not torch.equal(file.get_tensor("d2t"), vocabulary.d2t):
+            raise ArtifactError(
+                f"{path} has another draft vocabulary than target and texts give today: the target's tokenizer or "
+                "generation_config.json, or transformers, has changed since the run began. Restore it, or give the "
+                "recipe another name (name=...)"
+            )

@@ -11,7 +11,6 @@ written between the regular ones. It does not alter training. Ranks decide alike
     first needed         0   0   0 | 2   2   2 | 4          a checkpoint at step 3 frees shards 0 and 1
 """
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -23,7 +22,6 @@ from drafthead.data.spool import SpooledStates, States
 from drafthead.drafters.batch import PackedBatch
 from drafthead.progress import wait_until
 
-logger = logging.getLogger(__name__)
 _HARVEST = "python data_gen/harvest.py RECIPE"
 
 
@@ -63,7 +61,6 @@ class SpoolFeed(Feed):
         self._first, self._last = _shards_of_steps(states, stream, per_step)
         self._released = 0
         self._seen = -1  # every shard up to here has been there
-        self._waited = 0.0  # seconds
         for step, last in enumerate(self._last):
             needed = last - self._first[step] + 1
             if needed > self._spool.capacity:
@@ -77,7 +74,8 @@ class SpoolFeed(Feed):
         """Used shards are held, and either the step's own are missing or the harvester has no room left."""
         if self._first[step] == self._released:
             return False
-        full = self._accelerator.is_main_process and self._full()
+        demand = self._spool.demand()
+        full = self._accelerator.is_main_process and demand.index is None and not demand.done
         return self._any(full or not self._here(step))
 
     def wait(self, step: int) -> None:
@@ -95,7 +93,7 @@ class SpoolFeed(Feed):
             f"shards {self._first[step]} to {self._last[step]} of {self._spool.total} in {self._spool.directory}, "
             f"which step {step + 1} reads; if the harvester is not running: {_HARVEST}"
         )
-        self._waited += wait_until(everywhere, what, quiet=not main)
+        wait_until(everywhere, what, quiet=not main)
         self._seen = self._last[step]
 
     def ready(self, step: int) -> bool:
@@ -109,16 +107,10 @@ class SpoolFeed(Feed):
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process:
             self._spool.release(self._released)
-            if self._released == self._spool.total:
-                logger.info("the spool is used up; training waited %.0f s for the harvester", self._waited)
 
     def _here(self, step: int) -> bool:
         """Whether this rank sees every shard from the first needed one to the step's last one."""
         return {*range(self._first[step], self._last[step] + 1)} <= self._spool.present()
-
-    def _full(self) -> bool:
-        demand = self._spool.demand()
-        return demand.index is None and not demand.done
 
     def _any(self, here: bool) -> bool:
         """Whether it is so on any rank."""

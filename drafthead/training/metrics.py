@@ -1,10 +1,12 @@
 """What a run reports: one readable line, one JSON line, and a tracker if the recipe names one."""
 
 import json
+import logging
 import resource
 import sys
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ import torch
 
 from drafthead.config import Recipe
 from drafthead.files import atomic_path
+
+logger = logging.getLogger(__name__)
+_LOG_LINES = 50  # a run prints about as many, whatever its length
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,10 @@ class StepMetrics:
         accuracy_per_step: share of scored rows where the draft's first choice is the target's.
         grad_norm: before clipping.
         learning_rate: of this step.
-        tokens_per_second: over all ranks, since the last validation.
         memory_gib: peak of rank 0, GPU memory if there is one, else resident.
         acceptance_length: at the K to be served, by replay of the validation split when it last ran; 0 before.
         acceptance_per_position: joint prefix acceptance of draft tokens 1..K, from the same replay.
+        tokens_per_second: over all ranks, since the last validation.
         eta_seconds: until the last step, at this rate.
         step_seconds: wall time since the step before, waiting, validation and checkpoint included; what the head cost.
     """
@@ -40,10 +45,10 @@ class StepMetrics:
     accuracy_per_step: tuple[float, ...]
     grad_norm: float
     learning_rate: float
-    tokens_per_second: float
     memory_gib: float
-    acceptance_length: float = 0.0
-    acceptance_per_position: tuple[float, ...] = ()
+    acceptance_length: float
+    acceptance_per_position: tuple[float, ...]
+    tokens_per_second: float = 0.0
     eta_seconds: float = 0.0
     step_seconds: float = 0.0
 
@@ -60,30 +65,81 @@ class StepMetrics:
         )
 
 
-class MetricsLog:
-    """metrics.jsonl of a run; entries past the resumed step are dropped, so a step appears once."""
+@dataclass(frozen=True)
+class Validation:
+    """Result of a pass over the validation split.
 
-    def __init__(self, path: Path, resumed_step: int):
-        self._path = path
-        kept = []
-        if path.exists() and resumed_step:  # a run that begins has no past, and validates a head it starts from
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resumed_step]
-        with atomic_path(path) as temporary:
-            temporary.write_text("".join(line + "\n" for line in kept))
+    Attributes:
+        first_step_loss: mean loss of the first draft position per row; NaN when nothing was replayed.
+        acceptance_length: by replay, at the K to be served.
+        acceptance_per_position: joint prefix acceptance of draft tokens 1..K.
+        rounds: how many were replayed.
+    """
+
+    first_step_loss: float
+    acceptance_length: float
+    acceptance_per_position: tuple[float, ...]
+    rounds: int
+
+
+class MetricsLog:
+    """metrics.jsonl of a run, a status line now and then, and the tracker. Only the first rank writes.
+
+    Entries past the resumed step are dropped, so a step appears once.
+    """
+
+    def __init__(self, accelerator: Any, run_dir: Path, resumed_step: int, total_steps: int):
+        self._accelerator, self._path = accelerator, run_dir / "metrics.jsonl"
+        self._total_steps, self._log_every = total_steps, max(1, total_steps // _LOG_LINES)
+        self._before = time.perf_counter()
+        self.restart_clock(resumed_step)
+        if accelerator.is_main_process:
+            kept = []
+            if self._path.exists() and resumed_step:  # a run that begins validates a head it starts from, as step 0
+                kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= resumed_step]
+            with atomic_path(self._path) as temporary:
+                temporary.write_text("".join(line + "\n" for line in kept))
+
+    def restart_clock(self, step: int) -> None:
+        """Tokens per second and the time left are those of the steps from here on."""
+        self._since, self._first, self._tokens = time.perf_counter(), step, 0
+
+    def step(self, metrics: StepMetrics, tokens: int) -> None:
+        """Write one optimiser step, and its rates from its `tokens` of all ranks."""
+        now = time.perf_counter()
+        self._tokens += tokens
+        seconds, left = now - self._since, self._total_steps - metrics.step
+        metrics = replace(
+            metrics,
+            tokens_per_second=self._tokens / seconds,
+            eta_seconds=seconds / (metrics.step - self._first) * left,
+            step_seconds=now - self._before,
+        )
+        self._before = now
+        self._write("train", asdict(metrics))
+        if self._accelerator.is_main_process and (metrics.step % self._log_every == 0 or not left):
+            logger.info(metrics.line())
+
+    def validation(self, step: int, result: Validation) -> None:
+        """Write one validation."""
+        self._write("validation", {"step": step, **asdict(result)})
+        if self._accelerator.is_main_process:
+            rates = " ".join(f"{rate:.3f}" for rate in result.acceptance_per_position)
+            logger.info(
+                f"step {step:6d}  validation: acceptance length {result.acceptance_length:.3f} (replay of "
+                f"{result.rounds} rounds), per position {rates}, first-step loss {result.first_step_loss:.4f}"
+            )
 
     def seconds(self) -> float:
         """Wall time of all steps logged, over every start of the run."""
         entries = map(json.loads, self._path.read_text().splitlines())
         return sum(entry.get("step_seconds", 0.0) for entry in entries)
 
-    def write(self, kind: str, values: dict) -> None:
-        """Append one entry."""
-        with self._path.open("a") as file:
-            file.write(json.dumps({"kind": kind, **values}) + "\n")
-
-    def write_step(self, metrics: StepMetrics) -> None:
-        """Append one optimiser step."""
-        self.write("train", asdict(metrics))
+    def _write(self, kind: str, values: dict[str, Any]) -> None:
+        if self._accelerator.is_main_process:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._accelerator.log(flatten(values, kind), step=values["step"])  # nothing without a tracker
 
 
 def start_tracker(accelerator: Any, recipe: Recipe) -> None:
@@ -102,7 +158,7 @@ def start_tracker(accelerator: Any, recipe: Recipe) -> None:
     # TensorBoard takes scalars only.
     accelerator.init_trackers(
         recipe.name,
-        config={k: v if _scalar(v) else str(v) for k, v in values.items()},
+        config={k: v if isinstance(v, int | float | str) else str(v) for k, v in values.items()},
         init_kwargs={"wandb": {"dir": str(recipe.run_dir)}},  # it would write into the checkout
     )
 
@@ -116,10 +172,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             value = {str(i): item for i, item in enumerate(value)}
         flat.update(flatten(value, key) if isinstance(value, Mapping) else {key: value})
     return flat
-
-
-def _scalar(value: Any) -> bool:
-    return isinstance(value, int | float | str | bool)
 
 
 def _step_of(line: str) -> float:

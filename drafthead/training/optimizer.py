@@ -30,23 +30,20 @@ def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimi
         config: the recipe's train section.
         draft: a `DraftModel`; Muon takes its two-dimensional weights but lm_head.
     """
-    adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": config.weight_decay}
-    if config.optimizer == "adamw":
-        optimizer: torch.optim.Optimizer = AdamW(
-            [{"params": list(draft.parameters()), **adam}],
-            betas=_BETAS,
-            fused=True,  # one pass, no temporaries of the weights' size
-        )
+    adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": 0.0}
+    if config.optimizer == "muon":
+        optimizer = _muon(config.muon_learning_rate, draft, adam)
     else:
-        optimizer = _muon(config, draft, adam)
+        # Fused: one pass, no temporaries of the weights' size.
+        optimizer = AdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS, fused=True)
     if config.zero_stage == 0:
-        optimizer.register_step_pre_hook(_clip_or_refuse(config.max_grad_norm))
+        optimizer.register_step_pre_hook(_clip(config.max_grad_norm))
     if config.ema_decay is not None:
         optimizer.register_step_post_hook(_move_average)
     return optimizer
 
 
-def _muon(config: TrainConfig, draft: nn.Module, adam: dict[str, float]) -> torch.optim.Optimizer:
+def _muon(learning_rate: float, draft: nn.Module, adam: dict[str, float]) -> torch.optim.Optimizer:
     from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
     matrices: list[nn.Parameter] = []
@@ -55,9 +52,11 @@ def _muon(config: TrainConfig, draft: nn.Module, adam: dict[str, float]) -> torc
         suits = parameter.ndim == 2 and not name.startswith("lm_head")
         setattr(parameter, "use_muon", suits)  # noqa: B010 - DeepSpeed reads it off the parameter
         (matrices if suits else others).append(parameter)
-    rate = {"lr": config.muon_learning_rate, "initial_lr": config.muon_learning_rate}
-    muon = {"params": matrices, "use_muon": True, **rate, "momentum": 0.95, "weight_decay": config.weight_decay}
-    return MuonWithAuxAdam([muon, {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8}])
+    muon = {"lr": learning_rate, "initial_lr": learning_rate, "momentum": 0.95, "weight_decay": 0.0}
+    return MuonWithAuxAdam([
+        {"params": matrices, "use_muon": True, **muon},
+        {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8},
+    ])  # fmt: skip
 
 
 def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, total_steps: int) -> float:
@@ -98,19 +97,16 @@ def _move_average(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -
 
 
 def gradient_norm(engine: Any) -> float:
-    """Norm of the last step's gradient before clipping, the same on every rank; not finite if it was refused."""
+    """Norm of the last step's gradient before clipping, the same on every rank."""
     norm = engine.get_global_grad_norm()  # None at ZeRO 0
     return float(engine.optimizer.grad_norm if norm is None else norm)
 
 
-def _clip_or_refuse(max_norm: float) -> Callable[[torch.optim.Optimizer, tuple, dict], None]:
-    """What a ZeRO optimiser does before its step, for ZeRO 0: clip, and change nothing on a gradient not finite."""
+def _clip(max_norm: float) -> Callable[[torch.optim.Optimizer, tuple, dict], None]:
+    """What a ZeRO optimiser does before its step, for ZeRO 0."""
 
     def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         optimizer.grad_norm = nn.utils.clip_grad_norm_(parameters, max_norm)
-        if not torch.isfinite(optimizer.grad_norm):
-            for parameter in parameters:
-                parameter.grad = None
 
     return before_step

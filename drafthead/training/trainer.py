@@ -11,8 +11,7 @@ Shapes: T tokens, R rows, K draft positions, H hidden, D draft vocabulary, V tar
 import logging
 import math
 import os
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,25 +24,26 @@ from drafthead.config import Recipe
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import States
+from drafthead.data.trained_on import write_trained_on
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, resized
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, last_answer, match_text, replay
+from drafthead.drafters.trained import OWN
 from drafthead.drafters.vocabulary import DraftVocabulary, coverage
 from drafthead.losses.fused import HeadLoss, Teacher, head_loss
 from drafthead.progress import progress_bar
 from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
-from drafthead.training.accelerator import accumulation_steps, build_accelerator
+from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
 from drafthead.training.feed import Prefetch, build_feed
-from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, keep_start, open_inputs, survey
-from drafthead.training.metrics import MetricsLog, StepMetrics, flatten, peak_memory_gib, start_tracker
-from drafthead.training.optimizer import EMA_STATE, build_optimizer, gradient_norm, schedule
+from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, learned_before, open_inputs, survey
+from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
+from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
 
 KIND = "run"
 logger = logging.getLogger(__name__)
-_LOG_LINES = 50  # a run prints about as many, whatever its length
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -61,16 +61,21 @@ def train(recipe: Recipe) -> Path:
     """
     accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
     inputs = open_inputs(recipe)
-    # One rank for all: the launcher ends the others with it.
-    first = os.environ.get("RANK", "0") == "0"
+    first = os.environ.get("RANK", "0") == "0"  # locks for all ranks: the launcher ends the others with it
     if artifacts.begin(recipe.run_dir, KIND, inputs.identity, thinned=True, alone=first):
         if first:
             logger.info("%s is complete; nothing to do", recipe.run_dir)
         return recipe.run_dir
+    if first and inputs.start is not None:
+        learned = learned_before(inputs.start)
+        known = "not known" if learned is None else "noted"
+        logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)
+        if learned is not None:
+            write_trained_on(recipe.run_dir, None, learned)
     trainer = Trainer(recipe, inputs)
-    log = MetricsLog(recipe.run_dir / "metrics.jsonl", trainer.state.step) if trainer.main else None
+    log = MetricsLog(trainer.accelerator, recipe.run_dir, trainer.state.step, trainer.total_steps)
     trainer.fit(log)
-    if log is not None:
+    if trainer.main:
         state = trainer.state
         counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": round(log.seconds(), 1)}
         artifacts.finish(recipe.run_dir, counts)
@@ -97,17 +102,13 @@ class LossModule(nn.Module):
         self.draft, self.objective = draft, objective
         self.zero_hidden_states, self.recompute = zero_hidden_states, recompute
 
-    def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss over the scored rows of a batch; `score` is the readable way to call this.
+    def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
+        """Loss over the scored rows of a batch.
 
         Args:
             batch: T tokens.
             target: frozen tensors.
             scale: (K,) weight of one row's loss at each draft position, normalisation included.
-
-        Returns:
-            The fields of `HeadLoss` as a plain tuple: ZeRO-3 gathers weights for the backward through hooks on output
-            tensors, and looks for them in tuples only.
         """
         if self.zero_hidden_states:
             batch = replace(batch, aux=torch.zeros_like(batch.aux))
@@ -116,25 +117,7 @@ class LossModule(nn.Module):
         teacher = Teacher(target.normed(batch.last_hidden), target.head_rows, batch.lse)
         scored = head_loss(rows, self.draft.lm_head.weight, teacher, scale, self.objective)
         give_back(rows.states)
-        return scored.loss, scored.position_sums, scored.predictions
-
-
-def score(module: nn.Module, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
-    """Call a `LossModule`, or the engine that wraps one."""
-    return HeadLoss(*module(batch, target, scale))
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Result of a pass over the validation split.
-
-    Attributes:
-        loss: mean loss of the first draft position per row; NaN when nothing was replayed.
-        acceptance: pooled counters of the replayed rounds.
-    """
-
-    loss: float
-    acceptance: Acceptance
+        return scored
 
 
 class Trainer:
@@ -143,7 +126,9 @@ class Trainer:
     Attributes:
         recipe, inputs, drafter, config: what is trained on what, and how.
         accelerator, engine, optimizer: accelerate's, DeepSpeed's and the wrapped torch optimiser.
+        main: whether this is the rank that writes.
         shape, vocabulary, target: of the head, d2t and t2d, frozen tensors.
+        dtype: what is computed in; weights and their update are float32 beside it.
         stream: packed micro batches of all epochs.
         replayed: the validation documents that acceptance is predicted on.
         state: where training stands.
@@ -161,132 +146,118 @@ class Trainer:
         draft = self._new_head(found, pieces)
         module = LossModule(draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
-        checkpoint.check_ranks({**inputs.identity, "draft vocabulary": artifacts.digest(self.vocabulary.d2t.tolist())})
+        self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
+        self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
+        check_ranks({**inputs.identity, "draft vocabulary": artifacts.digest(self.vocabulary.d2t.tolist())})
         if config.tracker != "none":
             start_tracker(self.accelerator, recipe)
         self.engine, self.optimizer = self.accelerator.prepare(module, build_optimizer(config, draft))
-        if config.compile:
-            self.engine.compile(compile_kwargs={"dynamic": True})  # every packed batch has lengths of its own
         self.stream = plan_stream(inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs)
-        self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
-        self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
-        self.replayed = replayed_documents(inputs.validation, self.drafter)
-        self.prefetch = Prefetch(self.stream, lambda w: pack(inputs.train, w, self.drafter), self.device.type == "cuda")
-        self.state = checkpoint.restore(recipe, self.accelerator, self.engine, self.vocabulary)
+        self.total_steps = len(self.stream) // config.batches_per_step
         if self.total_steps == 0:
             raise ValueError(
                 f"{len(self.stream)} packed batches do not fill one optimiser step of train.batches_per_step "
                 f"{config.batches_per_step}: harvest more data, raise train.epochs or lower train.tokens_per_batch"
             )
+        self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
+        self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
+        self.replayed = replayed_documents(inputs.validation, self.drafter)
+        self.prefetch = Prefetch(self.stream, lambda w: pack(inputs.train, w, self.drafter), self.device.type == "cuda")
+        self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
         if self.main:
             self._describe(found)
 
-    @property
-    def main(self) -> bool:
-        """Whether this is the rank that writes."""
-        return self.accelerator.is_main_process
-
-    @property
-    def device(self) -> torch.device:
-        return self.accelerator.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What is computed in; weights and their update are float32 beside it."""
-        return _DTYPES[self.config.precision]
-
-    @property
-    def total_steps(self) -> int:
-        return len(self.stream) // self.config.batches_per_step
-
-    def fit(self, log: MetricsLog | None) -> None:
-        """Take the remaining optimiser steps; `log` on the rank that writes."""
-        config, averaged = self.config, self.config.ema_decay is not None
-        log_every = max(1, self.total_steps // _LOG_LINES)
-        clock, tokens, start = time.perf_counter(), 0, self.state.step
-        before = clock
+    def fit(self, log: MetricsLog) -> None:
+        """Take the remaining optimiser steps."""
+        averaged = self.config.ema_decay is not None
         self.feed.release(self.state.step)
         if self.inputs.start is not None and self.state.step == 0:
             # What the head is worth that training goes on from: later validations are compared with it.
-            result = self.validate(self.consolidated())
-            length, rates = result.acceptance.length, result.acceptance.rates
-            self.state = replace(self.state, acceptance_length=length, acceptance_per_position=rates)
-            self._report(log, 0, result)
-        with progress_bar(self.total_steps, "train", "step", initial=self.state.step, disable=log is None) as bar:
+            result = self.validate(self.weights())
+            log.validation(0, result)
+            self.state = replace(
+                self.state,
+                acceptance_length=result.acceptance_length,
+                acceptance_per_position=result.acceptance_per_position,
+            )
+        with progress_bar(self.total_steps, "train", "step", self.state.step, disable=not self.main) as bar:
             for step in range(self.state.step, self.total_steps):
                 # Online, the states of this step may not be written yet, or the harvester may need room to go on.
                 if self.feed.wants_checkpoint(step):
-                    self.save(step, self.consolidated(averaged), None)
+                    self.save(step, self.weights(averaged), None)
                 self.feed.wait(step)
-                metrics, step_tokens = self.step(step)
-                tokens += step_tokens
-                now = time.perf_counter()
-                seconds, step_seconds, before = now - clock, now - before, now
-                metrics = replace(
-                    metrics,
-                    step_seconds=step_seconds,
-                    tokens_per_second=tokens / seconds,
-                    eta_seconds=seconds / (step + 1 - start) * (self.total_steps - step - 1),
-                    acceptance_length=self.state.acceptance_length,
-                    acceptance_per_position=self.state.acceptance_per_position,
-                )
-                if log is not None:
-                    log.write_step(metrics)
-                    shown = {"loss": f"{metrics.loss:.3f}", "top1": f"{metrics.accuracy_per_step[0]:.3f}"}
-                    bar.set_postfix(shown, refresh=False)
-                    if (step + 1) % log_every == 0 or step + 1 == self.total_steps:
-                        logger.info(metrics.line())
-                self.track(asdict(metrics), "train", step + 1)
+                log.step(self.step(step), sum(w.num_tokens for windows in self._group(step) for w in windows))
                 bar.update(1)
 
                 # Now and then: measure, and keep the weights.
-                if (step + 1) % config.checkpoint_every == 0 or step + 1 == self.total_steps:
-                    weights = self.consolidated(averaged)
+                if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == self.total_steps:
+                    weights = self.weights(averaged)
                     result = self.validate(weights)
-                    # Before the checkpoint: a run resumed from there does not validate it again.
-                    self._report(log, step + 1, result)
+                    log.validation(step + 1, result)  # before the checkpoint: resumed from there, it is not repeated
                     self.save(step + 1, weights, result)
-                    clock, tokens, start = time.perf_counter(), 0, step + 1
+                    log.restart_clock(step + 1)
 
-    def step(self, step: int) -> tuple[StepMetrics, int]:
-        """One optimiser step: this rank's micro batches of it, one update.
+    def _group(self, step: int) -> list[list[Window]]:
+        """The packed micro batches of an optimiser step, of all ranks."""
+        return self.stream[step * self.config.batches_per_step :][: self.config.batches_per_step]
 
-        Returns:
-            Metrics over all ranks (rate still zero) and the step's tokens over all ranks.
+    def step(self, step: int) -> StepMetrics:
+        """One optimiser step: this rank's micro batches of it, one update; metrics over all ranks, without rates.
+
+        Raises:
+            FloatingPointError: the loss or the gradient is not finite, on whichever rank.
         """
         config, ranks, K = self.config, self.accelerator.num_processes, self.drafter.num_positions
         first = step * config.batches_per_step
-        group = self.stream[first : first + config.batches_per_step]
         mine = range(first + self.accelerator.process_index, first + config.batches_per_step, ranks)
-        rows = torch.tensor([window.valid for windows in group for window in windows]).sum(0).clamp_min(1)  # (K,)
+        valid = [window.valid for windows in self._group(step) for window in windows]
+        rows = torch.tensor(valid).sum(0).clamp_min(1)  # (K,)
         weights = self.drafter.position_weights()
         # DeepSpeed divides by accumulation steps and averages over ranks: undo both.
         scale = (weights / rows * config.batches_per_step).to(self.device, torch.float32)
         rate = schedule(self.optimizer, config, step, self.total_steps)
 
-        sums = torch.zeros(2 * K + 1, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(2 * K, dtype=torch.float64, device=self.device)
         for index in mine:
             batch = self.prefetch.take(index).to(self.device, self.dtype)
             if index + ranks in mine or (step + 1 < self.total_steps and self.feed.ready(step + 1)):
                 self.prefetch.start(index + ranks)
             with self.accelerator.accumulate(self.engine):
-                scored = score(self.engine, batch, self.target, scale)
-                self._stop_unless_finite_loss(step, batch, scored)
+                scored = self.engine(batch, self.target, scale)
                 self.accelerator.backward(scored.loss)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            hits = self._hits(scored, batch)
-            sums += torch.cat([scored.position_sums, hits, sums.new_tensor([len(batch.input_ids)])])
-        sums = self.accelerator.reduce(sums, "sum").cpu()
-        grad_norm = gradient_norm(self.engine)
-        self._stop_unless_finite_gradient(step, group, grad_norm)
-        losses, hits = sums[:K] / rows, sums[K : 2 * K] / rows
+            sums += torch.cat([scored.position_sums, self._hits(scored, batch)])
+        losses, accuracies = (self.accelerator.reduce(sums, "sum").cpu().view(2, K) / rows).unbind()
         metrics = StepMetrics(
             step=step + 1, loss=float((losses * weights).sum()), loss_per_step=tuple(losses.tolist()),
-            accuracy_per_step=tuple(hits.tolist()), grad_norm=grad_norm, learning_rate=rate, tokens_per_second=0.0,
-            memory_gib=peak_memory_gib(),
+            accuracy_per_step=tuple(accuracies.tolist()), grad_norm=gradient_norm(self.engine), learning_rate=rate,
+            memory_gib=peak_memory_gib(), acceptance_length=self.state.acceptance_length,
+            acceptance_per_position=self.state.acceptance_per_position,
         )  # fmt: skip
-        return metrics, int(sums[-1])
+        if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):
+            self._stop(metrics, [window.document for index in mine for window in self.stream[index]])
+        return metrics
+
+    def _stop(self, metrics: StepMetrics, documents: list[int]) -> None:
+        """End a run before anything of a step that is not finite is written; every rank calls this with its documents.
+
+        A resumed run meets the same step again with the same weights: nothing else needs to be kept to look into it.
+        """
+        from accelerate.utils import gather_object
+
+        read = (self.inputs.train[document] for document in documents)
+        bad = [s.id for s in read if not all(part.isfinite().all() for part in (*s.aux.values(), s.last_hidden))]
+        bad = sorted(set(gather_object(bad)))
+        advice = (
+            f"the stored states of {', '.join(bad)} are not finite: harvest them again"
+            if bad
+            else ("the stored states are finite: lower train.learning_rate")
+        )
+        raise FloatingPointError(
+            f"step {metrics.step} has loss {metrics.loss} and gradient norm {metrics.grad_norm}, which is not kept; "
+            + advice
+        )
 
     def _hits(self, scored: HeadLoss, batch: PackedBatch) -> Tensor:
         """(K,) scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
@@ -311,7 +282,7 @@ class Trainer:
         total, counted, acceptance = 0.0, 0, empty_acceptance(self.recipe.eval.num_draft_tokens)
         for windows in plan[accelerator.process_index :: accelerator.num_processes]:
             batch = pack(self.inputs.validation, windows, self.drafter, whole_text=True).to(self.device, self.dtype)
-            scored = score(module, batch, self.target, nothing)
+            scored = module(batch, self.target, nothing)
             total += float(scored.position_sums[0])
             counted += int(batch.scored[0].sum())
             acceptance += replayed(
@@ -322,54 +293,26 @@ class Trainer:
         )
         total, counted, drafts, *accepted = accelerator.reduce(counts.to(self.device), "sum").cpu().tolist()
         pooled = Acceptance(int(drafts), tuple(int(n) for n in accepted))
-        return Validation(total / counted if counted else math.nan, pooled)
+        return Validation(total / counted if counted else math.nan, pooled.length, pooled.rates, pooled.drafts)
 
     def save(self, step: int, weights: dict[str, Tensor], result: Validation | None) -> None:
         """Write a checkpoint, note whether it is the best so far (None: not measured), and apply retention."""
-        best = self.state
-        if result is None:
-            length, rates, improved = best.acceptance_length, best.acceptance_per_position, False
-        else:
-            length, rates = result.acceptance.length, result.acceptance.rates
+        self.state = replace(self.state, step=step, world_size=self.accelerator.num_processes)
+        if result is not None:
+            length, best = result.acceptance_length, self.state
+            self.state = replace(best, acceptance_length=length, acceptance_per_position=result.acceptance_per_position)
             # Where every validation response loops, lengths are NaN and the newest checkpoint counts as the best.
-            improved = best.best_step == 0 or not length <= best.best_acceptance_length
-        self.state = checkpoint.TrainState(
-            step=step,
-            world_size=self.accelerator.num_processes,
-            zero_stage=self.config.zero_stage,
-            acceptance_length=length,
-            acceptance_per_position=rates,
-            best_step=step if improved else best.best_step,
-            best_acceptance_length=length if improved else best.best_acceptance_length,
-        )
+            if best.best_step == 0 or not length <= best.best_acceptance_length:
+                self.state = replace(self.state, best_step=step, best_acceptance_length=length)
         checkpoint.save(self.accelerator, self.engine, self.recipe.run_dir, self.state, weights)
         if self.main:
             checkpoint.retain(self.recipe.run_dir, self.config.keep_checkpoints, self.state)
         self.feed.release(step)
 
-    def consolidated(self, averaged: bool = False) -> dict[str, Tensor]:
-        """float32 weights on the CPU under their exported names, with d2t and t2d. Every rank calls this.
-
-        Args:
-            averaged: the moving average (train.ema_decay) instead of the weights that are trained.
-        """
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-        weights = {}
-        for name, parameter in self.accelerator.unwrap_model(self.engine).draft.named_parameters():
-            if averaged:
-                kept = safe_get_full_optimizer_state(parameter, EMA_STATE)
-                full = self.engine.optimizer.state[parameter][EMA_STATE] if kept is None else kept
-            else:
-                master = safe_get_full_fp32_param(parameter)
-                full = parameter if master is None else master  # without a ZeRO optimiser the parameter is the master
-            weights[name] = full.detach().float().cpu().clone()
+    def weights(self, averaged: bool = False) -> dict[str, Tensor]:
+        """What export reads of a checkpoint; every rank calls this. `averaged`: the moving average of the weights."""
+        weights = checkpoint.consolidated(self.accelerator, self.engine, averaged)
         return {**weights, "d2t": self.vocabulary.d2t, "t2d": self.vocabulary.t2d}
-
-    def track(self, values: dict[str, Any], group: str, step: int) -> None:
-        """Send numbers to the recipe's tracker, if it has one."""
-        if self.config.tracker != "none":
-            self.accelerator.log(flatten(values, group), step=step)
 
     def _new_head(self, found: Survey, pieces: Any) -> DraftModule:
         """The head at step 0: made from its target, or with the weights and the vocabulary of `train.init_from`."""
@@ -380,12 +323,12 @@ class Trainer:
             self.shape = resized(shape, len(self.vocabulary.d2t))
             draft = self.drafter.from_target(self.shape, pieces, self.vocabulary, config.seed)
         else:
-            start = keep_start(recipe, inputs.start)
-            weights = start.weights()
-            self.vocabulary = DraftVocabulary(weights["d2t"], weights["t2d"])
-            self.shape = start.shape(resized(shape, len(self.vocabulary.d2t)))
+            weights = inputs.start.weights()
+            self.vocabulary = DraftVocabulary(weights.pop("d2t"), weights.pop("t2d"))
+            own = {key: inputs.start.run[key] for key in OWN if key in inputs.start.run}
+            self.shape = replace(resized(shape, len(self.vocabulary.d2t)), **own)
             draft = self.drafter.build(self.shape)
-            draft.load_state_dict({name: weights[name] for name in weights if name not in ("d2t", "t2d")})
+            draft.load_state_dict(weights)
         if config.zero_hidden_states:
             # Trained on zeroed states fc stays zero, so the served head ignores the states it is given, as it did in
             # training; a random fc would feed it noise.
@@ -393,82 +336,16 @@ class Trainer:
         return draft
 
     def _describe(self, found: Survey) -> None:
-        config, stream = self.config, self.stream
-        silent = f", {found.silent} without a position to learn from" if found.silent else ""
+        train, validation, per_step = self.inputs.train, self.inputs.validation, self.config.batches_per_step
         logger.info(
-            f"{self.total_steps} steps of {config.batches_per_step} packed batches; {len(self.inputs.train)} sequences "
-            f"in {len(found.windows)} windows{silent}; draft vocabulary {len(self.vocabulary.d2t)} of "
-            f"{self.inputs.spec.vocab_size} covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens"
+            f"{self.total_steps} steps of {per_step} packed batches ({len(self.stream) % per_step} fill no step); "
+            f"{len(train)} sequences in {len(found.windows)} windows ({found.silent} without a position to learn "
+            f"from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} covers "
+            f"{coverage(found.generated, self.vocabulary):.2%} of generated tokens; acceptance is predicted on "
+            f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty)"
         )
-        if left_over := len(stream) % config.batches_per_step:
-            logger.info(
-                f"the last {left_over} of {len(stream)} packed batches do not fill a step and are not trained on"
-            )
         for category, counts in sorted(found.by_category.items()):
             logger.info(f"  {category:<20} {coverage(counts, self.vocabulary):.2%} of {int(counts.sum()):,}")
-        if looping := len(self.inputs.validation) - len(self.replayed):
-            logger.info(
-                f"{looping} of {len(self.inputs.validation)} validation responses loop or are empty: left out of "
-                "acceptance, as they are in evaluation"
-            )
-
-    def _report(self, log: MetricsLog | None, step: int, result: Validation) -> None:
-        acceptance = result.acceptance
-        values = {
-            "first_step_loss": result.loss,
-            "acceptance_length": acceptance.length,
-            "acceptance_per_position": acceptance.rates,
-            "rounds": acceptance.drafts,
-        }
-        self.track(values, "validation", step)
-        if log is None:
-            return
-        log.write("validation", {"step": step, **values})
-        rates = " ".join(f"{rate:.3f}" for rate in acceptance.rates)
-        logger.info(
-            f"step {step:6d}  validation: acceptance length {acceptance.length:.3f} (replay of {acceptance.drafts} "
-            f"rounds), per position {rates}, first-step loss {result.loss:.4f}"
-        )
-
-    # A loss or gradient that is not finite stops the run before it reaches the weights. Under runs/NAME/nonfinite/
-    # step_N lie the weights that met the step and the sequences of it. DeepSpeed leaves the weights alone when the
-    # gradient norm is not finite, except at ZeRO 0, where a hook of training.optimizer does.
-
-    def _stop_unless_finite_loss(self, step: int, batch: PackedBatch, scored: HeadLoss) -> None:
-        bad = torch.zeros((), device=scored.loss.device) + ~torch.isfinite(scored.loss.detach())
-        if not self.accelerator.reduce(bad, "sum").item():
-            return
-        from accelerate.utils import gather_object
-
-        finite = {name: bool(torch.isfinite(getattr(batch, name)).all()) for name in ("aux", "last_hidden")}
-        losses = [str(value) for value in scored.position_sums.tolist()]
-        mine = {"ids": batch.ids, "loss_per_step": losses, "inputs_finite": finite}
-        batches = [b for b in gather_object([mine if bad.item() else None]) if b is not None]
-        folder = self._keep_nonfinite(step, {"what": "loss", "batches": batches})
-        raise FloatingPointError(
-            f"the loss at step {step + 1} is not finite ({len(batches)} micro batches; stored states finite: "
-            f"{[b['inputs_finite'] for b in batches]}). Nothing was updated; weights and sequences are in {folder}. "
-            "Harvest those sequences again if their states are not finite, else lower train.learning_rate"
-        )
-
-    def _stop_unless_finite_gradient(self, step: int, group: list[list[Window]], grad_norm: float) -> None:
-        if math.isfinite(grad_norm):
-            return
-        ids = sorted({self.inputs.train[window.document].id for windows in group for window in windows})
-        folder = self._keep_nonfinite(step, {"what": "gradient", "batches": [{"ids": ids}]})
-        raise FloatingPointError(
-            f"gradient norm {grad_norm} at step {step + 1} with finite losses. Nothing was updated; weights and "
-            f"sequences are in {folder}. Lower train.learning_rate"
-        )
-
-    def _keep_nonfinite(self, step: int, record: dict[str, Any]) -> Path:
-        folder = self.recipe.run_dir / "nonfinite" / f"step_{step + 1:08d}"
-        weights = self.consolidated()
-        if self.main:
-            checkpoint.write_weights(folder / checkpoint.MODEL_FILE, weights)
-            checkpoint.write_json(folder / "record.json", {"step": step + 1, **record})
-        self.accelerator.wait_for_everyone()
-        return folder
 
 
 def replayed_documents(store: States, drafter: Drafter) -> list[Window]:

@@ -14,7 +14,7 @@ from drafthead.drafters.base import Drafter, DraftModule, DraftShape, num_parame
 from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.replay import empty_acceptance
 from drafthead.losses.fused import HeadRows
-from drafthead.training.trainer import LossModule, replayed, score
+from drafthead.training.trainer import LossModule, replayed
 from tests.data.sequences import sequence
 from tests.drafters.small_draft import small_model
 from tests.training.toy import frozen
@@ -85,7 +85,7 @@ def test_it_learns_from_the_same_store_and_is_replayed(drafter, tmp_path):
     scale = drafter.position_weights().float() / batch.scored.sum(1)
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.05), []
     for _ in range(40):
-        scored = score(LossModule(model), batch, target, scale)
+        scored = LossModule(model)(batch, target, scale)
         optimizer.zero_grad()
         scored.loss.backward()
         optimizer.step()

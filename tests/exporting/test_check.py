@@ -27,7 +27,7 @@ from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
 from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec, target_identity
-from drafthead.training.trainer import LossModule, score
+from drafthead.training.trainer import LossModule
 from tests.exporting.runs import recipe_at, write_run
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(num_steps):
         optimizer.zero_grad()
-        score(LossModule(model), batch, target, scale).loss.backward()
+        LossModule(model)(batch, target, scale).loss.backward()
         optimizer.step()
     return {**model.state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
 

@@ -38,7 +38,7 @@ def both_forms(objective, size, grad_dtype, block, **shape):
     target = kernels.prepare_target(objective, target_logits, lse, block)
     scored = kernels.score_rows(objective, logits, target, met, scale, grad, block)
     if objective in ("total_variation", "lk_hybrid"):
-        p, q = (exact_target.mass * exact_target.values)[met], exact[0].softmax(-1)
+        p, q = (exact_target.mass * exact_target.values.exp())[met], exact[0].softmax(-1)
         crossing = (q - p).abs() < 1e-4 * p
         grad[crossing] = exact_grad[crossing] = 0
     return (*scored, grad), (*wanted, exact_grad)

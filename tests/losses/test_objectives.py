@@ -1,4 +1,4 @@
-"""Every objective by hand, and its closed form against the function."""
+"""Every objective by hand, and its gradient against autograd over the whole."""
 
 from math import exp, log
 from typing import get_args
@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from drafthead.config import train
 from drafthead.losses import objectives
-from drafthead.losses.objectives import CLOSED_FORMS, LK_RATE, OBJECTIVES, Target, loss_function
+from drafthead.losses.objectives import LK_RATE, OBJECTIVES, Target, loss_function
 
 MIXTURE = {"forward_kl": 0.9, "total_variation": 0.1}
 
@@ -64,27 +64,16 @@ def test_by_hand(objective, wanted):
         assert loss(objective, q.log(), p.log(), torch.zeros(1))[0].item() == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.parametrize("objective", CLOSED_FORMS)
+@pytest.mark.parametrize("objective", [*OBJECTIVES, MIXTURE], ids=str)
 @pytest.mark.parametrize("spread", [0.1, 3.0])
-def test_closed_forms_equal_the_function(objective, spread):
+def test_loss_and_gradient_are_those_of_the_function(objective, spread):
     rows = random_rows(spread)
     for ours, wanted in zip(scored(objective, *rows), by_autograd(objective, *rows), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
 
 
-def test_a_mixture_is_the_weighted_sum():
-    rows = random_rows()
-    parts = [scored(name, *rows) for name in MIXTURE]
-    for number, ours in enumerate(scored(MIXTURE, *rows)):
-        wanted = 0.9 * parts[0][number] + 0.1 * parts[1][number]
-        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("without", ["nothing", "closed forms"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_extreme_logits_stay_finite(monkeypatch, objective, without):
-    if without == "closed forms":
-        monkeypatch.delitem(CLOSED_FORMS, objective)
+def test_extreme_logits_stay_finite(objective):
     target_logits = torch.tensor([[-1e4, 0.0, 1e4]])
     for values in scored(objective, torch.tensor([[1e4, 0.0, -1e4]]), target_logits, target_logits.logsumexp(-1)):
         assert values.isfinite().all()

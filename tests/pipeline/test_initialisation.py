@@ -8,7 +8,7 @@ from drafthead.drafters.base import draft_shape
 from drafthead.drafters.registry import drafter_of
 from drafthead.target.pieces import frozen_target, load_pieces
 from drafthead.training.inputs import draft_vocabulary, open_inputs, survey
-from drafthead.training.trainer import LossModule, score
+from drafthead.training.trainer import LossModule
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ HELD_OUT_LOSS = 3.0  # nats per position of the first TTT step
 def loss_of(objective, batch, target):
     """Weighted loss per position and the plain loss of the first TTT step."""
     counts = batch.scored.sum(1).clamp_min(1)
-    scored = score(objective, batch, target, (0.8 ** torch.arange(STEPS) / counts).float())
+    scored = objective(batch, target, (0.8 ** torch.arange(STEPS) / counts).float())
     return scored.loss, float(scored.position_sums[0] / counts[0])
 
 

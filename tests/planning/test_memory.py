@@ -11,7 +11,7 @@ from drafthead.drafters.eagle3.drafter import valid_positions
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.planning.memory import training_memory
 from drafthead.target.pieces import FrozenTarget
-from drafthead.training.trainer import LossModule, score
+from drafthead.training.trainer import LossModule
 
 TOKENS, STEPS = 1024, 3
 
@@ -49,7 +49,7 @@ def kept_by_the_unroll(recompute: bool) -> int:
         argmax=torch.zeros(TOKENS, dtype=torch.long), lse=torch.full((TOKENS,), 20.0),
     )  # fmt: skip
     with torch.profiler.profile(profile_memory=True) as profile:
-        scored = score(module, batch, target, torch.ones(STEPS))
+        scored = module(batch, target, torch.ones(STEPS))
     events = profile.profiler.kineto_results.events()
     del scored
     return sum(event.nbytes() for event in events if event.name() == "[memory]")

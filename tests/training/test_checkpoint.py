@@ -2,6 +2,7 @@
 
 import shutil
 
+import accelerate.utils
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -9,6 +10,7 @@ from safetensors.torch import save_file
 from drafthead.artifacts import ArtifactError
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.training import checkpoint
+from drafthead.training.accelerator import check_ranks
 
 
 def state(step, best_step):
@@ -45,11 +47,13 @@ def _killed(*_arguments, **_options):
     raise KeyboardInterrupt
 
 
-def test_a_rank_of_another_recipe_is_named_with_its_host():
+def test_a_rank_of_another_recipe_is_named_with_its_host(monkeypatch):
     ranks = [("a", {"train": {"seed": 0}}), ("a", {"train": {"seed": 0}}), ("b", {"train": {"seed": 1}})]
-    checkpoint.check_alike(ranks[:2])
+    monkeypatch.setattr(accelerate.utils, "gather_object", lambda _: ranks)
     with pytest.raises(ArtifactError, match=r"rank 2 on b .* rank 0 on a:\n  train\.seed: found 1, wanted 0\n"):
-        checkpoint.check_alike(ranks)
+        check_ranks({})
+    ranks.pop()
+    check_ranks({})
 
 
 def test_a_run_does_not_go_on_with_rows_for_other_tokens(tmp_path):
@@ -57,5 +61,5 @@ def test_a_run_does_not_go_on_with_rows_for_other_tokens(tmp_path):
     save_file({"d2t": vocabulary.d2t}, tmp_path / checkpoint.MODEL_FILE)
     checkpoint.check_vocabulary(tmp_path, vocabulary)
     other = DraftVocabulary(torch.tensor([0, 1, 1]), torch.tensor([True, False, True, True]))
-    with pytest.raises(ArtifactError, match=r"vocabulary of 3 tokens, .* generation_config\.json.* has changed"):
+    with pytest.raises(ArtifactError, match="draft vocabulary"):
         checkpoint.check_vocabulary(tmp_path, other)

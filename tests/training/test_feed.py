@@ -6,11 +6,12 @@ from drafthead import artifacts
 from drafthead.data import spool as spools
 from drafthead.data import store
 from drafthead.data.packing import Window, plan_stream
+from drafthead.target.pieces import load_target_spec, target_identity
 from drafthead.training.feed import SpoolFeed, _shards_of_steps
-from drafthead.training.inputs import open_states
+from drafthead.training.inputs import open_inputs
 from tests.artifacts import response, write_response_artifact
 from tests.data.spools import planned
-from tests.training.synthetic import small_recipe
+from tests.training.synthetic import small_recipe, synthetic_store
 
 
 def batches(*documents: tuple[int, ...]) -> list[list[Window]]:
@@ -41,20 +42,28 @@ def test_a_step_that_needs_more_than_the_spool_holds_is_refused():
 
 def test_a_whole_store_is_no_spool_and_a_spool_no_whole_store(tmp_path):
     whole, online = small_recipe(tmp_path), small_recipe(tmp_path, "states.spool_shards=4")
+    write_response_artifact(whole.responses_dir("train"), [response("a", 2, 3)])
     artifacts.begin(whole.states_dir("train"), store.KIND, {})
-    with pytest.raises(artifacts.ArtifactError, match=r"is a whole store of states, but states.spool_shards 4 asks"):
-        open_states(online, "train")
+    with pytest.raises(artifacts.ArtifactError, match="kind: found 'states', wanted 'spool'"):
+        open_inputs(online)
     (whole.states_dir("train") / artifacts.IDENTITY).unlink()
     artifacts.begin(whole.states_dir("train"), spools.KIND, spools.terms(online))
-    with pytest.raises(artifacts.ArtifactError, match=r"is a spool of online training, but states.spool_shards None"):
-        open_states(whole, "train")
+    with pytest.raises(artifacts.ArtifactError, match="half finished"):
+        open_inputs(whole)
+    artifacts.finish(whole.states_dir("train"), {})
+    with pytest.raises(artifacts.ArtifactError, match=r"spool .*states"):
+        open_inputs(whole)
 
 
 def test_a_spool_of_other_terms_is_refused_by_value(tmp_path):
     recipe = small_recipe(tmp_path, "states.spool_shards=4")
+    synthetic_store(recipe, "validation", 2, seed=1)
     made_from = write_response_artifact(recipe.responses_dir("train"), [response("a", 2, 3)])
-    identity = {**spools.terms(recipe), "responses": made_from, "aux_layer_ids": [2, 4, 8]}
+    identity = {
+        **spools.terms(recipe), "responses": made_from, "aux_layer_ids": [2, 4, 8], "format": recipe.states.format,
+        "target": target_identity(recipe, load_target_spec(recipe.target_path)),
+    }  # fmt: skip
     artifacts.begin(recipe.states_dir("train"), spools.KIND, identity)
-    assert len(open_states(recipe, "train").states) == 1
+    assert len(open_inputs(recipe).train) == 1
     with pytest.raises(artifacts.ArtifactError, match=r"spool_shards: found 4, wanted 6"):
-        open_states(small_recipe(tmp_path, "states.spool_shards=6"), "train")
+        open_inputs(small_recipe(tmp_path, "states.spool_shards=6"))

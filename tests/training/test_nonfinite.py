@@ -1,11 +1,9 @@
-"""A loss or gradient that is not finite stops the run before it reaches the weights."""
+"""A loss or gradient that is not finite stops the run before it reaches a checkpoint."""
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from drafthead import artifacts
-from tests.training.launching import entries, launch, run
+from tests.training.launching import checkpoints, entries, launch, run
 from tests.training.synthetic import small_recipe, synthetic_store
 
 pytestmark = pytest.mark.slow
@@ -17,23 +15,17 @@ def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path):
     synthetic_store(recipe, "validation", 6, seed=1)
     result = launch(recipe, "train.batches_per_step=2", ranks=2)
     assert result.returncode != 0
-    (folder,) = (recipe.run_dir / "nonfinite").iterdir()
-    record = artifacts.read_json(folder / "record.json")
-    assert ["train0040" in batch["ids"] for batch in record["batches"]] == [True]  # one rank's micro batch, named
-    assert record["batches"][0]["inputs_finite"] == {"aux": False, "last_hidden": True}
-    assert all(torch.isfinite(t).all() for t in load_file(folder / "model.safetensors").values())
-    assert f"weights and sequences are in {folder}" in result.stderr
-    assert record["step"] == len(entries(recipe.run_dir)) + 1
+    assert f"step {len(entries(recipe.run_dir)) + 1} has loss nan" in result.stderr
+    assert "states of train0040 are not finite" in result.stderr
     assert not (recipe.run_dir / artifacts.MANIFEST).exists()
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(fresh_recipe, stage):
+def test_a_gradient_that_is_not_finite_reaches_no_checkpoint(fresh_recipe, stage):
     recipe, options = fresh_recipe(), (f"train.zero_stage={stage}", "train.checkpoint_every=2")
     result = launch(recipe, *options, script="tests/training/poisoned_gradient.py")
     assert result.returncode != 0
-    assert "at step 3 with finite losses. Nothing was updated" in result.stderr
-    saved = load_file(recipe.run_dir / "nonfinite" / "step_00000003" / "model.safetensors")
-    good = load_file(recipe.run_dir / "checkpoints" / "step_00000002" / "model.safetensors")
-    assert all(torch.equal(saved[name], good[name]) for name in good)
+    assert "step 3 has loss" in result.stderr
+    assert "stored states are finite" in result.stderr
+    assert [path.name for path in checkpoints(recipe.run_dir)] == ["step_00000002"]
     assert "resuming from step 2" in run(recipe, *options)  # without the poison it goes on

@@ -1,4 +1,4 @@
-"""The optimiser by itself: its average, its rate, and what it does with a gradient that is not finite."""
+"""The optimiser by itself: its average, its rate, and clipping."""
 
 import pytest
 import torch
@@ -49,10 +49,9 @@ def test_the_rate_warms_up_and_falls_to_a_tenth():
     assert shares[99] == pytest.approx(0.1, abs=1e-3)
 
 
-def test_at_zero_0_a_gradient_that_is_not_finite_changes_nothing():
-    _, model, optimizer = adamw(zero_stage=0, precision="fp32")
-    before = model.weight.detach().clone()
-    (model(torch.ones(1, 3)) * torch.tensor([1.0, float("inf")])).sum().backward()
+def test_at_zero_0_the_gradient_is_clipped_and_its_norm_told():
+    _, model, optimizer = adamw(zero_stage=0, precision="fp32", max_grad_norm=0.1)
+    (model(torch.ones(1, 3)) * torch.tensor([3.0, 4.0])).sum().backward()
     optimizer.step()
-    assert torch.equal(model.weight, before)
-    assert not torch.isfinite(optimizer.grad_norm)
+    assert optimizer.grad_norm == pytest.approx(10.0)  # rows of (3, 3, 3, 3) and (4, 4, 4, 4), bias included
+    assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() == pytest.approx(0.1, rel=1e-4)

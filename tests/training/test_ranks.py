@@ -1,10 +1,8 @@
 """ZeRO 0 to 3 on one and two ranks: one arithmetic, and a resume that changes the number of ranks."""
 
-import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -36,23 +34,6 @@ def runs(run_factory):
     return get
 
 
-@pytest.fixture
-def unpickled() -> Iterator[list[str]]:
-    """What Python's unpickler looks up meanwhile, as its audit events tell."""
-    found, listening = [], True
-
-    def listen(event: str, arguments: tuple) -> None:
-        if listening and event == "pickle.find_class":
-            found.append(".".join(arguments))
-
-    sys.addaudithook(listen)  # for as long as the process lives
-    pickle.loads(pickle.dumps(Iterator))
-    assert found, "the unpickler says nothing"
-    found.clear()
-    yield found
-    listening = False
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_and_rank_count_takes_the_same_steps(runs, stage, ranks):
@@ -65,10 +46,10 @@ def test_every_stage_and_rank_count_takes_the_same_steps(runs, stage, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_every_stage_and_rank_count_is_exported_without_a_pickle(runs, unpickled, stage, ranks):
+def test_every_stage_and_rank_count_is_exported_without_a_pickle(runs, monkeypatch, stage, ranks):
     recipe, reference = runs(stage, ranks), runs(0, 1)
+    monkeypatch.delattr(torch, "load")  # what opens DeepSpeed's files
     head = export_head(recipe, serve_check=False)
-    assert not unpickled
     wanted = load_file(best_checkpoint(reference.run_dir) / "model.safetensors")
     found = load_file(head / "model.safetensors")
     assert found.keys() == wanted.keys()

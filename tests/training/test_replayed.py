@@ -15,7 +15,7 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.results.summary import summarise_acceptance
-from drafthead.training.trainer import LossModule, replayed, replayed_documents, score
+from drafthead.training.trainer import LossModule, replayed, replayed_documents
 from tests.data.sequences import sequence
 from tests.drafters.small_draft import eagle3, small_model
 from tests.training.toy import NUM_STEPS, frozen
@@ -44,7 +44,7 @@ def _acceptance(store: StateStore) -> Acceptance:
     for window in replayed_documents(store, drafter):
         batch = pack(store, [window], drafter, whole_text=True).to(torch.device("cpu"), torch.float64)
         with torch.no_grad():
-            scored = score(LossModule(model), batch, frozen(model), torch.zeros(NUM_STEPS))
+            scored = LossModule(model)(batch, frozen(model), torch.zeros(NUM_STEPS))
         drafts = scored.predictions.view(batch.scored.shape)
         total += replayed(drafts, frozen(model).target_ids, batch, total)
         proposed = drafter.draft(model, batch, frozen(model).embeddings, NUM_STEPS)

@@ -11,7 +11,6 @@ from drafthead import artifacts
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_stream
-from drafthead.data.trained_on import known_before
 from drafthead.drafters.base import draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
@@ -19,8 +18,8 @@ from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
-from drafthead.training.inputs import find_start, keep_start, open_inputs, survey
-from drafthead.training.trainer import LossModule, score
+from drafthead.training.inputs import find_start, learned_before, open_inputs, survey
+from drafthead.training.trainer import LossModule
 from tests.artifacts import ask, write_prompt_artifact
 from tests.damage import edit_config
 from tests.exporting.runs import bare_copy, random_weights, write_run
@@ -40,7 +39,7 @@ def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
     target = frozen_target(load_pieces(recipe.target_path), inputs.spec, vocabulary.target_ids, CPU, torch.float32)
     scale = drafter.position_weights() / batch.scored.sum(1)
     draft = frozen_copy(draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids), weights, CPU, torch.float32)
-    return float(score(LossModule(draft), batch, target, scale.float()).loss)
+    return float(LossModule(draft)(batch, target, scale.float()).loss)
 
 
 @pytest.mark.slow
@@ -55,9 +54,6 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
 
     best = artifacts.require(first.run_dir, "run", "")["counts"]["best_step"]
     trained = load_file(first.run_dir / f"checkpoints/step_{best:08d}/model.safetensors")
-    begun = load_file(recipe.run_dir / "start/model.safetensors")
-    assert begun.keys() == trained.keys()
-    assert all(torch.equal(begun[name], trained[name]) for name in trained)
     (wanted,) = [e for e in entries(first.run_dir, "validation") if e["step"] == best]
     (found, *_) = entries(recipe.run_dir, "validation")
     assert found["step"] == 0
@@ -78,10 +74,8 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     card = write_card(recipe, recipe.run_dir).read_text()
     assert f"started from `runs/elsewhere`, imported from `{head}`" in card
 
-    # Resumed, it reads its own checkpoint: the ancestor may be gone.
     undisturbed = losses(recipe.run_dir)
     forget_after(recipe.run_dir, 16)
-    shutil.rmtree(recipe.run_dir.parent / "elsewhere")
     assert "resuming from step 16" in run(recipe, "train.init_from=runs/elsewhere")
     assert losses(recipe.run_dir) == undisturbed
 
@@ -101,12 +95,10 @@ def started(ancestor: Recipe, *overrides: str) -> Recipe:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("head.norm_before_residual=true", r"head.norm_before_residual: recipe True, head False"),
-        ("head.norm_output=true", r"head.norm_output: recipe True, head False"),
-        ("head.intermediate_size=96", r"head.intermediate_size: recipe 96, head 64"),
-        ("head.num_layers=2", r"head.num_layers: recipe 2, head 1"),
-        ("head.draft_vocab_size=512", r"head.draft_vocab_size: recipe 512, head 256"),
-        ("target.aux_layer_ids=[2,4,6]", r"target.aux_layer_ids: recipe \[2, 4, 6\], head \[2, 4, 8\]"),
+        ("head.norm_before_residual=true", r"head.norm_before_residual: found False, wanted True"),
+        ("head.intermediate_size=96", r"head.intermediate_size: found 64, wanted 96"),
+        ("head.draft_vocab_size=512", r"head.draft_vocab_size: found 256, wanted 512"),
+        ("target.aux_layer_ids=[2,4,6]", r"target.aux_layer_ids: found \[2, 4, 8\], wanted \[2, 4, 6\]"),
     ],
 )
 def test_another_head_than_the_recipes_is_refused(ancestor, override, message):
@@ -115,12 +107,6 @@ def test_another_head_than_the_recipes_is_refused(ancestor, override, message):
     with pytest.raises(ValueError, match=message):
         find_start(recipe, spec)
     assert not recipe.run_dir.exists()
-
-
-def test_a_vocabulary_by_coverage_clashes_with_the_heads_own(ancestor):
-    recipe = started(ancestor, "head.draft_vocab_size=0", "head.coverage=0.9")
-    with pytest.raises(ValueError, match=r"(?s)head.draft_vocab_size: recipe 0, head 256.*head.coverage: recipe 0.9"):
-        find_start(recipe, load_target_spec(recipe.target_path))
 
 
 def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_recipe):
@@ -137,19 +123,16 @@ def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("runs/nowhere", r"runs/nowhere is no directory .*import_head.py RECIPE name=OTHER --head runs/nowhere"),
-        ("runs/tiny", r"runs/tiny is the recipe's own run: to resume it leave train.init_from out"),
+        ("runs/nowhere", r"runs/nowhere is no run .*import_head.py RECIPE name=OTHER --head runs/nowhere"),
         ("runs/other/checkpoints", r"checkpoints is not a checkpoint"),
-        ("heads/other", r"is a head made for serving: import it first"),
+        ("heads/other", r"heads/other is no run or checkpoint .*imported first"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_with_the_next_step(ancestor, place, message):
     if place.startswith("heads"):
         export_head(ancestor, serve_check=False)
     recipe = small_recipe(Path(ancestor.output_dir), f"train.init_from={place}")
-    if place == "runs/tiny":
-        write_run(small_recipe(Path(ancestor.output_dir)))
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises(ValueError, match=message):
         find_start(recipe, load_target_spec(recipe.target_path))
 
 
@@ -171,8 +154,8 @@ def test_an_imported_heads_own_rotation_goes_with_it(ancestor, tmp_path):
     recipe = started(ancestor)
     inputs = open_inputs(recipe)
     assert not artifacts.begin(recipe.run_dir, "run", inputs.identity)
-    start = keep_start(recipe, inputs.start)
-    shape = start.shape(draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids))
+    start = inputs.start
+    shape = start.shape(inputs.spec)
     assert (shape.rope_parameters, shape.rms_norm_eps) == (config["rope_parameters"], 1e-4)
     model = frozen_copy(shape, start.weights(), CPU, torch.float32)
     assert model.norm.eps == 1e-4
@@ -187,6 +170,4 @@ def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
     shutil.copytree(ancestor.run_dir, recipe.directory("runs", "other"))
     write_prompt_artifact(recipe.model_copy(update={"name": "other"}))
     start = find_start(recipe, load_target_spec(recipe.target_path))
-    assert not artifacts.begin(recipe.run_dir, "run", start.identity)
-    keep_start(recipe, start)
-    assert known_before(recipe.run_dir) == {ask("train").id, ask("validation").id}
+    assert learned_before(start) == {ask("train").id, ask("validation").id}

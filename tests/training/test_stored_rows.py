@@ -69,7 +69,7 @@ def test_a_store_of_another_format_is_refused(tmp_path):
     recipe = small_recipe(tmp_path)
     synthetic_store(recipe, "train", 2, seed=0)
     synthetic_store(recipe, "validation", 2, seed=1)
-    with pytest.raises(ArtifactError, match=r"states.format: found 'bf16', wanted 'fp8'"):
+    with pytest.raises(ArtifactError, match=r"format: found 'bf16', wanted 'fp8'"):
         open_inputs(small_recipe(tmp_path, "states.format=fp8"))
     assert open_inputs(recipe).train[0].aux[2].dtype == torch.bfloat16
 

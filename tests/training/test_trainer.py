@@ -7,7 +7,7 @@ from drafthead.data.packing import pack, whole
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.losses.objectives import OBJECTIVES
-from drafthead.training.trainer import LossModule, score
+from drafthead.training.trainer import LossModule
 from tests.data.sequences import sequence
 from tests.drafters.small_draft import eagle3, small_model
 from tests.training.toy import NUM_STEPS, frozen
@@ -32,7 +32,7 @@ def gradients(store: StateStore, micro_batches: list[list[int]], objective: str)
     scale = drafter.position_weights() / total
     for members in micro_batches:
         batch = pack(store, [windows[i] for i in members], drafter).to(torch.device("cpu"), torch.float64)
-        score(module, batch, frozen(model), scale).loss.backward()
+        module(batch, frozen(model), scale).loss.backward()
     return [p.grad for p in model.parameters()]
 
 
@@ -53,5 +53,5 @@ def test_zeroed_hidden_states_hide_the_target(store):
     for aux in (batch.aux, batch.aux.flip(0)):
         changed = type(batch)(**{**batch.__dict__, "aux": aux})
         blind = LossModule(model, zero_hidden_states=True)
-        losses.append(score(blind, changed, frozen(model), torch.ones(NUM_STEPS)).loss.item())
+        losses.append(blind(changed, frozen(model), torch.ones(NUM_STEPS)).loss.item())
     assert losses[0] == losses[1]
