@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from drafthead.drafters.base import DraftModule, DraftShape
+from drafthead.drafters.base import DraftModule, DraftShape, teachers_ahead
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.eagle3.attention import ttt_attention
-from drafthead.drafters.eagle3.config import Eagle3Head
+from drafthead.drafters.eagle3.config import EagleHead
 from drafthead.drafters.recompute import gated, give_back, recomputing, rms_norm
 from drafthead.drafters.rope import rope_frequencies, rotate, rotation
 from drafthead.losses.fused import HeadRows
@@ -117,7 +117,7 @@ class StepLayout:
 class Attention(nn.Module):
     """Grouped-query attention whose keys and values of earlier TTT steps are kept by the caller."""
 
-    def __init__(self, head: Eagle3Head, size: int, reads: bool):
+    def __init__(self, head: EagleHead, size: int, reads: bool):
         super().__init__()
         width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
         self.head_dim = head.head_dim
@@ -165,7 +165,7 @@ class MLP(nn.Module):
 class DraftLayer(nn.Module):
     """A Llama block. The first one reads cat(embedding, feature); further ones read the state alone."""
 
-    def __init__(self, head: Eagle3Head, size: int, eps: float, first: bool):
+    def __init__(self, head: EagleHead, size: int, eps: float, first: bool):
         super().__init__()
         self.norm_before_residual = head.norm_before_residual
         self.input_layernorm = RMSNorm(size, eps)
@@ -203,7 +203,7 @@ class DraftModel(DraftModule):
     def __init__(self, shape: DraftShape):
         super().__init__()
         head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
-        assert isinstance(head, Eagle3Head)
+        assert isinstance(head, EagleHead)
         self.shape, self.norm_output = shape, head.norm_output
         self.input_norm = RMSNorm(shape.num_aux_layers * size, eps) if head.norm_before_fc else None
         self.fc_norm = (
@@ -240,10 +240,7 @@ class DraftModel(DraftModule):
         embedded = nn.functional.embedding(batch.input_ids, embeddings)
         recompute = recompute and torch.is_grad_enabled()
         states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions, recompute)
-        scored = batch.scored[:num_positions]
-        ahead = torch.stack([torch.roll(batch.of_row, -1 - k) for k in range(num_positions)])  # (K, R)
-        teacher = torch.where(scored, ahead, -1)  # what wraps around lies past a document's end, and is not scored
-        return HeadRows(states.flatten(0, 1), teacher.flatten(), (len(batch.of_row),) * num_positions)
+        return HeadRows(states.flatten(0, 1), teachers_ahead(batch, num_positions), (states.shape[1],) * num_positions)
 
     def unroll(
         self,
@@ -292,12 +289,19 @@ class DraftModel(DraftModule):
         """The next step's feature, this step's output, and every layer's keys and values with this step's."""
         layers = [self.midlayer, *self.layers.values()]
         extended = []
+        state, read = self._inputs(k, state, projected)
         for layer, cache in zip(layers, caches, strict=True):
             step = self._layout(k, layer is layers[-1], rope, layout)
-            state, cache = layer(state, step, cache, projected.ahead(1 + k) if layer is self.midlayer else None)
+            state, cache = layer(state, step, cache, read if layer is self.midlayer else None)
             extended.append(cache)
         output = self.norm(state)
         return output if self.norm_output else state, output, tuple(extended)
+
+    def _inputs(
+        self, k: int, state: Tensor, projected: EmbeddingProjections
+    ) -> tuple[Tensor, EmbeddingProjections]:
+        """What step k reads at each row: the feature, here the last step's, and the next token's projections."""
+        return state, projected.ahead(1 + k)
 
     @staticmethod
     def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:
