@@ -83,6 +83,11 @@ class DraftModule(nn.Module, ABC):
     lm_head: nn.Linear
     fc: nn.Module  # reads the aux hidden states
 
+    @property
+    def head_weight(self) -> Tensor:
+        """(D, n) what the states of `head_rows` are multiplied with."""
+        return self.lm_head.weight
+
     @abstractmethod
     def head_rows(
         self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False

@@ -7,17 +7,19 @@ from pydantic import Field, TypeAdapter
 
 from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.dflash.config import DFlashHead
+from drafthead.drafters.dspark.config import DSparkHead
 from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.peagle.config import PEagleHead
 
 if TYPE_CHECKING:  # a recipe is read without torch
     from drafthead.drafters.base import Drafter
 
-Head = Annotated[Eagle3Head | PEagleHead | DFlashHead, Field(discriminator="type")]
+Head = Annotated[Eagle3Head | PEagleHead | DFlashHead | DSparkHead, Field(discriminator="type")]
 _DRAFTERS = {
     "eagle3": ("drafthead.drafters.eagle3.drafter", "Eagle3"),
     "peagle": ("drafthead.drafters.peagle.drafter", "PEagle"),
     "dflash": ("drafthead.drafters.dflash.drafter", "DFlash"),
+    "dspark": ("drafthead.drafters.dspark.drafter", "DSpark"),
 }
 
 

@@ -1,4 +1,4 @@
-"""P-EAGLE and DFlash against naive serving: one root at a time, one dense softmax, in float64."""
+"""P-EAGLE, DFlash and DSpark against naive serving: one root at a time, one dense softmax, in float64."""
 
 from itertools import pairwise
 
@@ -10,6 +10,8 @@ from drafthead.drafters.base import DraftShape, valid_positions
 from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.dflash.config import DFlashHead
 from drafthead.drafters.dflash.drafter import DFlashModel
+from drafthead.drafters.dspark.config import DSparkHead
+from drafthead.drafters.dspark.drafter import DSparkModel
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.drafter import PEagleModel
 from drafthead.drafters.rope import rope_frequencies
@@ -22,6 +24,10 @@ MASK = 19
 
 def dflash_model(num_layers=1, num_aux_layers=3) -> DFlashModel:
     return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers)
+
+
+def dspark_model(num_layers=1, num_aux_layers=3) -> DSparkModel:
+    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, markov_rank=3)
 
 
 def peagle_model(num_layers=1, num_aux_layers=3, **norms) -> PEagleModel:
@@ -41,7 +47,7 @@ def _float64(model_class, head_class, num_layers, num_aux_layers, **norms):
 
 
 def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_position: int) -> Tensor:
-    """(K, H): the block of one root; aux (t + 1, N * H) of the root and all before it."""
+    """(slots, H): the block of one root; aux (t + 1, N * H) of the root and all before it."""
     frequencies, factor = rope_frequencies(model.shape.rope_config())
     frequencies = frequencies.to(torch.float32).to(aux.dtype)
     context = [rms_norm(model.fc.weight @ row, model.hidden_norm) for row in aux]
@@ -68,7 +74,7 @@ def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_posi
             gated = torch.nn.functional.silu(layer.mlp.gate_proj.weight @ normed) * (layer.mlp.up_proj.weight @ normed)
             out.append(state + layer.mlp.down_proj.weight @ gated)
         states = out
-    return torch.stack([rms_norm(state, model.norm) for state in states[1:]])
+    return torch.stack([rms_norm(state, model.norm) for state in states])
 
 
 def naive_dflash(model, aux, embeddings, first_position, num_positions) -> Tensor:
@@ -76,11 +82,18 @@ def naive_dflash(model, aux, embeddings, first_position, num_positions) -> Tenso
     mask = torch.full((8,), 0.5, dtype=torch.float64)
     return torch.stack(
         [
-            naive_block(model, aux[: t + 1], [embeddings[t + 1], *[mask] * num_positions], first_position)
+            naive_block(model, aux[: t + 1], [embeddings[t + 1], *[mask] * num_positions], first_position)[1:]
             for t in range(len(aux) - 1)
         ],
         dim=1,
     )
+
+
+def naive_dspark(model, aux, embeddings, first_position, num_positions) -> Tensor:
+    """(K, T - 1, H): as DFlash, but the known token predicts as well."""
+    mask = torch.full((8,), 0.5, dtype=torch.float64)
+    blocks = [[embeddings[t + 1], *[mask] * (num_positions - 1)] for t in range(len(aux) - 1)]
+    return torch.stack([naive_block(model, aux[: t + 1], b, first_position) for t, b in enumerate(blocks)], dim=1)
 
 
 def naive_peagle(model, aux, embeddings, first_position, num_positions) -> Tensor:
@@ -105,14 +118,24 @@ def naive_peagle(model, aux, embeddings, first_position, num_positions) -> Tenso
 def ours_dflash(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
     known = torch.roll(embeddings[layout.rows], -1, 0)
     mask = torch.full_like(known, 0.5)
-    return model.fill([known, *[mask] * num_positions], aux, positions, layout, recompute)
+    return model.fill([known, *[mask] * num_positions], aux, positions, layout, 1, recompute)
+
+
+def ours_dspark(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
+    known = torch.roll(embeddings[layout.rows], -1, 0)
+    mask = torch.full_like(known, 0.5)
+    return model.fill([known, *[mask] * (num_positions - 1)], aux, positions, layout, 0, recompute)
 
 
 def ours_peagle(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
     return model.unroll(aux, embeddings, positions, layout, num_positions, recompute)
 
 
-KINDS = {"dflash": (dflash_model, ours_dflash, naive_dflash), "peagle": (peagle_model, ours_peagle, naive_peagle)}
+KINDS = {
+    "dflash": (dflash_model, ours_dflash, naive_dflash),
+    "dspark": (dspark_model, ours_dspark, naive_dspark),
+    "peagle": (peagle_model, ours_peagle, naive_peagle),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +162,7 @@ def test_training_equals_serving_one_root_at_a_time(kind, firsts, num_layers, nu
     torch.testing.assert_close(states[known], filled[known], rtol=0, atol=1e-9)
 
     weights = torch.randn(states.shape, generator=generator, dtype=torch.float64) * known[..., None]
-    trained = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight")]
+    trained = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight" and "markov" not in n)]
     ours_grads = torch.autograd.grad((states * weights).sum(), trained, materialize_grads=True)
     naive_grads = torch.autograd.grad((filled * weights).sum(), trained, materialize_grads=True)
     for one, other in zip(ours_grads, naive_grads, strict=True):

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape, teachers_ahead
 from drafthead.drafters.batch import Layout, PackedBatch
-from drafthead.drafters.dflash.config import DFlashHead
+from drafthead.drafters.dflash.config import BlockHead
 from drafthead.drafters.eagle3.attention import ttt_attention
 from drafthead.drafters.eagle3.model import MLP, Projection, RMSNorm
 from drafthead.drafters.rope import rope_frequencies, rotate, rotation
@@ -36,7 +36,7 @@ Rotation = tuple[Tensor, Tensor]
 class BlockAttention(nn.Module):
     """Grouped-query attention of a block over its context and itself; queries and keys have norms."""
 
-    def __init__(self, head: DFlashHead, size: int, eps: float):
+    def __init__(self, head: BlockHead, size: int, eps: float):
         super().__init__()
         self.head_dim = head.head_dim
         width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
@@ -76,7 +76,7 @@ class BlockAttention(nn.Module):
 class BlockLayer(nn.Module):
     """A Qwen3 block."""
 
-    def __init__(self, head: DFlashHead, size: int, eps: float):
+    def __init__(self, head: BlockHead, size: int, eps: float):
         super().__init__()
         self.input_layernorm = RMSNorm(size, eps)
         self.self_attn = BlockAttention(head, size, eps)
@@ -96,7 +96,7 @@ class DFlashModel(DraftModule):
     def __init__(self, shape: DraftShape):
         super().__init__()
         head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
-        assert isinstance(head, DFlashHead)
+        assert isinstance(head, BlockHead)
         self.shape, self.mask_token_id = shape, head.mask_token_id
         self.fc = Projection(shape.num_aux_layers * size, size)
         self.hidden_norm = RMSNorm(size, eps)
@@ -113,17 +113,20 @@ class DFlashModel(DraftModule):
         recompute = recompute and torch.is_grad_enabled()
         known = nn.functional.embedding(torch.roll(batch.row_ids, -1), embeddings)
         mask = embeddings[self.mask_token_id].expand_as(known)
-        states = self.fill([known, *[mask] * num_positions], batch.aux, batch.positions, batch.layout, recompute)
+        states = self.fill([known, *[mask] * num_positions], batch.aux, batch.positions, batch.layout, 1, recompute)
         return HeadRows(states.flatten(0, 1), teachers_ahead(batch, num_positions), (states.shape[1],) * num_positions)
 
-    def fill(self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, recompute: bool = False) -> Tensor:
-        """(K, R, H), after the final norm, of the masks of every root's block.
+    def fill(
+        self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int, recompute: bool = False
+    ) -> Tensor:
+        """(slots, R, H), after the final norm, of the slots from `first` on of every root's block.
 
         Args:
-            block: embeddings of the K + 1 slots, (R, H) each.
+            block: embeddings of the slots, (R, H) each; the first is that of the known token.
             aux: (T, N * H) aux hidden states.
             positions: (T,) the target's own.
             layout: documents and rows.
+            first: slots before it predict nothing.
             recompute: keep only the layers' inputs, and run each again in the backward.
         """
         frequencies = self._frequencies.to(positions.device, torch.promote_types(aux.dtype, torch.float32))
@@ -132,14 +135,14 @@ class DFlashModel(DraftModule):
         context = self.hidden_norm(self.fc(aux))
         for layer in self.layers:
             run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
-            block = run(block, context, ropes, layout, 1 if layer is self.layers[-1] else 0)
+            block = run(block, context, ropes, layout, first if layer is self.layers[-1] else 0)
         return self.norm(torch.stack(block))
 
 
 class DFlash(Drafter):
     """DFlash behind the interface of `drafters.base`."""
 
-    head: DFlashHead
+    head: BlockHead
 
     def position_weights(self) -> Tensor:
         """exp(-k / gamma)."""
