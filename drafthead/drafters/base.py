@@ -195,8 +195,18 @@ class Drafter(ABC):
         return model
 
     @torch.no_grad()
-    def draft(self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, num_drafts: int) -> Tensor:
-        """(K, R) draft ids that serving would propose from every root, greedily."""
+    def draft(
+        self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, target_ids: Tensor, num_drafts: int
+    ) -> Tensor:
+        """(K, R) draft ids that serving would propose from every root, greedily.
+
+        Args:
+            model: that drafts.
+            batch: T tokens.
+            embeddings: (V, H) of the target.
+            target_ids: (D,) target id of every draft id.
+            num_drafts: K, at most what the head was trained for.
+        """
         rows = model.head_rows(batch, embeddings, num_drafts)
         return torch.stack([model.lm_head(part).argmax(-1) for part in rows.states.split(rows.counts)])
 

@@ -127,7 +127,7 @@ class ValidationDocuments:
         for document in self.chosen:
             window = whole(document.index, self._store.tokens(document.index)[1], drafter)
             batch = pack(self._store, [window], drafter).to(_CPU, torch.float32)
-            drafts = drafter.draft(model, batch, self._embeddings, self._num_drafts)  # (K, R)
+            drafts = drafter.draft(model, batch, self._embeddings, target_ids, self._num_drafts)  # (K, R)
             found.append(replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask))
         return found
 

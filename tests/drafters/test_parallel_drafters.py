@@ -31,7 +31,9 @@ def dspark_model(num_layers=1, num_aux_layers=3) -> DSparkModel:
 
 
 def peagle_model(num_layers=1, num_aux_layers=3, **norms) -> PEagleModel:
-    return _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, **norms)
+    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, **norms)
+    model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
+    return model
 
 
 def _float64(model_class, head_class, num_layers, num_aux_layers, **norms):
@@ -107,7 +109,7 @@ def naive_peagle(model, aux, embeddings, first_position, num_positions) -> Tenso
         for index in range(root + num_positions):
             known = index <= root
             state = combine(model, aux[index] if known else model.mask_hidden[0])
-            embedding = embeddings[index + 1] if known else model.mask_embedding[0]
+            embedding = embeddings[index + 1] if known else model.mask_embedding
             for layer, cache in zip([model.midlayer, *model.layers.values()], entries, strict=True):
                 state = run_layer(layer, state, embedding, first_position + index, cache, frequencies, factor)
             outputs.append(rms_norm(state, model.norm))

@@ -90,6 +90,6 @@ def test_it_learns_from_the_same_store_and_is_replayed(drafter, tmp_path):
         optimizer.step()
         losses.append(float(scored.loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
-    drafts = drafter.draft(model, batch, target.embeddings, 2)
+    drafts = drafter.draft(model, batch, target.embeddings, target.target_ids, 2)
     assert drafts.shape == (2, 35)
     assert replayed(drafts, target.target_ids, batch, empty_acceptance(2)).drafts > 0

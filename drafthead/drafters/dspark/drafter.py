@@ -80,7 +80,7 @@ class DSpark(DFlash):
 
     @torch.no_grad()
     def draft(
-        self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, num_drafts: int, target_ids: Tensor
+        self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, target_ids: Tensor, num_drafts: int
     ) -> Tensor:
         """One draft after the other, each with the bias of the one before it."""
         assert isinstance(model, DSparkModel)

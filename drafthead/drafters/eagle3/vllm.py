@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from drafthead.drafters.base import DraftShape
-from drafthead.drafters.eagle3.config import Eagle3Head
+from drafthead.drafters.eagle3.config import Eagle3Head, EagleHead
 from drafthead.drafters.fp8 import quantisation
 from drafthead.drafters.vllm import (
     Config,
@@ -138,8 +138,9 @@ def _ascending(ids: list[int] | None) -> list[int] | str:
 
 
 def describe(
-    config: Config, tensors: Mapping[str, Tensor], spec: TargetSpec, layer_ids_are: str | None
-) -> tuple[DraftShape, tuple[int, ...]]:
+    config: Config, tensors: Mapping[str, Tensor], spec: TargetSpec, layer_ids_are: str | None,
+    section: type[EagleHead] = Eagle3Head, **own: Any,
+) -> tuple[DraftShape, tuple[int, ...]]:  # fmt: skip
     """The shape of a public head and the ascending boundaries that it reads.
 
     Args:
@@ -147,6 +148,8 @@ def describe(
         tensors: by checkpoint names; the number of aux layers is the width of fc.
         spec: of the target.
         layer_ids_are: "boundaries", "blocks" (counted from 0), or None when the ids leave no doubt.
+        section: of the recipe that describes it.
+        own: that section's further fields.
 
     Raises:
         ValueError: the head is not for this target, uses what is not computed here, or its layer ids are unclear.
@@ -160,7 +163,7 @@ def describe(
     fields = {**decoder_section(served, spec), **{name: served[name] for name in _NORMS}}
     num_aux_layers = tensors["fc.weight"].shape[1] // spec.hidden_size
     shape = DraftShape(
-        Eagle3Head(type="eagle3", **fields), spec.hidden_size, spec.vocab_size, num_aux_layers, served["rms_norm_eps"],
+        section(**{"type": "eagle3", **fields, **own}), spec.hidden_size, spec.vocab_size, num_aux_layers, served["rms_norm_eps"],
         rope_parameters_of(_plain(config)), served["max_position_embeddings"],
     )  # fmt: skip
     ids = served[f"eagle_config.{_LAYER_IDS}"]
