@@ -125,16 +125,6 @@ def valid_positions(loss_mask: Tensor, num_positions: int) -> Tensor:
     return at.long().cumprod(0).bool()
 
 
-def teachers_ahead(batch: PackedBatch, num_positions: int) -> Tensor:
-    """(K * R,) the teacher row that each root meets at each draft position, -1 where it is not scored.
-
-    Draft position k of the root at row r meets the teacher of row r + 1 + k.
-    """
-    ahead = torch.stack([torch.roll(batch.of_row, -1 - k) for k in range(num_positions)])  # (K, R)
-    # What wraps around lies past a document's end, and is not scored.
-    return torch.where(batch.scored[:num_positions], ahead, -1).flatten()
-
-
 class Drafter(ABC):
     """One kind of draft model, as a head section configures it."""
 

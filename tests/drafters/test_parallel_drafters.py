@@ -12,9 +12,9 @@ from drafthead.drafters.dflash.config import DFlashHead
 from drafthead.drafters.dflash.drafter import DFlashModel
 from drafthead.drafters.dspark.config import DSparkHead
 from drafthead.drafters.dspark.drafter import DSparkModel
+from drafthead.drafters.layers import rope_frequencies
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.drafter import PEagleModel
-from drafthead.drafters.rope import rope_frequencies
 from tests.drafters.naive_reference import combine, rms_norm, rotate_one, run_layer
 from tests.drafters.small_draft import YARN
 
@@ -171,7 +171,9 @@ def test_training_equals_serving_one_root_at_a_time(kind, firsts, num_layers, nu
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
     again = ours(model, aux, embeddings, positions, layout, num_positions, recompute=True)
-    for one, other in zip(ours_grads, torch.autograd.grad((again * weights).sum(), trained, materialize_grads=True), strict=True):
+    for one, other in zip(
+        ours_grads, torch.autograd.grad((again * weights).sum(), trained, materialize_grads=True), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 

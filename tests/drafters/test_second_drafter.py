@@ -40,9 +40,7 @@ class ParallelModule(DraftModule):
     def head_rows(self, batch, embeddings, num_positions, recompute=False) -> HeadRows:
         fused = self.fc(batch.aux)[batch.layout.rows]
         states = torch.stack([layer(fused) for layer in self.positions[:num_positions]])
-        ahead = torch.stack([torch.roll(batch.of_row, -1 - k) for k in range(num_positions)])
-        teacher = torch.where(batch.scored[:num_positions], ahead, -1)
-        return HeadRows(states.flatten(0, 1), teacher.flatten(), (states.shape[1],) * num_positions)
+        return HeadRows(states.flatten(0, 1), batch.teachers(num_positions).flatten(), (len(fused),) * num_positions)
 
 
 class Parallel(Drafter):

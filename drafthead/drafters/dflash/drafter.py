@@ -22,12 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from drafthead.drafters.base import Drafter, DraftModule, DraftShape, teachers_ahead
+from drafthead.drafters.attention import draft_attention
+from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.dflash.config import BlockHead
-from drafthead.drafters.eagle3.attention import ttt_attention
-from drafthead.drafters.eagle3.model import MLP, Projection, RMSNorm
-from drafthead.drafters.rope import rope_frequencies, rotate, rotation
+from drafthead.drafters.layers import MLP, Projection, RMSNorm, rope_frequencies, rotate, rotation
 from drafthead.losses.fused import HeadRows
 
 Rotation = tuple[Tensor, Tensor]
@@ -47,9 +46,13 @@ class BlockAttention(nn.Module):
     def key_value(self, states: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         """Keys, rotated, and values, each (rows, G, d), of states (rows, H)."""
         heads = (-1, self.head_dim)
-        return rotate(self.k_norm(self.k_proj(states).unflatten(-1, heads)), *rope), self.v_proj(states).unflatten(-1, heads)
+        return rotate(self.k_norm(self.k_proj(states).unflatten(-1, heads)), *rope), self.v_proj(states).unflatten(
+            -1, heads
+        )
 
-    def forward(self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int) -> list[Tensor]:
+    def forward(
+        self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int
+    ) -> list[Tensor]:
         """(R, H) for each slot from `first` on.
 
         Args:
@@ -66,7 +69,7 @@ class BlockAttention(nn.Module):
         mixed = []
         for slot, rope in list(zip(block, of_slots, strict=True))[first:]:
             query = rotate(self.q_norm(self.q_proj(slot).unflatten(-1, (-1, self.head_dim))), *rope)
-            seen = ttt_attention(
+            seen = draft_attention(
                 query, keys, values, layout.cu_rows, layout.cu_seqlens, (layout.most_rows, layout.longest)
             )
             mixed.append(self.o_proj(seen.flatten(1)))
@@ -83,7 +86,9 @@ class BlockLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, head.intermediate_size)
 
-    def forward(self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int) -> list[Tensor]:
+    def forward(
+        self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int
+    ) -> list[Tensor]:
         """The slots from `first` on, (R, H) each; arguments as of `BlockAttention.forward`."""
         attended = self.self_attn([self.input_layernorm(slot) for slot in block], context, ropes, layout, first)
         states = [slot + more for slot, more in zip(block[first:], attended, strict=True)]
@@ -114,7 +119,7 @@ class DFlashModel(DraftModule):
         known = nn.functional.embedding(torch.roll(batch.row_ids, -1), embeddings)
         mask = embeddings[self.mask_token_id].expand_as(known)
         states = self.fill([known, *[mask] * num_positions], batch.aux, batch.positions, batch.layout, 1, recompute)
-        return HeadRows(states.flatten(0, 1), teachers_ahead(batch, num_positions), (states.shape[1],) * num_positions)
+        return HeadRows(states.flatten(0, 1)(batch, num_positions), (states.shape[1],) * num_positions)
 
     def fill(
         self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int, recompute: bool = False

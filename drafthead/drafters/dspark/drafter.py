@@ -1,9 +1,9 @@
 """DSpark (arXiv 2607.05147): DFlash's backbone, and drafts that know the token before them.
 
 The block of root t holds the known token x[t+1] and K - 1 masks; every slot predicts the token behind it, so the known
-token's slot makes the first draft. To the logits of draft k comes a bias of low rank, `markov_w2 @ markov_w1[x]`, of the
-token x before it: in training the text's, in serving the draft just made. State and token enter linearly, so both are
-one product, of cat(state, markov_w1[x]) with cat(lm_head, markov_w2), and the loss knows no difference.
+token's slot makes the first draft. To the logits of draft k comes a bias of low rank, `markov_w2 @ markov_w1[x]`, of
+the token x before it: in training the text's, in serving the draft just made. State and token enter linearly, so both
+are one product, of cat(state, markov_w1[x]) with cat(lm_head, markov_w2), and the loss knows no difference.
 
 The confidence head of the paper is not trained: vLLM uses it for adaptive verification alone.
 
@@ -16,11 +16,11 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from drafthead.drafters.base import DraftModule, DraftShape, teachers_ahead
+from drafthead.drafters.base import DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
 from drafthead.drafters.dspark.config import DSparkHead
-from drafthead.drafters.eagle3.model import Projection
+from drafthead.drafters.layers import Projection
 from drafthead.losses.fused import HeadRows
 
 
@@ -66,7 +66,7 @@ class DSparkModel(DFlashModel):
         states = self.slots(batch, embeddings, num_positions, recompute and torch.is_grad_enabled())
         before = torch.stack([torch.roll(batch.row_ids, -1 - k) for k in range(num_positions)])
         rows = torch.cat([states, self.markov_head(before)], dim=-1)
-        return HeadRows(rows.flatten(0, 1), teachers_ahead(batch, num_positions), (states.shape[1],) * num_positions)
+        return HeadRows(rows.flatten(0, 1)(batch, num_positions), (states.shape[1],) * num_positions)
 
 
 class DSpark(DFlash):

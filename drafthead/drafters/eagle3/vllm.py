@@ -163,8 +163,8 @@ def describe(
     fields = {**decoder_section(served, spec), **{name: served[name] for name in _NORMS}}
     num_aux_layers = tensors["fc.weight"].shape[1] // spec.hidden_size
     shape = DraftShape(
-        section(**{"type": "eagle3", **fields, **own}), spec.hidden_size, spec.vocab_size, num_aux_layers, served["rms_norm_eps"],
-        rope_parameters_of(_plain(config)), served["max_position_embeddings"],
+        section(**{"type": "eagle3", **fields, **own}), spec.hidden_size, spec.vocab_size, num_aux_layers,
+        served["rms_norm_eps"], rope_parameters_of(_plain(config)), served["max_position_embeddings"],
     )  # fmt: skip
     ids = served[f"eagle_config.{_LAYER_IDS}"]
     return shape, _boundaries(ids, num_aux_layers, spec.num_layers, layer_ids_are)

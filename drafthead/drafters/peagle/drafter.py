@@ -1,10 +1,11 @@
 """P-EAGLE (arXiv 2602.01469): EAGLE-3's model fills all draft positions in one pass.
 
-Draft position 0 reads what EAGLE-3 reads. Every deeper one reads the mask token and a trained mask state in place of the
-next token and the last step's feature, which do not exist yet, and sees the keys and values of the shallower positions of
-its own root. So no position waits for another's output; what training costs, and the attention pattern, are those of
-training-time test. All rows are trained at every position; the paper samples fewer of them the deeper they are. It also
-trains the embeddings: here the mask token's is the target's, and what a position reads is learned by the mask state.
+Draft position 0 reads what EAGLE-3 reads. Every deeper one reads the mask token and a trained mask state in place of
+the next token and the last step's feature, which do not exist yet, and sees the keys and values of the shallower
+positions of its own root. So no position waits for another's output; what training costs, and the attention pattern,
+are those of training-time test. All rows are trained at every position; the paper samples fewer of them the deeper
+they are. It also trains the embeddings: here the mask token's is the target's, and what a position reads is learned by
+the mask state.
 
 Shapes: R rows, H hidden, N aux layers, K draft positions.
 """

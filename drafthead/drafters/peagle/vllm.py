@@ -48,7 +48,8 @@ def served_values(config: Config) -> Config:
         KeyError: a key without a default is missing.
     """
     names = ("mask_token_id", "dspark_noise_token_id", "pard_token")  # go before it, in this order
-    return {**eagle.served_values(config), _MASK: next((config[n] for n in names if n in config), None) or config[_MASK]}
+    mask = next((config[name] for name in names if name in config), None) or config[_MASK]
+    return {**eagle.served_values(config), _MASK: mask}
 
 
 def describe(
