@@ -24,16 +24,16 @@ from drafthead.drafters.fp8 import as_served
 from drafthead.drafters.replay import Acceptance
 from drafthead.exporting.check import (
     Document,
-    Served,
+    ValidationDocuments,
     paired_difference,
     pooled,
     serve_documents,
-    validation_documents,
 )
 from drafthead.exporting.export import open_checkpoint, served_shape, write_head
 from drafthead.target.pieces import load_target_spec
 
 DTYPES = ("bfloat16", "fp8")
+Answer = tuple[list[int], Acceptance]  # response ids and the engine's counters
 
 
 class Comparison:
@@ -44,17 +44,17 @@ class Comparison:
         source = open_checkpoint(recipe, checkpoint, spec)
         self.shape, self.aux_layer_ids = served_shape(source.shape(spec), recipe.export), source.aux_layer_ids
         self.weights, self.name = source.weights(), source.path.name
-        self.documents = validation_documents(recipe, self.aux_layer_ids, prompts=sys.maxsize, tokens=sys.maxsize)
+        self.documents = ValidationDocuments(recipe, prompts=sys.maxsize, tokens=sys.maxsize)
 
     def replayed(self) -> list[list[Acceptance]]:
         """Counters of every prompt, for each dtype."""
         return [self.documents.rounds(as_served(self.weights, dtype), self.shape) for dtype in DTYPES]
 
-    def served(self, folder: Path) -> list[list[Served]]:
+    def served(self, folder: Path) -> list[list[Answer]]:
         """vLLM's answer and counters of every prompt, for each dtype."""
         return [self._serve(folder / dtype, dtype, self.documents.chosen) for dtype in DTYPES]
 
-    def _serve(self, directory: Path, dtype: str, documents: list[Document]) -> list[Served]:
+    def _serve(self, directory: Path, dtype: str, documents: list[Document]) -> list[Answer]:
         export = self.recipe.export.model_copy(update={"dtype": dtype, "format": "vllm"})
         recipe = self.recipe.model_copy(update={"export": export})
         write_head(recipe, directory, self.weights, self.shape, self.aux_layer_ids)
@@ -87,7 +87,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         bf16, fp8 = comparison.served(Path(folder))
-    same = [(a.acceptance, b.acceptance) for a, b in zip(bf16, fp8, strict=True) if a.ids == b.ids]
+    same = [(one, other) for (ids, one), (ids_fp8, other) in zip(bf16, fp8, strict=True) if ids == ids_fp8]
     print(line(f"vLLM, {comparison.name}", [a for a, _ in same], [b for _, b in same]))
 
 

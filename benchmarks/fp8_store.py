@@ -84,7 +84,8 @@ class Comparison:
             if mask.any():
                 window = whole(i, mask, self.drafter)
                 batch = pack(states, [window], self.drafter, whole_text=True).to(CPU, torch.float32)
-                drafts = self.drafter.draft(objective.draft, batch, self.target.embeddings, self.drafter.num_positions)
+                target, K = self.target, self.drafter.num_positions
+                drafts = self.drafter.draft(objective.draft, batch, target.embeddings, target.target_ids, K)
                 yield replayed(drafts, self.target.target_ids, batch, none)
 
 

@@ -17,7 +17,7 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 
 if TYPE_CHECKING:
-    from drafthead.exporting.card import Measured
+    from drafthead.evaluation.results.summary import AcceptanceSummary
 
 
 def main() -> None:
@@ -41,26 +41,18 @@ def main() -> None:
         print(f"pushed: {push_head(directory, args.push, args.public)}")
 
 
-def measured_acceptance(recipe: Recipe) -> "list[Measured]":
+def measured_acceptance(recipe: Recipe) -> "AcceptanceSummary | None":
     """Acceptance on held-out prompts, if eval/acceptance.py has finished with exactly this head."""
     from drafthead.artifacts import MANIFEST, read_manifest, reference
-    from drafthead.drafters.eagle3.vllm import METHOD
     from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
     from drafthead.evaluation.results.summary import summarise_acceptance
-    from drafthead.exporting.card import Measured
 
     directory = acceptance_dir(recipe)
     if not (directory / MANIFEST).exists():
-        return []
-    identity = read_manifest(directory)["identity"]
-    if identity.get("head") != reference(read_manifest(recipe.head_dir)):
-        return []
-    summary = summarise_acceptance(read_acceptance(directory))
-    return [
-        Measured(m.category, m.K, summary.temperature, m.prompts, m.length.value, m.length.low, m.length.high)
-        for m in summary.methods
-        if m.method == METHOD and m.length.value == m.length.value  # a workload may have no answer that counts
-    ]
+        return None
+    if read_manifest(directory)["identity"].get("head") != reference(read_manifest(recipe.head_dir)):
+        return None
+    return summarise_acceptance(read_acceptance(directory))
 
 
 if __name__ == "__main__":

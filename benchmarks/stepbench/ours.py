@@ -2,10 +2,9 @@
 
 import torch
 
-from drafthead.drafters.base import DraftShape
+from drafthead.drafters.base import DraftShape, valid_positions
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.eagle3.config import Eagle3Head
-from drafthead.drafters.eagle3.drafter import valid_positions
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.target.pieces import FrozenTarget
 from drafthead.training.trainer import LossModule

@@ -89,6 +89,12 @@ class PackedBatch:
         """(R,) token ids of the rows."""
         return self.input_ids[self.layout.rows]
 
+    def teachers(self, num_positions: int) -> Tensor:
+        """(K, R) teacher rows where draft position k at row r meets the teacher of row r + 1 + k; -1: no loss."""
+        ahead = torch.stack([torch.roll(self.of_row, -1 - k) for k in range(num_positions)])
+        # What wraps around lies past a document's end, and is not scored.
+        return torch.where(self.scored[:num_positions], ahead, -1)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
         moved: Any = {

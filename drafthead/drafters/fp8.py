@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
-QUANT_METHOD = "compressed-tensors"
 _LARGEST = torch.finfo(FP8).max  # 448
-_QUANTISED = "_proj.weight"
 _SCALE = "_scale"
 
 
@@ -31,21 +29,24 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (wide / scale[:, None]).to(FP8), scale
 
 
-def quantisation_config() -> dict[str, Any]:
-    """What config.json states about fp8 weights, for vLLM and compressed-tensors."""
+def quantisation(dtype: str) -> dict[str, Any]:
+    """What config.json states about weights in `export.dtype`, for vLLM and compressed-tensors; of fp8 only."""
+    if dtype != "fp8":
+        return {}
     e4m3 = {"num_bits": 8, "type": "float", "symmetric": True}
     group = {
         "targets": ["Linear"],
         "weights": {**e4m3, "strategy": "channel", "dynamic": False},
         "input_activations": {**e4m3, "strategy": "token", "dynamic": True},
     }
-    return {
-        "quant_method": QUANT_METHOD,
+    config = {
+        "quant_method": "compressed-tensors",
         "format": "float-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": ["lm_head", "re:.*fc$"],
     }
+    return {"quantization_config": config}
 
 
 def cast(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
@@ -59,7 +60,7 @@ def cast(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
     of_floats = torch.float32 if dtype == "float32" else torch.bfloat16
     written = {name: t.to(of_floats) if t.is_floating_point() else t for name, t in tensors.items()}
     for name in tensors:
-        if dtype == "fp8" and name.endswith(_QUANTISED):
+        if dtype == "fp8" and name.endswith("_proj.weight"):
             written[name], scale = quantise(tensors[name])
             written[name + _SCALE] = scale[:, None]
     return written

@@ -1,20 +1,26 @@
 """Every draft model that can be trained, by its `head.type`: a new one is a folder, and a line in each statement."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from drafthead.drafters.config import HeadConfig
+from drafthead.drafters.dflash.config import DFlashHead
+from drafthead.drafters.dspark.config import DSparkHead
 from drafthead.drafters.eagle3.config import Eagle3Head
+from drafthead.drafters.peagle.config import PEagleHead
 
 if TYPE_CHECKING:  # a recipe is read without torch
     from drafthead.drafters.base import Drafter
 
-# The type of a recipe's head section. From the second drafter on:
-# Annotated[Eagle3Head | OtherHead, Field(discriminator="type")]
-Head = Eagle3Head
-_DRAFTERS = {"eagle3": ("drafthead.drafters.eagle3.drafter", "Eagle3")}
+Head = Annotated[Eagle3Head | PEagleHead | DFlashHead | DSparkHead, Field(discriminator="type")]
+_DRAFTERS = {
+    "eagle3": ("drafthead.drafters.eagle3.drafter", "Eagle3"),
+    "peagle": ("drafthead.drafters.peagle.drafter", "PEagle"),
+    "dflash": ("drafthead.drafters.dflash.drafter", "DFlash"),
+    "dspark": ("drafthead.drafters.dspark.drafter", "DSpark"),
+}
 
 
 def parse_head(values: Any) -> HeadConfig:

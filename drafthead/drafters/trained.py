@@ -93,35 +93,23 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         ArtifactError: it is damaged, no checkpoint at all, or does not lie in the run that wrote it.
     """
-    state = _verified_state(path)
+    if not (path / artifacts.MANIFEST).is_file():
+        known = ", ".join(sorted(p.name for p in path.parent.glob("step_*"))) or "none"
+        raise artifacts.ArtifactError(f"{path} is not a checkpoint; {path.parent} has: {known}")
+    if broken := artifacts.verify_files(path):
+        raise artifacts.ArtifactError(f"{path} is damaged ({', '.join(broken)}); use another checkpoint")
     run_dir = path.resolve().parent.parent
     if not (run_dir / artifacts.IDENTITY).is_file():
         raise artifacts.ArtifactError(
             f"{path} does not lie in the run that wrote it: {run_dir} has no {artifacts.IDENTITY}, which says how "
             "the head was trained; use it from runs/NAME/checkpoints"
         )
-    whole = (run_dir / artifacts.MANIFEST).exists()
-    reference = artifacts.reference(artifacts.require(run_dir, "run", _TRAIN, thinned=True)) if whole else None
-    return Checkpoint(path, state, _run_of(run_dir), reference)
-
-
-def _run_of(run_dir: Path) -> dict[str, Any]:
-    """What the run says of itself: at least what a head cannot be read without."""
     run = artifacts.read_json(run_dir / artifacts.IDENTITY)
-    lacking = {"kind", "head", "aux_layer_ids", "target"} - set(run if isinstance(run, dict) else ())
-    if lacking:
+    if lacking := {"kind", "head", "aux_layer_ids", "target"} - set(run):
         raise artifacts.ArtifactError(
             f"{run_dir / artifacts.IDENTITY} is not the record of a run (it has no {', '.join(sorted(lacking))}); "
             f"restore it, or delete {run_dir} and train again"
         )
-    return run
-
-
-def _verified_state(path: Path) -> dict[str, Any]:
-    if not (path / artifacts.MANIFEST).is_file():
-        known = ", ".join(sorted(p.name for p in path.parent.glob("step_*"))) or "none"
-        raise artifacts.ArtifactError(f"{path} is not a checkpoint; {path.parent} has: {known}")
-    broken = artifacts.verify_files(path)
-    if broken:
-        raise artifacts.ArtifactError(f"{path} is damaged ({', '.join(broken)}); use another checkpoint")
-    return artifacts.read_json(path / "state.json")
+    whole = (run_dir / artifacts.MANIFEST).exists()
+    reference = artifacts.reference(artifacts.require(run_dir, "run", _TRAIN, thinned=True)) if whole else None
+    return Checkpoint(path, artifacts.read_json(path / "state.json"), run, reference)

@@ -21,8 +21,7 @@ from drafthead.config.evaluation import HEADS, LABELS, OWN, PARALLEL, Method, Me
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.trained_on import read_trained_on
-from drafthead.drafters.files import check_tensor_files
-from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.vllm import check_files, check_tensor_files
 from drafthead.target.files import fingerprint_of
 from drafthead.target.pieces import load_target_spec, name_target
 from drafthead.target.tokenizer import load_tokenizer
@@ -266,7 +265,7 @@ def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
         check_tensor_files(Path(head))
         if settings.method == HEAD:
             spec = load_target_spec(recipe.target_path, recipe.target.revision)
-            drafter_of(recipe.head).vllm.check_files(Path(head), spec)
+            check_files(Path(head), spec)
     _LOG.info(
         f"{head} (method {settings.name}) was not made here: whether it has seen the held-out prompts cannot be checked"
     )

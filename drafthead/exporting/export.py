@@ -26,9 +26,10 @@ from drafthead.data.trained_on import known_before, write_trained_on
 from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
+from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.card import CARD
-from drafthead.exporting.check import check_reload, check_serving, measure_fp8_cost, validation_documents
+from drafthead.exporting.check import ValidationDocuments, check_reload, check_serving, measure_fp8_cost
 from drafthead.files import atomic_path, sha256_file, sync, write_json
 from drafthead.target.files import local_files
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity, target_names
@@ -99,10 +100,9 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
         )
     )
     if described != trained:
-        lines = artifacts.describe_difference(trained, described)
         raise ValueError(
-            f"{source.run_dir} trained another head than the recipe describes:\n"
-            f"{lines.replace('found', 'trained').replace('wanted', 'to be served')}\n"
+            f"the recipe describes another head than {source.run_dir} trained:\n"
+            f"{artifacts.describe_difference(described, trained)}\n"
             "restore these keys of the recipe: the weights only work as they were trained"
         )
     return source
@@ -122,15 +122,10 @@ def served_shape(shape: DraftShape, export: ExportConfig) -> DraftShape:
     if export.yarn_from is None:
         return replace(shape, max_position_embeddings=positions)
     kind = shape.rope_parameters["rope_type"]
-    if kind != "default":
+    if kind != "default" or export.yarn_from >= positions:
         raise ValueError(
-            f"export.yarn_from {export.yarn_from}: the target's rotation is already {kind}, and the head was trained "
-            "with it at true positions; leave export.yarn_from out"
-        )
-    if export.yarn_from >= positions:
-        raise ValueError(
-            f"export.yarn_from {export.yarn_from} is not below the {positions} positions to be served: "
-            "raise export.max_position_embeddings, or leave export.yarn_from out"
+            f"export.yarn_from {export.yarn_from} stretches a rotation of type default (the target's is {kind}) to "
+            f"more positions (to be served: {positions}); leave it out, or raise export.max_position_embeddings"
         )
     rope = {
         "rope_type": "yarn",
@@ -153,11 +148,12 @@ def write_head(
         shape: to be served.
         aux_layer_ids: the head was trained on.
     """
-    target = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
-    architectures = read_json(target / "config.json").get("architectures", [])
-    K, export = recipe.eval.num_draft_tokens, recipe.export
-    files = drafter_of(shape.head).vllm
-    config = files.write_config(shape, aux_layer_ids, export, K, recipe.target_path, architectures)
+    files, export = drafter_of(shape.head).vllm, recipe.export
+    config = files.plain_config(shape, aux_layer_ids, export.dtype)
+    if export.format == "speculators":
+        target = read_json(local_files(recipe.target_path, recipe.target.revision, ("config.json",)) / "config.json")
+        verifier = {"name_or_path": recipe.target_path, "architectures": target.get("architectures", [])}
+        config = files.speculators_config(config, recipe.eval.num_draft_tokens, verifier)
     write_json(directory / "config.json", config)
     with atomic_path(directory / "model.safetensors") as temporary:
         tensors = files.exported_tensors(weights, shape, export.dtype, export.format)
@@ -185,19 +181,15 @@ def _write_checked(
 ) -> dict[str, Any]:
     """Fill the candidate's directory and run the checks on it; what they found goes into the manifest."""
     check_aux_layer_ids(spec, source.aux_layer_ids)
-    trained, files = source.shape(spec), drafter_of(recipe.head).vllm
+    trained, weights, dtype = source.shape(spec), source.weights(), recipe.export.dtype
+    check_tensors(weights, trained)
     shape = served_shape(trained, recipe.export)
-    weights = source.weights()
-    files.check_tensors(weights, trained)
-    dtype = recipe.export.dtype
     config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
     record_prompts(recipe, candidate)
-    files.check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len, dtype)
-    agreement = check_reload(candidate, weights, shape, dtype)
-    log.info(f"reloaded: same logits as the training module; {agreement:.1%} of top drafts survive {dtype}")
+    check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len, dtype)
+    check_reload(candidate, weights, shape, dtype)
     return {
         "parameters": num_parameters(shape),
-        "top_draft_agreement": agreement,
         "training": _training_cost(source.run_dir),
         **(_serve_checks(recipe, candidate, weights, shape, source) if serve_check else {"serve_check": None}),
     }
@@ -207,10 +199,8 @@ def _serve_checks(
     recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, source: Checkpoint
 ) -> dict[str, Any]:
     """What the checks that need validation responses find, for the manifest."""
-    documents = validation_documents(recipe, source.aux_layer_ids)
-    found = {}
-    if recipe.export.dtype == "fp8":
-        found["fp8_cost"] = measure_fp8_cost(documents, weights, shape)
+    documents = ValidationDocuments(recipe)
+    found = {"fp8_cost": measure_fp8_cost(documents, weights, shape)} if recipe.export.dtype == "fp8" else {}
     check = check_serving(recipe, directory, documents, weights, shape, source.aux_layer_ids)
     return {**found, "serve_check": check}
 
@@ -256,44 +246,38 @@ def record_prompts(recipe: Recipe, directory: Path) -> None:
     Raises:
         ArtifactError: one of them was made from other prompts.
     """
-    before, run = known_before(recipe.run_dir), recipe.run_dir / IDENTITY
+    known, prompts, run = known_before(recipe.run_dir), None, recipe.run_dir / IDENTITY
     imported = run.exists() and "imported" in read_json(run)  # the recipe's prompts are not what it learned from
-    if imported or not (recipe.prompts_dir / MANIFEST).exists():
-        if before is not None:
-            write_trained_on(directory, None, before)
-            return
+    if not imported and (recipe.prompts_dir / MANIFEST).exists():
+        prompts = reference(read_manifest(recipe.prompts_dir))
+        for split in _SPLITS:
+            _check_chain(recipe, split, prompts)
+        known = ids_of(recipe.prompts_dir, _SPLITS) | (known or set())
+    if known is not None:
+        write_trained_on(directory, prompts, known)
+    else:
         why = "it was imported" if imported else f"{recipe.prompts_dir} is not here"
         log.info(f"{why}: the head will not say which prompts it was trained on")
-        return
-    prompts = reference(read_manifest(recipe.prompts_dir))
-    for split in _SPLITS:
-        _check_chain(recipe, split, prompts)
-    write_trained_on(directory, prompts, ids_of(recipe.prompts_dir, _SPLITS) | (before or set()))
 
 
 def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
     """prompts <- responses <- states <- run: each names what it was made from; one that is absent ends the walk."""
-    made_from, source = prompts, recipe.prompts_dir
-    identity: dict | None = None  # of the source: what a run names instead, if the states passed through a spool
-    chain = (
-        (recipe.responses_dir(split), ("prompts",)),
-        (recipe.states_dir(split), ("responses",)),
-        (recipe.run_dir, ("states", split)),
-    )
-    for directory, keys in chain:
+    source, references = recipe.prompts_dir, [prompts]
+    for directory, key in (
+        (recipe.responses_dir(split), "prompts"), (recipe.states_dir(split), "responses"), (recipe.run_dir, "states")
+    ):  # fmt: skip
         if not (directory / MANIFEST).exists():
             return
         manifest = read_manifest(directory)
-        found = manifest["identity"]
-        for key in keys:
-            found = (found or {}).get(key)
-        if found is not None and found not in (made_from, identity):
-            known = found[:12] if isinstance(found, str) else "an online run's spool"
+        found = manifest["identity"][key]
+        found = found[split] if key == "states" else found
+        if found not in references:
             raise ArtifactError(
-                f"{directory} was made from another version of {source} ({known}, not {made_from[:12]}), so the "
-                "prompts here are not those that the head learned from; restore them, or train again"
+                f"{directory} was made from another version of {source} ({str(found)[:12]}, not {references[0][:12]}), "
+                "so the prompts here are not those that the head learned from; restore them, or train again"
             )
-        made_from, source, identity = reference(manifest), directory, manifest["identity"]
+        # A run names the identity of a spool that its states passed through, as the shards come and go.
+        source, references = directory, [reference(manifest), manifest["identity"]]
 
 
 def _training_cost(run_dir: Path) -> dict[str, Any] | None:
@@ -318,10 +302,7 @@ def write_untrained(recipe: Recipe) -> Path:
         ValueError: the draft vocabulary's size is not known before there are responses.
     """
     if recipe.head.coverage is not None:
-        raise ValueError(
-            "head.coverage needs the target's responses to choose a size: for a plan give head.draft_vocab_size, "
-            "with head.coverage=null"
-        )
+        raise ValueError("head.coverage needs responses to choose a size: for a plan give head.draft_vocab_size")
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     identity = {
         "target": target_identity(recipe, spec),

@@ -14,8 +14,8 @@ from torch import Tensor
 from drafthead import artifacts
 from drafthead.config import HeadConfig, Recipe
 from drafthead.data.trained_on import read_trained_on, write_trained_on
-from drafthead.drafters.files import check_tensor_files, read_config
 from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
 from drafthead.files import atomic_path, sha256_file, write_json
 from drafthead.target.files import local_files
 from drafthead.target.pieces import check_aux_layer_ids, load_pieces, load_target_spec, target_identity
@@ -62,8 +62,8 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     check_aux_layer_ids(spec, aux_layer_ids)
     _check_recipe(recipe, shape.head, aux_layer_ids)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    weights = files.completed(named, shape.head.draft_vocab_size, pieces)
-    files.check_tensors(weights, shape)
+    weights = completed(named, shape.head.draft_vocab_size, pieces)
+    check_tensors(weights, shape)
     published = {path.name: sha256_file(path) for path in sorted(public.glob("*.safetensors"))}
     identity = {
         "imported": {"path": source, "revision": revision, "files": published},
@@ -107,7 +107,7 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
         raise FileNotFoundError(f"{directory} has no *.safetensors: give the directory or hub id of a whole head")
     check_tensor_files(directory)
     tensors = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
-    return directory, read_config(directory), tensors
+    return directory, artifacts.read_json(directory / "config.json"), tensors
 
 
 def _check_recipe(recipe: Recipe, head: HeadConfig, aux_layer_ids: tuple[int, ...]) -> None:

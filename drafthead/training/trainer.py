@@ -115,7 +115,7 @@ class LossModule(nn.Module):
         rows = self.draft.head_rows(batch, target.embeddings, len(scale), self.recompute)
         give_back(rows.states)  # what the steps freed, before the loss needs buffers
         teacher = Teacher(target.normed(batch.last_hidden), target.head_rows, batch.lse)
-        scored = head_loss(rows, self.draft.lm_head.weight, teacher, scale, self.objective)
+        scored = head_loss(rows, self.draft.head_weight, teacher, scale, self.objective)
         give_back(rows.states)
         return scored
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drafthead.drafters.eagle3.model import DraftLayer, DraftModel
-from drafthead.drafters.rope import rope_frequencies
+from drafthead.drafters.layers import rope_frequencies
 
 
 def rms_norm(states: Tensor, norm) -> Tensor:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from drafthead.drafters import attention
+from drafthead.drafters.attention import draft_attention
 from drafthead.drafters.batch import tail_layout
-from drafthead.drafters.eagle3 import attention, dense_attention
-from drafthead.drafters.eagle3.attention import ttt_attention
 
 
 def dense_attention_reference(query, keys, values, cu_queries, cu_keys):
@@ -54,6 +54,11 @@ def random_problem(num_steps, heads, rows, lengths, dim=8, dtype=torch.float64, 
     return query, keys, values, cu_queries.to(device), cu_keys.to(device), weights
 
 
+def attended(query, keys, values, cu_queries, cu_keys):
+    longest = int(cu_queries.diff().max()), int(cu_keys.diff().max())
+    return draft_attention(query, keys, values, cu_queries, cu_keys, longest)
+
+
 def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weights):
     out = attend(query, keys, values, cu_queries, cu_keys)
     return out, torch.autograd.grad((out * weights).sum(), [query, *keys, *values])
@@ -66,10 +71,10 @@ def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weig
 def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, kernels):
     if kernels == "dense":  # what CUDA runs in float32
         monkeypatch.setattr(
-            attention, "_document_kernels", lambda _: (dense_attention.forward, dense_attention.backward)
+            attention, "_document_kernels", lambda _: (attention.dense_forward, attention.dense_backward)
         )
     problem = random_problem(num_steps, heads, rows, [9, 1, 14, 3])
-    ours, our_grads = outputs_and_gradients(ttt_attention, *problem)
+    ours, our_grads = outputs_and_gradients(attended, *problem)
     dense, dense_grads = outputs_and_gradients(dense_attention_reference, *problem)
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
     for our_grad, dense_grad in zip(our_grads, dense_grads, strict=True):
@@ -94,7 +99,7 @@ def test_training_types_follow_float32(device, dtype, num_steps, heads, rows):
         exact[0], exact[1 : 1 + num_steps], exact[1 + num_steps :], cu_queries.cpu(), cu_keys.cpu(),
         weights.double().cpu(),
     )  # fmt: skip
-    ours, our_grads = outputs_and_gradients(ttt_attention, *problem)
+    ours, our_grads = outputs_and_gradients(attended, *problem)
     dense, dense_grads = outputs_and_gradients(dense_attention_reference, *exact_problem)
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
     for one, reference in zip([ours, *our_grads], [dense, *dense_grads], strict=True):

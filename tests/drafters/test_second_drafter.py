@@ -41,9 +41,7 @@ class ParallelModule(DraftModule):
     def head_rows(self, batch, embeddings, num_positions, recompute=False) -> HeadRows:
         fused = self.fc(batch.aux)[batch.layout.rows]
         states = torch.stack([layer(fused) for layer in self.positions[:num_positions]])
-        ahead = torch.stack([torch.roll(batch.of_row, -1 - k) for k in range(num_positions)])
-        teacher = torch.where(batch.scored[:num_positions], ahead, -1)
-        return HeadRows(states.flatten(0, 1), teacher.flatten(), (states.shape[1],) * num_positions)
+        return HeadRows(states.flatten(0, 1), batch.teachers(num_positions).flatten(), (len(fused),) * num_positions)
 
 
 class Parallel(Drafter):
@@ -91,6 +89,6 @@ def test_it_learns_from_the_same_store_and_is_replayed(drafter, tmp_path):
         optimizer.step()
         losses.append(float(scored.loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
-    drafts = drafter.draft(model, batch, target.embeddings, 2)
+    drafts = drafter.draft(model, batch, target.embeddings, target.target_ids, 2)
     assert drafts.shape == (2, 35)
     assert replayed(drafts, target.target_ids, batch, empty_acceptance(2)).drafts > 0

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from drafthead.artifacts import read_json
 from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.export import export_head
 from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
@@ -35,7 +36,7 @@ def tensors(two_layers):
 
 
 def test_names_are_those_vllm_reads(two_layers, tensors):
-    vllm.check_tensors(tensors, two_layers)
+    check_tensors(tensors, two_layers)
     assert {name for name in tensors if not name.startswith(("midlayer.", "layers.1."))} == {
         "fc.weight", "input_norm.weight", "fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight", "norm.weight",
         "lm_head.weight", "d2t", "t2d",
@@ -54,7 +55,7 @@ def test_every_defect_is_named(two_layers, tensors):
     tensors["input_norm.weight"] = tensors["input_norm.weight"].clone()
     tensors["input_norm.weight"][0] = float("nan")
     with pytest.raises(ValueError, match=r"lm_head.weight") as error:
-        vllm.check_tensors(tensors, two_layers)
+        check_tensors(tensors, two_layers)
     for name in ("model.fc.weight: ", "\n  norm.weight: found (3,)", "input_norm.weight: "):
         assert name in str(error.value)
 
@@ -62,7 +63,7 @@ def test_every_defect_is_named(two_layers, tensors):
 def test_a_vocabulary_map_that_contradicts_itself_is_refused(two_layers, tensors):
     tensors["d2t"] = torch.zeros_like(tensors["d2t"])
     with pytest.raises(ValueError, match="d2t .* t2d"):
-        vllm.check_tensors(tensors, two_layers)
+        check_tensors(tensors, two_layers)
 
 
 def test_the_same_tensor_under_two_names_is_refused():
@@ -101,15 +102,15 @@ def test_layer_ids_stand_in_all_three_places_and_no_switch_is_left_to_a_default(
 )
 def test_a_config_that_vllm_reads_otherwise_is_refused(recipe, change, message):
     config, shape = config_of(recipe), shape_of(recipe)
-    vllm.check_config(config, shape, LAYER_IDS, 1024)
+    check_config(config, shape, LAYER_IDS, 1024)
     with pytest.raises(ValueError, match=message):
-        vllm.check_config(config | change, shape, LAYER_IDS, 1024)
+        check_config(config | change, shape, LAYER_IDS, 1024)
 
 
 def test_a_rotation_that_states_a_key_as_null_is_the_same_rotation(recipe):
     shape = shape_of(recipe)
     stated = replace(shape, rope_parameters={**shape.rope_parameters, "attention_factor": None})
-    vllm.check_config(config_of(recipe), stated, LAYER_IDS, 1024)
+    check_config(config_of(recipe), stated, LAYER_IDS, 1024)
 
 
 def test_both_layouts_hold_the_same_head(tmp_path):
@@ -131,12 +132,12 @@ def test_both_layouts_hold_the_same_head(tmp_path):
 def test_a_key_left_where_vllm_does_not_look_is_refused(tmp_path):
     recipe = recipe_at(tmp_path, *FOUR_LAYERS, "export.format=speculators")
     config, shape = config_of(recipe), shape_of(recipe)
-    vllm.check_config(config, shape, recipe.target.aux_layer_ids, 1024)
+    check_config(config, shape, recipe.target.aux_layer_ids, 1024)
     del config["norm_before_residual"]  # where this layout defaults to true
     del config["transformer_layer_config"]["num_aux_hidden_states"]
     del config["transformer_layer_config"]["eagle_config"]
     with pytest.raises(ValueError, match="norm_before_residual: found True, wanted False") as error:
-        vllm.check_config(config, shape, recipe.target.aux_layer_ids, 1024)
+        check_config(config, shape, recipe.target.aux_layer_ids, 1024)
     assert "num_aux_hidden_states: found 3, wanted 4" in str(error.value)
     with pytest.raises(ValueError, match="peagle"):
         vllm.served_values({"speculators_model_type": "peagle"})
@@ -155,7 +156,7 @@ def test_vllm_reads_what_we_say_it_reads(tmp_path):
     parsed = get_config(str(directory), trust_remote_code=False)
     assert type(parsed).__name__ == "SpeculatorsConfig"
     assert parsed.architectures == ["Eagle3LlamaForCausalLM"]
-    vllm.check_config(parsed.to_dict(), shape_of(recipe), recipe.target.aux_layer_ids, 1024)
+    check_config(parsed.to_dict(), shape_of(recipe), recipe.target.aux_layer_ids, 1024)
     model, tokenizer, speculative = maybe_override_with_speculators(str(directory), None, False)
     assert model == tokenizer == recipe.target_path
     assert speculative == vllm.speculative_config(directory, 3)

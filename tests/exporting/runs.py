@@ -30,8 +30,10 @@ def shape_of(recipe: Recipe) -> DraftShape:
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
     """config.json of the recipe's head, as vLLM finds it."""
-    layer_ids, K = recipe.target.aux_layer_ids, recipe.eval.num_draft_tokens
-    config = vllm.write_config(shape_of(recipe), layer_ids, recipe.export, K, "org/target", ["GptOssForCausalLM"])
+    config = vllm.plain_config(shape_of(recipe), recipe.target.aux_layer_ids, recipe.export.dtype)
+    if recipe.export.format == "speculators":
+        verifier = {"name_or_path": "org/target", "architectures": ["GptOssForCausalLM"]}
+        config = vllm.speculators_config(config, recipe.eval.num_draft_tokens, verifier)
     return json.loads(json.dumps(config))
 
 

@@ -1,14 +1,17 @@
 """The model card says what manifests say and no more; nothing is uploaded unless asked, nor public by default."""
 
+from math import nan
+from types import SimpleNamespace
 from unittest.mock import create_autospec
 
 import huggingface_hub
 import pytest
 
 from drafthead import artifacts
-from drafthead.exporting.card import Measured, push_head, response_source, write_card
+from drafthead.exporting.card import push_head, response_source, write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
+from drafthead.statistics import Interval
 from tests.exporting.runs import recipe_at, write_run
 
 
@@ -23,7 +26,18 @@ def head(tmp_path):
     return recipe
 
 
-_MEASURED = [Measured("all", 3, 0, 147, 2.694, 2.62, 2.77), Measured("a|b <img>\nc", 5, 0.7, 9, 1.5, 1.4, 1.6)]
+def summary(*rows):
+    """What the card reads of evaluation's summary."""
+    names = ("method", "category", "K", "prompts", "length")
+    return SimpleNamespace(
+        temperature=0.7, methods=[SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
+    )
+
+
+_MEASURED = summary(
+    ("eagle3", "all", 3, 147, Interval(2.694, 2.62, 2.77)), ("eagle3", "a|b <img>\nc", 5, 9, Interval(1.5, 1.4, 1.6)),
+    ("ngram", "all", 3, 147, Interval(1.1, 1, 1.2)), ("eagle3", "none", 3, 0, Interval(nan, nan, nan)),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -58,8 +72,9 @@ def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path
     licensed = recipe_at(tmp_path / "second", "export.license=apache-2.0")
     export_head(licensed, serve_check=False)
     text = write_card(licensed, head.run_dir, _MEASURED, "me/head").read_text()
-    assert "| measured on held-out prompts: all | 3 | 0 | 147 | 2.69 [2.62, 2.77] |" in text
+    assert "| measured on held-out prompts: all | 3 | 0.7 | 147 | 2.69 [2.62, 2.77] |" in text
     assert "| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60] |" in text
+    assert text.count("held-out prompts:") == 2
     assert 'license: "apache-2.0"' in text
     assert '"model":"me/head"' in text
     assert (head.head_dir / artifacts.MANIFEST).read_bytes() == before

@@ -15,6 +15,7 @@ from drafthead.artifacts import ArtifactError, begin, finish, read_json, referen
 from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.eagle3 import vllm
+from drafthead.drafters.vllm import check_config
 from drafthead.evaluation.reporting.plan_report import untrained_recipe
 from drafthead.exporting import export as exporting
 from drafthead.exporting.check import check_reload
@@ -53,7 +54,7 @@ def test_yarn_stretches_an_unscaled_rotation_only(tmp_path):
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4, "original_max_position_embeddings": 512,
     }  # fmt: skip
     assert stretched.max_position_embeddings == 2048
-    with pytest.raises(ValueError, match="4096 .* 2048"):
+    with pytest.raises(ValueError, match=r"4096 [\s\S]* 2048"):
         served_shape(plain, recipe.export.model_copy(update={"yarn_from": 4096}))
 
 
@@ -63,7 +64,6 @@ def test_export_is_whole_checked_and_done_once(recipe, caplog):
     manifest = artifacts.require(directory, "head", "")
     assert set(manifest["files"]) == {"config.json", "model.safetensors"}
     assert manifest["counts"]["serve_check"] is None
-    assert manifest["counts"]["top_draft_agreement"] > 0.8
     written = load_file(directory / "model.safetensors")
     masters = open_checkpoint(recipe, None, load_target_spec(recipe.target_path)).weights()
     parameters = [tensor for tensor in masters.values() if tensor.is_floating_point()]
@@ -79,8 +79,8 @@ def test_export_is_whole_checked_and_done_once(recipe, caplog):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("head.norm_before_residual=true", "head.norm_before_residual: trained False, to be served True"),
-        ("target.aux_layer_ids=[1,4,6]", r"target.aux_layer_ids: trained \[2, 4, 6\], to be served \[1, 4, 6\]"),
+        ("head.norm_before_residual=true", "head.norm_before_residual: found True, wanted False"),
+        ("target.aux_layer_ids=[1,4,6]", r"target.aux_layer_ids: found \[1, 4, 6\], wanted \[2, 4, 6\]"),
         ("engine.max_model_len=4096", "max_position_embeddings: found 2048, wanted 4096"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_failed_check_leaves_nothing_to_serve(recipe, monkeypatch):
     def wrong(*_args):
         raise ValueError("the engine disagrees")
 
-    monkeypatch.setattr(exporting, "validation_documents", lambda *_: None)
+    monkeypatch.setattr(exporting, "ValidationDocuments", lambda *_: None)
     monkeypatch.setattr(exporting, "check_serving", wrong)
     with pytest.raises(ValueError, match="the engine disagrees"):
         export_head(recipe)
@@ -122,7 +122,7 @@ def test_reload_finds_a_single_changed_weight(recipe):
     tensors = load_file(directory / "model.safetensors")
     tensors["fc.weight"][3, 5] += 1
     save_file(tensors, directory / "model.safetensors")
-    with pytest.raises(ValueError, match="logits"):
+    with pytest.raises(ValueError, match="fc.weight"):
         check_reload(directory, weights, shape_of(recipe), "bfloat16")
 
 
@@ -157,7 +157,7 @@ def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
     assert artifacts.verify_files(directory) == []
     assert write_untrained(recipe) == directory  # once
     config, layer_ids = read_json(directory / "config.json"), recipe.target.aux_layer_ids
-    vllm.check_config(config, shape_of(recipe), layer_ids, recipe.engine.max_model_len)
+    check_config(config, shape_of(recipe), layer_ids, recipe.engine.max_model_len)
     assert load_file(directory / "model.safetensors")["d2t"].shape == (recipe.head.draft_vocab_size,)
     with pytest.raises(ValueError, match="head.coverage"):
         write_untrained(tiny_recipe(tmp_path / "other", "head.coverage=0.9", "head.draft_vocab_size=0"))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.fp8 import FP8, as_served, cast, dequantised
+from drafthead.drafters.vllm import check_config
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
 from tests.damage import replace_tensors
@@ -54,11 +54,11 @@ def test_a_scale_that_is_missing_is_named():
 def test_a_config_that_states_other_weights_is_refused(tmp_path):
     plain, fp8 = (recipe_at(tmp_path, f"export.dtype={dtype}") for dtype in ("bfloat16", "fp8"))
     shape, layer_ids = shape_of(fp8), fp8.target.aux_layer_ids
-    vllm.check_config(config_of(fp8), shape, layer_ids, 1024, "fp8")
+    check_config(config_of(fp8), shape, layer_ids, 1024, "fp8")
     with pytest.raises(ValueError, match="quant_method: found 'compressed-tensors', wanted None"):
-        vllm.check_config(config_of(fp8), shape, layer_ids, 1024)
+        check_config(config_of(fp8), shape, layer_ids, 1024)
     with pytest.raises(ValueError, match="quant_method: found None, wanted 'compressed-tensors'"):
-        vllm.check_config(config_of(plain), shape, layer_ids, 1024, "fp8")
+        check_config(config_of(plain), shape, layer_ids, 1024, "fp8")
 
 
 @pytest.mark.slow

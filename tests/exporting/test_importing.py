@@ -123,7 +123,7 @@ def test_a_tensor_that_cannot_be_represented_is_refused(public, tensor, value, m
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": 256}, "hidden_size 256, target .* 192"),
+        ({"hidden_size": 256}, "hidden_size=256; .* 192"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"num_attention_heads": None}, "no key 'num_attention_heads'"),
     ],

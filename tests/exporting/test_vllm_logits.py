@@ -11,7 +11,7 @@ from torch import Tensor
 
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
-from drafthead.drafters.eagle3 import vllm
+from drafthead.drafters.vllm import check_config
 from drafthead.exporting.export import served_shape, write_head
 from drafthead.target.pieces import TargetSpec, load_target_spec
 from tests.damage import edit_config
@@ -50,7 +50,7 @@ def recipe_of(root: Path, norms: tuple[bool, ...], read: int, layers: int, vocab
 def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor], **changed: bool) -> Path:
     """The files of an export, with keys of config.json replaced."""
     config = write_head(recipe, recipe.head_dir, weights, shape, recipe.target.aux_layer_ids)
-    vllm.check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len, recipe.export.dtype)
+    check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len, recipe.export.dtype)
     edit_config(recipe.head_dir, **changed)
     return recipe.head_dir
 

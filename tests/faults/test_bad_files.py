@@ -230,9 +230,8 @@ class TestHeads:
         ("change", "message"),
         [
             ({"hidden_size": 128, "target_hidden_size": 128}, "128.* 192"),
-            ({"vocab_size": 999}, "vocab_size 999.* 3072"),
-            ("[1]", "config.json"),
-            ('{"a', "config.json .*JSON"),
+            ({"vocab_size": 999}, "vocab_size: found 999.* 3072"),
+            ('{"a', "config.json is damaged"),
         ],
     )
     def test_somebody_elses_config_is_read_before_an_engine_starts(self, head, tmp_path, change, message):

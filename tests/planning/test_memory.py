@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from drafthead.config import load_recipe
-from drafthead.drafters.base import DraftShape
+from drafthead.drafters.base import DraftShape, valid_positions
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.eagle3.config import Eagle3Head
-from drafthead.drafters.eagle3.drafter import valid_positions
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.planning.memory import training_memory
 from drafthead.target.pieces import FrozenTarget

@@ -47,7 +47,7 @@ def _acceptance(store: StateStore) -> Acceptance:
             scored = LossModule(model)(batch, frozen(model), torch.zeros(NUM_STEPS))
         drafts = scored.predictions.view(batch.scored.shape)
         total += replayed(drafts, frozen(model).target_ids, batch, total)
-        proposed = drafter.draft(model, batch, frozen(model).embeddings, NUM_STEPS)
+        proposed = drafter.draft(model, batch, frozen(model).embeddings, frozen(model).target_ids, NUM_STEPS)
         assert torch.equal(proposed[batch.scored], drafts[batch.scored])  # what an export check replays
     return total
 

@@ -7,7 +7,16 @@ from pydantic import Field
 from drafthead.drafters.config import HeadConfig
 
 
-class Eagle3Head(HeadConfig):
+class EagleHead(HeadConfig):
+    """What EAGLE-3 and P-EAGLE share: where norms stand."""
+
+    norm_before_residual: bool = False
+    norm_before_fc: bool = True
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+class Eagle3Head(EagleHead):
     """`head: {type: eagle3, ...}`."""
 
     TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset({"num_ttt_steps", "step_weight_decay"})
@@ -15,10 +24,6 @@ class Eagle3Head(HeadConfig):
     type: Literal["eagle3"]
     num_ttt_steps: int = Field(default=4, gt=0)  # K unrolled steps of training-time test
     step_weight_decay: float = Field(default=0.8, gt=0, le=1)  # weight of TTT step k is decay**k
-    norm_before_residual: bool = False
-    norm_before_fc: bool = True
-    fc_norm: bool = False
-    norm_output: bool = False
 
     @property
     def num_positions(self) -> int:

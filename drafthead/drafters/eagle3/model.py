@@ -12,7 +12,6 @@ Shapes: T tokens of a packed batch, R rows that lead to a loss (see drafters.bat
 G key/value heads, d head dimension, K TTT steps, D draft vocabulary, V target vocabulary.
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,37 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from drafthead.drafters.attention import draft_attention
 from drafthead.drafters.base import DraftModule, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
-from drafthead.drafters.eagle3.attention import ttt_attention
-from drafthead.drafters.eagle3.config import Eagle3Head
-from drafthead.drafters.recompute import gated, give_back, recomputing, rms_norm
-from drafthead.drafters.rope import rope_frequencies, rotate, rotation
+from drafthead.drafters.eagle3.config import EagleHead
+from drafthead.drafters.layers import MLP, Projection, RMSNorm, rope_frequencies, rotate, rotation
+from drafthead.drafters.recompute import give_back, recomputing
 from drafthead.losses.fused import HeadRows
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with float32 statistics (float64 for float64 inputs)."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, states: Tensor) -> Tensor:
-        return rms_norm(states, self.weight, self.eps)
-
-
-class Projection(nn.Linear):
-    """A product without bias, of all input features or a run of them, on top of what other features gave."""
-
-    def __init__(self, size: int, out: int):
-        super().__init__(size, out, bias=False)
-
-    def forward(self, states: Tensor, features: slice = slice(None), base: Tensor | None = None) -> Tensor:
-        """states (R, n) with the n columns `features` of the weight, added to base (R, out)."""
-        weight = self.weight[:, features].T
-        return states @ weight if base is None else torch.addmm(base, states, weight)
 
 
 @dataclass(frozen=True)
@@ -117,7 +92,7 @@ class StepLayout:
 class Attention(nn.Module):
     """Grouped-query attention whose keys and values of earlier TTT steps are kept by the caller."""
 
-    def __init__(self, head: Eagle3Head, size: int, reads: bool):
+    def __init__(self, head: EagleHead, size: int, reads: bool):
         super().__init__()
         width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
         self.head_dim = head.head_dim
@@ -145,27 +120,14 @@ class Attention(nn.Module):
         cache = cache.extended(key, self.v_proj(states, self.states, value).unflatten(-1, heads))
         query = self.q_proj(step.select(states), self.states, query).unflatten(-1, heads)
         query = rotate(query, *map(step.select, step.rope))
-        mixed = ttt_attention(query, cache.keys, cache.values, step.cu_queries, step.cu_keys, step.longest)
+        mixed = draft_attention(query, cache.keys, cache.values, step.cu_queries, step.cu_keys, step.longest)
         return self.o_proj(mixed.flatten(1)), cache
-
-
-class MLP(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int):
-        super().__init__()
-        self.gate_proj = Projection(hidden_size, intermediate_size)
-        self.up_proj = Projection(hidden_size, intermediate_size)
-        self.down_proj = Projection(intermediate_size, hidden_size)
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self.down_proj(gated(self.gate_proj(states), self.up_proj(states)))
 
 
 class DraftLayer(nn.Module):
     """A Llama block. The first one reads cat(embedding, feature); further ones read the state alone."""
 
-    def __init__(self, head: Eagle3Head, size: int, eps: float, first: bool):
+    def __init__(self, head: EagleHead, size: int, eps: float, first: bool):
         super().__init__()
         self.norm_before_residual = head.norm_before_residual
         self.input_layernorm = RMSNorm(size, eps)
@@ -203,7 +165,7 @@ class DraftModel(DraftModule):
     def __init__(self, shape: DraftShape):
         super().__init__()
         head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
-        assert isinstance(head, Eagle3Head)
+        assert isinstance(head, EagleHead)
         self.shape, self.norm_output = shape, head.norm_output
         self.input_norm = RMSNorm(shape.num_aux_layers * size, eps) if head.norm_before_fc else None
         self.fc_norm = (
@@ -240,10 +202,8 @@ class DraftModel(DraftModule):
         embedded = nn.functional.embedding(batch.input_ids, embeddings)
         recompute = recompute and torch.is_grad_enabled()
         states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions, recompute)
-        scored = batch.scored[:num_positions]
-        ahead = torch.stack([torch.roll(batch.of_row, -1 - k) for k in range(num_positions)])  # (K, R)
-        teacher = torch.where(scored, ahead, -1)  # what wraps around lies past a document's end, and is not scored
-        return HeadRows(states.flatten(0, 1), teacher.flatten(), (len(batch.of_row),) * num_positions)
+        teacher = batch.teachers(num_positions).flatten()
+        return HeadRows(states.flatten(0, 1), teacher, (len(batch.of_row),) * num_positions)
 
     def unroll(
         self,
@@ -267,23 +227,19 @@ class DraftModel(DraftModule):
         Returns:
             (K, R, H), after the final norm, ready for lm_head.
         """
+        run_step = partial(checkpoint, self._run_step, use_reentrant=False) if recompute else self._run_step
+        outputs = []
         # Checkpointing whole steps keeps less than recomputing cheap activations; one tensor cannot be under both.
         with nullcontext() if recompute else recomputing():
-            return torch.stack(list(self._steps(aux, embeddings, positions, layout, num_steps, recompute)))
-
-    def _steps(
-        self, aux: Tensor, embeddings: Tensor, positions: Tensor, layout: Layout, num_steps: int, recompute: bool
-    ) -> Iterator[Tensor]:
-        """(R, H) per TTT step; arguments as in `unroll`."""
-        run_step = partial(checkpoint, self._run_step, use_reentrant=False) if recompute else self._run_step
-        caches = tuple(KeyValueCache() for _ in range(1 + len(self.layers)))
-        first, later = self.midlayer.project(embeddings, layout, only_layer=not self.layers)
-        state = self.combine(aux)
-        for k in range(num_steps):
-            rope = self.rope(positions if k == 0 else positions[layout.rows] + k, state.dtype)
-            state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
-            give_back(output)
-            yield output
+            caches = tuple(KeyValueCache() for _ in range(1 + len(self.layers)))
+            first, later = self.midlayer.project(embeddings, layout, only_layer=not self.layers)
+            state = self.combine(aux)
+            for k in range(num_steps):
+                rope = self.rope(positions if k == 0 else positions[layout.rows] + k, state.dtype)
+                state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
+                give_back(output)
+                outputs.append(output)
+            return torch.stack(outputs)
 
     def _run_step(
         self, k: int, state: Tensor, projected: EmbeddingProjections, rope: tuple[Tensor, Tensor], layout: Layout,
@@ -292,12 +248,17 @@ class DraftModel(DraftModule):
         """The next step's feature, this step's output, and every layer's keys and values with this step's."""
         layers = [self.midlayer, *self.layers.values()]
         extended = []
+        state, read = self._inputs(k, state, projected)
         for layer, cache in zip(layers, caches, strict=True):
             step = self._layout(k, layer is layers[-1], rope, layout)
-            state, cache = layer(state, step, cache, projected.ahead(1 + k) if layer is self.midlayer else None)
+            state, cache = layer(state, step, cache, read if layer is self.midlayer else None)
             extended.append(cache)
         output = self.norm(state)
         return output if self.norm_output else state, output, tuple(extended)
+
+    def _inputs(self, k: int, state: Tensor, projected: EmbeddingProjections) -> tuple[Tensor, EmbeddingProjections]:
+        """What step k reads at each row: the feature, here the last step's, and the next token's projections."""
+        return state, projected.ahead(1 + k)
 
     @staticmethod
     def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:

@@ -1,25 +1,24 @@
-"""Attention of the unrolled training steps, without a mask and in memory linear in T.
+"""Attention of draft positions, without a mask and in memory linear in T.
 
-The query of index t at TTT step k sees the step-0 keys at indices <= t of its own document, and its own
-index in each of the steps 1..k. The first part is causal flash attention, which also returns the
-log-sum-exp of its scores; the second is k scalars per query. With L0, O0 from flash attention and
-s_j = q . k_j / sqrt(D):
+A query of row r sees the keys of the text at indices <= that of r in its own document, and row r's own entries of some
+draft positions: the earlier steps of an unrolled draft, or a whole block. The first part is causal flash attention,
+which also returns the log-sum-exp of its scores; the second is one scalar per query and position. With L0, O0 from
+flash attention and s_j = q . k_j / sqrt(D) for the k entries of its row:
 
     L = logaddexp(L0, s_1, ..., s_k)        O = exp(L0 - L) O0 + sum_j exp(s_j - L) v_j
 
-The backward is exact: flash attention's own backward recomputes its probabilities as exp(s - lse) and
-takes the row term from dO . O, so handing it the merged O and L yields the gradients of the merged
-softmax with respect to the block; the k diagonal terms are differentiated by hand. A dense mask, the
-usual way, costs T x (k + 1) T scores per step.
+The backward is exact: flash attention's own backward recomputes its probabilities as exp(s - lse) and takes the row
+term from dO . O, so handing it the merged O and L yields the gradients of the merged softmax with respect to the
+block; the k diagonal terms are differentiated by hand. A dense mask, the usual way, costs T x (k + 1) T scores per
+step.
 
-Only rows that lead to a loss need a query: nothing but the row itself ever reads its states of step 1
-and later. So the queries are the last rows of each document, from where its loss begins, while step-0
-keys cover all of it. CUDA's flash kernel, for half precision, takes all documents at once. Elsewhere each
-document's block is itself merged from two calls: all keys before the first query, and the causal square
-from there on; by torch's flash attention on CPU, by `dense_attention` for float32 on CUDA.
+Only rows that lead to a loss need a query: nothing but the row itself ever reads its draft positions. So the queries
+are the last rows of each document, from where its loss begins, while keys of the text cover all of it. CUDA's flash
+kernel, for half precision, takes all documents at once. Elsewhere each document's block is itself merged from two
+calls: all keys before the first query, and the causal square from there on; by torch's flash attention on CPU, by
+`dense_forward` for float32 on CUDA.
 
-Shapes: T tokens, R query rows, Q query heads, G key/value heads (Q a multiple of G), D head dimension,
-S documents.
+Shapes: T tokens, R query rows, Q query heads, G key/value heads (Q a multiple of G), D head dimension, S documents.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,36 +27,33 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from drafthead.drafters.eagle3 import dense_attention
 
-
-def ttt_attention(
+def draft_attention(
     query: Tensor,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     cu_queries: Tensor,
     cu_keys: Tensor,
-    longest: tuple[int, int] | None = None,
+    longest: tuple[int, int],
 ) -> Tensor:
-    """Attend from TTT step k, where k = len(keys) - 1.
+    """Attend from one draft position.
 
     Args:
-        query: (R, Q, D), rotated, of step k: the last rows of each document.
-        keys: rotated; step 0 (T, G, D), then steps 1..k (R, G, D).
+        query: (R, Q, D), rotated, of the last rows of each document.
+        keys: rotated; of the text (T, G, D), then of each draft position that is seen (R, G, D).
         values: as keys.
         cu_queries: (S + 1,) int32 document boundaries among the rows.
         cu_keys: (S + 1,) int32 document boundaries among the tokens.
-        longest: most rows and most tokens of a document; None: looked up, for which a GPU has to be waited for.
+        longest: most rows and most tokens of a document; looking it up here would wait for a GPU.
 
     Returns:
         (R, Q, D).
     """
     pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
-    longest = longest or (_longest(cu_queries), _longest(cu_keys))
-    return _TTTAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, longest, *pairs)
+    return _DraftAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, longest, *pairs)
 
 
-class _TTTAttention(torch.autograd.Function):
+class _DraftAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, cu_queries, cu_keys, longest, *pairs):
         scale = query.shape[-1] ** -0.5
@@ -169,16 +165,12 @@ def _whole_batch(query: Tensor) -> bool:
 def _document_kernels(query: Tensor) -> tuple[Callable, Callable]:
     """Forward and backward of one document."""
     if query.is_cuda:
-        return dense_attention.forward, dense_attention.backward
+        return dense_forward, dense_backward
     aten = torch.ops.aten
     return (
         aten._scaled_dot_product_flash_attention_for_cpu,
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
     )
-
-
-def _longest(cu_seqlens: Tensor) -> int:
-    return int(cu_seqlens.diff().max())
 
 
 def _most(longest: tuple[int, int]) -> tuple[int, int]:
@@ -211,3 +203,43 @@ def _heads_first(states: Tensor) -> Tensor:
 def _repeated_keys(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The kernels of one document have no grouped heads: keys and values are repeated per query head."""
     return _heads_first(_expand(key, heads)), _heads_first(_expand(value, heads))
+
+
+def dense_forward(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention with every score written out, for CUDA in float32 and float64, which its flash kernels do not take.
+
+    Memory is quadratic in the length of a document: for small runs and for tests at full precision; train large heads
+    with train.precision bf16. Arguments and results are those of torch's flash attention for the CPU: output
+    (1, Q, R, D) and log-sum-exp (1, Q, R) of query (1, Q, R, D), key and value (1, Q, T, D); R = T where causal.
+    """
+    scores = _scores(query, key, causal, scale)
+    lse = scores.logsumexp(-1)
+    return (scores - lse[..., None]).exp() @ value, lse
+
+
+def dense_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dropout: float,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value; `out` and `lse` may be those of a softmax that has further keys."""
+    probability = (_scores(query, key, causal, scale) - lse[..., None]).exp()
+    row = (grad * out).sum(-1, keepdim=True)
+    grad_scores = probability * (grad @ value.mT - row) * scale
+    return grad_scores @ key, grad_scores.mT @ query, probability.mT @ grad
+
+
+def _scores(query: Tensor, key: Tensor, causal: bool, scale: float) -> Tensor:
+    scores = query @ key.mT * scale  # (1, Q, R, T)
+    if causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores.masked_fill_(future, float("-inf"))
+    return scores

@@ -1,0 +1,166 @@
+"""DFlash (arXiv 2602.06036): a block of masked positions is filled in one pass, over the target's own states.
+
+From root t, whose state is known, the block holds the known token x[t+1] and K masks. Its queries see keys and values
+that every layer forms directly from the fused aux hidden states of the tokens 0..t, and the whole block, in both
+directions; the draft never runs over its context. The mask at slot j predicts x[t+1+j]. One document, root 2, K = 2:
+
+    position   0   1   2 | 3     4     5
+    keys       c0  c1  c2  x[3]  MASK  MASK        c: from the target's states
+    predicts                     x[4]  x[5]
+
+Training forms the block of every root at once. Anchors sampled at loss positions, as in the paper, would leave roots
+out to save time; here the block of a root costs K + 1 rows, about as much as K steps of training-time test.
+
+Names and arithmetic are those of vLLM's `DFlashDraftModel`. Shapes: T tokens, R rows (roots), K masked positions,
+H hidden, N aux layers, Q query and G key/value heads, d head dimension.
+"""
+
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from drafthead.drafters.attention import draft_attention
+from drafthead.drafters.base import Drafter, DraftModule, DraftShape
+from drafthead.drafters.batch import Layout, PackedBatch
+from drafthead.drafters.dflash.config import BlockHead
+from drafthead.drafters.layers import MLP, Projection, RMSNorm, rope_frequencies, rotate, rotation
+from drafthead.losses.fused import HeadRows
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class BlockAttention(nn.Module):
+    """Grouped-query attention of a block over its context and itself; queries and keys have norms."""
+
+    def __init__(self, head: BlockHead, size: int, eps: float):
+        super().__init__()
+        self.head_dim = head.head_dim
+        width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
+        self.q_proj, self.k_proj, self.v_proj = (Projection(size, out) for out in (width, kv_width, kv_width))
+        self.o_proj = Projection(width, size)
+        self.q_norm, self.k_norm = RMSNorm(head.head_dim, eps), RMSNorm(head.head_dim, eps)
+
+    def key_value(self, states: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
+        """Keys, rotated, and values, each (rows, G, d), of states (rows, H)."""
+        heads = (-1, self.head_dim)
+        return rotate(self.k_norm(self.k_proj(states).unflatten(-1, heads)), *rope), self.v_proj(states).unflatten(
+            -1, heads
+        )
+
+    def forward(
+        self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int
+    ) -> list[Tensor]:
+        """(R, H) for each slot from `first` on.
+
+        Args:
+            block: K + 1 slots (R, H).
+            context: (T, H).
+            ropes: of the context, then of each slot.
+            layout: documents and rows.
+            first: slots before it are seen and not computed.
+        """
+        of_context, *of_slots = ropes
+        pairs = [self.key_value(context, of_context)]
+        pairs += [self.key_value(slot, rope) for slot, rope in zip(block, of_slots, strict=True)]
+        keys, values = zip(*pairs, strict=True)
+        mixed = []
+        for slot, rope in list(zip(block, of_slots, strict=True))[first:]:
+            query = rotate(self.q_norm(self.q_proj(slot).unflatten(-1, (-1, self.head_dim))), *rope)
+            seen = draft_attention(
+                query, keys, values, layout.cu_rows, layout.cu_seqlens, (layout.most_rows, layout.longest)
+            )
+            mixed.append(self.o_proj(seen.flatten(1)))
+        return mixed
+
+
+class BlockLayer(nn.Module):
+    """A Qwen3 block."""
+
+    def __init__(self, head: BlockHead, size: int, eps: float):
+        super().__init__()
+        self.input_layernorm = RMSNorm(size, eps)
+        self.self_attn = BlockAttention(head, size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = MLP(size, head.intermediate_size)
+
+    def forward(
+        self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int
+    ) -> list[Tensor]:
+        """The slots from `first` on, (R, H) each; arguments as of `BlockAttention.forward`."""
+        attended = self.self_attn([self.input_layernorm(slot) for slot in block], context, ropes, layout, first)
+        states = [slot + more for slot, more in zip(block[first:], attended, strict=True)]
+        return [state + self.mlp(self.post_attention_layernorm(state)) for state in states]
+
+
+class DFlashModel(DraftModule):
+    """The trainable head."""
+
+    def __init__(self, shape: DraftShape):
+        super().__init__()
+        head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
+        assert isinstance(head, BlockHead)
+        self.shape, self.mask_token_id = shape, head.mask_token_id
+        self.fc = Projection(shape.num_aux_layers * size, size)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.layers = nn.ModuleList(BlockLayer(head, size, eps) for _ in range(head.num_layers))
+        self.norm = RMSNorm(size, eps)
+        self.lm_head = Projection(size, head.draft_vocab_size)
+        frequencies, self._rope_factor = rope_frequencies(shape.rope_config())
+        self._frequencies = frequencies.to(torch.float32)
+
+    def head_rows(
+        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
+    ) -> HeadRows:
+        """K x R rows, slot after slot; that of slot 1 + k at row r meets the teacher of row r + 1 + k."""
+        recompute = recompute and torch.is_grad_enabled()
+        known = nn.functional.embedding(torch.roll(batch.row_ids, -1), embeddings)
+        mask = embeddings[self.mask_token_id].expand_as(known)
+        states = self.fill([known, *[mask] * num_positions], batch.aux, batch.positions, batch.layout, 1, recompute)
+        return HeadRows(states.flatten(0, 1)(batch, num_positions), (states.shape[1],) * num_positions)
+
+    def fill(
+        self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int, recompute: bool = False
+    ) -> Tensor:
+        """(slots, R, H), after the final norm, of the slots from `first` on of every root's block.
+
+        Args:
+            block: embeddings of the slots, (R, H) each; the first is that of the known token.
+            aux: (T, N * H) aux hidden states.
+            positions: (T,) the target's own.
+            layout: documents and rows.
+            first: slots before it predict nothing.
+            recompute: keep only the layers' inputs, and run each again in the backward.
+        """
+        frequencies = self._frequencies.to(positions.device, torch.promote_types(aux.dtype, torch.float32))
+        starts = [positions, *(positions[layout.rows] + 1 + j for j in range(len(block)))]
+        ropes = [rotation(at, frequencies, self._rope_factor) for at in starts]
+        context = self.hidden_norm(self.fc(aux))
+        for layer in self.layers:
+            run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
+            block = run(block, context, ropes, layout, first if layer is self.layers[-1] else 0)
+        return self.norm(torch.stack(block))
+
+
+class DFlash(Drafter):
+    """DFlash behind the interface of `drafters.base`."""
+
+    head: BlockHead
+
+    def position_weights(self) -> Tensor:
+        """exp(-k / gamma)."""
+        k = torch.arange(self.num_positions, dtype=torch.float64)
+        return torch.ones_like(k) if self.head.position_decay is None else torch.exp(-k / self.head.position_decay)
+
+    def build(self, shape: DraftShape) -> DraftModule:
+        """The module with random weights."""
+        return DFlashModel(shape)
+
+    @property
+    def vllm(self) -> ModuleType:
+        """Its files as vLLM reads them."""
+        from drafthead.drafters.dflash import vllm
+
+        return vllm

@@ -1,0 +1,1 @@
+"""DSpark: DFlash's block, with a bias on every draft from the token before it."""

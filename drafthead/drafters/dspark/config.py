@@ -1,0 +1,16 @@
+"""The recipe's head section for DSpark (arXiv 2607.05147)."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from drafthead.drafters.dflash.config import BlockHead
+
+
+class DSparkHead(BlockHead):
+    """`head: {type: dspark, ...}`."""
+
+    TRAINING_ONLY: ClassVar[frozenset[str]] = BlockHead.TRAINING_ONLY
+
+    type: Literal["dspark"]
+    markov_rank: int = Field(default=256, gt=0)  # r of the bias: a token's r numbers times r columns of the vocabulary

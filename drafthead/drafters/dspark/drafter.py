@@ -1,0 +1,99 @@
+"""DSpark (arXiv 2607.05147): DFlash's backbone, and drafts that know the token before them.
+
+The block of root t holds the known token x[t+1] and K - 1 masks; every slot predicts the token behind it, so the known
+token's slot makes the first draft. To the logits of draft k comes a bias of low rank, `markov_w2 @ markov_w1[x]`, of
+the token x before it: in training the text's, in serving the draft just made. State and token enter linearly, so both
+are one product, of cat(state, markov_w1[x]) with cat(lm_head, markov_w2), and the loss knows no difference.
+
+The confidence head of the paper is not trained: vLLM uses it for adaptive verification alone.
+
+Names and arithmetic are those of vLLM's `Qwen3DSparkModel` with `sample_from_anchor`. Shapes: R rows (roots), K draft
+positions, H hidden, D draft vocabulary, V target vocabulary, r rank.
+"""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from drafthead.drafters.base import DraftModule, DraftShape
+from drafthead.drafters.batch import PackedBatch
+from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
+from drafthead.drafters.dspark.config import DSparkHead
+from drafthead.drafters.layers import Projection
+from drafthead.losses.fused import HeadRows
+
+
+class MarkovHead(nn.Module):
+    """The bias of a token on the next one."""
+
+    def __init__(self, vocab_size: int, draft_vocab_size: int, rank: int):
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab_size, rank)
+        self.markov_w2 = Projection(rank, draft_vocab_size)
+        nn.init.zeros_(self.markov_w2.weight)  # starts as DFlash
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """(R, r) of (R,) target ids."""
+        return self.markov_w1(token_ids)
+
+
+class DSparkModel(DFlashModel):
+    """The trainable head."""
+
+    def __init__(self, shape: DraftShape):
+        super().__init__(shape)
+        head = shape.head
+        assert isinstance(head, DSparkHead)
+        self.markov_head = MarkovHead(shape.vocab_size, head.draft_vocab_size, head.markov_rank)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(D, H + r)."""
+        return torch.cat([self.lm_head.weight, self.markov_head.markov_w2.weight], dim=1)
+
+    def slots(self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool) -> Tensor:
+        """(K, R, H) of the backbone."""
+        known = nn.functional.embedding(torch.roll(batch.row_ids, -1), embeddings)
+        mask = embeddings[self.mask_token_id].expand_as(known)
+        block = [known, *[mask] * (num_positions - 1)]
+        return self.fill(block, batch.aux, batch.positions, batch.layout, 0, recompute)
+
+    def head_rows(
+        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
+    ) -> HeadRows:
+        """K x R rows (H + r); the token before draft k of root t is x[t+1+k]."""
+        states = self.slots(batch, embeddings, num_positions, recompute and torch.is_grad_enabled())
+        before = torch.stack([torch.roll(batch.row_ids, -1 - k) for k in range(num_positions)])
+        rows = torch.cat([states, self.markov_head(before)], dim=-1)
+        return HeadRows(rows.flatten(0, 1)(batch, num_positions), (states.shape[1],) * num_positions)
+
+
+class DSpark(DFlash):
+    """DSpark behind the interface of `drafters.base`."""
+
+    head: DSparkHead
+
+    def build(self, shape: DraftShape) -> DraftModule:
+        """The module with random weights."""
+        return DSparkModel(shape)
+
+    @torch.no_grad()
+    def draft(
+        self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, target_ids: Tensor, num_drafts: int
+    ) -> Tensor:
+        """One draft after the other, each with the bias of the one before it."""
+        assert isinstance(model, DSparkModel)
+        previous, drafts = torch.roll(batch.row_ids, -1), []
+        for states in model.slots(batch, embeddings, num_drafts, False):
+            logits = model.lm_head(states) + model.markov_head.markov_w2(model.markov_head(previous))
+            drafts.append(logits.argmax(-1))
+            previous = target_ids[drafts[-1]]
+        return torch.stack(drafts)
+
+    @property
+    def vllm(self) -> ModuleType:
+        """Its files as vLLM reads them."""
+        from drafthead.drafters.dspark import vllm
+
+        return vllm

@@ -1,0 +1,58 @@
+"""DSpark heads as vLLM 0.32 reads them: DFlash's files with the Markov bias. vLLM serves them on GPUs only."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from drafthead.drafters.base import DraftShape
+from drafthead.drafters.dflash import vllm as dflash
+from drafthead.drafters.dflash.vllm import checkpoint_tensors, exported_tensors, speculators_config
+from drafthead.drafters.dspark.config import DSparkHead
+from drafthead.drafters.vllm import Config
+from drafthead.target.pieces import TargetSpec
+
+__all__ = ["checkpoint_tensors", "exported_tensors", "speculators_config"]
+METHOD = "dspark"  # of --speculative-config
+ALGORITHM = "DSpark"
+_RANK = "markov_rank"
+
+
+def speculative_config(directory: Path | str, num_speculative_tokens: int) -> dict[str, Any]:
+    """vLLM's --speculative-config for an exported head."""
+    return {"method": METHOD, "model": str(directory), "num_speculative_tokens": num_speculative_tokens}
+
+
+def plain_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) -> Config:
+    """config.json; arguments as of `drafters.dflash.vllm.plain_config`."""
+    assert isinstance(shape.head, DSparkHead)
+    return {
+        **dflash.plain_config(shape, aux_layer_ids, dtype),
+        "architectures": ["Qwen3DSparkModel"],
+        _RANK: shape.head.markov_rank,
+        "markov_head_type": "vanilla",
+        "block_size": shape.head.num_draft_positions,
+        "sample_from_anchor": True,
+        "enable_confidence_head": False,
+    }
+
+
+def served_values(config: Config) -> Config:
+    """What vLLM makes of a config.json: its keys that decide what a head computes."""
+    from_anchor = config.get("sample_from_anchor", True)
+    return {**dflash.served_values(config), _RANK: config[_RANK], "sample_from_anchor": from_anchor}
+
+
+def describe(
+    config: Config, tensors: Mapping[str, Tensor], spec: TargetSpec, layer_ids_are: str | None
+) -> tuple[DraftShape, tuple[int, ...]]:
+    """The shape of a public head and the boundaries that it reads; as `drafters.dflash.vllm.describe`.
+
+    Raises:
+        ValueError: also where the known token's slot makes no draft.
+    """
+    if not config.get("sample_from_anchor", True):
+        raise ValueError("the head sets sample_from_anchor=False; supported is True")
+    own = {"type": "dspark", _RANK: config.get(_RANK)}
+    return dflash.describe(config, tensors, spec, layer_ids_are, DSparkHead, **own)

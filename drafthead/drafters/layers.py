@@ -1,0 +1,78 @@
+"""Parts of a dense Llama block, which all draft models are made of: norm, projection, SwiGLU, rotary embedding.
+
+The rotary embedding takes any scaling the target uses (plain, YaRN, Llama 3, ...): frequencies and the attention factor
+come from transformers' own table of scaling rules, so a head rotates exactly as its target does. Rotation is computed
+in float32 (float64 for float64 inputs).
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from drafthead.drafters.recompute import gated, rms_norm
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with float32 statistics (float64 for float64 inputs)."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        return rms_norm(states, self.weight, self.eps)
+
+
+class Projection(nn.Linear):
+    """A product without bias, of all input features or a run of them, on top of what other features gave."""
+
+    def __init__(self, size: int, out: int):
+        super().__init__(size, out, bias=False)
+
+    def forward(self, states: Tensor, features: slice = slice(None), base: Tensor | None = None) -> Tensor:
+        """states (R, n) with the n columns `features` of the weight, added to base (R, out)."""
+        weight = self.weight[:, features].T
+        return states @ weight if base is None else torch.addmm(base, states, weight)
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate_proj = Projection(hidden_size, intermediate_size)
+        self.up_proj = Projection(hidden_size, intermediate_size)
+        self.down_proj = Projection(intermediate_size, hidden_size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.down_proj(gated(self.gate_proj(states), self.up_proj(states)))
+
+
+def rope_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
+    """Inverse frequencies (head_dim / 2,) and the factor on cos and sin for a model configuration.
+
+    Args:
+        config: needs `rope_parameters`, `head_dim` and `max_position_embeddings`.
+    """
+    rope_type = config.rope_parameters["rope_type"]
+    with torch.device("cpu"):  # real numbers even while a model is built on meta tensors
+        if rope_type == "default":
+            exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+            return 1.0 / (config.rope_parameters["rope_theta"] ** exponent), 1.0
+        return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+
+
+def rotation(positions: Tensor, inverse_frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """cos and sin, each (T, 1, head_dim), for positions (T,)."""
+    angles = positions[:, None].to(inverse_frequencies.dtype) * inverse_frequencies
+    angles = torch.cat([angles, angles], dim=-1)[:, None]
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries or keys (T, heads, head_dim); halves are paired, as in Llama and gpt-oss."""
+    first, second = states.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (states * cos + turned * sin).to(states.dtype)

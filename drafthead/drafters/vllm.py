@@ -1,0 +1,237 @@
+"""The files of a head as vLLM 0.32 reads them: what all drafters share. Their own keys stand in their `vllm` modules.
+
+Most keys that decide what a head computes leave no trace in the shapes of its tensors: a head served with another norm
+than it was trained with loads without an error and drafts garbage. So a drafter's `plain_config` writes every key, its
+`served_values` reads every key as vLLM does, and `check_config` compares the two.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from drafthead.artifacts import describe_difference, read_json
+from drafthead.drafters.base import DraftShape, parameter_shapes
+from drafthead.drafters.fp8 import cast, dequantised
+from drafthead.drafters.registry import drafter_of
+from drafthead.target.pieces import TargetPieces, TargetSpec
+from drafthead.target.rope import rope_parameters_of
+
+Config = dict[str, Any]
+# Field of the head section -> key of config.json.
+_SIZES = {
+    "intermediate_size": "intermediate_size", "num_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_key_value_heads", "head_dim": "head_dim",
+}  # fmt: skip
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_MAPS = ("d2t", "t2d")
+
+
+def decoder_config(shape: DraftShape, dtype: str) -> Config:
+    """Keys of config.json that every draft model of dense Llama blocks has.
+
+    Args:
+        shape: of the head, with the positions and the rotation to be served.
+        dtype: `export.dtype`.
+    """
+    return {
+        "dtype": "bfloat16" if dtype == "fp8" else dtype,
+        "hidden_size": shape.hidden_size,
+        "target_hidden_size": shape.hidden_size,
+        **{key: getattr(shape.head, field) for field, key in _SIZES.items()},
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.rms_norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": shape.head.draft_vocab_size,
+        "tie_word_embeddings": False,
+        # Less than what is served makes vLLM stop drafting for a whole batch once one request passes it.
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rope_parameters": shape.rope_parameters,
+    }
+
+
+def served_decoder(config: Config) -> Config:
+    """What vLLM makes of the keys of `decoder_config` in a plain config.json, its defaults included."""
+    size, heads, vocab_size = config["hidden_size"], config["num_attention_heads"], config["vocab_size"]
+    return {
+        "hidden_size": size,
+        "target_hidden_size": config.get("target_hidden_size") or size,
+        "intermediate_size": config["intermediate_size"],
+        "num_hidden_layers": config["num_hidden_layers"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or size // heads,
+        **{key: config.get(key) or value for key, value in _FIXED.items()},
+        "rms_norm_eps": config["rms_norm_eps"],
+        "vocab_size": vocab_size,
+        "draft_vocab_size": config.get("draft_vocab_size") or vocab_size,
+        "max_position_embeddings": config["max_position_embeddings"],
+        "rope_parameters": {key: value for key, value in rope_parameters_of(config).items() if value is not None},
+        "quantization_config.quant_method": (config.get("quantization_config") or {}).get("quant_method"),
+    }
+
+
+def decoder_section(served: Config, spec: TargetSpec) -> dict[str, Any]:
+    """The fields of the recipe's head section that all drafters have, from what vLLM makes of a public config.json.
+
+    Raises:
+        ValueError: the head is for another target, or has parts that are not computed here.
+    """
+    sizes = {"hidden_size": spec.hidden_size, "target_hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size}
+    for key, wanted in {**sizes, **_FIXED}.items():
+        if served[key] != wanted:
+            raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {wanted!r}")
+    return {field: served[key] for field, key in {**_SIZES, "draft_vocab_size": "draft_vocab_size"}.items()}
+
+
+def check_config(
+    config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ...], positions: int, dtype: str = "bfloat16"
+) -> None:
+    """Refuse a config.json that vLLM would read differently from how the head was trained.
+
+    Args:
+        config: config.json of either layout, or what an engine made of it.
+        shape: of the trained head.
+        aux_layer_ids: it was trained on.
+        positions: that must be servable.
+        dtype: `export.dtype`.
+
+    Raises:
+        ValueError: naming every key that differs, with the served and the trained value.
+    """
+    files = drafter_of(shape.head).vllm
+    plain, served = files.plain_config(shape, aux_layer_ids, dtype), files.served_values(config)
+    nested = {f"{outer}.{key}": v for outer, of in plain.items() if isinstance(of, dict) for key, v in of.items()}
+    wanted = {key: {**plain, **nested}.get(key) for key in served}
+    wanted["rope_parameters"] = served_decoder(plain)["rope_parameters"]
+    wanted["max_position_embeddings"] = max(served["max_position_embeddings"], positions)
+    if served != wanted:
+        raise ValueError(
+            f"vLLM would not serve the head that was trained at {positions} positions (engine.max_model_len); found in "
+            f"config.json, wanted:\n{describe_difference(served, wanted)}"
+        )
+
+
+def written_tensors(weights: dict[str, Tensor], shape: DraftShape, dtype: str) -> dict[str, Tensor]:
+    """A checkpoint's tensors as a file in `export.dtype` holds them.
+
+    d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
+    """
+    whole = shape.head.draft_vocab_size == shape.vocab_size
+    return cast({name: tensor for name, tensor in weights.items() if not (whole and name in _MAPS)}, dtype)
+
+
+def read_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A file's tensors without the prefix `model.`, fp8 weights multiplied out.
+
+    Raises:
+        ValueError: a tensor is there twice, or one in fp8 has no fitting scale.
+    """
+    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    if len(plain) != len(tensors):
+        raise ValueError("the head holds the same tensor with and without the prefix `model.`")
+    return dequantised(plain)
+
+
+def expected_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a checkpoint."""
+    return {**parameter_shapes(shape), "d2t": (shape.head.draft_vocab_size,), "t2d": (shape.vocab_size,)}
+
+
+def check_tensors(weights: dict[str, Tensor], shape: DraftShape) -> None:
+    """Compare a checkpoint's tensors with those of a head.
+
+    Raises:
+        ValueError: a tensor is missing, unknown, of another shape, not finite, or d2t and t2d disagree.
+    """
+    wanted = expected_shapes(shape)
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    problems = [describe_difference(found, wanted)] if found != wanted else []
+    problems += [f"  {name}: has values that are not finite" for name, t in weights.items() if not t.isfinite().all()]
+    if not problems and not torch.equal(_target_ids(weights["d2t"]), weights["t2d"].nonzero()[:, 0]):
+        problems = ["  d2t maps to other target tokens than those of t2d"]
+    if problems:
+        raise ValueError("the tensors are not those of the head (shapes):\n" + "\n".join(problems))
+
+
+def completed(tensors: dict[str, Tensor], draft_vocab_size: int, pieces: TargetPieces) -> dict[str, Tensor]:
+    """A public head's tensors in float32, with what the file leaves to the target: lm_head, the maps of a whole
+    vocabulary.
+
+    Args:
+        tensors: by checkpoint names.
+        draft_vocab_size: D.
+        pieces: of the target; its embedding is the only one a head can have here.
+
+    Raises:
+        ValueError: the head has an embedding of its own, a pruned vocabulary without d2t, or a d2t of ids.
+    """
+    tensors = dict(tensors)
+    embedding = tensors.pop("embed_tokens.weight", None)
+    if embedding is not None and not torch.equal(embedding.bfloat16(), pieces.embed_tokens.bfloat16()):
+        raise ValueError("the head has an embedding of its own, not its target's; vLLM may serve the original")
+    vocab_size = pieces.embed_tokens.shape[0]
+    if draft_vocab_size == vocab_size:
+        tensors["d2t"] = torch.zeros(vocab_size)
+    if "d2t" not in tensors:
+        raise ValueError(f"the head proposes {draft_vocab_size} of {vocab_size} tokens and has no d2t to say which")
+    tensors["d2t"] = tensors["d2t"].long()
+    ids = _target_ids(tensors["d2t"], vocab_size)
+    tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    if "lm_head.weight" not in tensors:  # tied to the target's, or left out because it is
+        tensors["lm_head.weight"] = pieces.lm_head[ids]
+    return {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def _target_ids(d2t: Tensor, vocab_size: int | None = None) -> Tensor:
+    """(D,) offsets -> (D,) target ids, which lie within the vocabulary where it is given."""
+    ids = d2t.long() + torch.arange(len(d2t))
+    if vocab_size is not None and len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
+        raise ValueError(
+            f"d2t of the head leads to the target's tokens {int(ids.min())} to {int(ids.max())}, but there are "
+            f"{vocab_size}: it is damaged, was made for another target, or holds ids instead of offsets"
+        )
+    return ids
+
+
+def check_tensor_files(directory: Path) -> dict[str, Path]:
+    """The file of every tensor of a head's safetensors files, from their headers.
+
+    Raises:
+        ValueError: a file is cut short or damaged.
+    """
+    files: dict[str, Path] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                files |= dict.fromkeys(file.keys(), path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged or cut short ({error}); fetch the head again") from error
+    return files
+
+
+def check_files(directory: Path, spec: TargetSpec) -> None:
+    """Refuse somebody's head that was made for another target, or whose files are damaged, before an engine starts.
+
+    Engines find the same defects, after their start and at the end of a hundred lines of another program's stack.
+
+    Raises:
+        ValueError: naming what does not fit and both values.
+    """
+    config, files = read_json(directory / "config.json"), check_tensor_files(directory)
+    plain = config | config.get("transformer_layer_config", {})  # whatever the algorithm
+    hidden = plain.get("target_hidden_size") or plain.get("hidden_size")
+    found = {"hidden_size": hidden, "vocab_size": plain.get("vocab_size")}
+    wanted = {key: value and getattr(spec, key) for key, value in found.items()}  # what is not stated cannot differ
+    if found != wanted:
+        raise ValueError(
+            f"{directory} is a head for another target than {spec.name}; give the head that was made for target.path:\n"
+            + describe_difference(found, wanted)
+        )
+    if "d2t" in files:
+        with safe_open(files["d2t"], framework="pt") as file:
+            _target_ids(file.get_tensor("d2t"), spec.vocab_size)

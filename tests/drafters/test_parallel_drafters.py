@@ -1,0 +1,192 @@
+"""P-EAGLE, DFlash and DSpark against naive serving: one root at a time, one dense softmax, in float64."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from drafthead.drafters.base import DraftShape, valid_positions
+from drafthead.drafters.batch import tail_layout
+from drafthead.drafters.dflash.config import DFlashHead
+from drafthead.drafters.dflash.drafter import DFlashModel
+from drafthead.drafters.dspark.config import DSparkHead
+from drafthead.drafters.dspark.drafter import DSparkModel
+from drafthead.drafters.layers import rope_frequencies
+from drafthead.drafters.peagle.config import PEagleHead
+from drafthead.drafters.peagle.drafter import PEagleModel
+from tests.drafters.naive_reference import combine, rms_norm, rotate_one, run_layer
+from tests.drafters.small_draft import YARN
+
+SIZES = {"intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+MASK = 19
+
+
+def dflash_model(num_layers=1, num_aux_layers=3) -> DFlashModel:
+    return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers)
+
+
+def dspark_model(num_layers=1, num_aux_layers=3) -> DSparkModel:
+    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, markov_rank=3)
+
+
+def peagle_model(num_layers=1, num_aux_layers=3, **norms) -> PEagleModel:
+    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, **norms)
+    model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
+    return model
+
+
+def _float64(model_class, head_class, num_layers, num_aux_layers, **norms):
+    kind = head_class.model_fields["type"].annotation.__args__[0]
+    head = head_class(type=kind, draft_vocab_size=11, num_layers=num_layers, mask_token_id=MASK, **SIZES, **norms)
+    torch.manual_seed(num_layers)
+    model = model_class(DraftShape(head, 8, 20, num_aux_layers, 1e-5, YARN, 256)).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model
+
+
+def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_position: int) -> Tensor:
+    """(slots, H): the block of one root; aux (t + 1, N * H) of the root and all before it."""
+    frequencies, factor = rope_frequencies(model.shape.rope_config())
+    frequencies = frequencies.to(torch.float32).to(aux.dtype)
+    context = [rms_norm(model.fc.weight @ row, model.hidden_norm) for row in aux]
+    states = block
+    for layer in model.layers:
+        attention, dim = layer.self_attn, layer.self_attn.head_dim
+        inner = [rms_norm(state, layer.input_layernorm) for state in states]
+        keys, values = [], []
+        for i, state in enumerate([*context, *inner]):
+            key = rms_norm((attention.k_proj.weight @ state).view(-1, dim), attention.k_norm)
+            keys.append(rotate_one(key, first_position + i, frequencies, factor))
+            values.append((attention.v_proj.weight @ state).view(-1, dim))
+        out = []
+        for j, (state, normed) in enumerate(zip(states, inner, strict=True)):
+            query = rms_norm((attention.q_proj.weight @ normed).view(-1, dim), attention.q_norm)
+            query = rotate_one(query, first_position + len(context) + j, frequencies, factor)
+            mixed = []
+            for head in range(len(query)):
+                group = head // (len(query) // len(keys[0]))
+                weights = torch.stack([query[head] @ key[group] for key in keys]).div(dim**0.5).softmax(0)
+                mixed.append(sum(w * v[group] for w, v in zip(weights, values, strict=True)))
+            state = state + attention.o_proj.weight @ torch.cat(mixed)
+            normed = rms_norm(state, layer.post_attention_layernorm)
+            gated = torch.nn.functional.silu(layer.mlp.gate_proj.weight @ normed) * (layer.mlp.up_proj.weight @ normed)
+            out.append(state + layer.mlp.down_proj.weight @ gated)
+        states = out
+    return torch.stack([rms_norm(state, model.norm) for state in states])
+
+
+def naive_dflash(model, aux, embeddings, first_position, num_positions) -> Tensor:
+    """(K, T - 1, H) from every root of one document."""
+    mask = torch.full((8,), 0.5, dtype=torch.float64)
+    return torch.stack(
+        [
+            naive_block(model, aux[: t + 1], [embeddings[t + 1], *[mask] * num_positions], first_position)[1:]
+            for t in range(len(aux) - 1)
+        ],
+        dim=1,
+    )
+
+
+def naive_dspark(model, aux, embeddings, first_position, num_positions) -> Tensor:
+    """(K, T - 1, H): as DFlash, but the known token predicts as well."""
+    mask = torch.full((8,), 0.5, dtype=torch.float64)
+    blocks = [[embeddings[t + 1], *[mask] * (num_positions - 1)] for t in range(len(aux) - 1)]
+    return torch.stack([naive_block(model, aux[: t + 1], b, first_position) for t, b in enumerate(blocks)], dim=1)
+
+
+def naive_peagle(model, aux, embeddings, first_position, num_positions) -> Tensor:
+    """(K, T - 1, H): one causal pass over the tokens up to the root, and the masks behind it."""
+    frequencies, factor = rope_frequencies(model.shape.rope_config())
+    frequencies = frequencies.to(torch.float32).to(aux.dtype)
+    roots = []
+    for root in range(len(aux) - 1):
+        entries = [[] for _ in range(1 + len(model.layers))]
+        outputs = []
+        for index in range(root + num_positions):
+            known = index <= root
+            state = combine(model, aux[index] if known else model.mask_hidden[0])
+            embedding = embeddings[index + 1] if known else model.mask_embedding
+            for layer, cache in zip([model.midlayer, *model.layers.values()], entries, strict=True):
+                state = run_layer(layer, state, embedding, first_position + index, cache, frequencies, factor)
+            outputs.append(rms_norm(state, model.norm))
+        roots.append(torch.stack(outputs[root:]))
+    return torch.stack(roots, dim=1)
+
+
+def ours_dflash(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
+    known = torch.roll(embeddings[layout.rows], -1, 0)
+    mask = torch.full_like(known, 0.5)
+    return model.fill([known, *[mask] * num_positions], aux, positions, layout, 1, recompute)
+
+
+def ours_dspark(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
+    known = torch.roll(embeddings[layout.rows], -1, 0)
+    mask = torch.full_like(known, 0.5)
+    return model.fill([known, *[mask] * (num_positions - 1)], aux, positions, layout, 0, recompute)
+
+
+def ours_peagle(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
+    return model.unroll(aux, embeddings, positions, layout, num_positions, recompute)
+
+
+KINDS = {
+    "dflash": (dflash_model, ours_dflash, naive_dflash),
+    "dspark": (dspark_model, ours_dspark, naive_dspark),
+    "peagle": (peagle_model, ours_peagle, naive_peagle),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("firsts", [None, [3, 0, 1]])
+@pytest.mark.parametrize(("num_layers", "num_aux_layers", "num_positions"), [(1, 3, 1), (1, 2, 4), (3, 3, 3)])
+def test_training_equals_serving_one_root_at_a_time(kind, firsts, num_layers, num_aux_layers, num_positions):
+    build, ours, naive = KINDS[kind]
+    model, lengths = build(num_layers, num_aux_layers), [7, 2, 4]
+    generator = torch.Generator().manual_seed(num_positions)
+    aux = torch.randn(sum(lengths), 8 * num_aux_layers, generator=generator, dtype=torch.float64, requires_grad=True)
+    embeddings = torch.randn(sum(lengths), 8, generator=generator, dtype=torch.float64)
+    layout, begins = tail_layout(lengths, firsts or [0, 0, 0]), [0, 5, 3]
+    positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
+    spans = layout.cu_rows.diff().tolist()
+    # Every root that has a next token; parallel drafters need no text beyond it.
+    known = torch.cat([torch.arange(n) < n - 1 for n in spans]).expand(num_positions, -1)
+    states = ours(model, aux, embeddings, positions, layout, num_positions)
+    wanted = [
+        naive(model, aux[a:b], embeddings[a:b], p, num_positions)
+        for (a, b), p in zip(pairwise(layout.cu_seqlens.tolist()), begins, strict=True)
+    ]
+    # One row behind each document's last root, which has no next token.
+    filled = torch.cat([torch.nn.functional.pad(part, (0, 0, 0, 1)) for part in wanted], dim=1)[:, layout.rows]
+    torch.testing.assert_close(states[known], filled[known], rtol=0, atol=1e-9)
+
+    weights = torch.randn(states.shape, generator=generator, dtype=torch.float64) * known[..., None]
+    trained = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight" and "markov" not in n)]
+    ours_grads = torch.autograd.grad((states * weights).sum(), trained, materialize_grads=True)
+    naive_grads = torch.autograd.grad((filled * weights).sum(), trained, materialize_grads=True)
+    for one, other in zip(ours_grads, naive_grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+    again = ours(model, aux, embeddings, positions, layout, num_positions, recompute=True)
+    for one, other in zip(
+        ours_grads, torch.autograd.grad((again * weights).sum(), trained, materialize_grads=True), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "fc_norm"])
+def test_peagle_has_the_norms_of_eagle(flag):
+    one, other = peagle_model(**{flag: True}), peagle_model(**{flag: False})
+    aux, embeddings = torch.randn(5, 24).double(), torch.randn(5, 8).double()
+    first, second = (naive_peagle(m, aux, embeddings, 0, 2) for m in (one, other))
+    assert not torch.allclose(first, second)
+    layout = tail_layout([5], [0])
+    ours = one.unroll(aux, embeddings, torch.arange(5), layout, 2)
+    torch.testing.assert_close(ours[:, :4], first, rtol=0, atol=1e-9)
+
+
+def test_every_root_of_a_generated_text_counts_at_every_position():
+    assert valid_positions(torch.tensor([0, 0, 1, 1, 1, 1]), 2).tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]]
