@@ -17,6 +17,7 @@ Method = Literal["eagle3", "eagle", "medusa", "draft_model", "ngram", "suffix"]
 # The method of the recipe's own head, and the name of its entry in eval.methods.
 OWN: Method = "eagle3"
 # As tables and plots name them; the others go by their method.
+ALL = "all"  # the workload of every held-out prompt
 LABELS = {"eagle3": "EAGLE-3 head", "ngram": "n-gram", "suffix": "suffix decoding"}
 Effort = Literal["low", "medium", "high"]
 _Item = TypeVar("_Item")
@@ -146,6 +147,8 @@ class EvalConfig(Section):
     loads: tuple[LoadConfig, ...] = ()  # beyond those of `concurrency`
     served: Listed[str] = (OWN,)  # methods that get a server, at every K of theirs
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
+    # Each of them is measured under every load alone as well; all: only all held-out prompts together.
+    workloads: Literal["source", "category", "all"] = "source"
     prompts_per_level: int = Field(default=64, gt=0)
     # A level of more places than prompts is refused, unless it may be measured and named by what was reached.
     allow_unreached: bool = False

@@ -6,9 +6,10 @@ at best equal the length that is best there: what it gains, it gains over a traf
 length is picked by the same measurement, which favours it a little.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -22,7 +23,7 @@ from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.verdict import change_text
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.evaluation.measuring.serving import measure_serving
-from drafthead.evaluation.reporting.tables import Cell, Table, change_cell
+from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving
 from drafthead.evaluation.workload import HEAD
@@ -140,25 +141,27 @@ def compare(levels: Sequence[Level], shares: dict[int, float]) -> ScheduleCheck:
     weights = {c: shares[c] for c in sorted(ours) if c in shares}
     best = max(fixed, key=lambda K: _gain(fixed[K], weights))
     change, apart = _over_traffic(ours, fixed[best], weights), _apart(ours, fixed[best], weights)
+
+    def row(
+        load: str, share: float, gain: Callable[[dict[int, Level]], float], K: int, against: Cell
+    ) -> dict[str, Any]:
+        gains = {f"K = {K} (%)": _percent(gain(of)) for K, of in fixed.items()} | {"Schedule (%)": _percent(gain(ours))}
+        ends = {"Best fixed": Cell(f"K = {K}"), "Schedule against it (%)": against}
+        return {"Concurrency": load, "Share": Cell(f"{share:.0%}")} | gains | ends
+
     rows = []
     for c in weights:
         fastest = max(fixed, key=lambda K: fixed[K][c].change(THROUGHPUT))
-        cells = [_percent(of[c].change(THROUGHPUT)) for of in (*fixed.values(), ours)]
         reached = ours[c].reached and fixed[fastest][c].reached
-        cells += [Cell(f"K = {fastest}"), change_cell(_at_load(ours[c], fixed[fastest][c]), reached)]
-        rows.append([Cell(str(c)), Cell(f"{weights[c]:.0%}"), *cells])
-    over_all = [_percent(_gain(of, weights)) for of in (*fixed.values(), ours)]
-    rows.append([Cell("the traffic"), Cell("100%"), *over_all, Cell(f"K = {best}"), change_cell(change)])
-    lengths = [f"K = {K} (%)" for K in fixed]
-    columns = ["Concurrency", "Share", *lengths, "Schedule (%)", "Best fixed", "Schedule against it (%)"]
+        against = change_cell(_at_load(ours[c], fixed[fastest][c]), reached)
+        rows.append(row(str(c), weights[c], lambda of: of[c].change(THROUGHPUT), fastest, against))  # noqa: B023
+    rows.append(row("the traffic", 1.0, lambda of: _gain(of, weights), best, change_cell(change)))
     note = (
         "Output throughput against no speculation, and of the schedule against the best fixed draft length; brackets: "
         "95 % paired bootstrap over prompts, with what differs between blocks of server starts. Grey: the interval "
         "includes zero, or there is none."
     )
-    return ScheduleCheck(
-        Table("A schedule of draft lengths beside fixed ones", columns, rows, note), best, change, apart
-    )
+    return ScheduleCheck(table("A schedule of draft lengths beside fixed ones", rows, note), best, change, apart)
 
 
 def _percent(change: float) -> Cell:
