@@ -44,6 +44,10 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from drafthead.config import REPO_ROOT  # noqa: E402
 
 
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
 def _never(*_: Any) -> None:
     raise AssertionError("fake tensors reach no kernel")
 
@@ -54,15 +58,8 @@ _LIBRARY.impl("silu_backward", _never, "CUDA")
 
 # Allocations and views: no kernel is launched.
 _FREE = {
-    "detach",
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-    "lift_fresh",
-    "_unsafe_view",
-}
+    "detach", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "_unsafe_view",
+}  # fmt: skip
 # The host needs the value or the size of a result on the device.
 _WAITS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_consecutive", "unique_dim", "masked_select", "equal"}
 _SECONDS_PER_BYTE = 1 / (0.85 * 3.35e12)  # H100 SXM, 85 % of its bandwidth
