@@ -16,6 +16,7 @@ from drafthead.generation import running
 from drafthead.generation.harvest import harvest, print_states, print_verification
 from drafthead.generation.shards import WHOLE, parse_share
 from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, GPUS, RATE, assumed_from, print_plans
+from drafthead.planning.harvest_cache import check_fits
 from drafthead.planning.stages import harvest_plan
 
 OPTIONS = (
@@ -32,6 +33,7 @@ def main() -> None:
     if args.dry_run:
         print_plans([harvest_plan(recipe, assumed_from(args))], recipe.name)
         return
+    check_fits(recipe)
     share = parse_share(args.shards) if args.shards else WHOLE
     if harvest(recipe, share, running.runner(args)):
         print_states(recipe)

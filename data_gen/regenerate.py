@@ -14,6 +14,7 @@ from drafthead.generation import running
 from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import print_responses, regenerate
 from drafthead.planning import AMOUNTS, DRY_RUN, GPU_MEMORY, RATE, assumed_from, print_plans
+from drafthead.planning.harvest_cache import check_fits
 from drafthead.planning.stages import regenerate_plan
 
 OPTIONS = (DRY_RUN, RATE, GPU_MEMORY, *AMOUNTS, *running.OPTIONS)
@@ -24,6 +25,8 @@ def main() -> None:
     if args.dry_run:
         print_plans([regenerate_plan(recipe, assumed_from(args))], recipe.name)
         return
+    if recipe.states.one_pass:
+        check_fits(recipe)
     run = running.runner(args)
     regenerate(recipe, run)
     print_responses(recipe)

@@ -16,6 +16,7 @@ from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.exporting.check import PROMPTS
 from drafthead.generation.regenerate import is_regenerated
 from drafthead.planning import Assumed, StagePlan, size_text
+from drafthead.planning.harvest_cache import refusal
 from drafthead.planning.lengths import (
     SequenceLength,
     SplitLengths,
@@ -85,7 +86,8 @@ def harvest_plan(recipe: Recipe, assumed: Assumed, lengths: list[SplitLengths] |
         ValueError: the recipe does not fit it, or the GPUs are no multiple of engine.tensor_parallel_size.
     """
     spec, lengths = _spec(recipe), lengths or all_lengths(recipe, assumed)
-    notes, tokens, on_disk = length_notes(recipe, lengths, assumed), 0, 0
+    too_large = refusal(recipe, assumed.gpu_memory_gib)
+    notes, tokens, on_disk = [*([too_large] if too_large else []), *length_notes(recipe, lengths, assumed)], 0, 0
     for one in lengths:
         again = one.split == "train" and recipe.states.spool_shards is not None  # every epoch is harvested anew
         passes, size = recipe.train.epochs if again else 1, states_bytes(recipe, spec, one)

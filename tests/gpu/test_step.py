@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 
-from tests.artifacts import cached_snapshot
+from tests.public_targets import fill_hub
 from tests.scripts import run_ok
-from tests.test_recipes import TARGETS
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ for a device that does nothing")
 GIB = 2**30
@@ -17,8 +16,7 @@ GIB = 2**30
 def hub(tmp_path_factory) -> dict[str, str]:
     """Variables of a hub cache that holds the public targets' config.json, and no network."""
     folder = tmp_path_factory.mktemp("hub")
-    for source in TARGETS.iterdir():
-        shutil.copytree(source, cached_snapshot(folder, f"models--{source.name}", "0" * 40), dirs_exist_ok=True)
+    fill_hub(folder)
     return {"HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
 
 
