@@ -167,7 +167,9 @@ class Trainer:
         self.engine, self.optimizer = self.accelerator.prepare(module, build_optimizer(config, draft))
         if config.compile:
             self.engine.compile(compile_kwargs={"dynamic": True})  # every packed batch has lengths of its own
-        self.stream = plan_stream(inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs)
+        self.stream = plan_stream(
+            inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs, config.batches_per_step
+        )
         self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
         self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
         self.replayed = replayed_documents(inputs.validation, self.drafter)
