@@ -17,6 +17,7 @@ from drafthead.generation.harvest import harvest, print_states, print_verificati
 from drafthead.generation.shards import WHOLE, parse_share
 from drafthead.planning import OPTIONS as PLANNING
 from drafthead.planning import dry_run
+from drafthead.planning.harvest_cache import check_fits
 
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),
@@ -32,6 +33,7 @@ def main() -> None:
     if args.dry_run:
         dry_run(recipe, args, {"harvest": args.tokens_per_second})
         return
+    check_fits(recipe)
     share = parse_share(args.shards) if args.shards else WHOLE
     if harvest(recipe, share, running.runner(args)):
         print_states(recipe)

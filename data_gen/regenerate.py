@@ -14,6 +14,7 @@ from drafthead.generation import running
 from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import print_responses, regenerate
 from drafthead.planning import OPTIONS, dry_run
+from drafthead.planning.harvest_cache import check_fits
 
 
 def main() -> None:
@@ -21,6 +22,8 @@ def main() -> None:
     if args.dry_run:
         dry_run(recipe, args, {"regenerate": args.tokens_per_second})
         return
+    if recipe.states.one_pass:
+        check_fits(recipe)
     run = running.runner(args)
     regenerate(recipe, run)
     print_responses(recipe)

@@ -1,10 +1,4 @@
-"""Every recipe for a public target, at that target's true size, on meta tensors: nothing is allocated or downloaded.
-
-`tests/targets` holds the part of each public config.json that this project reads, in a folder named like its hub id.
-"""
-
-import shutil
-from pathlib import Path
+"""Every recipe for a public target, at that target's true size, on meta tensors: nothing is allocated or downloaded."""
 
 import pytest
 import torch
@@ -21,17 +15,13 @@ from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
 from drafthead.planning.stages import plan_stages
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
-from tests.artifacts import cached_snapshot
-
-TARGETS = Path(__file__).parent / "targets"
-RECIPES = sorted(path.stem for path in (REPO_ROOT / "configs").glob("*.yaml") if path.stem != "tiny")
+from tests.public_targets import RECIPES, TARGETS, fill_hub
 
 
 @pytest.fixture
 def hub(hub_cache):
     """A hub cache that holds config.json of every target, as a download would leave it."""
-    for source in TARGETS.iterdir():
-        shutil.copytree(source, cached_snapshot(hub_cache, f"models--{source.name}", "0" * 40), dirs_exist_ok=True)
+    fill_hub(hub_cache)
 
 
 def shape_of(recipe: Recipe) -> DraftShape:

@@ -6,8 +6,6 @@ imports Triton; `drafthead.losses.fused` does so only for tensors on CUDA.
 Symbols as in `drafthead.losses.objectives`; R draft rows, C teacher tokens, D draft vocabulary.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,8 +14,9 @@ from torch import Tensor
 from drafthead.losses.objectives import GREEDY_TAU, LK_RATE, RowLoss, TargetRows
 
 WRITTEN = ("forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance")
-# Elements of a row at a time, warps: 8 to 32 elements per thread.
-SHAPES = [(1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 16), (32768, 32)]
+# Elements of a row at a time, and warps of a program: 16 elements a thread, no register spilled. Fixed and not tuned by
+# timing: another choice sums in another order, and ranks or a resumed run could differ. It gives up a few per cent.
+BLOCK, WARPS = 4096, 8
 
 
 @triton.jit
@@ -156,33 +155,12 @@ def score_kernel(
             tl.store(grad + start + lanes, slope * row_scale, mask=inside)
 
 
-def _tuned(kernel: Any, key: list[str], overwritten: str) -> Any:
-    """The fastest of `SHAPES` for each value of the arguments in `key` and types of tensors.
-
-    Measured at the first launch, with the argument that is overwritten restored between trials. The choice is kept
-    in Triton's cache on disk: another one would sum in another order, and a resumed run would not repeat the
-    interrupted one bit for bit.
-    """
-    return triton.autotune(
-        configs=[triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in SHAPES],
-        key=key,
-        restore_value=[overwritten],
-        cache_results=True,
-    )(kernel)
-
-
-tuned_target_kernel = _tuned(target_kernel, key=["size", "OBJECTIVE"], overwritten="logits")
-tuned_score_kernel = _tuned(score_kernel, key=["size", "OBJECTIVE", "NEEDS_GRAD"], overwritten="grad")
-
-
-def prepare_target(objective: str, logits: Tensor, lse: Tensor, block: int | None = None) -> TargetRows:
-    """As `drafthead.losses.objectives.prepare_target`, for contiguous float32; `block` fixes the tuned block size."""
+def prepare_target(objective: str, logits: Tensor, lse: Tensor, block: int = BLOCK) -> TargetRows:
+    """As `drafthead.losses.objectives.prepare_target`, for contiguous float32."""
     mass, negentropy = lse.new_empty(len(lse), 1), torch.empty_like(lse)
-    arguments = (logits, lse, mass, negentropy, logits.shape[1], objective)
-    if block is None:
-        tuned_target_kernel[(len(logits),)](*arguments)
-    else:
-        target_kernel[(len(logits),)](*arguments, BLOCK=block)
+    target_kernel[(len(logits),)](
+        logits, lse, mass, negentropy, logits.shape[1], objective, BLOCK=block, num_warps=WARPS
+    )
     return TargetRows(logits, mass, negentropy)
 
 
@@ -193,16 +171,14 @@ def score_rows(
     met: Tensor,
     scale: Tensor,
     grad: Tensor | None,
-    block: int | None = None,
+    block: int = BLOCK,
 ) -> RowLoss:
-    """As `drafthead.losses.objectives.score_rows`, for contiguous float32; `block` fixes the tuned block size."""
+    """As `drafthead.losses.objectives.score_rows`, for contiguous float32."""
     loss, best = torch.empty_like(scale), torch.empty_like(met)
     sharpness = 1 / GREEDY_TAU if objective == "greedy_acceptance" else 1.0
     out = logits if grad is None else grad
-    arguments = (logits, out, *target, met, scale, loss, best, logits.shape[1])
-    constants = (objective, grad is not None, sharpness, LK_RATE)
-    if block is None:
-        tuned_score_kernel[(len(logits),)](*arguments, *constants)
-    else:
-        score_kernel[(len(logits),)](*arguments, *constants, BLOCK=block)
+    score_kernel[(len(logits),)](
+        logits, out, *target, met, scale, loss, best, logits.shape[1],
+        objective, grad is not None, sharpness, LK_RATE, BLOCK=block, num_warps=WARPS,
+    )  # fmt: skip
     return RowLoss(loss, best)

@@ -10,6 +10,7 @@ from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
 from drafthead.drafters.base import draft_shape, num_parameters
 from drafthead.planning import Assumed, StagePlan, size_text
+from drafthead.planning.harvest_cache import refusal
 from drafthead.planning.lengths import SplitLengths, all_lengths
 from drafthead.planning.memory import EngineMemory, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, check_aux_layer_ids, compute_dtype, load_target_spec
@@ -71,7 +72,9 @@ class _Planner:
 
     def harvest(self) -> StagePlan:
         """Both splits as one stage, whose shards the engines share; a rate is one engine's."""
-        recipe, engine, notes = self.recipe, EngineMemory(self.recipe), [self.lengths[0].note]
+        recipe, engine = self.recipe, EngineMemory(self.recipe)
+        too_large = refusal(recipe, self.assumed.gpu_memory_gib)
+        notes = [*([too_large] if too_large else []), self.lengths[0].note]
         gpus = self.assumed.gpus or engine.gpus
         if gpus % engine.gpus:
             raise ValueError(f"--gpus {gpus} is no multiple of engine.tensor_parallel_size {engine.gpus}")

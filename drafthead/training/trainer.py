@@ -152,7 +152,9 @@ class Trainer:
         if config.tracker != "none":
             start_tracker(self.accelerator, recipe)
         self.engine, self.optimizer = self.accelerator.prepare(module, build_optimizer(config, draft))
-        self.stream = plan_stream(inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs)
+        self.stream = plan_stream(
+            inputs.train, found.windows, config.tokens_per_batch, config.seed, config.epochs, config.batches_per_step
+        )
         self.total_steps = len(self.stream) // config.batches_per_step
         if self.total_steps == 0:
             raise ValueError(

@@ -55,7 +55,9 @@ def assert_same(ours, exact):
 
 @pytest.mark.parametrize("objective", kernels.WRITTEN)
 @pytest.mark.parametrize(
-    ("size", "block"), [(1, 16), (16, 16), (100, 16), (77, 128)], ids=["one", "exact", "uneven blocks", "one block"]
+    ("size", "block"),
+    [(1, 16), (16, 16), (100, 16), (77, 128), (201_088, kernels.BLOCK)],
+    ids=["one", "exact", "uneven blocks", "one block", "gpt-oss"],
 )
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16], ids=["in place", "bf16"])
 def test_kernels_equal_the_pytorch_form(objective, size, block, grad_dtype):

@@ -1,0 +1,158 @@
+"""One optimiser step of a shipped recipe at true size on fake CUDA tensors; prints what it would take as JSON.
+
+    python -m tests.gpu.fake_step configs/gpt-oss-120b.yaml [section.key=value ...]
+
+`Trainer.step` itself runs: batch to the device, unroll, loss, backward, metrics. Stood in for: DeepSpeed (gradients are
+checked for device and type instead), the Triton kernels (counted by the bytes they move), and the values by which the
+loss's chunks are cut (computed from the real masks).
+"""
+
+import json
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from tests.gpu.fake_cuda import Counter  # isort: skip - before torch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from drafthead.config import Recipe, load_recipe
+from drafthead.data.packing import Window
+from drafthead.drafters.base import planned_shape
+from drafthead.drafters.batch import PackedBatch, tail_layout
+from drafthead.drafters.registry import drafter_of
+from drafthead.losses import fused
+from drafthead.losses.objectives import RowLoss, TargetRows
+from drafthead.target.pieces import FrozenTarget
+from drafthead.training.trainer import LossModule, Trainer
+
+DEVICE = torch.device("cuda:0")
+
+
+class Kernels:
+    """`drafthead.losses.kernels` with nothing but its contract: types, contiguity, and the bytes it moves."""
+
+    def __init__(self, counter: Counter):
+        self._counter = counter
+
+    def prepare_target(self, objective: str, logits: Tensor, lse: Tensor) -> TargetRows:
+        self._check(logits, lse)
+        self._counter.kernel(3 * logits.nbytes)  # read twice, written once
+        return TargetRows(logits, lse.new_empty(len(lse), 1), torch.empty_like(lse))
+
+    def score_rows(self, objective, logits, target, met, scale, grad) -> RowLoss:
+        self._check(logits, *target, scale)
+        assert met.is_cuda
+        assert met.dtype == torch.int64
+        # Its first pass reads memory, the others the cache.
+        self._counter.kernel(logits.nbytes + target.values.nbytes + (0 if grad is None else grad.nbytes))
+        return RowLoss(torch.empty_like(scale), torch.empty_like(met))
+
+    @staticmethod
+    def _check(*tensors: Tensor) -> None:
+        for tensor in tensors:
+            assert tensor.is_cuda
+            assert tensor.is_contiguous()
+            assert tensor.dtype == torch.float32
+
+
+class Accelerator(SimpleNamespace):
+    """One rank, without an engine."""
+
+    num_processes, process_index, device, is_main_process = 1, 0, DEVICE, True
+
+    def accumulate(self, engine: Any) -> Any:
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def reduce(self, tensor: Tensor, how: str) -> Tensor:
+        return tensor
+
+
+class Optimizer:
+    """Checks what it would be given."""
+
+    def __init__(self, parameters: list[Tensor]):
+        self._parameters, self.param_groups = parameters, [{"initial_lr": 1.0}]
+
+    def step(self) -> None:
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            assert (parameter.grad.dtype, parameter.grad.device) == (parameter.dtype, DEVICE)
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str, Any]:
+    """Take one step over one micro batch of documents of these lengths, prompts included."""
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batches_per_step": 1})})
+    drafter, shape = drafter_of(recipe.head), planned_shape(recipe)
+    masks = [torch.arange(n) >= p for n, p in zip(lengths, prompts, strict=True)]
+    firsts = [drafter.first_row(mask) for mask in masks]
+    real = tail_layout(lengths, firsts)
+    scored = torch.cat([drafter.loss_rows(m)[:, f:] for m, f in zip(masks, firsts, strict=True)], dim=1)
+    K, R = scored.shape
+    T, H, V, D = sum(lengths), shape.hidden_size, shape.vocab_size, shape.head.draft_vocab_size
+    counter = Counter([(n - f, n) for n, f in zip(lengths, firsts, strict=True)])
+
+    # Chunks are cut by values: from the real masks, with the waits that this takes on a device.
+    ahead = torch.stack([torch.roll(torch.arange(R), -1 - k) for k in range(K)])
+    teacher, valid = torch.where(scored, ahead, -1).flatten(), tuple(scored.sum(1).tolist())
+    with Counter([], any_device=True) as cutting:
+        chunks = fused._chunks(teacher, K, fused.CHUNK_ROWS["cuda"])
+
+    with FakeTensorMode() as mode:
+
+        def host(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.empty(size, dtype=dtype)
+
+        def device(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=DEVICE)
+
+        with torch.device("meta"):
+            draft = drafter.build(shape)
+        draft.load_state_dict({name: device(*p.shape) for name, p in draft.state_dict().items()}, assign=True)
+        for parameter in draft.parameters():
+            parameter.requires_grad_()
+        module = LossModule(draft, recipe.train.objective, recompute=recipe.train.gradient_checkpointing)
+        module.get_global_grad_norm = lambda: 1.0  # type: ignore[assignment]
+        long, yes = torch.int64, torch.bool
+        layout = real.__class__(
+            *(mode.from_tensor(t) for t in (real.cu_seqlens, real.rows, real.cu_rows)), real.longest, real.most_rows
+        )
+        batch = PackedBatch(
+            ids=("a",) * len(lengths), layout=layout, input_ids=host(T, dtype=long), positions=host(T, dtype=long),
+            aux=host(T, shape.num_aux_layers * H), loss_mask=host(R, dtype=yes), scored=host(K, R, dtype=yes),
+            of_row=host(R, dtype=long), last_hidden=host(R, H), argmax=host(R, dtype=long),
+            lse=host(R, dtype=torch.float32),
+        )  # fmt: skip
+        on_device = [tuple(torch.empty_like(mode.from_tensor(t), device=DEVICE) for t in parts) for parts in chunks]
+        fused._chunks = lambda *_: on_device
+        fused._passes = lambda *_: Kernels(counter)
+        trainer = object.__new__(Trainer)
+        window = Window(0, 0, T, 0, T, valid)
+        vars(trainer).update(
+            recipe=recipe, config=recipe.train, drafter=drafter, accelerator=Accelerator(), engine=module,
+            optimizer=Optimizer(list(draft.parameters())), stream=[[window]], feed=SimpleNamespace(),
+            prefetch=SimpleNamespace(take=lambda index: batch),
+            target=FrozenTarget(device(V, H), device(H, dtype=torch.float32), device(D, H), shape.rms_norm_eps,
+                                device(D, dtype=long)),
+        )  # fmt: skip
+        with counter:
+            trainer.step(0)
+    counter.waits.update(cutting.waits)
+    names = ("launches", "moved", "operations", "seconds", "peak", "waits")
+    return {name: getattr(counter, name) for name in names}
+
+
+if __name__ == "__main__":
+    tokens, documents = 8192, 4
+    lengths = [tokens // documents] * documents
+    print(json.dumps(measure(load_recipe(sys.argv[1], sys.argv[2:]), lengths, [0] * documents)))

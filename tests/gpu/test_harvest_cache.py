@@ -1,0 +1,95 @@
+"""The cache that a harvest needs, against vLLM's own arithmetic, and which shipped recipe starts on which GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from drafthead.config import REPO_ROOT, load_recipe
+from drafthead.engine.offline import import_vllm
+from drafthead.planning import Assumed, harvest_cache
+from drafthead.planning.harvest_cache import recipe_request_bytes, refusal, request_bytes
+from drafthead.planning.stages import harvest_plan
+from tests.public_targets import RECIPES, fill_hub
+
+GPUS_GIB = {"A100 40 GB": 39.4, "L40S": 44.5, "A100 80 GB": 79.3, "H100": 79.6, "H200": 139.8, "B200": 178.3}
+TOO_SMALL = {
+    "gpt-oss-120b": {"A100 40 GB", "L40S", "A100 80 GB", "H100"},
+    "gpt-oss-120b-late": {"A100 40 GB", "L40S", "A100 80 GB", "H100"},
+    "qwen3-30b-a3b": {"A100 40 GB", "L40S"},
+}
+
+
+@pytest.fixture
+def hub(hub_cache):
+    """A hub cache that holds config.json of every target."""
+    fill_hub(hub_cache)
+
+
+def vllm_bytes(layers, windowed, window, heads, head_dim, boundaries, hidden, length, batched) -> int:
+    """What vLLM asks for to serve one request."""
+    import_vllm()
+    from vllm.config import VllmConfig
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, HiddenStateCacheSpec, SlidingWindowSpec
+
+    config = VllmConfig()
+    config.model_config = SimpleNamespace(
+        max_model_len=length, is_hybrid=False, use_mla=False, hf_config=SimpleNamespace(), is_encoder_decoder=False
+    )
+    config.scheduler_config.max_num_batched_tokens = batched
+    config.cache_config.kv_cache_layout = "LBNHC"
+    common = {"block_size": 16, "num_kv_heads": heads, "head_size": head_dim, "dtype": torch.bfloat16}
+    specs = {f"layers.{i}.attn": FullAttentionSpec(**common) for i in range(windowed, layers)}
+    specs |= {f"layers.{i}.attn": SlidingWindowSpec(**common, sliding_window=window) for i in range(windowed)}
+    specs["states"] = HiddenStateCacheSpec(
+        block_size=16, num_kv_heads=boundaries, head_size=hidden, dtype=torch.bfloat16
+    )
+    groups = kv_cache_utils.get_kv_cache_groups(config, specs)
+    return kv_cache_utils._max_memory_usage_bytes_from_groups(config, groups)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (36, 18, 128, 8, 64, 4, 2880),  # gpt-oss-120b
+        (36, 18, 128, 4, 64, 4, 2880),  # on two GPUs: the states of a token are larger than a page
+        (36, 18, 128, 1, 64, 4, 2880),
+        (24, 12, 128, 8, 64, 4, 2880),  # gpt-oss-20b
+        (36, 0, 0, 8, 128, 4, 4096),  # qwen3-8b
+        (48, 0, 0, 4, 128, 4, 2048),
+        (32, 0, 0, 8, 128, 4, 4096),
+    ],
+)
+@pytest.mark.parametrize(("length", "batched"), [(16_384, 16_384), (8_000, 2_048)])
+def test_the_cache_of_one_request_is_vllms(shape, length, batched):
+    layers, windowed, window, heads, head_dim, boundaries, hidden = shape
+    token_bytes, states_bytes = 4 * heads * head_dim, 2 * boundaries * hidden
+    found = request_bytes(layers, windowed, window, token_bytes, states_bytes, length, batched)
+    assert found == vllm_bytes(*shape, length, batched)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_does_not_start_is_known_before_the_weights_are_loaded(name, hub):
+    recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
+    found = {gpu for gpu, gib in GPUS_GIB.items() if refusal(recipe, gib)}
+    assert found == TOO_SMALL.get(name, set())
+
+
+def test_two_gpus_of_80_gb_harvest_gpt_oss_120b(hub):
+    recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml", ["engine.tensor_parallel_size=2"])
+    assert recipe_request_bytes(recipe) / 2**30 == pytest.approx(9.8, abs=0.3)
+    assert refusal(recipe, GPUS_GIB["H100"]) is None
+
+
+def test_a_plan_says_it_and_a_harvest_refuses(hub, monkeypatch):
+    recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml")
+    why = refusal(recipe, 80)
+    assert "engine.tensor_parallel_size" in why
+    assert why in harvest_plan(recipe, Assumed(prompts=3)).notes
+    assert why not in harvest_plan(recipe, Assumed(prompts=3, gpu_memory_gib=141)).notes
+    import_vllm()
+    platform = SimpleNamespace(is_cuda=lambda: True, get_device_total_memory=lambda: int(79.6 * 2**30))
+    monkeypatch.setattr("vllm.platforms.current_platform", platform)
+    with pytest.raises(ValueError, match=r"engine\.max_model_len 16384"):
+        harvest_cache.check_fits(recipe)

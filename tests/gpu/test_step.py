@@ -1,0 +1,56 @@
+"""A training step at gpt-oss-120b's size on fake CUDA tensors, with a budget for what a GPU would be asked to do."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.public_targets import fill_hub
+from tests.scripts import run_ok
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ for a device that does nothing")
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory) -> dict[str, str]:
+    """Variables of a hub cache that holds the public targets' config.json, and no network."""
+    folder = tmp_path_factory.mktemp("hub")
+    fill_hub(folder)
+    return {"HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
+
+
+def measured(hub, *overrides: str) -> dict:
+    """8,192 tokens in four documents, all rows in the loss."""
+    printed = run_ok("-m", "tests.gpu.fake_step", "configs/gpt-oss-120b.yaml", *overrides, **hub)
+    return json.loads(printed.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def step(hub) -> dict:
+    return measured(hub)
+
+
+def test_device_and_types_hold_and_the_step_stays_within_its_budget(step):
+    """That it runs shows that devices and types fit; gradients are checked on the way."""
+    assert step["operations"] / 1e12 == pytest.approx(99.0, rel=0.01)
+    assert step["launches"] <= 2_150
+    assert step["moved"] / 1e9 <= 332
+    assert step["peak"] / GIB <= 8.7, "beyond weights and target"
+    assert step["seconds"] <= 0.236, "modelled for an H100"
+
+
+def test_the_host_waits_for_the_device_nowhere_else(step):
+    assert step["waits"] == {
+        "model.py:rope _to_copy": 7,
+        "fused.py:_chunks nonzero": 1,
+        "fused.py:_chunks unique_consecutive": 1,
+        "trainer.py:_stop_unless_finite_loss _local_scalar_dense": 1,
+        "trainer.py:step _to_copy": 3,
+    }
+
+
+def test_recomputation_of_steps_halves_what_is_kept(hub, step):
+    recomputed = measured(hub, "train.gradient_checkpointing=true")
+    assert recomputed["peak"] < 0.6 * step["peak"]
+    assert recomputed["operations"] / step["operations"] < 4 / 3
