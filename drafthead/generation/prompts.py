@@ -187,7 +187,7 @@ def _overlap_notes(overlaps: Sequence[Overlap], settings: PromptsConfig) -> list
 
 def own_prompts(settings: PromptsConfig) -> dict[str, list[Prompt]]:
     """What `make_prompts` draws from `prompts.path`, without writing it."""
-    mix = _read_own_file(settings, _own_file(str(settings.path)))
+    mix = make_mix(settings, locate_sources(settings))
     return split_prompts(settings, mix.train, mix.heldout)
 
 

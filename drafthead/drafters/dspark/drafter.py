@@ -66,7 +66,7 @@ class DSparkModel(DFlashModel):
         states = self.slots(batch, embeddings, num_positions, recompute and torch.is_grad_enabled())
         before = torch.stack([torch.roll(batch.row_ids, -1 - k) for k in range(num_positions)])
         rows = torch.cat([states, self.markov_head(before)], dim=-1)
-        return HeadRows(rows.flatten(0, 1)(batch, num_positions), (states.shape[1],) * num_positions)
+        return HeadRows(rows.flatten(0, 1), batch.teachers(num_positions).flatten(), (states.shape[1],) * num_positions)
 
 
 class DSpark(DFlash):
