@@ -117,12 +117,6 @@ def test_pieces_of_an_mxfp4_checkpoint_are_read_without_its_experts(target: Path
         torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
 
 
-def test_a_shape_that_contradicts_the_config_is_refused(target: Path):
-    edit_config(target, vocab_size=99)
-    with pytest.raises(ValueError, match=r"shape \(3072, 192\), but its config\.json says \(99, 192\)"):
-        load_pieces(str(target))
-
-
 def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):
     before = load_target_spec(str(target)).fingerprint
     assert before == load_target_spec(TARGET).fingerprint
