@@ -87,9 +87,7 @@ def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter) -> list
     if not loss_mask.any():
         return []
     length = loss_mask.shape[0]
-    if length <= budget:
-        window = whole(document, loss_mask, drafter)
-        return [window] if window.valid[0] else []
+    rows = length if length <= budget else rows
     windows, scored = [], drafter.loss_rows(loss_mask)
     for first in range(drafter.first_row(loss_mask), length, rows):
         end = min(first + rows, length)
@@ -201,7 +199,7 @@ def pack(store: States, windows: Sequence[Window], drafter: Drafter, whole_text:
     """
     sequences = [store[w.document] for w in windows]
     pairs = list(zip(sequences, windows, strict=True))
-    teachers = [(max(w.first_row, s.first_teacher_row) - s.first_teacher_row, w.stop - s.first_teacher_row) for s, w in pairs]
+    teachers = [(max(w.first_row - s.first_teacher_row, 0), w.stop - s.first_teacher_row) for s, w in pairs]
     ends = np.cumsum([0, *(stop - start for start, stop in teachers)])
     of_row, scored = [], []
     for (s, w), offset in zip(pairs, ends.tolist(), strict=False):

@@ -127,10 +127,8 @@ def row_sum(rows: Tensor) -> int:
     """
     data = rows.contiguous().reshape(-1).view(torch.uint8).numpy()
     whole = len(data) // 8 * 8
-    rest = np.zeros(8, np.uint8)
-    rest[: len(data) - whole] = data[whole:]
-    words = np.add.reduce(data[:whole].view(np.int64), dtype=np.int64)
-    return int(np.add(words, rest.view(np.int64)[0], dtype=np.int64))
+    rest = np.frombuffer(data[whole:].tobytes().ljust(8, b"\0"), np.int64)
+    return int((rest + data[:whole].view(np.int64).sum())[0])  # of an array: wraps without a warning
 
 
 def _index_digest(metadata: dict[str, Any], schema: dict[str, list[Any]], index: dict[str, list[Any]]) -> str:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
@@ -74,7 +74,7 @@ def fingerprint_of(path: str, revision: str | None = None) -> str:
 @lru_cache(maxsize=8)
 def _fingerprint(directory: Path, marks: tuple) -> str:
     sha = hashlib.sha256()
-    for name in (*_SMALL_FILES, _INDEX):
+    for name in (*_SMALL_FILES, INDEX):
         if (directory / name).is_file():
             sha.update(f"{name}\n".encode() + (directory / name).read_bytes())
     for shard in _shards(directory):
@@ -89,13 +89,9 @@ def _fingerprint(directory: Path, marks: tuple) -> str:
 
 def _shards(directory: Path) -> list[Path]:
     names = ["model.safetensors"]
-    if (directory / _INDEX).is_file():
-        names = sorted(set(json.loads((directory / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"target {directory} has no {', '.join(missing[:3])}: give the directory of a whole safetensors checkpoint"
-        )
+    if (directory / INDEX).is_file():
+        names = sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    local_files(str(directory), None, names)  # raises when one is missing
     return [directory / name for name in names]
 
 

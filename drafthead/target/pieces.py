@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.target.files import fingerprint_of, local_files
+from drafthead.target.files import INDEX, fingerprint_of, local_files
 from drafthead.target.rope import head_rope
 
 _EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "embed_tokens.weight")
@@ -36,7 +36,6 @@ CENTRED_NORMS = frozenset({
     "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "recurrent_gemma", "step3p5",
     "step3p7", "vaultgemma",
 })  # fmt: skip
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def captured_ids(spec: TargetSpec, aux_layer_ids: Sequence[int]) -> tuple[int, .
 
 def compute_dtype(spec: TargetSpec, dtype: str) -> torch.dtype:
     """The torch dtype of a recipe's target.dtype ("auto": the checkpoint's)."""
-    return _DTYPES[spec.dtype if dtype == "auto" else dtype]
+    return getattr(torch, spec.dtype if dtype == "auto" else dtype)
 
 
 def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
@@ -177,7 +176,7 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
 
     Raises:
         FileNotFoundError: the checkpoint or one of its shards is missing.
-        ValueError: the checkpoint has no tensor of a known name, or a shape contradicts config.json.
+        ValueError: the checkpoint has no tensor of a known name.
     """
     spec = load_target_spec(path, revision)
     weight_map = _weight_map(path, revision)
@@ -186,16 +185,7 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
     final_norm = _read(path, revision, weight_map, _NORM)
     if spec.model_type in CENTRED_NORMS:
         final_norm = 1 + final_norm.float()
-    pieces = TargetPieces(embed_tokens, final_norm, lm_head)
-    for name, expected in (
-        ("embed_tokens", (spec.vocab_size, spec.hidden_size)),
-        ("final_norm", (spec.hidden_size,)),
-        ("lm_head", (spec.vocab_size, spec.hidden_size)),
-    ):
-        found = tuple(getattr(pieces, name).shape)
-        if found != expected:
-            raise ValueError(f"{name} of {path} has shape {found}, but its config.json says {expected}")
-    return pieces
+    return TargetPieces(embed_tokens, final_norm, lm_head)
 
 
 def final_normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -284,13 +274,12 @@ class TargetHead:
         Returns:
             argmax (T,) int32 and log-sum-exp at temperature 1 (T,) float32, on the device of `hidden`.
         """
-        argmax = torch.empty(hidden.shape[0], dtype=torch.int32, device=hidden.device)
-        lse = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        for start in range(0, hidden.shape[0], chunk):
-            logits = self.logits(hidden[start : start + chunk])
-            argmax[start : start + chunk] = logits.argmax(-1).to(torch.int32)
-            lse[start : start + chunk] = logits.logsumexp(-1)
-        return argmax, lse
+        argmax, lse = [], []
+        for part in hidden.split(chunk):
+            logits = self.logits(part)
+            argmax.append(logits.argmax(-1).to(hidden.device, torch.int32))
+            lse.append(logits.logsumexp(-1).to(hidden.device))
+        return torch.cat(argmax), torch.cat(lse)
 
 
 def _text_config(path: Path) -> dict[str, Any]:
@@ -303,9 +292,9 @@ def _text_config(path: Path) -> dict[str, Any]:
 
 def _weight_map(path: str, revision: str | None) -> dict[str, str]:
     """Tensor name -> file name."""
-    index = local_files(path, revision, ("model.safetensors.index.json",), optional=True)
-    if (index / "model.safetensors.index.json").exists():
-        return json.loads((index / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+    index = local_files(path, revision, (INDEX,), optional=True) / INDEX
+    if index.exists():
+        return json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     directory = local_files(path, revision, ("model.safetensors",))
     with safe_open(directory / "model.safetensors", framework="pt") as file:
         return dict.fromkeys(file.keys(), "model.safetensors")

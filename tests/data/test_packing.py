@@ -105,10 +105,6 @@ def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
     assert (seen == wanted).all()
 
 
-def test_a_document_without_generated_tokens_has_no_window():
-    assert cut(0, torch.zeros(5, dtype=torch.long), 10, eagle3(2)) == []
-
-
 def test_a_budget_too_small_for_the_steps_is_refused():
     with pytest.raises(ValueError, match=r"train.tokens_per_batch 6 .* 7 or more"):
         cut(0, torch.ones(30), 6, eagle3(4))

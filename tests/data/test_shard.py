@@ -17,7 +17,7 @@ from drafthead.data.store import StateStore
 from drafthead.data.packing import cut
 from drafthead.artifacts import ArtifactError
 from drafthead.files import DiskFullError
-from tests.damage import cut_short, half_written
+from tests.damage import cut_short
 from drafthead.drafters.fp8 import FP8, quantise
 from tests.drafters.small_draft import eagle3
 from tests.data.sequences import as_harvested, assert_same, sequence
@@ -150,13 +150,6 @@ def test_an_earlier_layout_is_refused(tmp_path, layout):
     save_file(load_file(path), path, metadata={"drafthead": json.dumps(old)})
     with pytest.raises(ArtifactError, match=rf"layout {layout}\b.* layout 4\b"):
         Shard(path)
-
-
-def test_files_of_a_killed_writer_go_with_the_next_and_other_shards_stay(tmp_path):
-    own, other = (half_written(shard_path(tmp_path, index)) for index in (3, 4))
-    write_shard(shard_path(tmp_path, 3), [sequence("a", 9)], num_target_layers=5)
-    assert set(tmp_path.iterdir()) == {shard_path(tmp_path, 3), other}
-    assert not own.exists()
 
 
 def test_a_shard_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from tests.engine.slots import slots
 pytestmark = pytest.mark.slow
 
 BOUNDARIES = tuple(range(9))  # all boundaries of the tiny target, 0 (embeddings) to L = 8
+RECIPE = load_recipe(overrides=[f"target.aux_layer_ids={list(BOUNDARIES)}", "target.dtype=float32"])
 BUDGET = 96  # tokens per engine step: the longer texts need several
 
 
@@ -48,15 +49,14 @@ def harvested(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
 
     vllm = import_vllm()
     directory = tmp_path_factory.mktemp("states")
-    recipe = load_recipe()
-    spec = load_target_spec(recipe.target_path)
-    options = harvest_engine_options(spec, None, BOUNDARIES, BOUNDARIES, "float32")
+    spec = load_target_spec(RECIPE.target_path)
+    options = harvest_engine_options(RECIPE, spec)
 
     def params(slot: ShardSlot) -> object:
         return vllm.SamplingParams(temperature=0, max_tokens=1, extra_args={"kv_transfer_params": slot.to_params()})
 
     texts, cached = make_texts(), []
-    with offline_engine(recipe, dtype="float32", max_num_batched_tokens=BUDGET, **options) as llm:
+    with offline_engine(RECIPE, max_num_batched_tokens=BUDGET, **options) as llm:
         for i, members in enumerate(texts):
             order = list(reversed(list(zip(slots(directory, i, members), members, strict=True))))
             outputs = generate(llm, [text for _, text in order], [params(slot) for slot, _ in order])
@@ -123,9 +123,7 @@ class Scheduled:
 
         from drafthead.engine.capture.connector import HiddenStatesConnector
 
-        options = harvest_engine_options(
-            load_target_spec(load_recipe().target_path), None, BOUNDARIES, BOUNDARIES, "float32"
-        )
+        options = harvest_engine_options(RECIPE, load_target_spec(RECIPE.target_path))
         spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=4, dtype=torch.float32)
         groups = [KVCacheGroupSpec([name], spec) for name in ("model.layers.0", "cache_only_layers.0")]
         self._connector = HiddenStatesConnector(

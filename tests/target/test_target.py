@@ -69,6 +69,11 @@ def test_soft_capped_logits_are_refused(target: Path):
         load_target_spec(str(target))
 
 
+def assert_same(found: TargetPieces, expected: TargetPieces) -> None:
+    for piece in ("embed_tokens", "final_norm", "lm_head"):
+        torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
+
+
 def test_pieces_are_found_in_shards_and_in_tied_embeddings(target: Path):
     whole = load_file(target / "model.safetensors")
     expected = load_pieces(str(target))
@@ -82,8 +87,7 @@ def test_pieces_are_found_in_shards_and_in_tied_embeddings(target: Path):
     (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (target / "model.safetensors").unlink()
     found = load_pieces(str(target))
-    for piece in ("embed_tokens", "final_norm", "lm_head"):
-        torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
+    assert_same(found, expected)
 
     edit_config(target, tie_word_embeddings=True)
     tied = load_pieces(str(target))
@@ -113,14 +117,7 @@ def test_pieces_of_an_mxfp4_checkpoint_are_read_without_its_experts(target: Path
     (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (target / "model.safetensors").unlink()
     found = load_pieces(str(target))
-    for piece in ("embed_tokens", "final_norm", "lm_head"):
-        torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
-
-
-def test_a_shape_that_contradicts_the_config_is_refused(target: Path):
-    edit_config(target, vocab_size=99)
-    with pytest.raises(ValueError, match=r"shape \(3072, 192\), but its config\.json says \(99, 192\)"):
-        load_pieces(str(target))
+    assert_same(found, expected)
 
 
 def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):

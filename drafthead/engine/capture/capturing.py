@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from drafthead.config import Recipe
-from drafthead.data.shard import Format
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.generate import EngineGenerator
@@ -61,30 +60,22 @@ def harvest_engine(recipe: Recipe, spec: TargetSpec, **more: Any) -> Iterator["L
     """The recipe's target with the connector, in an engine of this process, which is gone when the block ends.
 
     Args:
-        recipe: target, engine and states sections are used.
+        recipe: target, engine, head and states sections are used.
         spec: of the target.
         more: further arguments of `offline_engine`.
     """
     from drafthead.engine.offline import offline_engine  # vLLM takes seconds to import
 
-    target = recipe.target
-    layer_ids = target.aux_layer_ids
-    boundaries = drafter_of(recipe.head).needs(spec, layer_ids)
-    options = harvest_engine_options(spec, target.revision, layer_ids, boundaries, target.dtype, recipe.states.format)
     # Without cached prefixes every row is computed by the request it belongs to.
-    with offline_engine(recipe, enable_prefix_caching=False, disable_log_stats=True, **options, **more) as llm:
+    options = {"enable_prefix_caching": False, "disable_log_stats": True, **harvest_engine_options(recipe, spec)}
+    with offline_engine(recipe, **options, **more) as llm:
         yield llm
 
 
-def harvest_engine_options(
-    spec: TargetSpec,
-    revision: str | None,
-    aux_layer_ids: tuple[int, ...],
-    boundaries: tuple[int, ...],
-    dtype: str,
-    number_format: Format = "bf16",
-) -> dict[str, Any]:
-    """Keyword arguments that turn `offline_engine` into a harvester of these boundaries, L among them."""
+def harvest_engine_options(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
+    """Keyword arguments that turn `offline_engine` into a harvester of the boundaries that the recipe's head needs."""
+    target = recipe.target
+    boundaries = drafter_of(recipe.head).needs(spec, target.aux_layer_ids)
     return {
         "speculative_config": {
             "method": "extract_hidden_states",
@@ -97,11 +88,11 @@ def harvest_engine_options(
             "kv_role": "kv_producer",
             "kv_connector_extra_config": {
                 "target": spec.name,
-                "revision": revision,
+                "revision": target.revision,
                 "num_layers": spec.num_layers,
-                "aux_layer_ids": list(aux_layer_ids),
-                "dtype": dtype,
-                "format": number_format,
+                "aux_layer_ids": list(target.aux_layer_ids),
+                "dtype": target.dtype,
+                "format": recipe.states.format,
             },
         },
         "worker_extension_cls": f"{_CONNECTOR}.HarvestWorker",

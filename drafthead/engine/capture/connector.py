@@ -111,13 +111,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig"):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         groups = kv_cache_config.kv_cache_groups
-        owners = [i for i, group in enumerate(groups) if any(_LAYER in name for name in group.layer_names)]
-        if len(owners) != 1:
-            raise ValueError(
-                f"{len(owners)} KV cache groups hold hidden states, wanted 1: "
-                "use this connector with the speculative method extract_hidden_states"
-            )
-        self._group = owners[0]
+        (self._group,) = (i for i, group in enumerate(groups) if any(_LAYER in name for name in group.layer_names))
         self._block_size = groups[self._group].kv_cache_spec.block_size
         self._requests: dict[str, _Request] = {}  # scheduler side
         self._cache: Tensor | None = None  # worker side, (blocks, C, block_size, H)

@@ -125,7 +125,7 @@ class ShardWriter:
             rows: (T, C, H) on any device; owned by the writer from here on.
 
         Raises:
-            ValueError: rows and tokens disagree, or the position is taken.
+            ValueError: rows and tokens disagree.
             Exception: whatever an earlier shard's writing raised.
         """
         if tuple(rows.shape[:2]) != (input_ids.shape[0], len(self._captured)):
@@ -135,8 +135,6 @@ class ShardWriter:
             )
         path = shard_path(Path(slot.directory), slot.shard)
         shard = self._pending.setdefault(path, {})
-        if slot.position in shard:
-            raise ValueError(f"{path} position {slot.position} arrived twice (prompt {slot.prompt_id})")
         mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
         mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
         first = first_teacher_row(mask)
