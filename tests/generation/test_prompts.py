@@ -38,14 +38,6 @@ def made(recipe: Recipe, **prompts: Any) -> dict[str, list[Prompt]]:
 GOOD = [line(f"{split} {i}", split) for split in ("train", "heldout") for i in range(3)]
 
 
-def test_rows_without_a_split_are_divided_by_document(tmp_path: Path, recipe_in: Callable[..., Recipe]):
-    lines = [line(f"{i} {j}", split=None, document=f"d{i}") for i in range(100) for j in range(2)]
-    splits = made(recipe_in(), path=str(write(tmp_path / "p.jsonl", *lines)))
-    documents = {split: {p.document for p in prompts} for split, prompts in splits.items()}
-    assert len(splits["heldout"]) == 2 * len(documents["heldout"]) > 0
-    assert sum(map(len, documents.values())) == len(set().union(*documents.values()))
-
-
 @pytest.mark.parametrize(("split", "message"), [("train", "no training prompts"), ("heldout", "no held-out prompts")])
 def test_a_split_without_prompts_is_an_error(tmp_path: Path, recipe_in: Callable[..., Recipe], split, message):
     lines = [entry for entry in GOOD if f'"{split}"' not in entry]

@@ -181,6 +181,12 @@ def test_the_hubs_cache_is_read_without_a_network(no_network):
     ]
 
 
+def test_a_source_in_the_checkout_is_found(no_network):
+    rows = PUBLISHED["spec-bench"].rows
+    write_rows(no_network / "checkout" / "data" / "sources" / "spec-bench" / "question.jsonl", rows)
+    assert len(gather(locate(PromptSource(name="spec-bench")), seed=0).heldout) == 2
+
+
 def test_unknown_names_and_paths_are_refused(no_network):
     with pytest.raises(ValueError, match=r"sharegtp.*sharegpt, mlperf-gpt-oss,"):
         locate(PromptSource(name="sharegtp"))
