@@ -67,6 +67,7 @@ _OPTIONAL = [
     pa.field("document", pa.string()),
     pa.field("answer", pa.string()),  # Prompt.response, under the name of the first artifacts
 ]
+_AS_JSON = ("messages", "tools", "answer")
 
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
@@ -96,23 +97,18 @@ def ids_of(directory: Path, splits: Sequence[str]) -> set[str]:
 
 def _to_row(prompt: Prompt) -> dict[str, Any]:
     row = dict(vars(prompt), answer=prompt.response)
-    as_json = {
-        name: json.dumps(row[name], ensure_ascii=False)
-        for name in ("messages", "tools", "answer")
-        if row[name] is not None
-    }
-    return row | as_json
+    return row | {name: json.dumps(row[name], ensure_ascii=False) for name in _AS_JSON if row[name] is not None}
 
 
 def _from_row(row: dict[str, Any]) -> Prompt:
-    ids, tools, response = row.get("prompt_ids"), row.get("tools"), row.get("answer")
+    row |= {name: json.loads(row[name]) for name in _AS_JSON if row.get(name)}
     return Prompt(
-        row["id"],
-        row["source"],
-        row["category"],
-        tuple(json.loads(row["messages"])),
-        prompt_ids=tuple(ids) if ids else None,
-        tools=tuple(json.loads(tools)) if tools else None,
+        id=row["id"],
+        source=row["source"],
+        category=row["category"],
+        messages=tuple(row["messages"]),
+        prompt_ids=tuple(row.get("prompt_ids") or ()) or None,
+        tools=tuple(row.get("tools") or ()) or None,
         document=row.get("document") or "",
-        response=json.loads(response) if response else None,
+        response=row.get("answer"),
     )

@@ -10,6 +10,7 @@ the prompts were made: otherwise responses, checks and the methods of an evaluat
 midnight.
 """
 
+import json
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ class Renderer:
         """
         self._tokenizer = tokenizer
         self._clock: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
-        self._control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._control = [json.dumps(token, ensure_ascii=False)[1:-1] for token in control]  # as in the JSON of a text
         self._size = len(tokenizer)
 
     def __call__(self, prompt: Prompt, effort: str) -> list[int]:
@@ -74,9 +76,9 @@ class Renderer:
     def _apply(
         self, prompt: Prompt, effort: str, messages: list[dict[str, Any]], add_generation_prompt: bool
     ) -> list[int]:
-        for text in _texts([*messages, *(prompt.tools or ())]):
-            if found := next((token for token in self._control if token in text), None):
-                raise UnrenderableError(CONTROL_TOKEN, found)
+        text = json.dumps([messages, prompt.tools], ensure_ascii=False)
+        if found := next((token for token in self._control if token in text), None):
+            raise UnrenderableError(CONTROL_TOKEN, found)
         try:
             encoding: Any = self._tokenizer.apply_chat_template(
                 messages,
@@ -110,14 +112,3 @@ def template_day(recipe: Recipe) -> date:
 def reads_clock(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether the chat template's text depends on the day."""
     return "strftime_now" in str(tokenizer.chat_template)
-
-
-def _texts(value: Any) -> list[str]:
-    """Every string anywhere in a message or a tool, keys included."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        return [text for item in value.items() for text in _texts(list(item))]
-    if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
-    return []

@@ -1,9 +1,10 @@
 """Draws that follow from a seed and the content alone."""
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate
 from operator import itemgetter
 from typing import TypeVar
 
@@ -40,7 +41,8 @@ def _number(*key: int | str) -> int:
 
 def _weighted(weights: Mapping[_T, int], number: int) -> _T:
     """The value on which a large number falls, modulo the sum of the weights."""
-    return next(islice(Counter(weights).elements(), number % sum(weights.values()), None))
+    ends = list(accumulate(weights.values()))
+    return list(weights)[bisect(ends, number % ends[-1])]
 
 
 def draw_evenly(prompts: Sequence[Prompt], limit: int | None, seed: int) -> list[Prompt]:

@@ -125,17 +125,12 @@ def _candidates(source: Located, conversation: Conversation) -> Iterator[Candida
     # Categories of public sources carry the source's, since "math" in two of them is not one workload.
     category = f"{entry.category}/{label}" if conversation.category and entry is not LOCAL else label
     document = f"{name}:{conversation.document}" if conversation.document else ""
-    ids, tools = conversation.prompt_ids, conversation.tools
+    ids, tools, rows_source = conversation.prompt_ids, conversation.tools, conversation.source or name
     for messages, response in cut(conversation.messages, source.config.turns) if ids is None else [((), None)]:
         text = " ".join(m["content"] for m in messages) or conversation.text or " ".join(map(str, ids or ()))
-        yield Candidate(
-            Prompt(
-                prompt_id(messages, ids, tools), conversation.source or name, category, messages, ids, tools, document,
-                response,
-            ),
-            label,
-            text,
-        )  # fmt: skip
+        key = prompt_id(messages, ids, tools)
+        prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response)
+        yield Candidate(prompt, label, text)
 
 
 def _check_rows(pool: Pool) -> None:

@@ -88,16 +88,6 @@ def test_a_document_stays_on_one_side_whatever_is_drawn(tmp_path):
     assert len(sides["train"] | sides["heldout"]) == 60
 
 
-def test_duplicates_across_sources_count_once(tmp_path):
-    held = str(write_rows(tmp_path / "held.jsonl", [{"prompt": "Same  Question"}, {"prompt": "other"}]))
-    train = str(write_rows(tmp_path / "t.jsonl", [{"prompt": t} for t in ("same question", "mine", "MINE", "yours")]))
-    mix = mixed(
-        {"name": "t", "path": train, "train": 10, "heldout_share": 1e-9},
-        {"name": "h", "path": held, "heldout": 2, "heldout_share": 1},
-    )
-    assert (len(mix.train), len(mix.heldout), mix.report["duplicates_dropped"]) == (2, 2, 2)
-
-
 def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
     bench = [{"question_id": i, "category": "c", "turns": [f"{LONG} {i} x{i} y{i}"]} for i in range(10)]
     wrapped = f"Please help me. {bench[7]['turns'][0].upper()}!"

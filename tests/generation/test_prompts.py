@@ -3,14 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drafthead.artifacts import ArtifactError
-from drafthead.config import PromptSource, Recipe
+from drafthead.config import Recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.generation.draw import draw_evenly
 from drafthead.generation.prompts import make_prompts
@@ -36,74 +35,7 @@ def made(recipe: Recipe, **prompts: Any) -> dict[str, list[Prompt]]:
     return {split: read_prompts(recipe.prompts_dir, split) for split in SPLITS}
 
 
-@pytest.fixture
-def both_ways(recipe_in: Callable[..., Recipe], tmp_path: Path) -> list[Callable[[Path], dict[str, list[Prompt]]]]:
-    """The same file as `prompts.path` and as a source of a mix."""
-    recipes = [recipe_in(f"output_dir={tmp_path / name}") for name in ("path", "sources")]
-
-    def as_path(path: Path) -> dict[str, list[Prompt]]:
-        return made(recipes[0], path=str(path))
-
-    def as_source(path: Path) -> dict[str, list[Prompt]]:
-        source = PromptSource(name="local", path=str(path), train=100, heldout=100, heldout_share=0.05)
-        return made(recipes[1], path=None, sources=(source,))
-
-    return [as_path, as_source]
-
-
 GOOD = [line(f"{split} {i}", split) for split in ("train", "heldout") for i in range(3)]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [{"role": "user", "content": "a"}]},
-        {"messages": [{"role": "user", "content": "a"}], "split": "heldout"},
-        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "split": "train"},
-        {"messages": [{"role": "Human", "content": [{"type": "text", "text": "a"}]}], "category": "mine"},
-        {"messages": [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}]},
-        {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "1"}], "tools": [{"name": "f"}]},
-        {"prompt": "a"},
-        {"prompt_ids": [1, 2], "split": "train"},
-        {"input_ids": "[1, 2]"},
-        {"turns": ["a", "b"], "id": 3},
-    ],
-)
-def test_a_row_is_the_same_prompt_as_a_path_and_as_a_source(both_ways, tmp_path, row):
-    path = write(tmp_path / "p.jsonl", *GOOD, json.dumps(row))
-    by_path, by_source = (
-        {split: {p.id: replace(p, source="", document="") for p in prompts} for split, prompts in way(path).items()}
-        for way in both_ways
-    )
-    assert by_path == by_source
-    assert sum(map(len, by_path.values())) == 7
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ('{"messages": ', "not JSON in UTF-8"),
-        ("[1]", r"\[1\]"),
-        ('{"split": "train", "messages": ["hi"]}', "not an object"),
-        ('{"split": "train", "messages": []}', "non-empty list"),
-        (line("x", split="test"), "split is 'test'"),
-        (line(" "), "user is empty"),
-        ('{"prompt_ids": [4294967296]}', "token ids"),
-    ],
-)
-def test_a_row_is_refused_with_its_line_as_a_path_and_as_a_source(both_ways, tmp_path, bad, message):
-    path = write(tmp_path / "p.jsonl", *GOOD, bad)
-    for way in both_ways:
-        with pytest.raises(ValueError, match=rf"p\.jsonl:7: .*{message}"):
-            way(path)
-
-
-def test_rows_without_a_split_are_divided_by_document(tmp_path: Path, recipe_in: Callable[..., Recipe]):
-    lines = [line(f"{i} {j}", split=None, document=f"d{i}") for i in range(100) for j in range(2)]
-    splits = made(recipe_in(), path=str(write(tmp_path / "p.jsonl", *lines)))
-    documents = {split: {p.document for p in prompts} for split, prompts in splits.items()}
-    assert len(splits["heldout"]) == 2 * len(documents["heldout"]) > 0
-    assert sum(map(len, documents.values())) == len(set().union(*documents.values()))
 
 
 @pytest.mark.parametrize(("split", "message"), [("train", "no training prompts"), ("heldout", "no held-out prompts")])
