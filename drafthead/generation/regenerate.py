@@ -100,7 +100,8 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
             for split in {part.split for part in to_generate}:
                 claim_captured(recipe, spec, split)
         started = time.monotonic()
-        run(regeneration(recipe, spec), to_generate)
+        gpus = recipe.engine.tensor_parallel_size
+        run(Task(partial(part_worker, recipe, spec), gpus, "regenerating", "response"), to_generate)
         tokens = sum(len(response.response_ids) for part in to_generate for response in read_part(part.path))
         rate = tokens / (time.monotonic() - started)
         logger.info("generated %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
@@ -160,11 +161,6 @@ def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequ
     with progress_bar(sum(part.size for part in parts), "keeping responses", "prompt") as bar:
         for part in parts:
             write_part(part.path, *make_responses(rules, None, part.prompts, bar), made_by={"data": "answers kept"})
-
-
-def regeneration(recipe: Recipe, spec: TargetSpec) -> Task:
-    """The task of making parts."""
-    return Task(partial(part_worker, recipe, spec), recipe.engine.tensor_parallel_size, "regenerating", "response")
 
 
 @contextmanager

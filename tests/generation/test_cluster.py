@@ -147,9 +147,9 @@ def test_shares_divide_the_shards():
     assert taken == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]
 
 
-@pytest.mark.parametrize(("text", "fix"), [("3", "I/N"), ("-1/4", "I/N"), ("0/0", "I/N"), ("4/4", "--array=0-3")])
-def test_a_share_that_is_none_is_refused(text: str, fix: str):
-    with pytest.raises(ValueError, match=f"--shards {text}.*{fix}"):
+@pytest.mark.parametrize("text", ["3", "-1/4", "0/0", "4/4"])
+def test_a_share_that_is_none_is_refused(text: str):
+    with pytest.raises(ValueError, match=f"--shards {text}.*I/N"):
         parse_share(text)
 
 
