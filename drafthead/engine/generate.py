@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 import openai
 from tqdm import tqdm
 
-from drafthead.config import Recipe
-from drafthead.engine.offline import generate, offline_engine
+from drafthead.engine.offline import generate
 from drafthead.engine.server import ServerError
 from drafthead.progress import wait_until
 
@@ -116,13 +115,6 @@ class EngineGenerator:
         ]
         outputs = generate(self._llm, [request.prompt_ids for request in requests], params, bar)
         return [Generation(list(o.outputs[0].token_ids), str(o.outputs[0].finish_reason)) for o in outputs]
-
-
-@contextmanager
-def engine_generator(recipe: Recipe) -> Iterator[EngineGenerator]:
-    """The recipe's target in an engine of this process, shut down when the block ends."""
-    with offline_engine(recipe, seeded=True, disable_log_stats=True) as llm:
-        yield EngineGenerator(llm)
 
 
 class ServerGenerator:
