@@ -166,18 +166,3 @@ def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):
     flip_bit(jobs[1].path)
     with pytest.raises(ArtifactError, match="shard-00001.safetensors"):
         to_do(jobs)
-
-
-@pytest.mark.slow
-def test_a_share_waits_for_the_others(regenerated: Recipe, tmp_path: Path, caplog):
-    caplog.set_level("INFO")
-    recipe, _ = copy_for(regenerated, tmp_path / "waits", "vllm")
-    made: list[int] = []
-
-    def run(task, jobs) -> None:
-        made.extend(job.index for job in jobs)
-
-    assert not harvest(recipe, parse_share("1/4"), run)
-    assert made == [1, 5, 9, 1]
-    assert "0 of 12 shards" in caplog.text
-    shutil.rmtree(recipe.directory())
