@@ -15,14 +15,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import openai
 from tqdm import tqdm
 
-from drafthead.config import Recipe
-from drafthead.engine.offline import generate, offline_engine
+from drafthead.engine.offline import generate
 from drafthead.engine.server import ServerError
 from drafthead.progress import wait_until
 
@@ -74,41 +73,31 @@ class Generation:
     finish_reason: str
 
 
-class Generator(Protocol):
-    """Something that runs the target.
+class EngineGenerator:
+    """vLLM's engine in this process.
 
     Attributes:
-        made_by: what it is, for the manifest.
+        keeps_states: of the responses, for the store.
+        made_by: what generates, for the manifest.
     """
-
-    made_by: dict[str, Any]
-
-    def generate(self, requests: Sequence[GenerationRequest], bar: tqdm | None = None) -> list[Generation]:
-        """One generation per request, in their order; `bar` advances by one for each."""
-
-    def reset_cache(self) -> None:
-        """Drop cached prefixes where that is possible, so that what follows does not depend on earlier requests.
-
-        In bf16 a prefix from the cache and one computed in a batch round differently: a resumed stage would generate
-        other tokens than an undisturbed one.
-        """
-
-
-class EngineGenerator:
-    """vLLM's engine in this process."""
 
     keeps_states = False
 
     def __init__(self, llm: "LLM"):
         self._llm = llm
-        self.made_by = {"engine": "vLLM in this process"}
+        self.made_by: dict[str, Any] = {"engine": "vLLM in this process"}
 
     def reset_cache(self) -> None:
-        """As in `Generator`; an engine that keeps states caches no prefix."""
+        """Drop cached prefixes, so that what follows does not depend on earlier requests.
+
+        In bf16 a prefix from the cache and one computed in a batch round differently: a resumed stage would generate
+        other tokens than an undisturbed one. An engine that keeps states caches no prefix.
+        """
         if not self.keeps_states:
             wait_until(self._llm.reset_prefix_cache, "vLLM to reset its prefix cache")
 
     def generate(self, requests: Sequence[GenerationRequest], bar: tqdm | None = None) -> list[Generation]:
+        """One generation per request, in their order; `bar` advances by one for each."""
         from vllm import SamplingParams
 
         params = [
@@ -126,13 +115,6 @@ class EngineGenerator:
         ]
         outputs = generate(self._llm, [request.prompt_ids for request in requests], params, bar)
         return [Generation(list(o.outputs[0].token_ids), str(o.outputs[0].finish_reason)) for o in outputs]
-
-
-@contextmanager
-def engine_generator(recipe: Recipe) -> Iterator[EngineGenerator]:
-    """The recipe's target in an engine of this process, shut down when the block ends."""
-    with offline_engine(recipe, seeded=True, disable_log_stats=True) as llm:
-        yield EngineGenerator(llm)
 
 
 class ServerGenerator:
@@ -180,7 +162,7 @@ class ServerGenerator:
         """Nothing: others may be using the server's cache."""
 
     def generate(self, requests: Sequence[GenerationRequest], bar: tqdm | None = None) -> list[Generation]:
-        """As in `Generator`.
+        """As `EngineGenerator`.
 
         Raises:
             ServerError: the server fails for longer than the retries last, or refuses a request.
@@ -252,6 +234,9 @@ class ServerGenerator:
                 f"responses.server_url {self._url} {what}; {advice}. Finished parts are "
                 "kept, the same command continues"
             ) from error
+
+
+Generator = EngineGenerator | ServerGenerator
 
 
 def api_url(url: str) -> str:

@@ -267,13 +267,13 @@ def print_states(recipe: Recipe) -> None:
         if kind == SPOOL:
             print(f"{split:<10} {counts['shards']} shards ({counts['epochs']} epochs) passed through the spool")
             continue
-        agreement = counts["argmax_agreement"]
-        check = "" if agreement is None else f", target's argmax is its own text at {agreement:.1%} of positions"
         print(
             f"{split:<10} {counts['sequences']:,} sequences, {counts['tokens']:,} tokens "
             f"({counts['loss_tokens']:,} in the loss), {counts['shards']} shards, "
-            f"{counts['bytes_per_token']:,.0f} bytes per token in {recipe.states.format}{check}"
+            f"{counts['bytes_per_token']:,.0f} bytes per token in {recipe.states.format}"
         )
+        if (agreement := counts["argmax_agreement"]) is not None:
+            print(f"{'':<10} the target's argmax is its own text at {agreement:.1%} of positions")
 
 
 def print_verification(recipe: Recipe) -> bool:

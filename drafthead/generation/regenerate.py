@@ -19,7 +19,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,8 @@ from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.rendering import reads_clock, template_day
 from drafthead.data.responses import KIND, part_path, read_left_out, read_makers, read_part, read_parts, write_part
 from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
-from drafthead.engine.generate import Generator, ServerGenerator, engine_generator
+from drafthead.engine.generate import EngineGenerator, Generator, ServerGenerator
+from drafthead.engine.offline import offline_engine
 from drafthead.generation.dialogue import (
     DROPPED,
     FLAGS,
@@ -100,7 +101,8 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
             for split in {part.split for part in to_generate}:
                 claim_captured(recipe, spec, split)
         started = time.monotonic()
-        run(regeneration(recipe, spec), to_generate)
+        gpus = recipe.engine.tensor_parallel_size
+        run(Task(partial(part_worker, recipe, spec), gpus, "regenerating", "response"), to_generate)
         tokens = sum(len(response.response_ids) for part in to_generate for response in read_part(part.path))
         rate = tokens / (time.monotonic() - started)
         logger.info("generated %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
@@ -162,11 +164,6 @@ def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequ
             write_part(part.path, *make_responses(rules, None, part.prompts, bar), made_by={"data": "answers kept"})
 
 
-def regeneration(recipe: Recipe, spec: TargetSpec) -> Task:
-    """The task of making parts."""
-    return Task(partial(part_worker, recipe, spec), recipe.engine.tensor_parallel_size, "regenerating", "response")
-
-
 @contextmanager
 def part_worker(recipe: Recipe, spec: TargetSpec) -> Iterator["PartWorker"]:
     """A running engine, or the recipe's server, that makes parts."""
@@ -175,16 +172,18 @@ def part_worker(recipe: Recipe, spec: TargetSpec) -> Iterator["PartWorker"]:
         yield PartWorker(recipe, tokenizer, generator)
 
 
-def running_generator(
-    recipe: Recipe, spec: TargetSpec, tokenizer: "PreTrainedTokenizerBase"
-) -> AbstractContextManager[Generator]:
+@contextmanager
+def running_generator(recipe: Recipe, spec: TargetSpec, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Generator]:
     """What runs the target: the recipe's server, or an engine of our own, which may keep states."""
     if recipe.states.one_pass:
-        return capturing_engine(recipe, spec)
-    if recipe.responses.server_url is None:
-        return engine_generator(recipe)
-    names = recipe.name, recipe.target.path
-    return nullcontext(ServerGenerator(recipe.responses.server_url, names, recipe.engine.max_num_seqs, tokenizer))
+        with capturing_engine(recipe, spec) as engine:
+            yield engine
+    elif recipe.responses.server_url is None:
+        with offline_engine(recipe, seeded=True, disable_log_stats=True) as llm:
+            yield EngineGenerator(llm)
+    else:
+        names = recipe.name, recipe.target.path
+        yield ServerGenerator(recipe.responses.server_url, names, recipe.engine.max_num_seqs, tokenizer)
 
 
 class PartWorker:

@@ -77,18 +77,12 @@ def runner(args: argparse.Namespace) -> Runner:
 
 
 def run_here(task: Task, jobs: Sequence[Job]) -> None:
-    """Do jobs with one worker of this process."""
-    with task.start() as worker:
-        make_all(worker, task, jobs)
-
-
-def make_all(worker: Worker, task: Task, jobs: Sequence[Job]) -> None:
-    """Do jobs and check that their files exist.
+    """Do jobs with one worker of this process.
 
     Raises:
         ValueError: a file does not exist.
     """
-    with progress_bar(sum(job.size for job in jobs), task.doing, task.unit) as bar:
+    with task.start() as worker, progress_bar(sum(job.size for job in jobs), task.doing, task.unit) as bar:
         for job in jobs:
             worker.make(job, bar)
         worker.finish()

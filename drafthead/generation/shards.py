@@ -79,12 +79,10 @@ def parse_share(share: str) -> slice:
         ValueError: it is of another form, or I is not one of 0 to N - 1.
     """
     index, _, of = share.partition("/")
-    if not (index.isdecimal() and of.isdecimal() and int(of)):
-        raise ValueError(f"--shards {share} is not of the form I/N, such as 0/8 for the first of eight processes")
-    if int(index) >= int(of):
-        last = int(of) - 1
+    if not (index.isdecimal() and of.isdecimal() and int(index) < int(of)):
         raise ValueError(
-            f"--shards {share}: of {of} processes the numbers are 0 to {last}; for a Slurm array: --array=0-{last}"
+            f"--shards {share} is not of the form I/N with I from 0 to N - 1; for the tasks of a Slurm array of eight, "
+            "--array=0-7, it is 0/8 to 7/8"
         )
     return slice(int(index), None, int(of))
 

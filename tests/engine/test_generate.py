@@ -101,16 +101,9 @@ def test_refusals_and_silence_are_told_apart(tokenizer, monkeypatch):
         generator_of(recipe, tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("given", "used"),
-    [
-        ("http://h:8000", "http://h:8000/v1"),
-        ("http://h:8000/", "http://h:8000/v1"),
-        ("https://h/proxy/v1/", "https://h/proxy/v1"),
-    ],
-)
-def test_the_path_of_the_url_may_be_left_out(given, used):
-    assert generate.api_url(given) == used
+def test_the_path_of_the_url_may_be_left_out():
+    assert generate.api_url("http://h:8000") == generate.api_url("http://h:8000/") == "http://h:8000/v1"
+    assert generate.api_url("https://h/proxy/v1/") == "https://h/proxy/v1"
 
 
 def test_the_prefix_cache_is_reset_until_nothing_holds_it():

@@ -148,9 +148,9 @@ def test_shares_divide_the_shards():
     assert taken == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]
 
 
-@pytest.mark.parametrize(("text", "fix"), [("3", "I/N"), ("-1/4", "I/N"), ("0/0", "I/N"), ("4/4", "--array=0-3")])
-def test_a_share_that_is_none_is_refused(text: str, fix: str):
-    with pytest.raises(ValueError, match=f"--shards {text}.*{fix}"):
+@pytest.mark.parametrize("text", ["3", "-1/4", "0/0", "4/4"])
+def test_a_share_that_is_none_is_refused(text: str):
+    with pytest.raises(ValueError, match=f"--shards {text}.*I/N"):
         parse_share(text)
 
 
@@ -167,18 +167,3 @@ def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):
     flip_bit(jobs[1].path)
     with pytest.raises(ArtifactError, match="shard-00001.safetensors"):
         to_do(jobs)
-
-
-@pytest.mark.slow
-def test_a_share_waits_for_the_others(regenerated: Recipe, tmp_path: Path, caplog):
-    caplog.set_level("INFO")
-    recipe, _ = copy_for(regenerated, tmp_path / "waits", "vllm")
-    made: list[int] = []
-
-    def run(task, jobs) -> None:
-        made.extend(job.index for job in jobs)
-
-    assert not harvest(recipe, parse_share("1/4"), run)
-    assert made == [1, 5, 9, 1]
-    assert "0 of 12 shards" in caplog.text
-    shutil.rmtree(recipe.directory())

@@ -128,24 +128,6 @@ def test_fp8_rounds_the_aux_layers_and_nothing_else(stores, backend, split):
             assert torch.equal(rounded[i].aux[layer_id], dequantise(*quantise(rows)))
 
 
-@pytest.mark.parametrize("backend", ["vllm", "transformers"])
-def test_the_teacher_of_an_fp8_store_names_the_targets_argmax(stores, backend):
-    recipe = stores[backend, "fp8"]
-    head, agreed, total = TargetHead.load(recipe.target_path, dtype="bfloat16"), 0, 0
-    for split in stage.SPLITS:
-        states = StateStore(recipe.states_dir(split))
-        for i in range(len(states)):
-            argmax, _ = head.stats(states[i].last_hidden)
-            agreed, total = agreed + int((argmax == states[i].argmax).sum()), total + len(argmax)
-    assert total > 100
-    assert agreed / total >= 0.995
-
-
-def test_fp8_costs_little_more_than_half(stores):
-    sizes = [read_json(stores["vllm", f].states_dir("train") / "manifest.json")["counts"] for f in ("bf16", "fp8")]
-    assert sizes[1]["bytes_per_token"] < 0.65 * sizes[0]["bytes_per_token"]  # the teacher's rows stay in bf16
-
-
 def test_another_format_and_an_older_layout_are_refused(stores, tmp_path: Path):
     recipe = copy_of(stores["vllm", "fp8"], tmp_path / "old")
     with pytest.raises(ArtifactError, match="format.*fp8.*bf16"):
@@ -159,27 +141,16 @@ def test_another_format_and_an_older_layout_are_refused(stores, tmp_path: Path):
 
 @pytest.mark.parametrize("split", stage.SPLITS)
 def test_both_backends_agree(stores, split):
-    """bf16 rounding in another order: states within 5 %."""
+    """bf16 rounding in another order: states within 5 %, log-sum-exps within it, and nearly every argmax."""
     ours, theirs = (StateStore(stores[b, "bf16"].states_dir(split)) for b in ("vllm", "transformers"))
     for i in range(len(ours)):
-        assert ours[i].first_teacher_row == theirs[i].first_teacher_row > 0
-        pairs = [
-            (ours[i].last_hidden, theirs[i].last_hidden),
-            *((ours[i].aux[t], theirs[i].aux[t]) for t in ours.aux_layer_ids),
-        ]
+        left, right = ours[i], theirs[i]
+        assert left.first_teacher_row == right.first_teacher_row > 0
+        pairs = [(left.last_hidden, right.last_hidden), *((left.aux[t], right.aux[t]) for t in ours.aux_layer_ids)]
         for found, wanted in pairs:
             assert (found.float() - wanted.float()).norm() < 0.05 * wanted.float().norm()
-
-
-def test_both_backends_agree_on_what_follows_greedy_text(stores):
-    """Log-sum-exps within the rounding of the states, and nearly every argmax."""
-    ours, theirs = (StateStore(stores[b, "bf16"].states_dir("validation")) for b in ("vllm", "transformers"))
-    agreed = total = 0
-    for i in range(len(ours)):
-        torch.testing.assert_close(ours[i].lse, theirs[i].lse, rtol=0.05, atol=0.2)
-        agreed += int((ours[i].argmax == theirs[i].argmax).sum())
-        total += len(ours[i].argmax)
-    assert agreed / total > 0.95
+        torch.testing.assert_close(left.lse, right.lse, rtol=0.05, atol=0.2)
+        assert (left.argmax == right.argmax).float().mean() > 0.9
 
 
 def test_the_transformers_backends_last_boundary_gives_the_targets_logits(regenerated: Recipe):

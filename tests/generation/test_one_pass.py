@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from drafthead.artifacts import ArtifactError, begin, read_json
 from drafthead.config import REPO_ROOT, Recipe
@@ -23,7 +24,7 @@ from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
 from drafthead.generation import regenerate as stage
 from drafthead.generation.harvest import SPLITS, harvest, harvesting
 from drafthead.generation.prompts import make_prompts
-from drafthead.generation.running import Worker, make_all
+from drafthead.generation.running import Worker
 from drafthead.generation.shards import captured_dir, claim_captured
 from drafthead.progress import progress_bar
 from drafthead.target.pieces import load_target_spec
@@ -74,7 +75,10 @@ def harvester_of(recipe: Recipe) -> Iterator:
         start: Callable[[], Worker] = cache(lambda: stack.enter_context(task.start()))
 
         def run(task, jobs) -> None:
-            make_all(start(), task, jobs)
+            worker = start()
+            for job in jobs:
+                worker.make(job, tqdm(disable=True))
+            worker.finish()
 
         yield run
 
