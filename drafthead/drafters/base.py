@@ -102,6 +102,8 @@ class DraftModule(nn.Module, ABC):
 class Drafter(ABC):
     """One kind of draft model, as a head section configures it."""
 
+    vllm: ModuleType  # reads and writes this drafter's files as vLLM does
+
     def __init__(self, head: HeadConfig):
         self.head = head
 
@@ -138,11 +140,6 @@ class Drafter(ABC):
     @abstractmethod
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights (torch's generator)."""
-
-    @property
-    @abstractmethod
-    def vllm(self) -> ModuleType:
-        """The module that reads and writes this drafter's files as vLLM does."""
 
     def from_target(
         self, shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int
