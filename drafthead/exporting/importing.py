@@ -91,7 +91,7 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
 
     Raises:
         FileNotFoundError: there is no config.json, or no tensors at all.
-        ValueError: a file is damaged, or the tensors are pickled; the message has the command that converts them.
+        ValueError: a file is damaged, or the tensors are pickled.
     """
     directory = local_files(path, revision, ("config.json",))
     local_files(path, revision, ("model.safetensors",), optional=True)
@@ -127,5 +127,6 @@ def _write_checkpoint(checkpoint: Path, weights: dict[str, Tensor]) -> None:
     with atomic_path(checkpoint / MODEL_FILE) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
     write_json(checkpoint / "state.json", _STATE)
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in checkpoint.iterdir()}
+    written = [checkpoint / name for name in (MODEL_FILE, "state.json")]
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in written}
     write_json(checkpoint / artifacts.MANIFEST, {"files": files})
