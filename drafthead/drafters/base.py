@@ -23,6 +23,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import LlamaConfig
 
 from drafthead.config import Recipe
@@ -118,15 +119,14 @@ def valid_positions(loss_mask: Tensor, num_positions: int) -> Tensor:
         position 1 predicts   G3   G4   G5   -    -    -
         position 1 counts     1    1    1    0    0    0
     """
-    generated = loss_mask.bool()
-    at = torch.zeros(num_positions, len(generated), dtype=torch.bool, device=generated.device)
-    for k in range(min(num_positions, max(len(generated) - 2, 0))):
-        at[k, : len(generated) - 2 - k] = generated[2 + k :]
-    return at.long().cumprod(0).bool()
+    ahead = pad(loss_mask.bool(), (0, num_positions + 1)).unfold(0, len(loss_mask), 1)[2:]  # (K, T): x[t + 2 + k]
+    return ahead.long().cumprod(0).bool()
 
 
 class Drafter(ABC):
     """One kind of draft model, as a head section configures it."""
+
+    vllm: ModuleType  # reads and writes this drafter's files as vLLM does
 
     def __init__(self, head: HeadConfig):
         self.head = head
@@ -167,11 +167,6 @@ class Drafter(ABC):
     @abstractmethod
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights (torch's generator)."""
-
-    @property
-    @abstractmethod
-    def vllm(self) -> ModuleType:
-        """The module that reads and writes this drafter's files as vLLM does."""
 
     def from_target(
         self, shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,6 @@ class Acceptance:
         return Acceptance(self.drafts + other.drafts, tuple(a + b for a, b in pairs))
 
 
-def leading_matches(matches: Tensor) -> Tensor:
-    """Number of drafts accepted from each root.
-
-    Args:
-        matches: (K, T) bool, whether step k's draft from root t equals x[t + 2 + k].
-
-    Returns:
-        (T,) int64 in 0..K.
-    """
-    return matches.long().cumprod(0).sum(0)
-
-
 def replay(matches: Tensor, loss_mask: Tensor) -> Acceptance:
     """Replay the drafting rounds over one document.
 
@@ -67,7 +56,7 @@ def replay(matches: Tensor, loss_mask: Tensor) -> Acceptance:
         Counters over the rounds of the document; empty when nothing was generated.
     """
     num_steps = matches.shape[0]
-    accepted_from = leading_matches(matches).tolist()
+    accepted_from = matches.long().cumprod(0).sum(0).tolist()  # (T,) drafts accepted from each root, 0 .. K
     answer = last_answer(loss_mask)
     counts = [0] * num_steps
     drafts = 0
@@ -88,14 +77,10 @@ def last_answer(loss_mask: Tensor) -> slice:
     Args:
         loss_mask: (T,) nonzero where the target generated the token.
     """
-    generated = loss_mask.bool().tolist()
-    stop = len(generated)
-    while stop > 0 and not generated[stop - 1]:
-        stop -= 1
-    start = stop
-    while start > 0 and generated[start - 1]:
-        start -= 1
-    return slice(start, stop)
+    generated = loss_mask.bool()
+    stop = int(generated.nonzero()[-1]) + 1 if generated.any() else 0
+    others = (~generated[:stop]).nonzero()
+    return slice(int(others[-1]) + 1 if len(others) else 0, stop)
 
 
 def empty_acceptance(num_steps: int) -> Acceptance:
@@ -116,9 +101,5 @@ def match_text(predictions: Tensor, target_ids: Tensor, input_ids: Tensor) -> Te
     """
     num_steps, num_tokens = predictions.shape
     proposed = torch.where(predictions >= 0, target_ids[predictions.clamp_min(0)], -1)
-    matches = torch.zeros_like(predictions, dtype=torch.bool)
-    for k in range(min(num_steps, max(num_tokens - 2, 0))):
-        end = num_tokens - 2 - k
-        if end > 0:
-            matches[k, :end] = proposed[k, :end] == input_ids[2 + k :]
-    return matches
+    ahead = pad(input_ids, (0, num_steps + 1), value=-2).unfold(0, num_tokens, 1)[2:]  # (K, T): x[t + 2 + k]
+    return proposed == ahead

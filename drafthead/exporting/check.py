@@ -167,7 +167,6 @@ def paired_difference(rounds: list[Acceptance], other: list[Acceptance]) -> Inte
 def check_serving(
     recipe: Recipe,
     directory: Path,
-    documents: ValidationDocuments,
     weights: dict[str, Tensor],
     shape: DraftShape,
     aux_layer_ids: tuple[int, ...],
@@ -177,20 +176,24 @@ def check_serving(
     Args:
         recipe: target, engine, export section and K.
         directory: the exported head.
-        documents: of the validation split.
         weights: of the checkpoint, float32, with d2t and t2d.
         shape: of the trained head.
         aux_layer_ids: it was trained on.
 
     Returns:
-        For the manifest: the number of prompts, of documents left out as looping, of responses that equal the stored
-        ones (same_text) and of those with exactly the replayed counters (same_rounds); what was compared; the predicted
-        and the served acceptance length, the engine's rounds, and the relative tolerance.
+        For the manifest: what fp8 weights cost, if the head has them (fp8_cost), and of the check (serve_check) the
+        number of prompts, of documents left out as looping, of responses that equal the stored ones (same_text) and of
+        those with exactly the replayed counters (same_rounds); what was compared; the predicted and the served
+        acceptance length, the engine's rounds, and the relative tolerance.
 
     Raises:
         ValueError: vLLM cannot be imported, reads config.json differently, or accepts more or less than predicted.
     """
-    predicted = documents.rounds(as_served(weights, "fp8") if recipe.export.dtype == "fp8" else weights, shape)
+    documents, cost = ValidationDocuments(recipe), {}
+    source = weights
+    if recipe.export.dtype == "fp8":
+        source, cost = as_served(weights, "fp8"), {"fp8_cost": measure_fp8_cost(documents, weights, shape)}
+    predicted = documents.rounds(source, shape)
     served = serve_documents(recipe, directory, documents.chosen, shape, aux_layer_ids)
     same = [document.response_ids == ids for document, (ids, _) in zip(documents.chosen, served, strict=True)]
     counted = [acceptance for _, acceptance in served]
@@ -218,7 +221,7 @@ def check_serving(
     if not abs(theirs.length - ours.length) <= found["tolerance"] * ours.length:
         raise ValueError(f"vLLM does not serve the head that was trained; nothing is exported: {summary}")
     log.info(f"served in vLLM: {summary}")
-    return found
+    return {**cost, "serve_check": found}
 
 
 def serve_documents(

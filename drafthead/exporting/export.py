@@ -29,7 +29,7 @@ from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpo
 from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.card import CARD
-from drafthead.exporting.check import ValidationDocuments, check_reload, check_serving, measure_fp8_cost
+from drafthead.exporting.check import check_reload, check_serving
 from drafthead.files import atomic_path, sha256_file, sync, write_json
 from drafthead.target.files import local_files
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity, target_names
@@ -188,21 +188,10 @@ def _write_checked(
     record_prompts(recipe, candidate)
     check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len, dtype)
     check_reload(candidate, weights, shape, dtype)
-    return {
-        "parameters": num_parameters(shape),
-        "training": _training_cost(source.run_dir),
-        **(_serve_checks(recipe, candidate, weights, shape, source) if serve_check else {"serve_check": None}),
-    }
-
-
-def _serve_checks(
-    recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, source: Checkpoint
-) -> dict[str, Any]:
-    """What the checks that need validation responses find, for the manifest."""
-    documents = ValidationDocuments(recipe)
-    found = {"fp8_cost": measure_fp8_cost(documents, weights, shape)} if recipe.export.dtype == "fp8" else {}
-    check = check_serving(recipe, directory, documents, weights, shape, source.aux_layer_ids)
-    return {**found, "serve_check": check}
+    counts = {"parameters": num_parameters(shape), "training": _training_cost(source.run_dir), "serve_check": None}
+    if serve_check:
+        counts |= check_serving(recipe, candidate, weights, shape, source.aux_layer_ids)
+    return counts
 
 
 def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:
@@ -217,7 +206,7 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
         log.info(f"{directory} is complete; nothing to do")
         return
     shape = served_shape(source.shape(spec), recipe.export)
-    counts |= _serve_checks(recipe, directory, source.weights(), shape, source)
+    counts |= check_serving(recipe, directory, source.weights(), shape, source.aux_layer_ids)
     _finish(directory, counts)
 
 

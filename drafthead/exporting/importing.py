@@ -15,6 +15,7 @@ from drafthead import artifacts
 from drafthead.config import HeadConfig, Recipe
 from drafthead.data.trained_on import read_trained_on, write_trained_on
 from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.trained import MODEL_FILE, OWN
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
 from drafthead.files import atomic_path, sha256_file, write_json
 from drafthead.target.files import local_files
@@ -27,13 +28,7 @@ _STATE: dict[str, Any] = {
     "step": 0, "world_size": 1, "zero_stage": 0, "acceptance_length": None, "best_step": 0,
     "best_acceptance_length": None, "acceptance_per_position": [],
 }  # fmt: skip
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
-_CONVERT = """{names}: pickles are not opened, because opening one runs whatever code it holds. If you trust its maker,
-convert it once, in a process and place of its own, and import the result:
-    python -c "import sys, torch; from safetensors.torch import save_file; \\
-        t = torch.load(sys.argv[1], map_location='cpu', weights_only=True); \\
-        save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2])" \\
-        {source} {directory}/model.safetensors"""
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 log = logging.getLogger(__name__)
 
 
@@ -71,15 +66,17 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
         "aux_layer_ids": list(aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
         # A head trained here rotates and norms as its target does, a public one as its own config says.
-        "rope_parameters": shape.rope_parameters,
-        "rms_norm_eps": shape.rms_norm_eps,
+        **{key: getattr(shape, key) for key in OWN},
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }
     if artifacts.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):
         log.info(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
     _write_checkpoint(recipe.run_dir / "checkpoints" / _CHECKPOINT, weights)
-    _keep_prompts(public, recipe.run_dir)
+    if (public / artifacts.MANIFEST).is_file():  # a head that was exported here states which prompts it was made from
+        known = read_trained_on(public, artifacts.read_manifest(public))
+        if known is not None:
+            write_trained_on(recipe.run_dir, None, known)
     artifacts.finish(recipe.run_dir, {"best_step": 0, "imported": True})
     log.info(f"imported {source} to {recipe.run_dir}")
     return recipe.run_dir
@@ -94,15 +91,16 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
 
     Raises:
         FileNotFoundError: there is no config.json, or no tensors at all.
-        ValueError: a file is damaged, or the tensors are pickled; the message has the command that converts them.
+        ValueError: a file is damaged, or the tensors are pickled.
     """
     directory = local_files(path, revision, ("config.json",))
     local_files(path, revision, ("model.safetensors",), optional=True)
     shards = sorted(directory.glob("*.safetensors"))
-    pickles = sorted(p for pattern in _PICKLES for p in directory.glob(pattern))
-    if not shards and pickles:
-        names = ", ".join(p.name for p in pickles)
-        raise ValueError(_CONVERT.format(names=names, source=pickles[0], directory=directory))
+    if not shards and (pickles := sorted(path for path in directory.iterdir() if path.suffix in _PICKLES)):
+        raise ValueError(
+            f"{pickles[0]} is a pickle, which runs whatever code it holds when it is opened. If you trust its maker, "
+            "convert it once, in a process of its own: docs/export.md, Heads made elsewhere, has the command"
+        )
     if not shards:
         raise FileNotFoundError(f"{directory} has no *.safetensors: give the directory or hub id of a whole head")
     check_tensor_files(directory)
@@ -126,19 +124,9 @@ def _check_recipe(recipe: Recipe, head: HeadConfig, aux_layer_ids: tuple[int, ..
 
 
 def _write_checkpoint(checkpoint: Path, weights: dict[str, Tensor]) -> None:
-    with atomic_path(checkpoint / "model.safetensors") as temporary:
+    with atomic_path(checkpoint / MODEL_FILE) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
     write_json(checkpoint / "state.json", _STATE)
-    entries = {
-        name: {"bytes": (checkpoint / name).stat().st_size, "sha256": sha256_file(checkpoint / name)}
-        for name in ("model.safetensors", "state.json")
-    }
-    write_json(checkpoint / artifacts.MANIFEST, {"files": entries})
-
-
-def _keep_prompts(head: Path, run_dir: Path) -> None:
-    """A head that was exported here says which prompts it was made from."""
-    if (head / artifacts.MANIFEST).is_file():
-        known = read_trained_on(head, artifacts.read_manifest(head))
-        if known is not None:
-            write_trained_on(run_dir, None, known)
+    written = [checkpoint / name for name in (MODEL_FILE, "state.json")]
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in written}
+    write_json(checkpoint / artifacts.MANIFEST, {"files": files})

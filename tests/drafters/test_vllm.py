@@ -35,16 +35,11 @@ def tensors(two_layers):
     return {**DraftModel(two_layers).state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
 
 
-def test_names_are_those_vllm_reads(two_layers, tensors):
+def test_only_the_first_layer_reads_embeddings(two_layers, tensors):
     check_tensors(tensors, two_layers)
-    assert {name for name in tensors if not name.startswith(("midlayer.", "layers.1."))} == {
-        "fc.weight", "input_norm.weight", "fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight", "norm.weight",
-        "lm_head.weight", "d2t", "t2d",
-    }  # fmt: skip
     size = two_layers.hidden_size
     assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * size
     assert tensors["layers.1.self_attn.q_proj.weight"].shape[1] == size
-    assert "midlayer.hidden_norm.weight" in tensors
     assert "layers.1.hidden_norm.weight" not in tensors
 
 

@@ -32,61 +32,44 @@ def published(layout: str, directory: Path, recipe: Recipe, weights: dict[str, T
     tied         the whole vocabulary, lm_head left to the target
     """
     tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in weights.items()}
-    config, tensors = _LAYOUTS[layout](config_of(recipe), tensors, recipe)
+    config, tensors = _as_published(layout, config_of(recipe), tensors, recipe)
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     save_file({name: t.contiguous().clone() for name, t in tensors.items()}, directory / "model.safetensors")
     return directory
 
 
-Files = tuple[dict[str, Any], dict[str, Tensor]]
-
-
 def _without(plain: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key not in names}
 
 
-def _nvidia(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    return plain, tensors
-
-
-def _lmsys(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    blocks = [layer_id - 1 for layer_id in plain[_LAYER_IDS]]
-    config = _without(plain, _LAYER_IDS, "num_aux_hidden_states", *_SWITCHES)
-    config["eagle_config"] = {_LAYER_IDS: blocks, "use_aux_hidden_state": True}
-    return config, {**tensors, "embed_tokens.weight": load_pieces(recipe.target_path).embed_tokens}
-
-
-def _redhat(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    config = config_of(changed(recipe, "export", format="speculators"))
-    config = _without(config, "norm_before_residual", "fc_norm", "norm_output", "target_hidden_size")
-    config["transformer_layer_config"] = _without(
-        config["transformer_layer_config"], "eagle_config", "num_aux_hidden_states"
-    )
+def _as_published(
+    layout: str, plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     pieces = load_pieces(recipe.target_path)
-    named = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
-    return config, {**named, "verifier_lm_head.weight": pieces.lm_head, "verifier_norm.weight": pieces.final_norm}
-
-
-def _nebius(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    return _without(plain, "eagle_config"), {f"model.{name}": t for name, t in tensors.items()}
-
-
-def _yuhuili(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    config = _without(plain, _LAYER_IDS, "eagle_config", "num_aux_hidden_states", "target_hidden_size", *_SWITCHES)
-    rope = config.pop("rope_parameters")
-    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {"type": rope.pop("rope_type"), **rope}}
-    return config, {name: t for name, t in tensors.items() if name != "t2d"}
-
-
-def _tied(plain: dict[str, Any], tensors: dict[str, Tensor], recipe: Recipe) -> Files:
-    config = _without(plain, "draft_vocab_size") | {"tie_word_embeddings": True}
-    return config, {n: t for n, t in tensors.items() if n not in ("lm_head.weight", "d2t", "t2d")}
-
-
-_LAYOUTS = {
-    "nvidia": _nvidia, "lmsys": _lmsys, "redhat": _redhat, "nebius": _nebius, "yuhuili": _yuhuili, "tied": _tied,
-}  # fmt: skip
+    if layout == "lmsys":
+        blocks = [layer_id - 1 for layer_id in plain[_LAYER_IDS]]
+        config = _without(plain, _LAYER_IDS, "num_aux_hidden_states", *_SWITCHES)
+        config["eagle_config"] = {_LAYER_IDS: blocks, "use_aux_hidden_state": True}
+        return config, {**tensors, "embed_tokens.weight": pieces.embed_tokens}
+    if layout == "redhat":
+        config = config_of(changed(recipe, "export", format="speculators"))
+        config = _without(config, "norm_before_residual", "fc_norm", "norm_output", "target_hidden_size")
+        layer = _without(config["transformer_layer_config"], "eagle_config", "num_aux_hidden_states")
+        named = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+        copies = {"verifier_lm_head.weight": pieces.lm_head, "verifier_norm.weight": pieces.final_norm}
+        return {**config, "transformer_layer_config": layer}, {**named, **copies}
+    if layout == "nebius":
+        return _without(plain, "eagle_config"), {f"model.{name}": t for name, t in tensors.items()}
+    if layout == "yuhuili":
+        config = _without(plain, _LAYER_IDS, "eagle_config", "num_aux_hidden_states", "target_hidden_size", *_SWITCHES)
+        rope = config.pop("rope_parameters")
+        config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {"type": rope.pop("rope_type"), **rope}}
+        return config, _without(tensors, "t2d")
+    if layout == "tied":
+        config = _without(plain, "draft_vocab_size") | {"tie_word_embeddings": True}
+        return config, _without(tensors, "lm_head.weight", "d2t", "t2d")
+    return plain, tensors
 
 
 def head_of(recipe: Recipe, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ def test_a_recipe_of_another_head_is_told_the_overrides(public, tmp_path):
 def test_a_pickle_is_refused_with_the_fix(public):
     recipe, source = public
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"(?s)pytorch_model.bin.*weights_only=True"):
+    with pytest.raises(ValueError, match="pytorch_model.bin is a pickle"):
         import_head(recipe, str(source))
 
 

@@ -16,7 +16,6 @@ H hidden, N aux layers, Q query and G key/value heads, d head dimension.
 """
 
 from functools import partial
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from drafthead.drafters.attention import draft_attention
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
+from drafthead.drafters.dflash import vllm
 from drafthead.drafters.dflash.config import BlockHead
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, rope_frequencies, rotate, rotation
 from drafthead.losses.fused import HeadRows
@@ -150,6 +150,7 @@ class DFlash(Drafter):
     """DFlash behind the interface of `drafters.base`."""
 
     head: BlockHead
+    vllm = vllm
 
     def position_weights(self) -> Tensor:
         """exp(-k / gamma)."""
@@ -159,10 +160,3 @@ class DFlash(Drafter):
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights."""
         return DFlashModel(shape)
-
-    @property
-    def vllm(self) -> ModuleType:
-        """Its files as vLLM reads them."""
-        from drafthead.drafters.dflash import vllm
-
-        return vllm

@@ -11,14 +11,13 @@ Names and arithmetic are those of vLLM's `Qwen3DSparkModel` with `sample_from_an
 positions, H hidden, D draft vocabulary, V target vocabulary, r rank.
 """
 
-from types import ModuleType
-
 import torch
 from torch import Tensor, nn
 
 from drafthead.drafters.base import DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
+from drafthead.drafters.dspark import vllm
 from drafthead.drafters.dspark.config import DSparkHead
 from drafthead.drafters.layers import Projection
 from drafthead.losses.fused import HeadRows
@@ -73,6 +72,7 @@ class DSpark(DFlash):
     """DSpark behind the interface of `drafters.base`."""
 
     head: DSparkHead
+    vllm = vllm
 
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights."""
@@ -90,10 +90,3 @@ class DSpark(DFlash):
             drafts.append(logits.argmax(-1))
             previous = target_ids[drafts[-1]]
         return torch.stack(drafts)
-
-    @property
-    def vllm(self) -> ModuleType:
-        """Its files as vLLM reads them."""
-        from drafthead.drafters.dspark import vllm
-
-        return vllm

@@ -1,11 +1,10 @@
 """EAGLE-3 behind the interface of `drafters.base`. TTT step k at index t reads the embedding of x[t+1+k]."""
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
+from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.eagle3.model import DraftModel
 
@@ -14,6 +13,7 @@ class Eagle3(Drafter):
     """EAGLE-3, and 3.1 by its norms."""
 
     head: Eagle3Head
+    vllm = vllm
 
     def position_weights(self) -> Tensor:
         """decay**k."""
@@ -22,10 +22,3 @@ class Eagle3(Drafter):
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights."""
         return DraftModel(shape)
-
-    @property
-    def vllm(self) -> ModuleType:
-        """Its files as vLLM reads them."""
-        from drafthead.drafters.eagle3 import vllm
-
-        return vllm

@@ -10,14 +10,13 @@ the mask state.
 Shapes: R rows, H hidden, N aux layers, K draft positions.
 """
 
-from types import ModuleType
-
 import torch
 from torch import Tensor, nn
 
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.eagle3.model import DraftModel, EmbeddingProjections
+from drafthead.drafters.peagle import vllm
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.losses.fused import HeadRows
 
@@ -51,6 +50,7 @@ class PEagle(Drafter):
     """P-EAGLE behind the interface of `drafters.base`."""
 
     head: PEagleHead
+    vllm = vllm
 
     def position_weights(self) -> Tensor:
         """All alike."""
@@ -59,10 +59,3 @@ class PEagle(Drafter):
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights."""
         return PEagleModel(shape)
-
-    @property
-    def vllm(self) -> ModuleType:
-        """Its files as vLLM reads them."""
-        from drafthead.drafters.peagle import vllm
-
-        return vllm
