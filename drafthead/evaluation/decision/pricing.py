@@ -47,6 +47,14 @@ class Priced:
         """The price of a pair."""
         return next(p for p in self.prices if (p.concurrency, p.K) == (concurrency, K))
 
+    def text(self, concurrency: int, K: int) -> str:
+        """What the model says of a load that was not run; empty where it says nothing."""
+        if K not in self.model.curve.known or concurrency not in {p.concurrency for p in self.prices}:
+            return ""
+        found = self.at(concurrency, K)
+        i, where = found.speedup, ", outside what was run" if found.extrapolated else ""
+        return f"; the cost model says {i.value - 1:+.1%} [{i.low - 1:+.1%}, {i.high - 1:+.1%}] decoding{where}"
+
 
 def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, seed: int = 0) -> Priced:
     """Fit the cost model and price every load at every draft length whose acceptance is known.

@@ -28,11 +28,13 @@ from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.workload import (
     BASELINE,
     BASELINE_AGAIN,
+    SAMPLED,
     EvalPrompt,
     Workload,
     identity,
     load_workload,
     method_of,
+    methods_at,
     speculative_config,
 )
 from drafthead.files import atomic_path
@@ -74,12 +76,19 @@ class Condition:
 
 def conditions(recipe: Recipe) -> list[Condition]:
     """All of them, those that share an engine together, the baseline first."""
-    found = []
-    for method in (BASELINE, *(method.name for method in recipe.eval.methods)):
-        ks = (0,) if method == BASELINE else recipe.eval.draft_tokens_of(method_of(recipe, method))
-        grid = product(ks, recipe.eval.temperatures, recipe.eval.reasoning_efforts)
-        found += [Condition(method, *values, main=not index) for index, values in enumerate(grid)]
+    settings, found = recipe.eval, []
+    for method in _methods(recipe):
+        ks = (0,) if method == BASELINE else settings.draft_tokens_of(method_of(recipe, method))
+        temperatures = [t for t in settings.temperatures if t > 0 or method != SAMPLED]
+        main = (ks[0], settings.temperatures[0], settings.reasoning_effort)
+        grid = product(ks, temperatures, settings.reasoning_efforts)
+        found += [Condition(method, *values, main=values == main) for values in grid]
     return found
+
+
+def _methods(recipe: Recipe) -> tuple[str, ...]:
+    listed = [method.name for method in recipe.eval.methods]
+    return BASELINE, *methods_at(recipe, listed, max(recipe.eval.temperatures))
 
 
 def by_engine(found: list[Condition]) -> list[list[Condition]]:
@@ -138,8 +147,7 @@ def _read(paths: list[Path]) -> pd.DataFrame:
 
 
 def _identity(recipe: Recipe, workloads: Workloads) -> dict[str, Any]:
-    methods = (BASELINE, *(method.name for method in recipe.eval.methods))
-    return identity(recipe, workloads[recipe.eval.reasoning_effort], methods) | {
+    return identity(recipe, workloads[recipe.eval.reasoning_effort], _methods(recipe)) | {
         "temperatures": list(recipe.eval.temperatures),
         "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
         "seed": recipe.eval.seed,

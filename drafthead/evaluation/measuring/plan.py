@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import LoadConfig
-from drafthead.evaluation.workload import BASELINE, method_of
+from drafthead.evaluation.workload import BASELINE, SAMPLED, method_of, methods_at
 from drafthead.section import Section
 
 PER_PLACE = 4  # prompts for every request in flight, so that a level spends most of its time full
+TURNS = 3  # of the conversations in every evaluation
 
 
 class WorkloadSpec(Section):
@@ -23,6 +24,7 @@ class WorkloadSpec(Section):
     source: str | None = None
     category: str | None = None
     random: tuple[int, int] | None = None  # prompt and response length in tokens; throughput only
+    turns: int = 1  # more: conversations, each turn with the ones before it as its prefix
     miniature: str | None = None  # category that stands in for it in a miniature
 
     @property
@@ -91,26 +93,54 @@ class Plan:
     allow_unreached: bool = False
 
 
+CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=TURNS)
+
+
 def recipe_plan(recipe: Recipe) -> Plan:
-    """Baseline, served methods and endpoints under the recipe's loads and temperatures."""
+    """Baseline, served methods and endpoints under the recipe's loads and temperatures.
+
+    At the highest concurrency and the main temperature conversations are measured too: a draft model may cost hits in
+    the prefix cache, which prompts that share nothing cannot show.
+    """
     settings = recipe.eval
-    levels = tuple(
-        Level(
-            WorkloadSpec(),
-            load,
-            prompts_of_level(load, settings.prompts_per_level),
-            settings.max_tokens,
-            temperature,
+    main, *_ = settings.temperatures
+
+    def level(load: LoadConfig, temperature: float, workload: WorkloadSpec) -> Level:
+        return Level(
+            workload, load, prompts_of_level(load, settings.prompts_per_level), settings.max_tokens, temperature
         )
-        for temperature in settings.temperatures
-        for load in settings.all_loads
-    )
-    speculative = [(name, k) for name in settings.served for k in settings.draft_tokens_of(method_of(recipe, name))]
-    servers = [ServerRun(0, BASELINE, 0, levels), *(ServerRun(0, name, k, levels) for name, k in speculative)]
-    servers += [ServerRun(0, endpoint.name, 0, levels, endpoint=True) for endpoint in settings.endpoints]
+
+    def levels(method: str) -> tuple[Level, ...]:
+        temperatures = [t for t in settings.temperatures if t > 0 or method != SAMPLED]
+        found = [level(load, t, WorkloadSpec()) for t in temperatures for load in settings.all_loads]
+        if settings.concurrency and main in temperatures:
+            found.append(level(LoadConfig(concurrency=max(settings.concurrency)), main, CONVERSATIONS))
+        return tuple(found)
+
+    served = methods_at(recipe, settings.served, max(settings.temperatures))
+    methods = [
+        (BASELINE, 0),
+        *((name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))),
+    ]
     tensor_parallel = recipe.engine.tensor_parallel_size
-    servers = [replace(server, tensor_parallel=tensor_parallel) for server in servers]
+    servers = [ServerRun(0, name, k, levels(name), tensor_parallel) for name, k in methods]
+    servers += [
+        ServerRun(0, endpoint.name, 0, levels(endpoint.name), tensor_parallel, endpoint=True)
+        for endpoint in settings.endpoints
+    ]
     return Plan(abba(servers, settings.repeats), allow_unreached=settings.allow_unreached)
+
+
+def served_recipe(recipe: Recipe, loads: Sequence[LoadConfig] = ()) -> Recipe:
+    """The recipe with the batch limit of its servers as `engine.max_num_seqs`: what is measured, and then deployed.
+
+    Args:
+        recipe: as given.
+        loads: to be served; none: the recipe's own.
+    """
+    places = [load.concurrency or 0 for load in loads or recipe.eval.all_loads]
+    limit = recipe.eval.max_num_seqs or max([recipe.engine.max_num_seqs, *places])
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_num_seqs": limit})})
 
 
 def abba(servers: Sequence[ServerRun], repeats: int) -> tuple[ServerRun, ...]:

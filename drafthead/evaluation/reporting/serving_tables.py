@@ -132,7 +132,7 @@ def _load_table(levels: Sequence[Level]) -> Table:
         [
             Cell(series_name(level.method, level.K)),
             Cell(level_name(level, levels)),
-            *(Cell(f"{level.achieved[method]:.1f}") for method in (BASELINE, level.method)),
+            *(Cell(f"{level.running[method]:.1f}") for method in (BASELINE, level.method)),
             Cell("yes" if level.reached else "not reached", "" if level.reached else "unresolved"),
             Cell(str(level.pairs)),
             Cell(str(level.failed)),

@@ -1,7 +1,7 @@
 """From rows to levels: one method beside the baseline at one load, every measure with its paired change; no formatting."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class Level:
 
     Attributes:
         workload, load, concurrency, method, K: which.
-        achieved: "none" and the method -> requests in flight.
+        running: "none" and the method -> requests running in the engine.
         reached: in both.
         pairs: prompts answered without error in both methods of every block.
         requests, failed: sent, and how many of them failed, both methods together.
@@ -56,6 +56,7 @@ class Level:
         acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
         paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
             baseline (suffix _base) and the method (suffix _head).
+        prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
         gpus: of each server; None where the rows leave it to the recipe.
         tokens_per_request: output tokens, mean of both methods.
     """
@@ -65,7 +66,7 @@ class Level:
     concurrency: int
     method: str
     K: int
-    achieved: dict[str, float]
+    running: dict[str, float]
     reached: bool
     pairs: int
     requests: int
@@ -75,6 +76,7 @@ class Level:
     by_block: dict[str, Array]
     acceptance_length: float
     paired: pd.DataFrame
+    prefix_hits: dict[str, float] = field(default_factory=dict)
     gpus: int | None = None
     tokens_per_request: float = np.nan
 
@@ -166,7 +168,7 @@ def _level(key: Any, method: str, K: int, requests: pd.DataFrame, runs: pd.DataF
         changes[measure.key] = across_blocks(change, alone)
     return Level(
         workload, load, concurrency, method, K,
-        achieved={name: float(rows["achieved"].mean()) for name, rows in methods.items()},
+        running={name: float(rows["running"].mean()) for name, rows in methods.items()},
         reached=bool(runs["reached"].all()),
         pairs=len(base),
         requests=int(runs["requests"].sum()),
@@ -176,6 +178,7 @@ def _level(key: Any, method: str, K: int, requests: pd.DataFrame, runs: pd.DataF
         by_block=by_block,
         acceptance_length=_acceptance_length(methods[method]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
+        prefix_hits={name: _hits(rows) for name, rows in methods.items()},
         gpus=int(runs["tensor_parallel"].iloc[0]) if "tensor_parallel" in runs else None,
         tokens_per_request=float(runs["output_tokens"].sum() / (runs["requests"] - runs["failed"]).sum()),
     )  # fmt: skip
@@ -203,6 +206,11 @@ def _acceptance_length(runs: pd.DataFrame) -> float:
     if "throughput_only" in runs and runs["throughput_only"].any():  # random tokens: accepted or not, it means nothing
         return np.nan
     return acceptance_length(runs["drafts"], runs["accepted"])
+
+
+def _hits(runs: pd.DataFrame) -> float:
+    queries = runs["prefix_queries"].sum() if "prefix_queries" in runs else 0
+    return float(runs["prefix_hits"].sum() / queries) if queries else np.nan
 
 
 def _throughput(runs: pd.DataFrame) -> float:
