@@ -13,7 +13,7 @@ from drafthead.config.traffic import SLOConfig, TrafficConfig
 from drafthead.evaluation.decision.analysis import Analysis, plain_verdict, verdicts_of
 from drafthead.evaluation.decision.cost import payback_text
 from drafthead.evaluation.decision.deployment import Advice, advise
-from drafthead.evaluation.decision.pricing import price, request_prices
+from drafthead.evaluation.decision.pricing import price
 from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
@@ -231,18 +231,6 @@ def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_
     verdict = plain_verdict(verdicts_of(recipe, summarise_serving(ServingRows(requests, runs)), {}))
     assert verdict.decision == decision
     assert ("70.0% → 0.0%" in " ".join(level.reason for level in verdict.levels)) == (decision == DO_NOT)
-
-
-def test_whole_requests_are_priced_as_they_were_measured(levels, priced):
-    found = {(p.concurrency, p.K): p for p in request_prices(priced, levels)}
-    for level in levels:
-        measured = level.changes["output_tokens_per_s"].interval.value
-        assert found[level.concurrency, level.K].change == pytest.approx(measured, abs=0.1)  # the model's own error
-        baseline, _ = level.values["output_tokens_per_s"]
-        assert found[level.concurrency, 0].tokens_per_s == pytest.approx(baseline, rel=0.05)
-    assert found[16, 2].tokens_per_s > 0  # never run
-    assert found[64, 3].extrapolated
-    assert (256, 3) not in found  # more than the engine's batch: requests would wait
 
 
 def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, levels):

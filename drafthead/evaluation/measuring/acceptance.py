@@ -116,14 +116,16 @@ def measure_acceptance(recipe: Recipe) -> Path:
     missing = [c for c in found if not c.path(directory).exists()]
     total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))
     with progress_bar(total, "measuring acceptance", "response", initial=total - left) as bar:
-        # Those that need a process of their own come last, so that the very last one does without.
-        groups = sorted(by_engine(missing), key=lambda group: _poisons(recipe, group[0].method))
-        for group in groups:
-            apart = _poisons(recipe, group[0].method) and group is not groups[-1]
-            _run_engine(recipe, directory, group, workloads, None if apart else bar)
-            if apart:
-                bar.update(sum(len(workloads[c.effort].prompts) for c in group))
-    finish(directory, _counts(workloads, recipe.eval.reasoning_effort, found))
+        for group in by_engine(missing):
+            if not _poisons(recipe, group[0].method):
+                _measure(recipe, directory, group, workloads, bar)
+                continue
+            with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
+                process.submit(_measure, recipe, directory, group, workloads).result()
+            bar.update(sum(len(workloads[c.effort].prompts) for c in group))
+    main = workloads[recipe.eval.reasoning_effort]
+    counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
+    finish(directory, counts | {"arms": len({c.method for c in found}), "conditions": len(found)})
     return directory
 
 
@@ -154,29 +156,9 @@ def _identity(recipe: Recipe, workloads: Workloads) -> dict[str, Any]:
     }
 
 
-def _counts(workloads: Workloads, effort: Effort, found: list[Condition]) -> dict[str, Any]:
-    main = workloads[effort]
-    return {
-        "prompts": len(main.prompts),
-        "too_long": main.too_long,
-        "unrenderable": main.unrenderable,
-        "arms": len({c.method for c in found}),
-        "conditions": len(found),
-    }
-
-
 def _poisons(recipe: Recipe, method: str) -> bool:
     """Whether the method's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
     return method != BASELINE and method_of(recipe, method).method == "ngram"
-
-
-def _run_engine(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any) -> None:
-    """Measure here, or without a bar in a process that ends afterwards."""
-    if bar is not None:
-        _measure(recipe, directory, group, workloads, bar)
-        return
-    with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
-        process.submit(_measure, recipe, directory, group, workloads, None).result()
 
 
 def _measure(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:

@@ -96,7 +96,7 @@ def print_report(recipe: Recipe, analysis: Analysis) -> None:
     """The same tables on the terminal, and the verdict after them."""
     print_acceptance(analysis.acceptance)
     print_serving(analysis.levels)
-    for table in _cost_model_tables(recipe, analysis):
+    for table in cost_model_tables(analysis.priced, analysis.levels):
         print_table(table)
     for verdict in analysis.verdicts:
         print(f"\n{verdict_text(verdict)}")
@@ -122,18 +122,13 @@ def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
     summary, levels = analysis.acceptance, analysis.levels
     served = serving_tables(levels, recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size)
     memory, beside = memory_table(analysis.rows.runs), published_table(levels)
-    decided = _cost_model_tables(recipe, analysis)
+    decided = cost_model_tables(analysis.priced, analysis.levels)
     sections = [
         Section("Acceptance", acceptance_tables(summary), acceptance_pictures(summary)),
         Section("Serving", [*served, *([memory] if memory else [])], serving_pictures(levels)),
         Section("Every load and draft length", [*matrix_tables(levels), *decided], decision_pictures(analysis)),
     ]
     return [*sections, Section("Beside published figures", [beside], [])] if beside else sections
-
-
-def _cost_model_tables(recipe: Recipe, analysis: Analysis) -> list[Table]:
-    price, gpus = recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size
-    return cost_model_tables(analysis.priced, analysis.levels, price, gpus)
 
 
 def render(report: Report, template: str) -> str:
