@@ -18,7 +18,7 @@ from drafthead.config.traffic import SLOConfig
 from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
 from drafthead.evaluation.decision.pricing import Priced
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
-from drafthead.evaluation.workload import NAMES
+from drafthead.evaluation.workload import BASELINE, NAMES
 from drafthead.statistics import CONFIDENCE, Array, Interval
 
 Kept = Literal["kept", "missed", "unresolved"]
@@ -125,6 +125,7 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     figures += f"; {_failures(level)}" if level.failed else ""
     service = service_level(level, slo or SLOConfig())
     figures += f"; {service.text}" if service.text else ""
+    figures += _prefix_hits(level)
     if service.head == "missed":
         missed = (
             "misses the service level, as the baseline does"
@@ -148,8 +149,11 @@ def _unfit(level: Level) -> str:
     if level.failed > MOST_FAILED * level.requests:
         return f"{_failures(level)}, see the column `error` of requests-*.parquet"
     if not level.reached:
-        methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.achieved.items())
-        return f"not reached: {level.concurrency} in flight requested, achieved {methods}"
+        methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.running.items())
+        return (
+            f"not reached: {level.concurrency} requests were to run at once, {methods} did; the others were not sent "
+            "(too few prompts) or waited in the engine's queue (eval.max_num_seqs, KV cache)"
+        )
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1:
         noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
@@ -157,24 +161,14 @@ def _unfit(level: Level) -> str:
     return ""
 
 
+def _prefix_hits(level: Level) -> str:
+    """Hits in the prefix cache without and with the head, where they differ by a point or more."""
+    before, after = (level.prefix_hits.get(name, np.nan) for name in (BASELINE, level.method))
+    return f"; prefix-cache hits {before:.1%} → {after:.1%}" if abs(after - before) >= 0.01 else ""
+
+
 def _failures(level: Level) -> str:
     return f"{level.failed} of {level.requests} requests failed"
-
-
-def judge_price(priced: Priced, concurrency: int, K: int, slo: SLOConfig | None = None) -> LevelVerdict:
-    """The decision for a load that was not run, from the cost model alone: decoding speed, no waiting."""
-    price = priced.at(concurrency, K)
-    speed = price.speedup
-    figures = (
-        f"not run; the cost model says {speed.value - 1:+.1%} [{speed.low - 1:+.1%}, {speed.high - 1:+.1%}] decoding"
-    )
-    if slo is not None and (slo.ttft_ms or slo.tpot_ms):
-        return LevelVerdict(concurrency, UNKNOWN, f"{figures}, and nothing of the service level")
-    if price.extrapolated:
-        return LevelVerdict(concurrency, UNKNOWN, f"{figures}, outside what was run")
-    if speed.low > 1:
-        return LevelVerdict(concurrency, DEPLOY, figures)
-    return LevelVerdict(concurrency, DO_NOT if speed.high < 1 else UNKNOWN, figures)
 
 
 def decide(
@@ -186,7 +180,7 @@ def decide(
         levels: measured, of one workload, method and K.
         shares: requests in flight -> share of the time (TrafficConfig.shares).
         slo: the service level.
-        priced: of that method; without it a load that was not run stays undecided.
+        priced: of that method: what it says of loads that were not run, which stay undecided.
 
     Raises:
         ValueError: none of the levels belongs to the traffic.
@@ -199,10 +193,9 @@ def decide(
     for c in sorted(shares):
         if c in measured:
             found.append(judge(measured[c], slo))
-        elif priced and K in priced.model.curve.known:
-            found.append(judge_price(priced, c, K, slo))
-        else:
-            found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency"))
+        else:  # never deployed at: a model's price is no measurement
+            model = priced.text(c, K) if priced else ""
+            found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency{model}"))
     decision, up_to, reason, change = _overall(found, measured, shares)
     return Verdict(levels[0].workload, levels[0].method, K, decision, up_to, change, reason, tuple(found))
 

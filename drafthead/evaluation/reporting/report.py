@@ -138,15 +138,10 @@ def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
         Section("Workloads", workloads, []) if len({level.workload for level in levels}) > 1 else None,
         Section("Acceptance", acceptance_tables(summary), acceptance_pictures(summary)),
         Section("Serving", [*served, *filter(None, (counted, memory))], serving_pictures(levels)),
-        Section("Every load and draft length", _cost_model_tables(recipe, analysis), pictures),
+        Section("Every load and draft length", cost_model_tables(analysis.priced, levels), pictures),
         Section("Beside published figures", [beside], []) if beside else None,
     ]
     return [section for section in sections if section]
-
-
-def _cost_model_tables(recipe: Recipe, analysis: Analysis) -> list[Table]:
-    price, gpus = recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size
-    return cost_model_tables(analysis.priced, analysis.levels, price, gpus)
 
 
 def render(report: Report, template: str) -> str:

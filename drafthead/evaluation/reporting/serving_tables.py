@@ -100,7 +100,7 @@ def wide_table(title: str, levels: Sequence[Level]) -> Table:
         first = own[0]
         for series, side, level in [(BASELINE, 0, first), *((series_name(x.method, x.K), 1, x) for x in own)]:
             reached = (
-                "yes" if level.reached else f"no: {level.achieved[level.method if side else BASELINE]:.1f} in flight"
+                "yes" if level.reached else f"no: {level.running[level.method if side else BASELINE]:.1f} in flight"
             )
             row = {
                 "Workload": workload,
@@ -153,8 +153,8 @@ def _load_table(levels: Sequence[Level]) -> Table:
         {
             "Method": series_name(level.method, level.K),
             f"{_load_label(levels)} requested": level_name(level, levels),
-            "Achieved, baseline": number(level.achieved[BASELINE], 1),
-            "Achieved, method": number(level.achieved[level.method], 1),
+            "Running, baseline": number(level.running[BASELINE], 1),
+            "Running, method": number(level.running[level.method], 1),
             "Reached": Cell("yes") if level.reached else Cell("not reached", "unresolved"),
             "Paired prompts": level.pairs,
             "Failed": level.failed,

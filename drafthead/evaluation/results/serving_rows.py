@@ -48,7 +48,11 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows
         requests, runs: as `evaluation.measuring.serving` reads them.
         K: draft tokens of every method but the baseline, where the rows do not say.
     """
-    return ServingRows(_completed(requests, K), _completed(runs, K))
+    runs = _completed(runs, K)
+    if "running" not in runs:
+        runs["running"] = np.nan
+    runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
+    return ServingRows(_completed(requests, K), runs)
 
 
 def steady(rows: ServingRows) -> ServingRows:
