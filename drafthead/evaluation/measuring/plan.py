@@ -14,7 +14,6 @@ from drafthead.evaluation.workload import BASELINE, SAMPLED, method_of, methods_
 from drafthead.section import Section
 
 PER_PLACE = 4  # prompts for every request in flight, so that a level spends most of its time full
-TURNS = 3  # of the conversations in every evaluation
 
 
 class WorkloadSpec(Section):
@@ -93,7 +92,12 @@ class Plan:
     allow_unreached: bool = False
 
 
-CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=TURNS)
+CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=3)
+
+
+def is_conversations(workload: str) -> bool:
+    """Whether rows of that label are of conversations; the label may go on with temperature and GPUs."""
+    return workload.startswith(CONVERSATIONS.name)
 
 
 def recipe_plan(recipe: Recipe) -> Plan:

@@ -176,12 +176,16 @@ def _cost_table(levels: Sequence[Level], price: float, gpus: int) -> Table:
 
 def memory_table(runs: pd.DataFrame) -> Table | None:
     """GPU memory and KV cache that a head takes away; None where the runs do not say."""
-    columns = [c for c in ("kv_cache_tokens", "weights_gib") if c in runs and runs[c].fillna(0).any()]
+    labels = {
+        "kv_cache_tokens": ("KV cache (tokens)", "{:,.0f}"),
+        "weights_gib": ("Weights (GiB)", "{:.2f}"),
+        "prefix_hit_rate": ("Prefix-cache hits of conversations (%)", "{:.1f}"),
+    }
+    columns = [c for c in labels if c in runs and runs[c].fillna(0).any()]
     if not columns:
         return None
     found = runs.groupby(["arm", "k"], sort=False)[columns].mean()
     baseline = found.xs(BASELINE, level="arm").iloc[0] if BASELINE in found.index.get_level_values("arm") else None
-    labels = {"kv_cache_tokens": ("KV cache (tokens)", "{:,.0f}"), "weights_gib": ("Weights (GiB)", "{:.2f}")}
     rows = []
     for (method, K), (_, values) in zip(found.index.tolist(), found.iterrows(), strict=True):
         cells = [Cell(series_name(method, K))]
@@ -192,8 +196,11 @@ def memory_table(runs: pd.DataFrame) -> Table | None:
             cells.append(Cell("–" if method == BASELINE or not np.isfinite(relative) else f"{relative:+.1f}"))
         rows.append(cells)
     header = ["Method", *(text for column in columns for text in (labels[column][0], "Against the baseline (%)"))]
-    note = "What the server says after its start. Fewer tokens in the KV cache mean fewer requests at once."
-    return Table("Memory", header, rows, note)
+    note = (
+        "What the server says after its start, and of conversations. Fewer tokens in the KV cache mean "
+        "fewer requests at once, fewer hits a longer wait for the first token."
+    )
+    return Table("Memory and cache", header, rows, note)
 
 
 def print_serving(levels: Sequence[Level]) -> None:
