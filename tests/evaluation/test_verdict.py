@@ -17,6 +17,7 @@ from drafthead.evaluation.decision.pricing import price
 from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
+from drafthead.evaluation.reporting.serving_tables import memory_table
 from drafthead.evaluation.results.levels import Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, completed, read_serving
 from drafthead.evaluation.workload import speculative_config
@@ -231,6 +232,8 @@ def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_
     verdict = plain_verdict(verdicts_of(recipe, summarise_serving(ServingRows(requests, runs)), {}))
     assert verdict.decision == decision
     assert ("70.0% → 0.0%" in " ".join(level.reason for level in verdict.levels)) == (decision == DO_NOT)
+    cells = [[cell.text for cell in row] for row in memory_table(completed(requests, runs, K=3).runs).rows]
+    assert [row[-2:] for row in cells] == [["70.0", "–"], [f"{100 * hits:.1f}", f"{100 * (hits / 0.7 - 1):+.1f}"]]
 
 
 def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, levels):

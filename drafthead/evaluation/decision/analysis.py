@@ -15,7 +15,7 @@ from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.variants import Variant, compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.measuring.plan import CONVERSATIONS, served_recipe
+from drafthead.evaluation.measuring.plan import is_conversations, served_recipe
 from drafthead.evaluation.measuring.serving import HEAD
 from drafthead.evaluation.results.levels import Level, summarise_serving
 from drafthead.evaluation.results.one_file import Results
@@ -80,7 +80,7 @@ def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     prompts that share nothing. eval.traffic.workload says that a traffic has one kind only.
     """
     own = [v for v in verdicts if v.method == HEAD] or list(verdicts)
-    return next((v for v in own if v.workload == CONVERSATIONS.name and v.decision == DO_NOT), own[0])
+    return next((v for v in own if is_conversations(v.workload) and v.decision == DO_NOT), own[0])
 
 
 def read_results(recipe: Recipe) -> Results:
@@ -160,7 +160,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
 def shares_at(traffic: TrafficConfig, levels: Sequence[Level]) -> dict[int, float]:
     """The traffic's loads; of conversations, which are measured at one load, that one."""
     measured = tuple(sorted({level.concurrency for level in levels}))
-    if levels[0].workload == CONVERSATIONS.name:
+    if is_conversations(levels[0].workload):
         return {c: 1 / len(measured) for c in measured}
     return traffic.shares(measured)
 
@@ -177,7 +177,7 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
     found = {}
     max_batch = recipe.engine.max_num_seqs
     for workload in dict.fromkeys(level.workload for level in levels if level.method == HEAD):
-        if workload == CONVERSATIONS.name:  # one load carries no model
+        if is_conversations(workload):  # one load carries no model
             continue
         asked = {level.concurrency for level in levels if level.workload == workload and level.steady}
         powers = {2**i for i in range(max_batch.bit_length())}

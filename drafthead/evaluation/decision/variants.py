@@ -9,15 +9,14 @@ best fixed length is picked by the same measurement, which favours it a little.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
+import numpy as np
 
 from drafthead.config import Recipe
-from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
+from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.decision.schedule import KEY, Schedule
-from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, Verdict, change_text
+from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, Verdict, change_text, traffic_change
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import HEAD, NAMES, SAMPLED, method_of
-from drafthead.statistics import Array
 
 Loads = Mapping[int, Level]  # concurrency -> level
 
@@ -67,7 +66,7 @@ def compare_variants(
             continue
         ours = _loads(here, verdict.method, verdict.K)
         weights = {c: share for c, share in shares.items() if c in ours} or dict.fromkeys(ours, 1.0)
-        best = max(fixed, key=lambda K: _mixed(fixed[K], weights).mean())
+        best = max(fixed, key=lambda K: _speedup(fixed[K], weights))
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
         doubt = _doubt(verdict, change, by_load, variants[verdict.method].get(KEY))
@@ -101,22 +100,17 @@ def gain_over(ours: Loads, plain: Loads, weights: dict[int, float]) -> Change:
         ours, plain: the two, both measured beside the same baseline.
         weights: load -> share of the baseline's time.
     """
-    columns = {"output_tokens_head": "tokens", "share_s_head": "share"}
-    joined = {}
+    both = ["output_tokens", "share_s"]
+    pairs = {}
     for c in weights:
-        both = [levels[c].paired[list(columns)].rename(columns=columns) for levels in (ours, plain)]
-        joined[c] = both[0].join(both[1], rsuffix="_plain", how="inner")
-
-    def stacked(column: str) -> pd.DataFrame:  # (L, P)
-        return pd.DataFrame({c: frame[column] for c, frame in joined.items()}).fillna(0.0).T
-
+        head, base = (levels[c].paired[[f"{name}_head" for name in both]] for levels in (ours, plain))
+        pairs[c] = head.join(base.set_axis([f"{name}_base" for name in both], axis=1), how="inner")
     # What the plain head spends at each load, where the baseline spends the traffic's share.
-    spent = [share / (1 + plain[c].change(THROUGHPUT)) for c, share in weights.items()]
-    change = mixed_throughput_change(*map(stacked, ("tokens", "share", "tokens_plain", "share_plain")), spent)
-    return across_blocks(change, _mixed(ours, weights) / _mixed(plain, weights) - 1)
+    spent = {c: share / (1 + plain[c].change(THROUGHPUT)) for c, share in weights.items()}
+    by_block = [(1 + ours[c].by_block[THROUGHPUT.key]) / (1 + plain[c].by_block[THROUGHPUT.key]) - 1 for c in weights]
+    return traffic_change(pairs, spent, np.array(by_block))
 
 
-def _mixed(levels: Loads, weights: dict[int, float]) -> Array:
-    """Speedup over the traffic against no speculation in each block, (B,): Σ share / Σ share / speedup."""
-    time = sum(share / (1 + levels[c].by_block[THROUGHPUT.key]) for c, share in weights.items())
-    return sum(weights.values()) / time
+def _speedup(levels: Loads, weights: dict[int, float]) -> float:
+    """Over the traffic, against no speculation, up to a factor: 1 / Σ share / speedup."""
+    return 1 / sum(share / (1 + levels[c].change(THROUGHPUT)) for c, share in weights.items())

@@ -19,7 +19,6 @@ from drafthead.section import Section
 
 _LOG = logging.getLogger(__name__)
 PER_PLACE = 4  # prompts for every request in flight, so that a level spends most of its time full
-TURNS = 3  # of the conversations in every evaluation
 
 
 class WorkloadSpec(Section):
@@ -125,7 +124,12 @@ class Plan:
     sweeps: tuple[PlannedSweep, ...] = ()
 
 
-CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=TURNS)
+CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=3)
+
+
+def is_conversations(workload: str) -> bool:
+    """Whether rows of that label are of conversations; the label may go on with temperature and GPUs."""
+    return workload.startswith(CONVERSATIONS.name)
 
 
 def recipe_plan(recipe: Recipe) -> Plan:

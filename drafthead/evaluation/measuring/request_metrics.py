@@ -58,18 +58,23 @@ def request_metrics(times: RequestTimes) -> RequestMetrics:
     )
 
 
-def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], running: float) -> bool:
+def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], achieved: float, waiting: float) -> bool:
     """Whether a level was the load it is named after.
 
-    Places are reached when that many requests, less a tenth, ran in the engine. A rate is reached when sending took no
-    more than a tenth longer than it should; with a cap as well, the level is reached when the cap was full instead.
+    Places are reached when that many requests, less a tenth, were in flight without waiting in the engine's queue. (The
+    number that runs is not compared itself: after each response it is one short for a step or two, until the next
+    request has arrived, which at few short requests is more than a tenth of the time.) A rate is reached when sending
+    took no more than a tenth longer than it should; with a cap as well, the level is reached when the cap was full
+    instead.
 
     Args:
         load: as requested.
         requests: the successful ones.
-        running: in the engine; of a server that does not say, in flight.
+        achieved: in flight, see `achieved_concurrency`.
+        waiting: of them in the engine's queue, see `in_engine`; NaN where the server does not say.
     """
-    full = load.concurrency is not None and running >= REACHED * load.concurrency
+    served = achieved - np.nan_to_num(waiting)
+    full = load.concurrency is not None and bool(served >= REACHED * load.concurrency)
     if load.request_rate is None or full or len(requests) < 2:
         return full
     return max(r.start_s for r in requests) * REACHED <= send_times(load, len(requests))[-1]

@@ -9,7 +9,6 @@ What is measured is a plan (drafthead/evaluation/measuring/plan.py), from the re
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -187,7 +186,7 @@ def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]
         "achieved": achieved,
         "running": running,
         "waiting": waiting,
-        "reached": load_reached(level.load, good, achieved if math.isnan(running) else running),
+        "reached": load_reached(level.load, good, achieved, waiting),
         "duration_s": result.duration_s,
         "output_tokens": output_tokens,
         "prompt_tokens": sum(r.prompt_tokens for r in good),

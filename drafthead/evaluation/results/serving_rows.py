@@ -12,6 +12,7 @@ import pandas as pd
 
 from drafthead.config.evaluation import ALL
 from drafthead.evaluation.measuring import serving
+from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.workload import BASELINE
 from drafthead.artifacts import IDENTITY, read_json
 
@@ -52,6 +53,9 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows
     if "running" not in runs:
         runs["running"] = np.nan
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
+    if "prefix_queries" in runs:  # prompts that share nothing have no hits to lose
+        rate = 100 * runs["prefix_hits"] / runs["prefix_queries"].where(runs["prefix_queries"] > 0)
+        runs["prefix_hit_rate"] = rate.where(runs["workload"].map(is_conversations))
     return ServingRows(_completed(requests, K), runs)
 
 
