@@ -13,6 +13,7 @@ import torch
 
 from drafthead.config import Recipe
 from drafthead.files import atomic_path
+from drafthead.tracking import wandb_run
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def start_tracker(accelerator: Any, recipe: Recipe) -> None:
     accelerator.init_trackers(
         recipe.name,
         config={k: v if _scalar(v) else str(v) for k, v in values.items()},
-        init_kwargs={"wandb": {"dir": str(recipe.run_dir)}},  # it would write into the checkout
+        init_kwargs={"wandb": wandb_run(recipe)},
     )
 
 

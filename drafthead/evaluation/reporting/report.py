@@ -209,6 +209,19 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
     return caveats
 
 
+def tracked(analysis: Analysis) -> dict[str, float | str]:
+    """The figures of an evaluation for a tracker: verdicts, acceptance lengths, and every level's change."""
+    found: dict[str, float | str] = {}
+    for m in analysis.acceptance.methods:
+        found[f"evaluation/acceptance_length/{m.category}/{m.method}-k{m.K}"] = m.length.value
+    for verdict in analysis.verdicts:
+        found[f"evaluation/verdict/{verdict.workload}/{verdict.method}-k{verdict.K}"] = verdict.headline
+    for level in analysis.levels:
+        name = f"evaluation/change/{level.workload}/{level.load}/{level.method}-k{level.K}"
+        found |= {f"{name}/{key}": change.interval.value for key, change in level.changes.items()}
+    return found
+
+
 # What a decider needs, on one screen: the verdict, one table, what to start. Everything else is in the report.
 
 
