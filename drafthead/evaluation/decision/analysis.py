@@ -127,33 +127,29 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
-    traffic, slo = recipe.eval.traffic, recipe.eval.slo
+    traffic, found = recipe.eval.traffic, []
     judged = [level for level in levels if level.steady]
-    workloads = list(dict.fromkeys(level.workload for level in judged))
     if not judged:
         rates = ", ".join(dict.fromkeys(level.load for level in levels))
         raise ValueError(
             f"nothing to judge: all loads have a request rate ({rates}), and the verdict is by requests in flight; "
             "add some with eval.concurrency=[1,8]. python eval/serving.py prints what was measured"
         )
-    if traffic.workload is not None:
-        if traffic.workload not in workloads:
-            raise ValueError(
-                f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(workloads)}"
-            )
-        workloads = [traffic.workload]
-    found = []
+    measured = list(dict.fromkeys(level.workload for level in judged))
+    workloads = [workload for workload in measured if traffic.workload in (None, workload)]
+    if not workloads:
+        raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
     for workload in workloads:
         here = [level for level in judged if level.workload == workload]
         shares = shares_at(traffic, here)
         for method in sorted({level.method for level in here}, key=lambda method: (method != HEAD, method)):
-            measured = [level for level in here if level.method == method]
             model = priced.get(workload) if method == HEAD else None
-            by_length = [
-                decide([level for level in measured if level.K == K], shares, slo, model)
-                for K in sorted({level.K for level in measured})
-            ]
-            found.append(max(by_length, key=lambda verdict: _gain(verdict, shares)))
+            by_length: dict[int, list[Level]] = {}
+            for level in here:
+                if level.method == method:
+                    by_length.setdefault(level.K, []).append(level)
+            verdicts = [decide(own, shares, recipe.eval.slo, model) for own in by_length.values()]
+            found.append(max(verdicts, key=lambda verdict: _gain(verdict, shares)))
     return found
 
 
@@ -182,7 +178,7 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
         asked = {level.concurrency for level in levels if level.workload == workload and level.steady}
         powers = {2**i for i in range(max_batch.bit_length())}
         loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)
-        here = steady(ServingRows(*(frame[frame["workload"] == workload] for frame in rows)))
+        here = steady(rows, workload)
         if {BASELINE, HEAD} <= set(here.runs["arm"]):
             found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
     return found
