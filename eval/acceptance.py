@@ -5,14 +5,9 @@ python eval/acceptance.py [RECIPE] [section.key=value ...]
 
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.acceptance import conditions, measure_acceptance, read_acceptance, read_conditions
-from drafthead.evaluation.reporting.tables import (
-    conditions_table,
-    print_acceptance,
-    print_table,
-    summarise_conditions,
-    workloads_table,
-)
-from drafthead.evaluation.results.summary import summarise_acceptance
+from drafthead.evaluation.reporting.acceptance_tables import acceptance_tables, conditions_table, workloads_table
+from drafthead.evaluation.reporting.tables import print_tables
+from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
 
 
 def main() -> None:
@@ -20,11 +15,10 @@ def main() -> None:
     directory = measure_acceptance(recipe)
     if args.no_tables:
         return
-    print_acceptance(summarise_acceptance(read_acceptance(directory)))
+    print_tables(acceptance_tables(summarise_acceptance(read_acceptance(directory))))
     if not all(condition.main for condition in conditions(recipe)):
-        summaries = summarise_conditions(read_conditions(directory))
-        print_table(conditions_table(summaries))
-        print_table(workloads_table(summaries))
+        entries = summarise_conditions(read_conditions(directory))
+        print_tables([conditions_table(entries), workloads_table(entries)])
 
 
 if __name__ == "__main__":

@@ -4,16 +4,18 @@
     python eval/serving.py --preset redhat [--miniature] [RECIPE] [section.key=value ...]
     python eval/serving.py --import FILE ...
 
-A preset repeats a published experiment; --plan shows what would run and stops. --import prints the result files of
-`vllm bench serve --save-detailed` and of GuideLLM by the same formulas.
+A preset repeats a published experiment and ends in a report of its own, results/NAME/PRESET/report.html; --plan shows
+what would run and stops. --import prints the result files of `vllm bench serve --save-detailed` and of GuideLLM by the
+same formulas.
 """
 
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.plan import recipe_plan
-from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
-from drafthead.evaluation.measuring.serving import measure_serving, read_requests, read_runs
-from drafthead.evaluation.reporting.serving_tables import imported_table, overview_table, plan_table, print_serving
-from drafthead.evaluation.reporting.tables import print_table
+from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
+from drafthead.evaluation.measuring.serving import measure_serving
+from drafthead.evaluation.reporting.preset_report import write_preset_report
+from drafthead.evaluation.reporting.serving_tables import imported_table, plan_table, serving_tables
+from drafthead.evaluation.reporting.tables import print_table, print_tables
 from drafthead.evaluation.results.imports import import_results
 from drafthead.evaluation.results.levels import summarise_serving
 from drafthead.evaluation.results.serving_rows import read_serving
@@ -33,19 +35,19 @@ def main() -> None:
         print_table(imported_table([import_results(path) for path in args.files]))
         return
     preset = load_preset(args.preset) if args.preset else None
+    recipe = preset_recipe(recipe, preset) if preset else recipe
     plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe)
     if preset or args.plan:
         print_table(plan_table(plan, preset))
     if args.plan:
         return
-    name = "-".join(filter(None, ("serving", args.preset, "miniature" if args.miniature else "")))
-    directory = measure_serving(recipe, plan, recipe.results_dir / name)
-    if args.no_tables:
-        return
-    requests, runs = read_requests(directory), read_runs(directory)
-    print_table(overview_table(requests, runs))
-    if not preset:
-        print_serving(summarise_serving(read_serving(directory)))
+    folder = "-".join(filter(None, (args.preset, "miniature" if args.miniature else "")))
+    directory = measure_serving(recipe, plan, recipe.results_dir / "-".join(filter(None, ("serving", folder))))
+    if preset:
+        page = write_preset_report(recipe, preset, plan, directory, recipe.results_dir / folder)
+        print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
+    elif not args.no_tables:
+        print_tables(serving_tables(summarise_serving(read_serving(directory)), recipe.eval.price_per_gpu_hour))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ Method = Literal[
 # The method of the recipe's own head, and the name of its entry in eval.methods.
 OWN: Method = "eagle3"
 # As tables and plots name them; the others go by their method.
+ALL = "all"  # the workload of every held-out prompt
 LABELS = {
     "eagle3": "EAGLE-3 head", "dflash": "DFlash", "dspark": "DSpark", "mtp": "the target's own MTP layers",
     "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",
@@ -153,6 +154,8 @@ class EvalConfig(Section):
     loads: tuple[LoadConfig, ...] = ()  # beyond those of `concurrency`
     served: Listed[str] = (OWN,)  # methods that get a server, at every K of theirs
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
+    # Each of them is measured under every load alone as well; all: only all held-out prompts together.
+    workloads: Literal["source", "category", "all"] = "source"
     # Requests that a server runs at once; None: engine.max_num_seqs, or the highest load where that is more.
     max_num_seqs: int | None = Field(default=None, gt=0)
     prompts_per_level: int = Field(default=64, gt=0)

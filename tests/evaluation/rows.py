@@ -78,6 +78,7 @@ def _identity() -> dict:
 def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | None) -> dict:
     drafts = 0 if quality is None else int(rng.integers(20, 40))
     accepted_at = np.sort(rng.binomial(drafts, [(quality or 0) ** (k + 1) for k in range(K)]))[::-1]
+    accepted_at = accepted_at[: K if quality is not None else 0]
     looping = index % 16 == 0
     return {
         "arm": arm,
@@ -95,7 +96,7 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
         "proposed": K * drafts,
         "accepted": int(accepted_at.sum()),
         "accepted_at": accepted_at.tolist(),
-        "reached_at": [drafts, *accepted_at[:-1].tolist()],
+        "reached_at": [drafts, *accepted_at[:-1].tolist()][: len(accepted_at)],
         "histogram": (-np.diff([drafts, *accepted_at, 0])).tolist(),
         "finish_reason": "length" if looping else "stop",
         "repeated": 0.8 if looping else 0.0,

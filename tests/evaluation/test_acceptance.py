@@ -8,8 +8,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.measuring.acceptance import read_acceptance, read_conditions
-from drafthead.evaluation.reporting.tables import summarise_conditions
-from drafthead.evaluation.results.summary import summarise_acceptance
+from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
 from tests.artifacts import ask, write_prompt_artifact
 from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
 from tests.recipes import tiny_recipe

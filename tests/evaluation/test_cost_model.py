@@ -7,7 +7,7 @@ from drafthead.evaluation.decision.cost_model import Work, fit
 from drafthead.evaluation.decision.pricing import price
 from drafthead.evaluation.decision.schedule import KEY, best_schedule, scheduled
 from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
-from drafthead.evaluation.published.figures import published
+from drafthead.evaluation.reporting.published import published
 from tests.evaluation.machine import LENGTHS, Machine, dense, sparse
 
 
@@ -62,7 +62,7 @@ def test_the_load_where_drafting_stops_paying_is_found():
 
 def test_published_step_ratios_follow_one_curve():
     """Two ratios fix two coefficients; between them the model must rise."""
-    ratios = {entry["concurrency"]: float(entry["ratio"]) for entry in published().step_ratios}
+    ratios = {entry["concurrency"]: float(entry["ratio"]) for entry in published()["step_ratios"]}
     plain = [SpeedPoint(b, None, 1.0) for b in ratios]
     model = fit(plain + [SpeedPoint(b, 4, r / 2.4, 2.4) for b, r in ratios.items()])
     assert [model.step_ratio(b, 4) for b in ratios] == pytest.approx(list(ratios.values()))

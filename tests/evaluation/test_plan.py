@@ -1,5 +1,6 @@
 """Plans of recipes and presets, checked without a server: who is started, what is sent, what is left out and why."""
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 from drafthead.config.evaluation import Method
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
-from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import plan_prompts
 from drafthead.evaluation.workload import EvalPrompt, Workload, speculative_config
+from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
 
 PRESETS = ["engines", "redhat", "redhat-k", "rtx-heads", "rtx-matrix", "ruiz", "techniques"]
@@ -136,8 +138,9 @@ def test_every_preset_is_there_and_fits_the_embedded_recipe_in_miniature(tmp_pat
 def test_redhat_is_run_as_it_was_published(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("redhat"))
     assert _servers(plan) == [("none", 0, 1), ("eagle3", 3, 1), ("none", 0, 2), ("eagle3", 3, 2)]
+    assert {level.workload.name for level in plan.runs[2].levels} == {"mlperf"}  # two GPUs: that data set only
     assert plan.allow_unreached  # its highest levels have 100 prompts, and are named by what was reached
-    assert {"--kv-cache-dtype", "--no-enable-prefix-caching", "--stream-interval"} <= set(plan.runs[0].flags)
+    assert {run.flags for run in plan.runs} == {()}  # vLLM's defaults
     levels = plan.runs[0].levels[:6]
     assert [level.load.concurrency for level in levels] == [1, 5, 25, 50, 100, 200]
     assert [(level.first, level.prompts) for level in levels] == [(100 * i, 100) for i in range(6)]  # six disjoint sets
@@ -147,7 +150,8 @@ def test_disjoint_levels_need_enough_prompts(tmp_path):
     recipe = tiny_recipe(tmp_path)
     prompts = [EvalPrompt(str(i), "chat", [i], "sharegpt") for i in range(550)]
     preset = load_preset("redhat")
-    sharegpt = preset.model_copy(update={"workloads": preset.workloads[:1]})
+    first = preset.sweeps[0]
+    sharegpt = preset.model_copy(update={"sweeps": (first.model_copy(update={"workloads": first.workloads[:1]}),)})
     with pytest.raises(ValueError, match="600 of sharegpt.* 550"):
         plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload(prompts, 0))
     more = [*prompts, *(EvalPrompt(str(i), "chat", [i], "sharegpt") for i in range(550, 600))]
@@ -160,17 +164,71 @@ def test_the_other_presets_are_run_as_they_were_published(tmp_path):
     plans = {name: preset_plan(recipe, load_preset(name)) for name in PRESETS}
     assert [run.k for run in plans["redhat-k"].runs] == [0, 2, 3, 4]
     assert [run.k for run in plans["rtx-heads"].runs] == [0, 1, 3]
+    assert [(level.load.concurrency, level.prompts) for level in plans["rtx-heads"].runs[0].levels] == [
+        (1, 32),
+        (4, 64),
+    ]
+    assert {"--kv-cache-dtype", "--no-enable-prefix-caching", "--stream-interval"} <= set(
+        plans["rtx-heads"].runs[0].flags
+    )
     matrix = plans["rtx-matrix"].runs[0].levels
     assert len(matrix) == 7 * 5
-    assert {level.load.name for level in matrix} == {"c1", "c32", "r64-b0.2-c32", "r8-c32", "r2-b4-c32"}
+    assert {level.load.name: level.prompts for level in matrix} == {
+        "c1": 16, "c32": 256, "r64-b0.2-c32": 256, "r8-c32": 256, "r2-b4-c32": 256,
+    }  # fmt: skip
     assert {level.workload.name for level in matrix if level.workload.throughput_only} == {
         "random_s", "random_m", "random_l", "random_x", "burstgpt",
     }  # fmt: skip
-    ruiz = plans["ruiz"]
-    assert [run.k for run in ruiz.runs] == list(range(9))
-    assert all(level.load.request_rate == level.load.concurrency for level in ruiz.runs[0].levels)
-    assert {level.load.concurrency: level.prompts for level in ruiz.runs[0].levels}[256] == 2560
-    assert {level.temperature for level in plans["techniques"].runs[0].levels} == {0, 0.5, 1, 1.5}
+    ruiz = plans["ruiz"].runs[0].levels
+    assert [run.k for run in plans["ruiz"].runs] == list(range(9))
+    assert all(level.load.request_rate == level.load.concurrency and level.max_tokens == 200 for level in ruiz)
+    highest = {level.workload.name: (level.load.concurrency, level.prompts) for level in ruiz}
+    assert highest == {"mt-bench": (64, 640), "instruct-coder": (256, 2560)}
+
+
+def test_techniques_vary_one_axis_at_a_time(tmp_path):
+    plan = preset_plan(tiny_recipe(tmp_path), load_preset("techniques"))
+    head = next(run for run in plan.runs if (run.method, run.k) == ("eagle3", 5))
+    axes = {(level.temperature > 0, level.load.name != "c1", level.workload.name != "all") for level in head.levels}
+    assert all(sum(axis) <= 1 for axis in axes)
+    assert {level.temperature for level in head.levels} == {0, 0.3, 0.5, 0.7, 1.0, 1.2, 1.5}
+    assert {run.k for run in plan.runs if run.method == "eagle3"} == {1, 3, 5, 7, 10, 15}
+    assert sum(level.prompts for run in plan.runs for level in run.levels) < 25_000
+
+
+def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    preset = load_preset("redhat")
+    write_prompt_artifact(recipe, heldout=[replace(ask("a question"), source="sharegpt")])
+    plan = preset_plan(recipe, preset)
+    assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt"}
+    assert any("{name: swe-bench, heldout: 600}" in line for line in plan.skipped)
+    with pytest.raises(ValueError, match="mlperf-gpt-oss, heldout: 600"):
+        preset_plan(recipe, preset.model_copy(update={"sweeps": preset.sweeps[1:]}))
+
+
+def test_public_heads_are_served_for_their_target_only(tmp_path):
+    preset = load_preset("rtx-heads")
+    recipe = tiny_recipe(tmp_path)
+    assert preset_recipe(recipe, preset).eval.methods == recipe.eval.methods
+    assert any(line.startswith("throughput: ") for line in preset_plan(recipe, preset).skipped)
+    public = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": "openai/gpt-oss-120b"})})
+    servers = _servers(preset_plan(preset_recipe(public, preset), preset))
+    assert {("throughput", 1, 1), ("throughput", 3, 1), ("short_context", 3, 1), ("lmsys", 1, 1)} <= set(servers)
+
+
+def test_every_workload_is_measured_alone_and_all_together(tmp_path):
+    recipe = tiny_recipe(tmp_path, "eval.prompts_per_level=80", "eval.concurrency=[1,8]", "eval.workloads=category")
+    asked = [ask(f"{c} question {i}", category=c) for c in ("chat", "code") for i in range(20)]
+    write_prompt_artifact(recipe, heldout=[ask("a question", category="few"), *asked])
+    levels = recipe_plan(recipe).runs[0].levels
+    assert [(level.workload.name, level.load.name, level.prompts) for level in levels] == [
+        *(("all", load, 80) for load in ("c1", "c8")),
+        *((name, load, 40) for name in ("chat", "code") for load in ("c1", "c8")),
+        ("multi-turn", "c8", 80),
+    ]
+    alone = tiny_recipe(tmp_path, "eval.workloads=all")
+    assert {level.workload.name for level in recipe_plan(alone).runs[0].levels} == {"all", "multi-turn"}
 
 
 def test_methods_without_a_head_are_left_out_with_a_way_to_get_one(tmp_path):

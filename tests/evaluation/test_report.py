@@ -12,6 +12,7 @@ from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.decision.analysis import analyse, read_results
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.evaluation.measuring import acceptance, serving
+from drafthead.evaluation.reporting.acceptance_tables import acceptance_tables
 from drafthead.evaluation.reporting.report import (
     brief_table,
     build_report,
@@ -20,7 +21,7 @@ from drafthead.evaluation.reporting.report import (
     render,
     write_report,
 )
-from drafthead.evaluation.reporting.tables import acceptance_tables, change_cell
+from drafthead.evaluation.reporting.tables import change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.one_file import read_one_file
 from drafthead.evaluation.results.summary import summarise_acceptance
@@ -106,7 +107,8 @@ def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):
     rows = acceptance.read_acceptance(recipe.results_dir / "acceptance").assign(temperature=0.7)
     ngram = rows["arm"] == "ngram"
     rows.loc[ngram, "k"] = 5
-    counts = {"drafts": 10, "accepted_at": [8, 2, 1, 0, 0], "reached_at": [10, 4, 2, 1, 0]}
+    counts: dict = {"drafts": 10, "accepted_at": [8, 2, 1, 0, 0], "reached_at": [10, 4, 2, 1, 0]}
+    counts["histogram"] = [2, 6, 1, 1, 0, 0]
     for column, value in counts.items():
         rows[column] = pd.Series([value if own else old for own, old in zip(ngram, rows[column], strict=True)])
     summary = summarise_acceptance(rows)

@@ -4,11 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.reporting.tables import (
-    conditions_table,
-    summarise_conditions,
-    workloads_table,
-)
+from drafthead.evaluation.reporting.acceptance_tables import conditions_table, workloads_table
+from drafthead.evaluation.results.summary import summarise_conditions
 
 
 def _row(arm: str, k: int, prompt: str, steps: list[tuple[int, int]], sha: str = "same", repeated: float = 0.0) -> dict:
@@ -19,7 +16,7 @@ def _row(arm: str, k: int, prompt: str, steps: list[tuple[int, int]], sha: str =
         "drafts": len(steps), "proposed": drafted.sum(), "accepted": kept.sum(), "output_sha256": sha,
         "accepted_at": [(kept > i).sum() for i in range(k)],
         "reached_at": [((kept >= i) & (drafted > i)).sum() for i in range(k)],
-        "histogram": [(kept == j).sum() for j in range(k + 1)], "repeated": repeated,
+        "histogram": [(kept == j).sum() for j in range(k + 1)], "repeated": repeated, "num_tokens": 100,
     }  # fmt: skip
 
 
@@ -40,8 +37,8 @@ def test_counts_are_pooled_and_looping_prompts_left_out(summaries):
     assert (everything.category, everything.prompts) == ("all", 2)
     assert everything.length.value == pytest.approx(1 + 5 / 5)
     assert everything.rate == pytest.approx(5 / 8)
-    assert everything.unconditional == pytest.approx([4 / 5, 1 / 5])
-    assert everything.conditional == pytest.approx([4 / 5, 1 / 2])  # two drafts had a second token to lose
+    assert everything.positions.unconditional == pytest.approx([4 / 5, 1 / 5])
+    assert everything.positions.conditional == pytest.approx([4 / 5, 1 / 2])  # two drafts had a second token to lose
     assert everything.histogram == pytest.approx([1 / 5, 3 / 5, 1 / 5])
     assert everything.identical.value == pytest.approx(2 / 3)  # the looping prompt counts here
 

@@ -1,19 +1,22 @@
 """Published experiments in miniature, through real servers: `redhat` always, the others in `make presets`."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
+import pandas as pd
 import pytest
 
 from drafthead.artifacts import require, verify_files
 from drafthead.engine.server import parse_metrics, server_environment
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.decision.worth import CAN, CANNOT, DEPENDS
-from drafthead.evaluation.measuring.presets import preset_names
+from drafthead.evaluation.measuring.presets import load_preset, preset_names
 from drafthead.evaluation.measuring.serving import read_requests, read_runs
+from drafthead.evaluation.results.levels import MEASURE
 from drafthead.progress import wait_until
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import free_port, run_ok
@@ -22,7 +25,7 @@ _PATIENCE_S = 1800  # techniques starts five servers, which answer 48 levels eac
 
 
 def _run(recipe, preset: str, *more: str):
-    overrides = overrides_for(Path(recipe.output_dir), *more)
+    overrides = overrides_for(Path(recipe.output_dir), "eval.price_per_gpu_hour=3", *more)
     printed = run_ok("eval/serving.py", "--preset", preset, "--miniature", *overrides, timeout_s=_PATIENCE_S)
     directory = recipe.results_dir / f"serving-{preset}-miniature"
     require(directory, "serving", "the preset")
@@ -36,7 +39,28 @@ def _run(recipe, preset: str, *more: str):
     assert (sent.groupby(["workload", "load"]).nunique() == 1).all()
     drafted = runs[runs["k"] > 0]
     assert (drafted["accepted"] == drafted["accepted_at"].map(sum)).all()
+    _check_report(recipe.results_dir / f"{preset}-miniature", load_preset(preset), runs)
     return printed, runs
+
+
+def _check_report(directory: Path, preset, runs) -> None:
+    """A section for every table of the post, with its measures; every throughput is tokens over time."""
+    text = (directory / "report.md").read_text()
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    tables = dict(re.findall(r"^### (.*)\n\n((?:\|.*\n)+)", text, re.MULTILINE))
+    for sweep in preset.sweeps:
+        assert sweep.title in headings
+        header, _, *rows = tables[sweep.title].splitlines()
+        assert all(MEASURE[key].label in header for key in sweep.measures)
+        assert rows
+        column = header.split("|").index(f" {MEASURE['output_tokens_per_s'].label} (tok/s) ")
+        shown = {float(row.split("|")[column].split()[0]) for row in rows}
+        assert shown <= {round(float(value), 1) for value in runs["output_tokens_per_s"]}
+    assert "Cost per 1M output tokens and per request" in tables
+    pictures = re.findall(r"\]\((.+?\.png)\)", text)
+    assert all((directory / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert "data:image/png" in (directory / "report.html").read_text() or not pictures
+    assert len(pd.read_parquet(directory / "runs.parquet")) == len(runs)
 
 
 @pytest.mark.slow
@@ -45,7 +69,8 @@ def test_redhat_runs_in_miniature(tiny_run):
     assert set(zip(runs["arm"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}
     assert set(runs["workload"]) == {"sharegpt", "mlperf", "swe-bench"}
     assert set(runs["load"]) == {"c1", "c2"}
-    assert runs["server_command"].str.contains("--stream-interval").all()
+    assert not runs["server_command"].str.contains("--stream-interval").any()
+    assert "Geometric means" in (tiny_run.results_dir / "redhat-miniature" / "report.md").read_text()
     assert (runs.loc[runs["arm"] == "eagle3", "drafts"] > 0).all()
     assert "tensor parallelism 2" in " ".join(printed.split())
 
@@ -57,6 +82,8 @@ def test_every_other_preset_runs_in_miniature(tiny_run, preset):
     assert (runs.loc[runs["arm"] == "eagle3", "drafts"] > 0).all()
     if preset == "techniques":
         assert "medusa: " in printed
+        text = (tiny_run.results_dir / "techniques-miniature" / "report.md").read_text()
+        assert "What keeps a service level" in text
         head = runs[runs["arm"] == "eagle3"].groupby("temperature")[["drafts", "accepted"]].sum()
         lengths = 1 + head["accepted"] / head["drafts"]
         assert lengths[0.5] > 0.6 * lengths[0.0]  # the CPU build, unrepaired, accepts next to nothing above 0

@@ -1,28 +1,36 @@
 """What a serving measurement will do, decided before anything starts: servers in order, and every load on each.
 
 A plan comes from a recipe (`recipe_plan`) or from a preset that repeats a published experiment
-(drafthead/evaluation/measuring/presets.py). Making one reads no file and starts no server, so all of it can be checked
-first.
+(drafthead/evaluation/measuring/presets.py). Making one starts no server, so all of it can be checked first.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
-from drafthead.config.evaluation import LoadConfig
+from drafthead.config.evaluation import ALL, LoadConfig
+from drafthead.data.prompts import read_prompts
+from drafthead.evaluation.comparison import FEWEST_PROMPTS
 from drafthead.evaluation.workload import BASELINE, SAMPLED, method_of, methods_at
 from drafthead.section import Section
 
+_LOG = logging.getLogger(__name__)
 PER_PLACE = 4  # prompts for every request in flight, so that a level spends most of its time full
 
 
 class WorkloadSpec(Section):
     """Which prompts a level sends: all held-out ones, those of one source or category, or random tokens."""
 
-    name: str = "all"
+    name: str = ALL
     source: str | None = None
-    category: str | None = None
+    category: str | None = None  # as the recipe names it, or without the source's prefix
     random: tuple[int, int] | None = None  # prompt and response length in tokens; throughput only
+    prompts: int | None = None  # at every load; None: the experiment's
+    max_tokens: int | None = None  # of a response; None: the experiment's
+    most_at_once: int | None = None  # loads above it are left out
     turns: int = 1  # more: conversations, each turn with the ones before it as its prefix
     miniature: str | None = None  # category that stands in for it in a miniature
 
@@ -30,6 +38,12 @@ class WorkloadSpec(Section):
     def throughput_only(self) -> bool:
         """Whether acceptance on it means nothing: nobody writes random tokens."""
         return self.random is not None or self.source == "burstgpt"
+
+    def holds(self, source: str, category: str) -> bool:
+        """Whether a prompt belongs to it: by its category where one is asked for, from whatever source."""
+        if self.category is None:
+            return self.source in (None, source)
+        return category == self.category or category.endswith(f"/{self.category}")
 
 
 @dataclass(frozen=True)
@@ -84,12 +98,30 @@ class ServerRun:
 
 
 @dataclass(frozen=True)
+class PlannedSweep:
+    """Levels of a plan that a published post shows together.
+
+    Attributes:
+        title: of the section.
+        measures: keys of `results.levels.MEASURE`, in the post's order.
+        series: (method, K) of each.
+        levels: their levels, baseline included.
+    """
+
+    title: str
+    measures: tuple[str, ...]
+    series: tuple[tuple[str, int], ...]
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """Servers in order, and what the experiment asks for that cannot be run, with the reason."""
 
     runs: tuple[ServerRun, ...]
     skipped: tuple[str, ...] = ()
     allow_unreached: bool = False
+    sweeps: tuple[PlannedSweep, ...] = ()
 
 
 CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=3)
@@ -101,22 +133,25 @@ def is_conversations(workload: str) -> bool:
 
 
 def recipe_plan(recipe: Recipe) -> Plan:
-    """Baseline, served methods and endpoints under the recipe's loads and temperatures.
+    """Baseline, served methods and endpoints, on all held-out prompts and on each workload of the recipe.
 
     At the highest concurrency and the main temperature conversations are measured too: a draft model may cost hits in
     the prefix cache, which prompts that share nothing cannot show.
     """
     settings = recipe.eval
     main, *_ = settings.temperatures
+    names = workload_names(recipe)
+    specs = [WorkloadSpec(), *(WorkloadSpec.model_validate({"name": name, settings.workloads: name}) for name in names)]
+    # Each workload gets its share of the prompts, and no fewer than an interval needs.
+    least = {spec: max(FEWEST_PROMPTS, settings.prompts_per_level // len(names)) for spec in specs[1:]}
 
     def level(load: LoadConfig, temperature: float, workload: WorkloadSpec) -> Level:
-        return Level(
-            workload, load, prompts_of_level(load, settings.prompts_per_level), settings.max_tokens, temperature
-        )
+        count = prompts_of_level(load, least.get(workload, settings.prompts_per_level))
+        return Level(workload, load, count, settings.max_tokens, temperature)
 
     def levels(method: str) -> tuple[Level, ...]:
         temperatures = [t for t in settings.temperatures if t > 0 or method != SAMPLED]
-        found = [level(load, t, WorkloadSpec()) for t in temperatures for load in settings.all_loads]
+        found = [level(load, t, spec) for spec in specs for t in temperatures for load in settings.all_loads]
         if settings.concurrency and main in temperatures:
             found.append(level(LoadConfig(concurrency=max(settings.concurrency)), main, CONVERSATIONS))
         return tuple(found)
@@ -133,6 +168,21 @@ def recipe_plan(recipe: Recipe) -> Plan:
         for endpoint in settings.endpoints
     ]
     return Plan(abba(servers, settings.repeats), allow_unreached=settings.allow_unreached)
+
+
+def workload_names(recipe: Recipe) -> list[str]:
+    """The sources or categories of the held-out prompts that have enough prompts for an interval and for every load.
+
+    Empty where there is one only, where the recipe wants none, and before the prompts are made.
+    """
+    if recipe.eval.workloads == ALL or not (recipe.prompts_dir / MANIFEST).exists():
+        return []
+    found = Counter(getattr(prompt, recipe.eval.workloads) for prompt in read_prompts(recipe.prompts_dir, "heldout"))
+    enough = max(FEWEST_PROMPTS, *(load.concurrency or 0 for load in recipe.eval.all_loads))
+    for name, count in sorted(found.items()):
+        if count < enough:
+            _LOG.info(f"{name} has {count} held-out prompts, {enough} are needed to measure it alone: only in `{ALL}`")
+    return sorted(name for name, count in found.items() if count >= enough) if len(found) > 1 else []
 
 
 def served_recipe(recipe: Recipe, loads: Sequence[LoadConfig] = ()) -> Recipe:

@@ -166,7 +166,7 @@ def _key(run: ServerRun, level: Level) -> dict[str, Any]:
         "k": run.k,
         "block": run.block,
         "tensor_parallel": run.tensor_parallel,
-        "workload": _label(run, level),
+        "workload": level.workload.name,
         "throughput_only": level.workload.throughput_only,
         "temperature": level.temperature,
         "load": level.load.name,
@@ -174,12 +174,6 @@ def _key(run: ServerRun, level: Level) -> dict[str, Any]:
         "request_rate": float(level.load.request_rate or "inf"),
         "burstiness": level.load.burstiness,
     }
-
-
-def _label(run: ServerRun, level: Level) -> str:
-    """The workload with what else sets it apart: levels of one label and load are compared between methods."""
-    temperature = f" T={level.temperature:g}" if level.temperature else ""
-    return level.workload.name + temperature + (f" TP{run.tensor_parallel}" if run.tensor_parallel > 1 else "")
 
 
 def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]:
@@ -237,9 +231,10 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> dict[Level, 
             pool = _conversations(recipe, pool, level)
         last = level.first + level.prompts
         if level.first and last > len(pool):
+            needed = max(other.first + other.prompts for other in levels if other.workload == level.workload)
             raise ValueError(
-                f"levels that share no prompt need {last} of {level.workload.name}, the recipe has {len(pool)}: hold "
-                "out more of that source"
+                f"levels that share no prompt need {needed} of {level.workload.name}, the recipe has {len(pool)}: give "
+                f"that source heldout: {needed} in prompts.sources and make the prompts again"
             )
         found[level] = pool[level.first : last]
         places = level.load.concurrency or 1
@@ -256,9 +251,9 @@ def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRe
     """An even draw over categories in a fixed order; empty for random tokens, which are made per level."""
     if spec.random:
         return []
-    prompts = [p for p in workload.prompts if spec.source in (None, p.source) and spec.category in (None, p.category)]
+    prompts = [p for p in workload.prompts if spec.holds(p.source, p.category)]
     if not prompts:
-        wanted = f"source {spec.source}" if spec.source else f"category {spec.category}"
+        wanted = f"category {spec.category}" if spec.category else f"source {spec.source}"
         there = sorted({f"{p.source}/{p.category}" for p in workload.prompts})
         raise ValueError(
             f"workload {spec.name} needs held-out prompts of {wanted}; the recipe has {', '.join(there)} "

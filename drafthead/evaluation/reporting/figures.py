@@ -10,8 +10,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from drafthead.config.evaluation import OWN
-from drafthead.evaluation.results.summary import ALL, AcceptanceSummary
+from drafthead.config.evaluation import ALL, OWN
+from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import BASELINE, NAMES
 
 PALETTE = {OWN: "#2f6fde", "ngram": "#d9822b", BASELINE: "#7a7f87"}

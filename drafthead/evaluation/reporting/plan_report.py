@@ -1,9 +1,10 @@
 """`eval/plan.py`: which measurement a plan stands on, and what it says."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,8 +14,8 @@ from drafthead.evaluation.decision.cost_model import CostModel, fit
 from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.worth import Money, Worth, judge_training, needed_length, worth
 from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.published.figures import published
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, print_table
+from drafthead.evaluation.reporting.published import published_lengths
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, print_tables, table
 from drafthead.evaluation.results.serving_rows import ServingRows, read_serving, steady
 from drafthead.evaluation.workload import BASELINE
 
@@ -75,10 +76,12 @@ def assumed_lengths(recipe: Recipe, given: Sequence[float] | None) -> list[float
     if given:
         return sorted(given)
     K = recipe.eval.num_draft_tokens
-    public = [entry.corrected for entry in published().acceptance if entry.K == K]
+    known = published_lengths()
+    public = known.get(K)
     if not public:
-        known = sorted({entry.K for entry in published().acceptance})
-        raise ValueError(f"no public head is known at K = {K} (only at {known}): give --acceptance-length LOW HIGH")
+        raise ValueError(
+            f"no public head is known at K = {K} (only at {sorted(known)}): give --acceptance-length LOW HIGH"
+        )
     return sorted({min(public), max(public)})
 
 
@@ -116,8 +119,7 @@ def plan_tables(
 
 def print_plan(plan: PlanReport) -> None:
     """Both tables and the verdict on the terminal."""
-    for table in plan.tables:
-        print_table(table)
+    print_tables(plan.tables)
     print(f"\n{plan.verdict}: {plan.reason}")
 
 
@@ -128,34 +130,35 @@ def _money(recipe: Recipe, training_cost: float | None, days: float) -> Money | 
     return Money(price, recipe.engine.tensor_parallel_size, tokens, training_cost, days)
 
 
-def _needed_table(
-    model: CostModel, found: list[Worth], K: int, shares: dict[int, float], max_batch: int
-) -> Table:  # fmt: skip
-    lengths = range(1, max(model.lengths) + 1)
+def _needed_table(model: CostModel, found: list[Worth], K: int, shares: dict[int, float], max_batch: int) -> Table:
     low, high = found[0].length, found[-1].length
 
     def cell(needed: float, k: int) -> Cell:
         tone: Tone = "" if k != K else "better" if needed < low else "worse" if needed > high else "unresolved"
         return Cell(f"{needed:.2f}" if needed <= k + 1 else f"above {k + 1}", tone)
 
-    rows = [[Cell(str(c)), *(cell(model.step_ratio(min(c, max_batch), k), k) for k in lengths)] for c in shares]
-    overall = [cell(needed_length(model, k, shares, max_batch), k) for k in lengths]
-    rows.append([Cell("the traffic"), *overall])
+    lengths = range(1, max(model.lengths) + 1)
+    rows = [
+        {"Concurrency": str(c)} | {f"K = {k}": cell(model.step_ratio(min(c, max_batch), k), k) for k in lengths}
+        for c in shares
+    ]
+    overall = {f"K = {k}": cell(needed_length(model, k, shares, max_batch), k) for k in lengths}
     note = (
         f"Below it drafting costs more than it brings. Green at K = {K}: below {low:.2f}, the least assumed; "
         f"red: above {high:.2f}, the most assumed. Verification: {model.work}."
     )
-    return Table(
-        "Acceptance length that a head must reach", ["Concurrency", *(f"K = {k}" for k in lengths)], rows, note
-    )
+    return table("Acceptance length that a head must reach", [*rows, {"Concurrency": "the traffic"} | overall], note)
 
 
 def _worth_table(found: list[Worth], K: int, shares: dict[int, float]) -> Table:
-    rows = []
-    for c, share in shares.items():
-        cells = [Cell(f"{100 * w.loads[c][1] - 100:+.1f} (K = {w.loads[c][0]})") for w in found]
-        rows.append([Cell(str(c)), Cell(f"{share:.0%}"), *cells])
-    rows.append([Cell("the traffic"), Cell("100%"), *(Cell(f"{100 * w.speedup - 100:+.1f}") for w in found)])
-    columns = ["Concurrency", "Share", *(f"Length {w.length:.2f} at K = {K} (%)" for w in found)]
+    def row(load: str, share: float, cell_of: Callable[[Worth], str]) -> dict[str, Any]:
+        cells = {f"Length {w.length:.2f} at K = {K} (%)": Cell(cell_of(w)) for w in found}
+        return {"Concurrency": load, "Share": Cell(f"{share:.0%}")} | cells
+
+    rows = [
+        row(str(c), share, lambda w, c=c: f"{100 * w.loads[c][1] - 100:+.1f} (K = {w.loads[c][0]})")  # type: ignore[misc]
+        for c, share in shares.items()
+    ]
+    rows.append(row("the traffic", 1.0, lambda w: f"{100 * w.speedup - 100:+.1f}"))
     note = "Change of decoding speed at the best draft length of each load; every draft token equally likely accepted."
-    return Table("What a head of an assumed acceptance length would bring", columns, rows, note)
+    return table("What a head of an assumed acceptance length would bring", rows, note)

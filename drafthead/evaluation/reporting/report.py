@@ -22,25 +22,29 @@ from drafthead.evaluation.decision.deployment import Advice, advise
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.request_metrics import FORMULAS
-from drafthead.evaluation.reporting.decision_tables import cost_model_tables, matrix_tables, model_text, published_table
+from drafthead.evaluation.reporting.acceptance_tables import acceptance_tables
+from drafthead.evaluation.reporting.decision_tables import cost_model_tables, model_text
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures
+from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.serving_figures import decision_pictures, serving_pictures
 from drafthead.evaluation.reporting.serving_tables import (
+    acceptance_under_load,
     length_cell,
     level_name,
+    matrix_tables,
     memory_table,
-    print_serving,
     series_name,
     serving_tables,
 )
 from drafthead.evaluation.reporting.tables import (
     Cell,
     Table,
-    acceptance_tables,
+    Tone,
     change_cell,
     interval_text,
-    print_acceptance,
     print_table,
+    print_tables,
+    table,
 )
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.results.one_file import NAME, Results, write_one_file
@@ -48,7 +52,7 @@ from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
 
-_TONES = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
+_TONES: dict[str, Tone] = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,16 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a reader sees, before it is rendered."""
+    """Everything a reader sees, before it is rendered; a published experiment has no verdict and advises nothing."""
 
-    name: str
+    title: str
+    question: str
     headline: str
-    verdicts: list[Verdict]
-    caveats: list[str]
     facts: list[tuple[str, str]]
     sections: list[Section]
-    advice: Advice
+    caveats: list[str]
+    verdicts: Sequence[Verdict] = ()
+    advice: Advice | None = None
 
 
 def write_report(results: Results, analysis: Analysis, directory: Path) -> Path:
@@ -81,23 +86,26 @@ def write_report(results: Results, analysis: Analysis, directory: Path) -> Path:
         analysis: of it.
         directory: where to.
     """
-    report = build_report(results.recipe, analysis)
+    page = write_pages(build_report(results.recipe, analysis), directory)
+    write_one_file(directory / NAME, results)
+    return page
+
+
+def write_pages(report: Report, directory: Path) -> Path:
+    """Write report.html, report.md and the PNGs; returns the HTML's path."""
     for picture in (p for section in report.sections for p in section.pictures):
         with atomic_path(directory / f"{picture.name}.png") as temporary:
             temporary.write_bytes(picture.light)
     for name in ("report.html", "report.md"):
         with atomic_path(directory / name) as temporary:
             temporary.write_text(render(report, f"{name}.jinja"), encoding="utf-8")
-    write_one_file(directory / NAME, results)
     return directory / "report.html"
 
 
 def print_report(recipe: Recipe, analysis: Analysis) -> None:
     """The same tables on the terminal, and the verdict after them."""
-    print_acceptance(analysis.acceptance)
-    print_serving(analysis.levels)
-    for table in cost_model_tables(analysis.priced, analysis.levels):
-        print_table(table)
+    for section in _sections(recipe, analysis):
+        print_tables(section.tables)
     for verdict in analysis.verdicts:
         print(f"\n{verdict_text(verdict)}")
         for level in verdict.levels:
@@ -108,27 +116,32 @@ def print_report(recipe: Recipe, analysis: Analysis) -> None:
 def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
     return Report(
-        name=recipe.name,
-        headline=" · ".join(dict.fromkeys(v.headline for v in analysis.verdicts if v.method == analysis.main.method)),
-        verdicts=analysis.verdicts,
-        caveats=_caveats(recipe, analysis),
+        title=f"Draft head “{recipe.name}”",
+        question="Does this head make serving faster, and where?",
+        headline=analysis.main.headline,
         facts=_facts(recipe, analysis),
         sections=_sections(recipe, analysis),
+        caveats=_caveats(recipe, analysis),
+        verdicts=analysis.verdicts,
         advice=advise(recipe, analysis),
     )
 
 
 def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
-    summary, levels = analysis.acceptance, analysis.levels
+    summary, levels, runs = analysis.acceptance, analysis.levels, analysis.rows.runs
+    workloads = [workloads_table(analysis.verdicts, levels), *matrix_tables(levels)]
     served = serving_tables(levels, recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size)
-    memory, beside = memory_table(analysis.rows.runs), published_table(levels)
-    decided = cost_model_tables(analysis.priced, analysis.levels)
+    counted, memory = acceptance_under_load(runs), memory_table(runs)
+    beside = published_table(levels, recipe.target.path)
+    pictures = decision_pictures(analysis)
     sections = [
+        Section("Workloads", workloads, []) if len({level.workload for level in levels}) > 1 else None,
         Section("Acceptance", acceptance_tables(summary), acceptance_pictures(summary)),
-        Section("Serving", [*served, *([memory] if memory else [])], serving_pictures(levels)),
-        Section("Every load and draft length", [*matrix_tables(levels), *decided], decision_pictures(analysis)),
+        Section("Serving", [*served, *filter(None, (counted, memory))], serving_pictures(levels)),
+        Section("Every load and draft length", cost_model_tables(analysis.priced, levels), pictures),
+        Section("Beside published figures", [beside], []) if beside else None,
     ]
-    return [*sections, Section("Beside published figures", [beside], [])] if beside else sections
+    return [section for section in sections if section]
 
 
 def render(report: Report, template: str) -> str:
@@ -204,7 +217,10 @@ def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     print_table(brief_table(analysis.verdicts, analysis.levels))
     print(f"\n{acceptance_line(analysis.acceptance)}")
     for verdict in analysis.verdicts:
-        print(f"\n{verdict_text(verdict)}")
+        if verdict.workload == analysis.main.workload:
+            print(f"\n{verdict_text(verdict)}")
+        else:
+            print(f"{verdict.workload} prompts, {verdict.method} at K = {verdict.K}: {verdict.headline}")
     print_advice(recipe, analysis, brief=True)
 
 
@@ -226,36 +242,46 @@ def brief_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Table:
     rows = []
     for verdict in verdicts:
         decisions = {level.concurrency: level.decision for level in verdict.levels}
-        for level in levels:
-            if level.steady and (level.workload, level.method, level.K) == (
-                verdict.workload,
-                verdict.method,
-                verdict.K,
-            ):
-                decision = decisions.get(level.concurrency, "not in the traffic")
-                rows.append([Cell(level_name(level, levels)), *_cells(level), Cell(decision)])
-    columns = [
-        "Concurrency",
-        "Method",
-        "Output tok/s",
-        "Change (%)",
-        "Median latency (%)",
-        "Acceptance length",
-        "Verdict",
-    ]
+        for level in _levels_of(verdict, levels):
+            baseline, method = level.values[THROUGHPUT.key]
+            rows.append(
+                {
+                    "Concurrency": level_name(level, levels),
+                    "Method": series_name(level.method, level.K),
+                    "Output tok/s": Cell(f"{baseline:.1f} → {method:.1f}"),
+                    "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
+                    "Median latency (%)": change_cell(level.changes["e2e_p50"], level.reached),
+                    "Acceptance length": length_cell(level),
+                    "Verdict": Cell(decisions.get(level.concurrency, "not in the traffic")),
+                }
+            )
     note = "Positive = better everywhere; brackets: 95 % paired bootstrap over prompts; grey: unresolved."
-    return Table("Serving with the head, against no speculation", columns, rows, note, text_columns=2)
+    return table("Serving with the head, against no speculation", rows, note)
 
 
-def _cells(level: Level) -> list[Cell]:
-    baseline, method = level.values[THROUGHPUT.key]
-    changes = [change_cell(level.changes[key], level.reached) for key in (THROUGHPUT.key, "e2e_p50")]
-    return [
-        Cell(series_name(level.method, level.K)),
-        Cell(f"{baseline:.1f} → {method:.1f}"),
-        *changes,
-        length_cell(level),
+def workloads_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Table:
+    """Verdict, acceptance length and throughput of every workload side by side."""
+    rows = [
+        {
+            "Workload": verdict.workload,
+            "Method": series_name(verdict.method, verdict.K),
+            "Verdict": Cell(verdict.headline, _TONES.get(verdict.decision, "unresolved")),
+            "Over the traffic (%)": verdict.change,
+        }
+        | {f"c = {level.concurrency} (%)": level.changes[THROUGHPUT.key] for level in _levels_of(verdict, levels)}
+        | {f"Length, c = {level.concurrency}": length_cell(level) for level in _levels_of(verdict, levels)}
+        for verdict in verdicts
     ]
+    note = (
+        "Each workload alone on the server, and all of them together in `all`. Change of output throughput; acceptance "
+        "length from the server's counters."
+    )
+    return table("Every workload", rows, note)
+
+
+def _levels_of(verdict: Verdict, levels: Sequence[Level]) -> list[Level]:
+    wanted = (verdict.workload, verdict.method, verdict.K)
+    return [level for level in levels if level.steady and (level.workload, level.method, level.K) == wanted]
 
 
 def acceptance_line(summary: AcceptanceSummary) -> str:

@@ -24,11 +24,20 @@ from drafthead.evaluation.reporting.figures import (
     legend_above,
     picture,
 )
-from drafthead.evaluation.reporting.serving_tables import level_name, series_name
+from drafthead.evaluation.reporting.serving_tables import grouped, level_name, series_name
 from drafthead.evaluation.results.levels import MEASURE, MEASURES, THROUGHPUT, Level, Measure
 from drafthead.evaluation.workload import BASELINE, NAMES
 
 _MARKERS = "osD^vP*X"
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One series at one load."""
+
+    load: int
+    reached: bool
+    values: dict[str, float]
 
 
 def serving_pictures(levels: Sequence[Level]) -> list[Picture]:
@@ -67,18 +76,45 @@ def serving_pictures(levels: Sequence[Level]) -> list[Picture]:
     return found
 
 
+def sweep_pictures(levels: Sequence[Level], prefix: str) -> list[Picture]:
+    """What a published table has as curves: every rate and time over load by workload, acceptance over K, matrices.
+
+    Args:
+        levels: of one table.
+        prefix: of the names of the pictures.
+    """
+    found = []
+    for index, ((workload,), own) in enumerate(grouped(levels, "workload").items()):
+        series = _series(own)
+        if max(map(len, series.values())) > 1:
+            keys = list(own[0].values)
+            found.append(
+                picture(
+                    f"{prefix}-curves-{index}",
+                    f"{workload} prompts, over concurrency; levels that were not reached are hollow.",
+                    lambda figure, series=series, keys=keys: _curves(figure, series, keys),  # type: ignore[misc]
+                    size=(7.2, 3.0 * -(-len(keys) // 2)),
+                )
+            )
+        if any(len(lengths) > 1 for lengths in _lengths_by_method(own).values()):
+            found.append(_acceptance_picture(f"{prefix}-acceptance-k-{index}", own, f", {workload} prompts"))
+    several = {level.workload for level in levels}, {level.load for level in levels}
+    return found + (_matrix_pictures(levels, f"{prefix}-") if min(map(len, several)) > 1 else [])
+
+
+def _curves(figure: Figure, series: dict[tuple[str, int], list[_Point]], keys: Sequence[str]) -> None:
+    grid = figure.subplots(-(-len(keys) // 2), 2, squeeze=False).flatten()
+    for axes, key in zip(grid, keys, strict=False):
+        _over_load(axes, series, MEASURE[key])
+        axes.get_legend().remove()
+    for spare in grid[len(keys) :]:
+        spare.remove()
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+
+
 def _widest(levels: Sequence[Level]) -> list[Level]:
     """Levels of the first method and draft length, on every workload."""
     return [level for level in levels if (level.method, level.K) == (levels[0].method, levels[0].K)]
-
-
-@dataclass(frozen=True)
-class _Point:
-    """One series at one load."""
-
-    load: int
-    reached: bool
-    values: dict[str, float]
 
 
 def _series(levels: Sequence[Level]) -> dict[tuple[str, int], list[_Point]]:
@@ -169,13 +205,7 @@ def decision_pictures(analysis: Analysis) -> list[Picture]:
     """Those whose data is there: acceptance by K from two draft lengths on, matrices from two workloads on."""
     levels, found = analysis.levels, []
     if any(len(lengths) > 1 for lengths in _lengths_by_method(levels).values()):
-        found.append(
-            picture(
-                "acceptance-k",
-                "Acceptance length over draft length under load; the band spans the loads.",
-                lambda figure: _acceptance_by_length(figure.subplots(), levels),
-            )
-        )
+        found.append(_acceptance_picture("acceptance-k", levels))
     for index, (workload, priced) in enumerate(analysis.priced.items()):
         run = {(level.concurrency, level.K) for level in levels if level.workload == workload and level.steady}
         found.append(
@@ -187,18 +217,24 @@ def decision_pictures(analysis: Analysis) -> list[Picture]:
                 size=(7.2, 1.4 + 0.42 * len(priced.model.curve.known)),
             )
         )
-    if len({level.workload for level in levels}) > 1:
-        for method, K in dict.fromkeys((level.method, level.K) for level in levels):
-            own = [level for level in levels if (level.method, level.K) == (method, K)]
-            found.append(
-                picture(
-                    f"matrix-{method}-k{K}",
-                    f"{NAMES[method]}, K = {K}: output throughput against the baseline (%) by workload and load.",
-                    lambda figure, own=own: _matrix(figure, own),  # type: ignore[misc]
-                    size=(7.2, 1.4 + 0.42 * len({level.workload for level in own})),
-                )
-            )
-    return found
+    return found + (_matrix_pictures(levels) if len({level.workload for level in levels}) > 1 else [])
+
+
+def _acceptance_picture(name: str, levels: Sequence[Level], what: str = "") -> Picture:
+    caption = f"Acceptance length over draft length under load{what}; the band spans the loads."
+    return picture(name, caption, lambda figure: _acceptance_by_length(figure.subplots(), levels))
+
+
+def _matrix_pictures(levels: Sequence[Level], prefix: str = "") -> list[Picture]:
+    return [
+        picture(
+            f"{prefix}matrix-{method}-k{K}",
+            f"{series_name(method, K)}: output throughput against the baseline (%) by workload and load.",
+            lambda figure, own=own: _matrix(figure, own),  # type: ignore[misc]
+            size=(7.2, 1.4 + 0.42 * len({level.workload for level in own})),
+        )
+        for (method, K), own in grouped(levels, "method", "K").items()
+    ]
 
 
 def _lengths_by_method(levels: Sequence[Level]) -> dict[str, dict[int, list[float]]]:

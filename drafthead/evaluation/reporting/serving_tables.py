@@ -1,6 +1,8 @@
-"""Tables of the measurement under load: every level, geometric means, what load was applied, memory and cost."""
+"""Tables of the measurement under load: every level, geometric means, acceptance, matrices, memory and cost."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,23 +12,27 @@ from drafthead.evaluation.decision.cost import cost_per_million
 from drafthead.evaluation.measuring.plan import Plan
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.measuring.request_metrics import FORMULAS
-from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, print_table
+from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, number, table
 from drafthead.evaluation.results.imports import ImportedLevel
-from drafthead.evaluation.results.levels import MEASURES, THROUGHPUT, Level, geometric_means
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, Measure, geometric_means
 from drafthead.evaluation.workload import BASELINE, NAMES
-from drafthead.statistics import acceptance_length
+from drafthead.statistics import acceptance_by_position, acceptance_length, acceptance_rate
 
 
 def series_name(method: str, K: int) -> str:
     """A method at a draft length, as every table and plot names it."""
-    return f"{NAMES.get(method, method)}, K = {K}" if K else NAMES.get(method, method)
+    return f"{NAMES[method]}, K = {K}" if K else NAMES.get(method, method)
+
+
+def load_name(level: Level) -> str:
+    """Requests in flight, or the whole load where a rate is part of it."""
+    return str(level.concurrency) if level.steady else level.load
 
 
 def level_name(level: Level, levels: Sequence[Level]) -> str:
     """The load, with its workload where there is more than one."""
     several = len({other.workload for other in levels}) > 1
-    load = str(level.concurrency) if level.steady else level.load
-    return f"{level.workload}, {load}" if several else load
+    return f"{level.workload}, {load_name(level)}" if several else load_name(level)
 
 
 def _load_label(levels: Sequence[Level]) -> str:
@@ -35,14 +41,14 @@ def _load_label(levels: Sequence[Level]) -> str:
 
 def length_cell(level: Level) -> Cell:
     """Acceptance length under load; a dash where nothing was drafted or the text means nothing."""
-    return Cell("–" if np.isnan(level.acceptance_length) else f"{level.acceptance_length:.2f}")
+    return number(level.acceptance_length, 2)
 
 
-def series_of(levels: Sequence[Level]) -> dict[tuple[str, str, int], list[Level]]:
-    """(workload, method, K) -> its levels, in the order of the levels."""
-    found: dict[tuple[str, str, int], list[Level]] = {}
+def grouped(levels: Iterable[Level], *keys: str) -> dict[tuple, list[Level]]:
+    """Levels by the values of some attributes, in the order of the levels."""
+    found: dict[tuple, list[Level]] = {}
     for level in levels:
-        found.setdefault((level.workload, level.method, level.K), []).append(level)
+        found.setdefault(tuple(getattr(level, key) for key in keys), []).append(level)
     return found
 
 
@@ -52,29 +58,26 @@ def serving_tables(levels: Sequence[Level], price: float | None = None, gpus: in
     Args:
         levels: measured.
         price: per GPU and hour; None leaves cost out.
-        gpus: that serve.
+        gpus: that serve, where the levels do not say.
     """
-    tables = [_measures_table(method, K, own) for (method, K), own in _by_series(levels).items()]
-    tables += [table for key, own in series_of(levels).items() for table in _means_table(*key, own)]
+    tables = [_measures_table(method, K, own) for (method, K), own in grouped(levels, "method", "K").items()]
+    tables += means_tables(levels)
     tables.append(_load_table(levels))
-    return tables if price is None else [*tables, _cost_table(levels, price, gpus)]
-
-
-def _by_series(levels: Sequence[Level]) -> dict[tuple[str, int], list[Level]]:
-    found: dict[tuple[str, int], list[Level]] = {}
-    for level in levels:
-        found.setdefault((level.method, level.K), []).append(level)
-    return found
+    return tables if price is None else [*tables, cost_table(levels, price, gpus)]
 
 
 def _measures_table(method: str, K: int, levels: Sequence[Level]) -> Table:
-    rows = []
-    for level in levels:
-        for measure in MEASURES:
-            values = [f"{v * measure.scale:.{measure.digits}f}" for v in level.values[measure.key]]
-            name, load = f"{measure.label} ({measure.unit})", level_name(level, levels)
-            change = change_cell(level.changes[measure.key], level.reached)
-            rows.append([Cell(name), Cell(load), *map(Cell, values), change])
+    rows = [
+        {
+            "Measure": f"{MEASURE[key].label} ({MEASURE[key].unit})",
+            _load_label(levels): level_name(level, levels),
+            "Baseline": Cell(MEASURE[key].text(baseline)),
+            NAMES[method]: Cell(MEASURE[key].text(value)),
+            "Change (%)": change_cell(level.changes[key], level.reached),
+        }
+        for level in levels
+        for key, (baseline, value) in level.values.items()
+    ]
     note = (
         "Positive = better everywhere. Change relative to the baseline, for times baseline / head − 1; brackets: "
         "95 % paired bootstrap over prompts, with what blocks of server starts differ by. Grey: the interval includes "
@@ -87,212 +90,301 @@ def _measures_table(method: str, K: int, levels: Sequence[Level]) -> Table:
             " At a request rate (r…) throughput is what was sent, whoever serves: times tell methods apart, and the "
             "verdict leaves such loads out."
         )
-    columns = ["Measure", _load_label(levels), "Baseline", NAMES.get(method, method), "Change (%)"]
-    return Table(f"{series_name(method, K)}: same prompts as the baseline", columns, rows, note)
+    return table(f"{series_name(method, K)}: same prompts as the baseline", rows, note)
 
 
-def _means_table(workload: str, method: str, K: int, levels: Sequence[Level]) -> list[Table]:
-    means = geometric_means(levels)
-    if not means:
-        return []
-    rows = []
-    for mean in means:
-        values = [f"{v * mean.measure.scale:.{mean.measure.digits}f}" for v in mean.values]
-        worst = mean.worst.changes[mean.measure.key]
-        tone = "better" if mean.better == mean.levels else "worse" if mean.worse == mean.levels else "unresolved"
-        rows.append(
-            [
-                Cell(f"{mean.measure.label} ({mean.measure.unit})"),
-                *map(Cell, values),
-                Cell(f"{100 * mean.change:+.1f}", tone),  # type: ignore[arg-type]
-                Cell(str(mean.worst.concurrency)),
-                change_cell(worst, mean.worst.reached),
-                Cell(f"{mean.better} / {mean.worse} of {mean.levels}"),
-            ]
-        )
+def wide_table(title: str, levels: Sequence[Level]) -> Table:
+    """A row for every level of every method, the baseline's first, and a column for every measure."""
+    rows: list[dict[str, Any]] = []
+    for (workload, _), own in grouped(levels, "workload", "load").items():
+        first = own[0]
+        for series, side, level in [(BASELINE, 0, first), *((series_name(x.method, x.K), 1, x) for x in own)]:
+            reached = (
+                "yes" if level.reached else f"no: {level.running[level.method if side else BASELINE]:.1f} in flight"
+            )
+            row = {
+                "Workload": workload,
+                "Load": load_name(level),
+                "Method": NAMES[series],
+                "Reached": reached,
+            }
+            for key, values in level.values.items():
+                change = change_cell(level.changes[key]) if side else Cell("")
+                text = f"{MEASURE[key].text(values[side])} {change.text}".strip()
+                row[f"{MEASURE[key].label} ({MEASURE[key].unit})"] = Cell(text, change.tone)
+            rows.append(row | {"Acceptance length": length_cell(level) if side else None})
     note = (
-        "Over the loads of fixed concurrency that were reached. A mean says nothing of the worst level, so "
-        "that stands beside it; the mean is coloured only when every level is resolved the same way."
+        "Beside each value its change against the baseline in per cent, positive = better, with its 95 % interval by "
+        "paired bootstrap over prompts."
     )
-    columns = [
-        "Measure",
-        "Baseline",
-        NAMES.get(method, method),
-        "Change (%)",
-        "Worst at",
-        "Change there (%)",
-        "Better / worse",
-    ]
-    title = f"Geometric means over concurrency: {series_name(method, K)}, {workload} prompts"
-    return [Table(title, columns, rows, note)]
+    return table(title, rows, note)
+
+
+def means_tables(levels: Sequence[Level], *, only_reached: bool = True) -> list[Table]:
+    """Geometric means over concurrency for every workload, method and draft length, with the worst level."""
+    tables = []
+    for (workload, method, K), own in grouped(levels, "workload", "method", "K").items():
+        rows = []
+        for mean in geometric_means(own, only_reached=only_reached):
+            tone = "better" if mean.better == mean.levels else "worse" if mean.worse == mean.levels else "unresolved"
+            rows.append(
+                {
+                    "Measure": f"{mean.measure.label} ({mean.measure.unit})",
+                    "Baseline": Cell(mean.measure.text(mean.values[0])),
+                    NAMES[method]: Cell(mean.measure.text(mean.values[1])),
+                    "Change (%)": Cell(f"{100 * mean.change:+.1f}", tone),  # type: ignore[arg-type]
+                    "Worst at": mean.worst.concurrency,
+                    "Change there (%)": change_cell(mean.worst.changes[mean.measure.key], mean.worst.reached),
+                    "Better / worse": Cell(f"{mean.better} / {mean.worse} of {mean.levels}"),
+                }
+            )
+        note = (
+            f"Over the loads of fixed concurrency{' that were reached' * only_reached}. A mean says nothing of the "
+            "worst level, so that stands beside it; the mean is coloured only when every level is resolved the same "
+            "way."
+        )
+        title = f"Geometric means over concurrency: {series_name(method, K)}, {workload} prompts"
+        tables += [table(title, rows, note)] if rows else []
+    return tables
 
 
 def _load_table(levels: Sequence[Level]) -> Table:
     rows = [
-        [
-            Cell(series_name(level.method, level.K)),
-            Cell(level_name(level, levels)),
-            *(Cell(f"{level.running[method]:.1f}") for method in (BASELINE, level.method)),
-            Cell("yes" if level.reached else "not reached", "" if level.reached else "unresolved"),
-            Cell(str(level.pairs)),
-            Cell(str(level.failed)),
-            length_cell(level),
-        ]
+        {
+            "Method": series_name(level.method, level.K),
+            f"{_load_label(levels)} requested": level_name(level, levels),
+            "Running, baseline": number(level.running[BASELINE], 1),
+            "Running, method": number(level.running[level.method], 1),
+            "Reached": Cell("yes") if level.reached else Cell("not reached", "unresolved"),
+            "Paired prompts": level.pairs,
+            "Failed": level.failed,
+            "Acceptance length": length_cell(level),
+        }
         for level in levels
     ]
-    columns = [
-        "Method",
-        f"{_load_label(levels)} requested",
-        "Achieved, baseline",
-        "Achieved, method",
-        "Reached",
-        "Paired prompts",
-        "Failed",
-    ]
-    return Table("Load", [*columns, "Acceptance length"], rows)
+    return table("Load", rows)
 
 
-def _cost_table(levels: Sequence[Level], price: float, gpus: int) -> Table:
+def cost_table(levels: Sequence[Level], price: float, gpus: int = 1) -> Table:
+    """Cost of tokens and of requests at every level.
+
+    Args:
+        levels: measured.
+        price: per GPU and hour.
+        gpus: that serve, where the levels do not say.
+    """
     rows = []
     for level in levels:
         costs = [cost_per_million(price, level.gpus or gpus, v) for v in level.values[THROUGHPUT.key]]
-        name = series_name(level.method, level.K)
-        change = change_cell(level.changes[THROUGHPUT.key], level.reached)
-        rows.append([Cell(name), Cell(level_name(level, levels)), *(Cell(f"{cost:.3f}") for cost in costs), change])
+        # Of every million output tokens, one request takes as many as it has.
+        each = [cost * level.tokens_per_request / 1e6 for cost in costs]
+        rows.append(
+            {
+                "Method": series_name(level.method, level.K),
+                _load_label(levels): level_name(level, levels),
+                "Baseline": number(costs[0], 3),
+                "Method's cost": number(costs[1], 3),
+                "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
+                "Request, baseline": number(each[0], 6),
+                "Request, method": number(each[1], 6),
+                "Requests per hour": Cell(f"{price * (level.gpus or gpus) / each[1]:,.0f}"),
+            }
+        )
     served = " or ".join(map(str, sorted({level.gpus or gpus for level in levels})))
     note = (
-        f"{price:g} per GPU and hour × {served} GPU(s), in the currency of the price; all costs on output tokens. The "
-        "change is that of throughput, which is the inverse of cost: positive = cheaper."
+        f"{price:g} per GPU and hour × {served} GPU(s), in the currency of the price; all costs on output tokens, of a "
+        "request at the mean response length. The change is that of throughput, which is the inverse of cost: positive "
+        "= cheaper."
     )
     if any(level.K == 0 for level in levels):
         note += " An endpoint is priced as if it ran on as many."
-    return Table(
-        "Cost per 1M output tokens",
-        ["Method", _load_label(levels), "Baseline", "Method's cost", "Change (%)"],
-        rows,
-        note,
-    )
+    return table("Cost per 1M output tokens and per request", rows, note)
+
+
+def groups(frame: pd.DataFrame, keys: list[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """Rows by the values of several columns, in order of appearance."""
+    return [(tuple(key), own) for key, own in frame.groupby(keys, sort=False)]
+
+
+def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
+    """Acceptance by workload, method and K from the servers' counters; None where nothing meaningful was drafted."""
+    drafted = runs[(runs["drafts"] > 0) & ~runs["throughput_only"].astype(bool)]
+    rows: list[dict[str, Any]] = []
+    for (workload, method, K), own in groups(drafted, ["workload", "arm", "k"]):
+        by_load = [acceptance_length(level["drafts"], level["accepted"]) for _, level in own.groupby("load")]
+        counts = np.stack([np.asarray(at, float)[:K] for at in own["accepted_at"]])
+        positions = acceptance_by_position(own["drafts"], counts)
+        rows.append(
+            {
+                "Workload": workload,
+                "Method": NAMES[method],
+                "K": K,
+                "Rate (%)": number(100 * acceptance_rate(own["proposed"], own["accepted"]), 1),
+                "Length": acceptance_length(own["drafts"], own["accepted"]),
+                "Least to most over loads": Cell(f"{min(by_load):.2f} – {max(by_load):.2f}"),
+            }
+            | {f"Position {i + 1} (%)": number(100 * value, 1) for i, value in enumerate(positions.unconditional)}
+        )
+    note = "Length: 1 + accepted / drafts, bonus token included, pooled over loads. It grows with K by construction."
+    return table("Acceptance under load", rows, note) if rows else None
+
+
+def draft_length_table(levels: Sequence[Level]) -> Table | None:
+    """Every draft length of a method beside the one before; None where there is one only."""
+    rows: list[dict[str, Any]] = []
+    for (workload, method), own in grouped(levels, "workload", "method").items():
+        means = {K: geometric_means(same, only_reached=False) for (K,), same in grouped(own, "K").items()}
+        for K, figures in sorted(means.items()):
+            best = max((level for level in own if level.K == K), key=lambda level: level.values[THROUGHPUT.key][1])
+            row: dict[str, Any] = {"Workload": workload, "Method": NAMES[method], "K": K}
+            row["Highest output tok/s"] = Cell(f"{best.values[THROUGHPUT.key][1]:.1f} at {load_name(best)}")
+            for mean in figures:
+                row[f"{mean.measure.label} ({mean.measure.unit})"] = Cell(mean.measure.text(mean.values[1]))
+            rows.append(row)
+        for (low, before), (high, after) in pairwise(sorted(means.items())):
+            row = {"Workload": workload, "Method": f"K = {high} against {low}", "K": None}
+            for one, other in zip(before, after, strict=True):
+                ratio = other.values[1] / one.values[1]
+                better = ratio if one.measure.rate else 1 / ratio
+                row[f"{one.measure.label} ({one.measure.unit})"] = Cell(f"{100 * better - 100:+.1f} %")
+            rows.append(row)
+    if all(row["K"] is not None for row in rows):
+        return None
+    note = "Geometric means over the loads of fixed concurrency. Against the shorter draft: positive = better."
+    return table("Draft lengths beside each other", rows, note)
+
+
+def limits_table(levels: Sequence[Level], limits_ms: Sequence[float], price: float | None = None) -> Table | None:
+    """The fastest measured method whose P95 TPOT keeps each limit, and the fastest of all; None without such times."""
+    levels = [level for level in levels if "tpot_p95" in level.values and level.reached]
+    rows: list[dict[str, Any]] = []
+    for limit in (*limits_ms, np.inf):
+        keep = [level for level in levels if 1e3 * level.values["tpot_p95"][1] <= limit]
+        asked = f"TPOT P95 under {limit:g} ms" if np.isfinite(limit) else "highest throughput"
+        if not keep:
+            rows.append({"Wanted": asked, "Method": "none measured"})
+            continue
+        best = max(keep, key=lambda level: level.values[THROUGHPUT.key][1])
+        speed = best.values[THROUGHPUT.key][1]
+        cost = (
+            {} if price is None else {"Per 1M output tokens": number(cost_per_million(price, best.gpus or 1, speed), 3)}
+        )
+        rows.append(
+            {
+                "Wanted": asked,
+                "Method": series_name(best.method, best.K),
+                "Workload": best.workload,
+                "Load": load_name(best),
+                "TPOT, P95 (ms)": number(1e3 * best.values["tpot_p95"][1], 2),
+                "Output tok/s": number(speed, 1),
+                "Against the baseline (%)": best.changes[THROUGHPUT.key],
+            }
+            | cost
+        )
+    note = "Of the levels measured and reached; the baseline without speculation is not among them."
+    return table("What keeps a service level", rows, note) if levels and limits_ms else None
+
+
+_MATRICES: dict[str, Callable[[Level], Cell]] = {
+    "Output throughput against the baseline (%)": lambda at: change_cell(at.changes[THROUGHPUT.key], at.reached),
+    "Acceptance length": length_cell,
+    "TTFT against the baseline (%)": lambda at: change_cell(
+        at.changes[next(key for key in at.changes if key.startswith("ttft"))], at.reached
+    ),
+}
+
+
+def matrix_tables(levels: Sequence[Level]) -> list[Table]:
+    """Workload × load, relative to the baseline; empty with a single workload."""
+    if len({level.workload for level in levels}) < 2:
+        return []
+    tables = []
+    for (method, K), own in grouped(levels, "method", "K").items():
+        for title, cell in _MATRICES.items():
+            if title.startswith("TTFT") and not any(key.startswith("ttft") for key in own[0].changes):
+                continue
+            rows = [
+                {"Workload": workload} | {load_name(level): cell(level) for level in here}
+                for (workload,), here in grouped(own, "workload").items()
+            ]
+            tables.append(table(f"{title}: {series_name(method, K)}", rows))
+    return tables
 
 
 def memory_table(runs: pd.DataFrame) -> Table | None:
     """GPU memory and KV cache that a head takes away; None where the runs do not say."""
     labels = {
-        "kv_cache_tokens": ("KV cache (tokens)", "{:,.0f}"),
-        "weights_gib": ("Weights (GiB)", "{:.2f}"),
-        "prefix_hit_rate": ("Prefix-cache hits of conversations (%)", "{:.1f}"),
+        "kv_cache_tokens": ("KV cache (tokens)", ",.0f"),
+        "weights_gib": ("Weights (GiB)", ".2f"),
+        "prefix_hit_rate": ("Prefix-cache hits of conversations (%)", ".1f"),
     }
-    columns = [c for c in labels if c in runs and runs[c].fillna(0).any()]
+    columns = [column for column in labels if column in runs and runs[column].fillna(0).any()]
     if not columns:
         return None
     found = runs.groupby(["arm", "k"], sort=False)[columns].mean()
     baseline = found.xs(BASELINE, level="arm").iloc[0] if BASELINE in found.index.get_level_values("arm") else None
     rows = []
     for (method, K), (_, values) in zip(found.index.tolist(), found.iterrows(), strict=True):
-        cells = [Cell(series_name(method, K))]
+        row: dict[str, Any] = {"Method": series_name(method, K)}
         for column in columns:
-            value = values[column]
-            cells.append(Cell(labels[column][1].format(value) if np.isfinite(value) else "–"))
-            relative = np.nan if baseline is None else 100 * (value / baseline[column] - 1)
-            cells.append(Cell("–" if method == BASELINE or not np.isfinite(relative) else f"{relative:+.1f}"))
-        rows.append(cells)
-    header = ["Method", *(text for column in columns for text in (labels[column][0], "Against the baseline (%)"))]
+            name, form = labels[column]
+            relative = (
+                np.nan if baseline is None or method == BASELINE else 100 * (values[column] / baseline[column] - 1)
+            )
+            row[name] = Cell(format(values[column], form) if np.isfinite(values[column]) else "–")
+            row[f"{name.split(' (')[0]} against the baseline (%)"] = Cell(
+                f"{relative:+.1f}" if np.isfinite(relative) else "–"
+            )
+        rows.append(row)
     note = (
         "What the server says after its start, and of conversations. Fewer tokens in the KV cache mean "
         "fewer requests at once, fewer hits a longer wait for the first token."
     )
-    return Table("Memory and cache", header, rows, note)
+    return table("Memory and cache", rows, note)
 
 
-def print_serving(levels: Sequence[Level]) -> None:
-    """The tables of the measurement under load on the terminal."""
-    for table in serving_tables(levels):
-        print_table(table)
+# Serving figures without a comparison: what a plan will do, what another tool's file says.
 
-
-# Serving figures without a comparison: what a plan will do, what was measured, what another tool's file says.
-
-
-_TIMES = {
-    "ttft_s": "TTFT",
-    "ttfot_s": "TTFOT",
-    "tpot_s": "TPOT",
-    "itl_s": "ITL",
-    "tpot_all_s": "TPOT, all",
-    "e2e_s": "Latency",
-}
-_LEVEL = ["workload", "load", "arm", "k", "tensor_parallel"]
+_MEDIANS: list[Measure] = [measure for key, measure in MEASURE.items() if key.endswith("_p50")]
 
 
 def plan_table(plan: Plan, preset: Preset | None = None) -> Table:
     """Servers in the order they start, and what each is sent."""
-    rows = []
-    for run in plan.runs:
-        workloads = ", ".join(dict.fromkeys(level.workload.name for level in run.levels))
-        loads = ", ".join(dict.fromkeys(level.load.name for level in run.levels))
-        count = str(sum(level.prompts for level in run.levels))
-        texts = [NAMES[run.method], str(run.k), str(run.tensor_parallel), " ".join(run.flags), workloads, loads, count]
-        rows.append([Cell(text) for text in texts])
+    rows = [
+        {
+            "Server": NAMES[run.method],
+            "K": str(run.k),
+            "GPUs": str(run.tensor_parallel),
+            "Flags": " ".join(run.flags),
+            "Workloads": ", ".join(dict.fromkeys(level.workload.name for level in run.levels)),
+            "Loads": ", ".join(dict.fromkeys(level.load.name for level in run.levels)),
+            "Prompts, at most": sum(level.prompts for level in run.levels),
+        }
+        for run in plan.runs
+    ]
     notes = [preset.note] if preset else []
     notes += [f"Left out: {reason}." for reason in plan.skipped]
-    columns = ["Server", "K", "GPUs", "Flags", "Workloads", "Loads", "Prompts, at most"]
-    return Table(preset.title if preset else "Plan", columns, rows, " ".join(notes), text_columns=6)
-
-
-def overview_table(requests: pd.DataFrame, runs: pd.DataFrame) -> Table:
-    """Every level of every server; blocks are pooled."""
-    good = requests[requests["error"] == ""]
-    rows = []
-    for key, group in runs.groupby(_LEVEL, sort=False):
-        first = group.iloc[0]
-        of_level = good[(good[_LEVEL] == list(key)).all(axis=1)]
-        duration = group["duration_s"].sum()
-        reached = bool(group["reached"].all())
-        texts = [first["workload"], first["load"], NAMES[first["arm"]], str(first["k"])]
-        texts += ["yes" if reached else f"no: {group['achieved'].mean():.1f} in flight", str(group["failed"].sum())]
-        texts += [f"{group['output_tokens'].sum() / duration:.1f}", *_medians(of_level)]
-        texts += [_length(group, bool(first["throughput_only"]))]
-        rows.append([Cell(text, "" if reached else "unresolved") for text in texts])
-    columns = ["Workload", "Load", "Method", "K", "Reached", "Failed", "Output tok/s"]
-    columns += [f"{label}, median (ms)" for label in _TIMES.values()] + ["Acceptance length"]
-    return Table("Serving", columns, rows, _formulas(), text_columns=5)
+    return table(preset.title if preset else "Plan", rows, " ".join(notes))
 
 
 def imported_table(levels: Sequence[Sequence[ImportedLevel]]) -> Table:
     """Levels of other tools' files, by our formulas and beside what the tool itself printed."""
-    rows = []
-    for level in (level for file in levels for level in file):
-        texts = [
-            level.tool,
-            level.name,
-            str(len(level.requests)),
-            str(level.failed),
-            f"{level.output_tokens_per_s:.1f}",
-        ]
-        texts += _medians(level.requests)
-        texts += [", ".join(f"{name} {value:.1f}" for name, value in level.stated.items()) or "–"]
-        rows.append([Cell(text) for text in texts])
-    columns = [
-        "Tool",
-        "Level",
-        "Requests",
-        "Failed",
-        "Output tok/s",
-        *(f"{label}, median (ms)" for label in _TIMES.values()),
+    rows = [
+        {
+            "Tool": level.tool,
+            "Level": level.name,
+            "Requests": len(level.requests),
+            "Failed": level.failed,
+            "Output tok/s": number(level.output_tokens_per_s, 1),
+        }
+        | {f"{m.label} (ms)": number(1e3 * level.requests[m.column].median(), 1) for m in _MEDIANS}
+        | {"Its own medians (ms)": Cell(", ".join(f"{k} {v:.1f}" for k, v in level.stated.items()) or "–")}
+        for file in levels
+        for level in file
     ]
-    return Table("Imported results", [*columns, "Its own medians (ms)"], rows, _formulas(), text_columns=2)
+    return table("Imported results", rows, formulas())
 
 
-def _medians(requests: pd.DataFrame) -> list[str]:
-    medians = [requests[column].median() for column in _TIMES]
-    return ["–" if np.isnan(median) else f"{1e3 * median:.1f}" for median in medians]
-
-
-def _length(runs: pd.DataFrame, throughput_only: bool) -> str:
-    if throughput_only:
-        return "throughput only"
-    length = acceptance_length(runs["drafts"], runs["accepted"])
-    return "–" if np.isnan(length) else f"{length:.2f}"
-
-
-def _formulas() -> str:
-    return "; ".join(f"{label}: {FORMULAS[column]}" for column, label in _TIMES.items()) + "."
+def formulas() -> str:
+    """What every time means."""
+    return "; ".join(f"{m.label.split(',')[0]}: {FORMULAS[m.column]}" for m in _MEDIANS) + "."

@@ -8,36 +8,55 @@ import numpy as np
 import pandas as pd
 
 from drafthead.evaluation.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
-from drafthead.statistics import Array, acceptance_length, geometric_mean
 from drafthead.evaluation.results.serving_rows import LEVEL_KEYS, ServingRows, methods_of
 from drafthead.evaluation.workload import BASELINE
+from drafthead.statistics import Array, acceptance_length, geometric_mean
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a level: how to name, scale and print it, and how to compute it from a pair's columns."""
+    """A figure of a level: how to name, scale and print it, and how to compute it.
+
+    Attributes:
+        column: of the requests' times; of what is counted per second, where `rate`.
+        statistic: over requests; unused by rates.
+    """
 
     key: str
     label: str
     unit: str
     scale: float
     digits: int
-    column: str = ""
+    column: str
     statistic: Callable[..., Any] = np.mean
+    rate: bool = False
+
+    def text(self, value: float) -> str:
+        """A value in SI units, in the measure's unit."""
+        return f"{value * self.scale:.{self.digits}f}" if np.isfinite(value) else "–"
 
 
-THROUGHPUT = Measure("output_tokens_per_s", "Output throughput", "tok/s", 1, 1)
-MEASURES = (
+THROUGHPUT = Measure("output_tokens_per_s", "Output throughput", "tok/s", 1, 1, "output_tokens", rate=True)
+_RATES = (
     THROUGHPUT,
-    Measure("ttft_p50", "TTFT, median", "ms", 1e3, 1, "ttft_s", np.median),
-    Measure("ttft_p95", "TTFT, P95", "ms", 1e3, 1, "ttft_s", percentile(95)),
-    Measure("tpot_mean", "TPOT, mean", "ms", 1e3, 2, "tpot_s"),
-    Measure("tpot_p95", "TPOT, P95", "ms", 1e3, 2, "tpot_s", percentile(95)),
-    Measure("itl_mean", "ITL (per step), mean", "ms", 1e3, 2, "itl_s"),
-    Measure("e2e_p50", "Latency, median", "ms", 1e3, 0, "e2e_s", np.median),
-    Measure("e2e_p95", "Latency, P95", "ms", 1e3, 0, "e2e_s", percentile(95)),
+    Measure("total_tokens_per_s", "Total throughput", "tok/s", 1, 1, "total_tokens", rate=True),
+    Measure("requests_per_s", "Requests", "1/s", 1, 3, "answers", rate=True),
 )
-MEASURE = {measure.key: measure for measure in MEASURES}
+# The formulas are those of measuring/request_metrics.py.
+_TIMES = {
+    "ttft": ("TTFT", 1), "ttfot": ("TTFOT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
+    "tpot_all": ("TPOT with the first token", 2), "e2e": ("Latency", 0),
+}  # fmt: skip
+_STATISTICS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "mean": ("mean", np.mean), "p50": ("median", np.median), "p95": ("P95", percentile(95)), "p99": ("P99", percentile(99)),
+}  # fmt: skip
+MEASURE = {measure.key: measure for measure in _RATES} | {
+    f"{time}_{name}": Measure(f"{time}_{name}", f"{label}, {word}", "ms", 1e3, digits, f"{time}_s", statistic)
+    for time, (label, digits) in _TIMES.items()
+    for name, (word, statistic) in _STATISTICS.items()
+}
+_OF_A_RECIPE = ("ttft_p50", "ttft_p95", "tpot_mean", "tpot_p95", "itl_mean", "e2e_p50", "e2e_p95")
+MEASURES = (THROUGHPUT, *(MEASURE[key] for key in _OF_A_RECIPE))
 
 
 @dataclass(frozen=True)
@@ -45,7 +64,9 @@ class Level:
     """One method at one draft length and one load, beside the baseline at that load.
 
     Attributes:
-        workload, load, concurrency, method, K: which.
+        workload, load, concurrency, method, K: which; the workload with its temperature and GPUs where they are not
+            0 and 1.
+        prompts_of, temperature, gpus: the workload without them, and they.
         running: "none" and the method -> requests running in the engine.
         reached: in both.
         pairs: prompts answered without error in both methods of every block.
@@ -57,7 +78,6 @@ class Level:
         paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
             baseline (suffix _base) and the method (suffix _head).
         prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
-        gpus: of each server; None where the rows leave it to the recipe.
         tokens_per_request: output tokens, mean of both methods.
     """
 
@@ -76,6 +96,8 @@ class Level:
     by_block: dict[str, Array]
     acceptance_length: float
     paired: pd.DataFrame
+    prompts_of: str = ""
+    temperature: float = 0.0
     prefix_hits: dict[str, float] = field(default_factory=dict)
     gpus: int | None = None
     tokens_per_request: float = np.nan
@@ -95,7 +117,7 @@ class Level:
 
 @dataclass(frozen=True)
 class GeometricMean:
-    """A measure over all reached steady levels of a method, with the worst level beside it.
+    """A measure over all steady levels of a method, with the worst level beside it.
 
     Attributes:
         values: geometric means of baseline and method, in SI units.
@@ -113,8 +135,11 @@ class GeometricMean:
     worse: int
 
 
-def summarise_serving(rows: ServingRows) -> list[Level]:
-    """Every method and draft length at every load that the baseline was measured at too."""
+def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES) -> list[Level]:
+    """Every method and draft length at every load that the baseline was measured at too.
+
+    Workloads stay in the order in which they were measured, all prompts first.
+    """
     levels = []
     for key, runs in rows.runs.groupby(LEVEL_KEYS, sort=False):
         requests = rows.requests[(rows.requests[LEVEL_KEYS] == list(key)).all(axis=1)]
@@ -122,14 +147,20 @@ def summarise_serving(rows: ServingRows) -> list[Level]:
             continue
         for method, K in methods_of(runs):
             chosen = [_chosen(frame, method, K) for frame in (requests, runs)]
-            levels.append(_level(key, method, K, *chosen))
-    return sorted(levels, key=lambda level: (level.workload, level.method, level.K, level.concurrency))
+            levels.append(_level(key, method, K, measures, *chosen))
+    order = list(dict.fromkeys(rows.runs["workload"]))
+    return sorted(levels, key=lambda level: (order.index(level.workload), level.method, level.K, level.concurrency))
 
 
-def geometric_means(levels: Sequence[Level]) -> list[GeometricMean]:
-    """Every measure over the steady levels that were reached; empty when there are fewer than two."""
-    reached = [level for level in levels if level.reached and level.steady]
-    return [_geometric_mean(measure, reached) for measure in MEASURES] if len(reached) > 1 else []
+def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> list[GeometricMean]:
+    """Every measure over the steady levels; empty when there are fewer than two.
+
+    Args:
+        levels: of one workload, method and K.
+        only_reached: leave out loads that were not; published means do not.
+    """
+    chosen = [level for level in levels if level.steady and (level.reached or not only_reached)]
+    return [_geometric_mean(MEASURE[key], chosen) for key in chosen[0].values] if len(chosen) > 1 else []
 
 
 def _geometric_mean(measure: Measure, levels: Sequence[Level]) -> GeometricMean:
@@ -146,7 +177,9 @@ def _chosen(frame: pd.DataFrame, method: str, K: int) -> pd.DataFrame:
     return frame[(frame["arm"] == BASELINE) | ((frame["arm"] == method) & (frame["k"] == K))]
 
 
-def _level(key: Any, method: str, K: int, requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
+def _level(
+    key: Any, method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame
+) -> Level:
     workload, load, concurrency = str(key[0]), str(key[1]), int(key[2])
     base, head = _paired_prompts(requests, runs, method)
     blocks = [
@@ -154,18 +187,19 @@ def _level(key: Any, method: str, K: int, requests: pd.DataFrame, runs: pd.DataF
     ]
     methods = {name: runs[runs["arm"] == name] for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
-    for measure in MEASURES:
+    for measure in measures:
         alone = by_block[measure.key] = np.array([_change_of(measure, *block) for block in blocks])
-        if measure is THROUGHPUT:
-            values[measure.key] = (_throughput(methods[BASELINE]), _throughput(methods[method]))
+        if measure.rate:
+            values[measure.key] = (_rate(measure, methods[BASELINE]), _rate(measure, methods[method]))
             change = throughput_change(
-                head["output_tokens"], head["share_s"], base["output_tokens"], base["share_s"]
+                head[measure.column], head["share_s"], base[measure.column], base["share_s"]
             )
         else:
             pair = _pair(measure, base, head)
             values[measure.key] = (_statistic(measure, pair["b"]), _statistic(measure, pair["h"]))
             change = statistic_change(pair["h"], pair["b"], measure.statistic, waves=concurrency)
         changes[measure.key] = across_blocks(change, alone)
+    first = runs.iloc[0]
     return Level(
         workload, load, concurrency, method, K,
         running={name: float(rows["running"].mean()) for name, rows in methods.items()},
@@ -178,9 +212,11 @@ def _level(key: Any, method: str, K: int, requests: pd.DataFrame, runs: pd.DataF
         by_block=by_block,
         acceptance_length=_acceptance_length(methods[method]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
+        prompts_of=str(first["prompts_of"]),
+        temperature=float(first["temperature"]),
+        gpus=int(first["tensor_parallel"]) or None,
+        tokens_per_request=float(runs["output_tokens"].sum() / _answers(runs)),
         prefix_hits={name: _hits(rows) for name, rows in methods.items()},
-        gpus=int(runs["tensor_parallel"].iloc[0]) if "tensor_parallel" in runs else None,
-        tokens_per_request=float(runs["output_tokens"].sum() / (runs["requests"] - runs["failed"]).sum()),
     )  # fmt: skip
 
 
@@ -195,19 +231,27 @@ def _statistic(measure: Measure, values: pd.Series) -> float:
 
 def _change_of(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> float:
     """The change alone, as a fraction; positive is better."""
-    if measure is THROUGHPUT:
-        rates = [f["output_tokens"].sum() / f["share_s"].sum() if len(f) else np.nan for f in (head, base)]
+    if measure.rate:
+        rates = [f[measure.column].sum() / f["share_s"].sum() if len(f) else np.nan for f in (head, base)]
         return float(rates[0] / rates[1] - 1)
     pair = _pair(measure, base, head)
     return _statistic(measure, pair["b"]) / _statistic(measure, pair["h"]) - 1
 
 
 def _acceptance_length(runs: pd.DataFrame) -> float:
-    if "throughput_only" in runs and runs["throughput_only"].any():  # random tokens: accepted or not, it means nothing
+    if runs["throughput_only"].any():  # random tokens: accepted or not, it means nothing
         return np.nan
     return acceptance_length(runs["drafts"], runs["accepted"])
 
 
+def _answers(runs: pd.DataFrame) -> float:
+    return float((runs["requests"] - runs["failed"]).sum())
+
+
+def _rate(measure: Measure, runs: pd.DataFrame) -> float:
+    output = runs["output_tokens"].sum()
+    counted = {"output_tokens": output, "total_tokens": output + runs["prompt_tokens"].sum(), "answers": _answers(runs)}
+    return float(counted[measure.column] / runs["duration_s"].sum())
 def _hits(runs: pd.DataFrame) -> float:
     queries = runs["prefix_queries"].sum() if "prefix_queries" in runs else 0
     return float(runs["prefix_hits"].sum() / queries) if queries else np.nan
@@ -229,11 +273,17 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> 
     total = good.groupby(keys)["e2e_s"].transform("sum")
     duration = good.merge(runs[[*keys, "duration_s"]], on=keys)["duration_s"].to_numpy()
     good["share_s"] = good["e2e_s"] * duration / total
+    good["total_tokens"] = good["output_tokens"] + good["prompt_tokens"]
     answered = good.groupby("prompt_id").size()
     good = good[good["prompt_id"].isin(answered.index[answered == len(runs)])]
-    times = {m.column: (m.column, "mean") for m in MEASURES if m.column}
+    times = {f"{time}_s": (f"{time}_s", "mean") for time in _TIMES}
     pooled = good.groupby(["arm", "prompt_id"]).agg(
-        output_tokens=("output_tokens", "sum"), share_s=("share_s", "sum"), sent=("start_s", "mean"), **times
+        output_tokens=("output_tokens", "sum"),
+        total_tokens=("total_tokens", "sum"),
+        answers=("error", "size"),
+        share_s=("share_s", "sum"),
+        sent=("start_s", "mean"),
+        **times,
     )
     base, other = (
         pd.DataFrame(pooled[pooled.index.get_level_values("arm") == name].droplevel("arm")) for name in (BASELINE, method)

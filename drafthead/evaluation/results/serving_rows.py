@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from drafthead.config.evaluation import ALL
 from drafthead.evaluation.measuring import serving
 from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.workload import BASELINE
 from drafthead.artifacts import IDENTITY, read_json
-
-WORKLOAD = "all"
 
 LEVEL_KEYS = ["workload", "load", "concurrency"]
 
@@ -44,7 +43,7 @@ def main_length(identity: dict[str, Any]) -> int:
 
 
 def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows:
-    """The rows with `k`, `workload` and `load` present.
+    """The rows with every key column present; `workload` with temperature and GPUs, `prompts_of` without.
 
     Args:
         requests, runs: as `evaluation.measuring.serving` reads them.
@@ -73,14 +72,22 @@ def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
 def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
     rows = rows.copy()
     drafted = rows["arm"] != BASELINE
-    if "k" not in rows:
-        rows["k"] = K
+    load = "c" + rows["concurrency"].astype(str)
+    earlier: dict[str, Any] = {"k": K, "workload": ALL, "load": load, "temperature": 0.0, "tensor_parallel": 0, "throughput_only": False,
+               "ttfot_s": np.nan, "prompt_tokens": 0}  # fmt: skip
+    for column, value in earlier.items():
+        if column not in rows:
+            rows[column] = value
     rows["k"] = rows["k"].where(drafted, 0).astype(int)
-    if "workload" not in rows:
-        rows["workload"] = WORKLOAD
-    if "load" not in rows:
-        rows["load"] = "c" + rows["concurrency"].astype(str)
+    rows["prompts_of"] = rows["workload"]
+    rows["workload"] = [_label(*own) for own in zip(rows["workload"], rows["temperature"], rows["tensor_parallel"])]
     return rows
+
+
+def _label(workload: str, temperature: float, gpus: int) -> str:
+    """The workload with what else sets its levels apart; rows of an earlier layout have it in their name."""
+    apart = (f" T={temperature:g}" if temperature else "") + (f" TP{gpus}" if gpus > 1 else "")
+    return workload if workload.endswith(apart) else workload + apart
 
 
 def methods_of(runs: pd.DataFrame) -> list[tuple[str, int]]:

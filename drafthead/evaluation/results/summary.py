@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from drafthead.config.evaluation import ALL
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.statistics import (
     Array,
@@ -17,31 +18,37 @@ from drafthead.statistics import (
 )
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN
 
-ALL = "all"
 
 
 @dataclass(frozen=True)
 class MethodAcceptance:
-    """One method on one workload, over prompts whose baseline response does not loop.
+    """One method at one K, temperature and effort on one workload, over prompts whose baseline response does not loop.
 
     Attributes:
-        method, category, K: which; category "all" pools every prompt.
+        method, category, K, temperature, effort: which; category "all" pools every prompt.
         prompts: how many.
         length: acceptance length, 1 + accepted / drafts.
         rate: accepted / proposed.
         tokens_per_step: output tokens per run of the target, steps without a draft included; below `length`
             for methods that often have nothing to propose.
         positions: acceptance at each draft position.
+        histogram: (K + 1,) share of drafts that accepted exactly j.
+        identical: share of greedy responses equal to the baseline's, looping ones included; None at T > 0, where
+            equality says nothing.
     """
 
     method: str
     category: str
     K: int
+    temperature: float
+    effort: str
     prompts: int
     length: Interval
     rate: float
     tokens_per_step: float
     positions: PositionAcceptance
+    histogram: Array
+    identical: Interval | None
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,8 @@ class AcceptanceSummary:
         looping: how many baseline responses repeat themselves and are left out of acceptance.
         ended: share of baseline responses that end by themselves.
         methods: one entry per method and workload, "all" first.
-        identical: method -> share of prompts answered exactly as by the baseline, looping ones included. The
-            second baseline is the noise floor. Empty above T = 0, where equality says nothing.
+        identical: method -> share of prompts answered exactly as by the baseline. The second baseline is the noise
+            floor. Empty above T = 0.
     """
 
     temperature: float
@@ -71,48 +78,59 @@ class AcceptanceSummary:
 
 
 def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
-    """Aggregate the rows of `read_acceptance`."""
-    by_method = {str(method): group.set_index("prompt_id") for method, group in rows.groupby("arm", sort=False)}
-    baseline = by_method[BASELINE]
-    kept = baseline.index[baseline["repeated"] <= LOOP_LIMIT]
-    methods = [method for method in by_method if method not in (BASELINE, BASELINE_AGAIN)]
-    categories = [ALL, *sorted({*baseline["category"]} - {ALL})]
-    temperature = float(baseline["temperature"].iloc[0])
-    others = [method for method in by_method if method != BASELINE] if temperature == 0 else []
+    """Aggregate the rows of `read_acceptance`, which have one condition."""
+    baseline = rows[rows["arm"] == BASELINE]
+    entries = summarise_conditions(rows)
     return AcceptanceSummary(
-        temperature=temperature,
+        temperature=float(baseline["temperature"].iloc[0]),
         prompts=len(baseline),
-        looping=len(baseline) - len(kept),
+        looping=int((baseline["repeated"] > LOOP_LIMIT).sum()),
         ended=float((baseline["finish_reason"] == "stop").mean()),
-        methods=[_method(m, c, by_method[m].loc[kept]) for m in methods for c in categories],
-        identical={method: _identical(baseline, by_method[method]) for method in others},
+        methods=[entry for entry in entries if entry.method != BASELINE_AGAIN],
+        identical={e.method: e.identical for e in entries if e.category == ALL and e.identical is not None},
     )
 
 
-def _method(method: str, category: str, rows: pd.DataFrame) -> MethodAcceptance:
-    K = int(rows["k"].max()) if len(rows) else 0
-    rows = rows if category == ALL else rows[rows["category"] == category]
-    drafts, accepted = rows["drafts"], rows["accepted"]
-    tokens = rows["num_tokens"]
+def summarise_conditions(rows: pd.DataFrame) -> list[MethodAcceptance]:
+    """Aggregate the rows of `read_conditions`: every condition, over all prompts and by category.
+
+    The second baseline is one of them, without drafts: what it has identical is the noise floor of its setting.
+    """
+    found = []
+    for _, setting in rows.groupby(["temperature", "effort"], sort=False):
+        baseline = setting[setting["arm"] == BASELINE].set_index("prompt_id")
+        kept = baseline.index[baseline["repeated"] <= LOOP_LIMIT]
+        for _, drafted in setting[setting["arm"] != BASELINE].groupby(["arm", "k"], sort=False):
+            for category in (ALL, *sorted({*baseline["category"]} - {ALL})):
+                own = drafted if category == ALL else drafted[drafted["category"] == category]
+                found.append(_entry(drafted.iloc[0], category, own.set_index("prompt_id"), baseline, kept))
+    return found
+
+
+def _entry(first: pd.Series, category: str, own: pd.DataFrame, baseline: pd.DataFrame, kept: pd.Index) -> MethodAcceptance:
+    same = own["output_sha256"] == baseline["output_sha256"].reindex(own.index)
+    rows = own.loc[own.index.intersection(kept, sort=False)]
+    K, drafts, accepted, tokens = int(first["k"]), rows["drafts"], rows["accepted"], rows["num_tokens"]
     # A step yields its accepted drafts and one token more; drafts accepted beyond a stop are not output.
     steps = tokens - np.minimum(accepted, tokens - 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        histogram = _stacked(rows["histogram"], K + 1).sum(axis=0) / float(drafts.sum())
     return MethodAcceptance(
-        method=method,
+        method=str(first["arm"]),
         category=category,
         K=K,
+        temperature=float(first["temperature"]),
+        effort=str(first["effort"]),
         prompts=len(rows),
         length=acceptance_length_interval(drafts, accepted),
         rate=acceptance_rate(rows["proposed"], accepted),
         tokens_per_step=float(tokens.sum() / steps.sum()) if len(rows) else np.nan,
         positions=acceptance_by_position(drafts, _stacked(rows["accepted_at"], K), _stacked(rows["reached_at"], K)),
+        histogram=histogram,
+        identical=proportion_interval(int(same.sum()), len(same)) if first["temperature"] == 0 else None,
     )
 
 
-def _identical(baseline: pd.DataFrame, method: pd.DataFrame) -> Interval:
-    same = method["output_sha256"].loc[baseline.index] == baseline["output_sha256"]
-    return proportion_interval(int(same.sum()), len(same))
-
-
-def _stacked(lists: pd.Series, K: int) -> Array:
-    """(prompts, K)"""
-    return np.array([*lists], float).reshape(len(lists), K)
+def _stacked(lists: pd.Series, width: int) -> Array:
+    """(prompts, width)"""
+    return np.array([*lists], float).reshape(len(lists), width)
