@@ -8,6 +8,7 @@ import numpy as np
 
 from drafthead.artifacts import require
 from drafthead.config import Recipe
+from drafthead.config.evaluation import ALL
 from drafthead.config.traffic import TrafficConfig
 from drafthead.evaluation.decision.pricing import Priced, price
 from drafthead.evaluation.decision.schedule import Schedule, best_schedule
@@ -74,7 +75,7 @@ class Analysis:
 
 
 def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on the head, on the first workload; on conversations where the head loses there.
+    """The verdict on the head over all prompts; on conversations where the head loses there.
 
     A head that costs more in lost prefix-cache hits than its drafts bring is not deployed, however fast it answers
     prompts that share nothing. eval.traffic.workload says that a traffic has one kind only.
@@ -122,7 +123,7 @@ def analyse(results: Results) -> Analysis:
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
-    """One verdict for every workload and method, the head's first; loads with a request rate are not judged.
+    """One verdict for every workload and method, all prompts and the head first; no load with a rate is judged.
 
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
@@ -135,7 +136,9 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
             f"nothing to judge: all loads have a request rate ({rates}), and the verdict is by requests in flight; "
             "add some with eval.concurrency=[1,8]. python eval/serving.py prints what was measured"
         )
-    measured = list(dict.fromkeys(level.workload for level in judged))
+    temperature = recipe.eval.temperatures[0]
+    main = f"{ALL} T={temperature:g}" if temperature else ALL
+    measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != main, name))
     workloads = [workload for workload in measured if traffic.workload in (None, workload)]
     if not workloads:
         raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")

@@ -5,7 +5,7 @@ equal the length that is best there: what it gains, it gains over a traffic of s
 """
 
 from drafthead.config import Recipe
-from drafthead.config.evaluation import OWN, MethodConfig
+from drafthead.config.evaluation import ALL, OWN, MethodConfig
 from drafthead.evaluation.decision.analysis import verdicts_of
 from drafthead.evaluation.decision.cost_model import fit
 from drafthead.evaluation.decision.schedule import KEY, Schedule, best_schedule
@@ -69,12 +69,18 @@ def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
     """The schedule beside the best fixed draft length, over the recipe's traffic."""
-    recipe, workload = with_schedule(recipe, schedule), levels[0].workload
-    found = compare_variants(recipe, workload, verdicts_of(recipe, levels, {}), levels)
+    recipe = with_schedule(recipe, schedule)
+    verdicts = verdicts_of(recipe, levels, {})
+    found = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
     return next(variant for variant in found if variant.verdict.method == SCHEDULED)
 
 
 def _serving(recipe: Recipe, served: tuple[str, ...]) -> Recipe:
     """The recipe with nothing served but these methods, at loads of fixed concurrency, in blocks."""
-    update = {"served": served, "loads": (), "repeats": max(BLOCKS * (len(served) > 1), recipe.eval.repeats)}
+    update = {
+        "served": served,
+        "loads": (),
+        "workloads": ALL,
+        "repeats": max(BLOCKS * (len(served) > 1), recipe.eval.repeats),
+    }
     return recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
