@@ -16,7 +16,6 @@ from drafthead.evaluation.decision.draft_lengths import (
     compare_schedule,
     measure_schedule,
     modelled_schedule,
-    read_levels,
     with_schedule,
 )
 from drafthead.evaluation.reporting.schedule_check import schedule_table
@@ -39,7 +38,7 @@ def main() -> None:
             f"  {speculative_flag(speculative_config(recipe, HEAD, K))}"
         )
         return
-    levels = read_levels(measure_schedule(recipe, schedule))
+    levels = measure_schedule(recipe, schedule)
     found = compare_schedule(recipe, schedule, levels)
     print_table(schedule_table(found, levels))
     print(f"\n{found.sentence()}. The schedule against no speculation: {found.verdict.headline}.")

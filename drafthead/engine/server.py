@@ -2,7 +2,7 @@
 
 A server started here listens on the loopback address only, on a port the system chose, with a random API key that
 travels in the environment and is never printed. It runs in a process group of its own, which is killed on every way
-out: the end of the block, an exception, SIGTERM, and (on Linux) the death of this process. Development mode is on,
+out: the end of the block, an exception, and (on Linux) the death of this process by any signal. Development mode is on,
 because resetting the prefix cache between loads needs it; the routes it adds need no key, so other users of the same
 machine could reach them while the server runs. The alternative, `vllm serve` in another terminal, leaves ports, caches
 and clean-up to the user; `eval/serving.py` prints that command for deployment.
@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -118,7 +117,7 @@ def running_server(
     command = server_command(recipe, port, speculative, extra_args)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    with log_path.open("wb") as log, _sigterm_as_exit():
+    with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -176,19 +175,6 @@ def _stop_group(process: subprocess.Popen) -> None:
     process.wait()
 
 
-@contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack while a server runs: Python's default ends the process on the spot."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 @dataclass(frozen=True)
 class Server:
     """A running server.
@@ -212,11 +198,6 @@ class Server:
     start_s: float
     managed: bool = True
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return int(self.base_url.rsplit(":", 1)[1])
 
     def client(self, timeout_s: float = 600.0) -> httpx.Client:
         """An HTTP client that carries the key and ignores proxy settings."""

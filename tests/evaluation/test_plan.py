@@ -1,9 +1,11 @@
 """Plans of recipes and presets, checked without a server: who is started, what is sent, what is left out and why."""
 
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
+from drafthead.config.evaluation import Method
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
@@ -61,6 +63,34 @@ def test_sampled_drafts_are_measured_where_responses_are_sampled(tmp_path):
     assert levels == {"none": {0, 1}, "eagle3": {0, 1}, "eagle3.sampled": {1}}
     assert speculative_config(recipe, "eagle3.sampled")["draft_sample_method"] == "probabilistic"
     assert [c.temperature for c in conditions(recipe) if c.method == "eagle3.sampled"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "config"),
+    [
+        ("suffix", {"method": "suffix"}),
+        ("mtp", {"method": "mtp"}),
+        ("ngram_gpu", {"method": "ngram_gpu", "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
+        ("{name: m, method: medusa, head: org/m}", {"method": "medusa", "model": "org/m"}),
+        ("{name: d, method: dflash, head: org/d}", {"method": "dflash", "model": "org/d"}),
+        ("{name: d, method: dspark, head: org/d}", {"method": "dspark", "model": "org/d"}),
+    ],
+)
+def test_methods_of_others_take_one_line(tmp_path, entry, config):
+    recipe = tiny_recipe(tmp_path, f"eval.methods=[{entry}]")
+    (method,) = recipe.eval.methods
+    assert speculative_config(recipe, method.name) == {**config, "num_speculative_tokens": 3}
+
+
+@pytest.mark.slow
+def test_vllm_knows_every_method():
+    from vllm.config.speculative import SpeculativeMethod
+
+    assert set(get_args(Method)) <= set(_flat(SpeculativeMethod))
+
+
+def _flat(kind: Any) -> list[str]:
+    return [name for part in get_args(kind) for name in (_flat(part) if get_args(part) else [part])]
 
 
 @pytest.mark.parametrize(

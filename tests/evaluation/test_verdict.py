@@ -251,6 +251,14 @@ def test_rows_of_one_draft_length_need_no_column_for_it(rows):
     assert set(again.runs["load"]) == {f"c{c}" for c in SPEEDS}
 
 
+def test_the_main_verdict_is_over_all_prompts_at_the_main_temperature(tmp_path):
+    write_results(tiny_recipe(tmp_path), head_speed={1: 1.3}, prompts=16, workloads=("MT-Bench", "all", "all T=1"))
+    levels = summarise_serving(read_serving(tiny_recipe(tmp_path).results_dir / "serving"))
+    for temperatures, main in (("[0,1]", "all"), ("[1,0]", "all T=1")):
+        recipe = tiny_recipe(tmp_path, f"eval.temperatures={temperatures}")
+        assert plain_verdict(verdicts_of(recipe, levels, {})).workload == main
+
+
 def test_traffic_of_a_workload_that_was_not_measured_is_refused(recipe, levels):
     elsewhere = tiny_recipe(recipe.output_dir, "eval.traffic.workload=mlperf")
     with pytest.raises(ValueError, match="eval.traffic.workload mlperf"):

@@ -8,6 +8,7 @@ import numpy as np
 
 from drafthead.artifacts import require
 from drafthead.config import Recipe
+from drafthead.config.evaluation import ALL
 from drafthead.config.traffic import TrafficConfig
 from drafthead.evaluation.decision.pricing import Priced, price
 from drafthead.evaluation.decision.schedule import Schedule, best_schedule
@@ -74,7 +75,7 @@ class Analysis:
 
 
 def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on the head, on the first workload; on conversations where the head loses there.
+    """The verdict on the head over all prompts; on conversations where the head loses there.
 
     A head that costs more in lost prefix-cache hits than its drafts bring is not deployed, however fast it answers
     prompts that share nothing. eval.traffic.workload says that a traffic has one kind only.
@@ -122,38 +123,36 @@ def analyse(results: Results) -> Analysis:
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
-    """One verdict for every workload and method, the head's first; loads with a request rate are not judged.
+    """One verdict for every workload and method, all prompts and the head first; no load with a rate is judged.
 
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
-    traffic, slo = recipe.eval.traffic, recipe.eval.slo
+    traffic, found = recipe.eval.traffic, []
     judged = [level for level in levels if level.steady]
-    workloads = list(dict.fromkeys(level.workload for level in judged))
     if not judged:
         rates = ", ".join(dict.fromkeys(level.load for level in levels))
         raise ValueError(
             f"nothing to judge: all loads have a request rate ({rates}), and the verdict is by requests in flight; "
             "add some with eval.concurrency=[1,8]. python eval/serving.py prints what was measured"
         )
-    if traffic.workload is not None:
-        if traffic.workload not in workloads:
-            raise ValueError(
-                f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(workloads)}"
-            )
-        workloads = [traffic.workload]
-    found = []
+    temperature = recipe.eval.temperatures[0]
+    main = f"{ALL} T={temperature:g}" if temperature else ALL
+    measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != main, name))
+    workloads = [workload for workload in measured if traffic.workload in (None, workload)]
+    if not workloads:
+        raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
     for workload in workloads:
         here = [level for level in judged if level.workload == workload]
         shares = shares_at(traffic, here)
         for method in sorted({level.method for level in here}, key=lambda method: (method != HEAD, method)):
-            measured = [level for level in here if level.method == method]
             model = priced.get(workload) if method == HEAD else None
-            by_length = [
-                decide([level for level in measured if level.K == K], shares, slo, model)
-                for K in sorted({level.K for level in measured})
-            ]
-            found.append(max(by_length, key=lambda verdict: _gain(verdict, shares)))
+            by_length: dict[int, list[Level]] = {}
+            for level in here:
+                if level.method == method:
+                    by_length.setdefault(level.K, []).append(level)
+            verdicts = [decide(own, shares, recipe.eval.slo, model) for own in by_length.values()]
+            found.append(max(verdicts, key=lambda verdict: _gain(verdict, shares)))
     return found
 
 
@@ -182,7 +181,7 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
         asked = {level.concurrency for level in levels if level.workload == workload and level.steady}
         powers = {2**i for i in range(max_batch.bit_length())}
         loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)
-        here = steady(ServingRows(*(frame[frame["workload"] == workload] for frame in rows)))
+        here = steady(rows, workload)
         if {BASELINE, HEAD} <= set(here.runs["arm"]):
             found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
     return found

@@ -4,10 +4,8 @@ Served in blocks of opposite order and with the same prompts at every load. At a
 equal the length that is best there: what it gains, it gains over a traffic of several loads.
 """
 
-from pathlib import Path
-
 from drafthead.config import Recipe
-from drafthead.config.evaluation import OWN, MethodConfig
+from drafthead.config.evaluation import ALL, OWN, MethodConfig
 from drafthead.evaluation.decision.analysis import verdicts_of
 from drafthead.evaluation.decision.cost_model import fit
 from drafthead.evaluation.decision.schedule import KEY, Schedule, best_schedule
@@ -36,14 +34,15 @@ def modelled_schedule(recipe: Recipe) -> Schedule:
             f"and eval.concurrency {list(settings.concurrency)} need two values each, such as [3,1] and [1,32]"
         )
     fixed = _serving(recipe, served=(HEAD,))
-    rows = steady(read_serving(measure_serving(fixed, recipe_plan(fixed), _directory(recipe) / "fixed")))
+    directory = recipe.results_dir / "draft-lengths" / "fixed"
+    rows = steady(read_serving(measure_serving(fixed, recipe_plan(fixed), directory)))
     limit = served_recipe(fixed).engine.max_num_seqs
     samples = speed_samples(rows, HEAD, limit)
     return best_schedule(fit(samples.points(), samples.positions), limit)
 
 
-def measure_schedule(recipe: Recipe, schedule: Schedule) -> Path:
-    """Serve the schedule beside every fixed draft length; returns the artifact's directory.
+def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
+    """Serve the schedule beside every fixed draft length, in results/NAME/draft-lengths/schedule.
 
     Raises:
         ValueError: the schedule has one draft length, or one beyond the recipe's.
@@ -56,7 +55,8 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> Path:
             f"{longest}, the longest of eval.num_draft_tokens; give another with --schedule '[[1,2,3],[3,64,1]]'"
         )
     beside = _serving(with_schedule(recipe, schedule), served=(HEAD, SCHEDULED))
-    return measure_serving(beside, recipe_plan(beside), _directory(recipe) / "schedule")
+    directory = recipe.results_dir / "draft-lengths" / "schedule"
+    return summarise_serving(read_serving(measure_serving(beside, recipe_plan(beside), directory)))
 
 
 def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
@@ -69,21 +69,18 @@ def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
     """The schedule beside the best fixed draft length, over the recipe's traffic."""
-    recipe, workload = with_schedule(recipe, schedule), levels[0].workload
-    found = compare_variants(recipe, workload, verdicts_of(recipe, levels, {}), levels)
+    recipe = with_schedule(recipe, schedule)
+    verdicts = verdicts_of(recipe, levels, {})
+    found = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
     return next(variant for variant in found if variant.verdict.method == SCHEDULED)
-
-
-def read_levels(directory: Path) -> list[Level]:
-    """The levels of what `measure_schedule` left."""
-    return summarise_serving(read_serving(directory))
 
 
 def _serving(recipe: Recipe, served: tuple[str, ...]) -> Recipe:
     """The recipe with nothing served but these methods, at loads of fixed concurrency, in blocks."""
-    update = {"served": served, "loads": (), "repeats": max(BLOCKS * (len(served) > 1), recipe.eval.repeats)}
+    update = {
+        "served": served,
+        "loads": (),
+        "workloads": ALL,
+        "repeats": max(BLOCKS * (len(served) > 1), recipe.eval.repeats),
+    }
     return recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
-
-
-def _directory(recipe: Recipe) -> Path:
-    return recipe.results_dir / "draft-lengths"

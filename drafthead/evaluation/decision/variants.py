@@ -69,16 +69,21 @@ def compare_variants(
         best = max(fixed, key=lambda K: _speedup(fixed[K], weights))
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
-        doubt = _doubt(verdict, change, by_load, variants[verdict.method].get(KEY))
+        lost = [v.workload for v in verdicts if v.method == verdict.method and v.decision == DO_NOT]
+        doubt = _doubt(verdict, lost, change, by_load, variants[verdict.method].get(KEY))
         found.append(Variant(verdict, best, change, by_load, doubt))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.interval.value))
 
 
-def _doubt(verdict: Verdict, change: Change, by_load: dict[int, Change], schedule: Schedule | None) -> str:
+def _doubt(
+    verdict: Verdict, lost: list[str], change: Change, by_load: dict[int, Change], schedule: Schedule | None
+) -> str:
     """Why a variant is not advised."""
-    if verdict.decision in (DO_NOT, UNKNOWN):
-        return f"{verdict.decision} against no speculation"
-    if not change.resolved or change.interval.low <= 0:
+    if lost:
+        return f"it loses against no speculation on {', '.join(lost)} prompts"
+    if verdict.decision == UNKNOWN:
+        return f"{UNKNOWN} against no speculation"
+    if not change.interval.low > 0:
         return "no resolved gain"
     worse = [str(c) for c, at in by_load.items() if at.resolved and at.interval.high < 0]
     if worse:

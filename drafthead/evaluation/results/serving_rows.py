@@ -59,9 +59,14 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows
     return ServingRows(_completed(requests, K), runs)
 
 
-def steady(rows: ServingRows) -> ServingRows:
-    """The rows of loads whose places were filled as they became free: only they say what a step of b requests costs."""
-    return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in rows))
+def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
+    """The rows of one workload at loads whose places were filled as they became free; None: the first workload.
+
+    Only they say what a step of b requests costs.
+    """
+    workload = workload or rows.runs["workload"].iloc[0]
+    kept = (frame[frame["workload"] == workload] for frame in rows)
+    return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in kept))
 
 
 def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
