@@ -10,15 +10,17 @@ for every load, that is the answer, and nothing more is served.
 import json
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.decision.deployment import deployed_config, speculative_flag
-from drafthead.evaluation.reporting.schedule_check import (
-    check_schedule,
+from drafthead.evaluation.decision.deployment import speculative_flag
+from drafthead.evaluation.decision.draft_lengths import (
+    SCHEDULED,
+    compare_schedule,
     measure_schedule,
     modelled_schedule,
-    settled,
+    with_schedule,
 )
+from drafthead.evaluation.reporting.schedule_check import schedule_table
 from drafthead.evaluation.reporting.tables import print_table
-from drafthead.evaluation.workload import HEAD
+from drafthead.evaluation.workload import HEAD, speculative_config
 
 OPTIONS = (
     ("--schedule", {"type": json.loads, "metavar": "JSON", "help": "instead of the cost model's: [[1,2,3],[3,64,1]]"}),
@@ -28,13 +30,20 @@ OPTIONS = (
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
     schedule = args.schedule or modelled_schedule(recipe)
-    if not args.schedule and (answer := settled(recipe, schedule)):
-        print(answer)
+    if len(schedule) == 1 and not args.schedule:
+        ((_, last, K),) = schedule
+        print(
+            f"K = {K} at every load: of the lengths that were served, no other is faster by a per cent at any batch of "
+            f"1 to {last} requests. There is no schedule to serve; start it with\n"
+            f"  {speculative_flag(speculative_config(recipe, HEAD, K))}"
+        )
         return
-    print(speculative_flag(deployed_config(recipe, HEAD, max(recipe.eval.draft_tokens), schedule)))
-    check = check_schedule(recipe, measure_schedule(recipe, schedule))
-    print_table(check.table)
-    print(f"\n{check.sentence()}")
+    levels = measure_schedule(recipe, schedule)
+    found = compare_schedule(recipe, schedule, levels)
+    print_table(schedule_table(found, levels))
+    print(f"\n{found.sentence()}. The schedule against no speculation: {found.verdict.headline}.")
+    name, K = (HEAD, found.against) if found.doubt else (SCHEDULED, found.verdict.K)
+    print(f"  {speculative_flag(speculative_config(with_schedule(recipe, schedule), name, K))}")
 
 
 if __name__ == "__main__":

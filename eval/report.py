@@ -11,8 +11,9 @@ from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.evaluation.decision.analysis import analyse, read_results
-from drafthead.evaluation.reporting.report import print_brief, print_report, write_report
+from drafthead.evaluation.reporting.report import print_brief, print_report, tracked, write_report
 from drafthead.evaluation.results.one_file import read_one_file
+from drafthead.tracking import log_results
 
 OPTIONS = (
     ("--from", {"type": Path, "dest": "file", "metavar": "FILE", "help": "one Parquet file instead of a recipe"}),
@@ -26,6 +27,8 @@ def main() -> None:
     analysis = analyse(results)
     page = write_report(results, analysis, args.file.parent if args.file else recipe.results_dir)
     (print_brief if args.brief else print_report)(results.recipe, analysis)
+    if not args.file:
+        log_results(results.recipe, tracked(analysis), page)
     print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
 
 

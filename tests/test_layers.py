@@ -12,7 +12,7 @@ from tests.scripts import run_python
 
 PACKAGE = REPO_ROOT / "drafthead"
 FOUNDATIONS = {
-    "config", "artifacts", "files", "locks", "processes", "progress", "cli", "statistics", "section",
+    "config", "artifacts", "files", "locks", "processes", "progress", "cli", "statistics", "tracking", "section",
 }  # fmt: skip
 STAGES = {"generation", "training", "exporting", "evaluation"}
 ALLOWED = {

@@ -13,12 +13,17 @@ from drafthead.config.traffic import SLOConfig, TrafficConfig
 from drafthead.section import Section, holds_secret
 
 # vLLM's methods that this project measures.
-Method = Literal["eagle3", "eagle", "medusa", "draft_model", "ngram", "suffix"]
+Method = Literal[
+    "eagle3", "eagle", "medusa", "draft_model", "dflash", "dspark", "mtp", "ngram", "ngram_gpu", "suffix"
+]  # fmt: skip
 # The method of the recipe's own head, and the name of its entry in eval.methods.
 OWN: Method = "eagle3"
 # As tables and plots name them; the others go by their method.
 ALL = "all"  # the workload of every held-out prompt
-LABELS = {"eagle3": "EAGLE-3 head", "ngram": "n-gram", "suffix": "suffix decoding"}
+LABELS = {
+    "eagle3": "EAGLE-3 head", "dflash": "DFlash", "dspark": "DSpark", "mtp": "the target's own MTP layers",
+    "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",
+}  # fmt: skip
 Effort = Literal["low", "medium", "high"]
 _Item = TypeVar("_Item")
 
@@ -40,6 +45,8 @@ HEADS = {
     "vLLM's EagleLlamaForCausalLM",
     "medusa": "train heads with github.com/FasterDecoding/Medusa and convert them to the layout of vLLM's MedusaModel",
     "draft_model": "any smaller model with the target's vocabulary, such as one of the same family",
+    "dflash": "a head in the layout of vLLM's DFlash models, made for this target",
+    "dspark": "a head in the layout of vLLM's DSpark models, made for this target",
 }
 # The same for `extra: {parallel_drafting: true}`.
 PARALLEL = (
@@ -149,6 +156,8 @@ class EvalConfig(Section):
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
     # Each of them is measured under every load alone as well; all: only all held-out prompts together.
     workloads: Literal["source", "category", "all"] = "source"
+    # Requests that a server runs at once; None: engine.max_num_seqs, or the highest load where that is more.
+    max_num_seqs: int | None = Field(default=None, gt=0)
     prompts_per_level: int = Field(default=64, gt=0)
     # A level of more places than prompts is refused, unless it may be measured and named by what was reached.
     allow_unreached: bool = False

@@ -1,42 +1,37 @@
-"""Load on a server, generated and timed by vLLM's own benchmark client (`vllm bench serve`).
+"""Load on a server: requests sent as places become free or at a rate, and timed as their streams arrive.
 
-The client runs inside this process: its import takes longer than a small level, and its command line needs a `vllm`
-distribution that the CPU build lacks. `LoadResult.command` is the equivalent command. Prompts go to /v1/completions as
-token ids, rendered by the target's own chat template: /v1/chat/completions would render every gpt-oss model with the
-built-in o200k_harmony vocabulary, whatever tokenizer the model has, and takes one message per prompt. What this gives
+Prompts go to /v1/completions as token ids, rendered by the target's own chat template: /v1/chat/completions would
+render every gpt-oss model with the built-in o200k_harmony vocabulary, whatever tokenizer the model has. What this gives
 up is the time the server spends in the chat template.
 
-Only raw times are taken from the client; figures are computed by us, because its peak figures count chunks instead of
-tokens. Its time of the first token is that of any channel; for models that think first, `ResponseClock` finds the
-first token of the final channel, which costs the client a second parse of each chunk.
+While a load runs, the engine's own count of running and waiting requests is sampled: more requests in flight than the
+engine runs at once wait in its queue, which a client cannot see. The alternative, `vllm bench serve`, reads neither
+that count nor Harmony's channels; `eval/serving.py --import` reads its files.
 """
 
-import argparse
 import asyncio
-import gc
-import importlib
 import json
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, redirect_stdout
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import aiohttp
 import httpx
+import numpy as np
 
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
-from drafthead.engine.server import HOST, Server, ServerError
+from drafthead.engine.server import Server, ServerError, parse_metrics
 from drafthead.progress import progress_bar
+from drafthead.statistics import Array
 
-_CLIENT, _BACKEND = "vllm.benchmarks.serve", "vllm"
 # Special tokens stay in the text, so that Harmony's channels can be told apart in it.
 _PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
 _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"  # Harmony
+_SAMPLE_S = 0.2  # a page of metrics costs the server some milliseconds
+_LONGEST_S = 6 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """What the client measured of one request; times in seconds on one clock per level.
+    """What was measured of one request; times in seconds on one clock per level.
 
     Attributes:
         id: the prompt's id.
@@ -60,7 +55,8 @@ class RequestTimes:
         gaps_s: between chunks; a chunk carries all tokens of one verification step.
         latency_s: from sending to the last token.
         text: the output with its special tokens.
-        ttfot_s: from sending to the first token of the final channel; NaN where none came or it was not measured.
+        ttfot_s: from sending to the first token of the final channel, or of any where there are no channels; NaN where
+            none came or it was not measured.
     """
 
     id: str
@@ -75,13 +71,21 @@ class RequestTimes:
     ttfot_s: float = math.nan
 
 
+class EngineSample(NamedTuple):
+    """Requests that run in the engine and wait in its queue, at a time on the clock of `RequestTimes.start_s`."""
+
+    at_s: float
+    running: int
+    waiting: int
+
+
 @dataclass(frozen=True)
 class LoadResult:
-    """One level of load: wall time in seconds, every request in prompt order, and how to run it again."""
+    """One level of load: wall time in seconds, every request in prompt order, and what the engine ran meanwhile."""
 
     duration_s: float
     requests: list[RequestTimes]
-    command: list[str]
+    samples: list[EngineSample]
 
 
 def endpoint_server(endpoint: EndpointConfig) -> Server:
@@ -94,24 +98,17 @@ def endpoint_server(endpoint: EndpointConfig) -> Server:
     key = os.environ.get(variable, "") if variable else ""
     if variable and not key:
         raise ServerError(f"{where}: environment variable {variable} is not set")
-    url = endpoint.url.rstrip("/")
-    server = Server(url, endpoint.model, key, None, (), 0.0, managed=False)
+    server = Server(endpoint.url.rstrip("/"), endpoint.model, key, None, (), 0.0, managed=False)
     try:
         with server.client(30) as client:
             response = client.get("/v1/models")
-    except httpx.TransportError as error:
-        raise ServerError(f"{where}: {url} does not answer ({error}); start it, or correct url") from error
-    if response.is_error:
-        raise ServerError(f"{where}: {url}/v1/models answered {response.status_code}; see api_key_env")
+            response.raise_for_status()
+    except httpx.HTTPError as error:
+        raise ServerError(f"{where} at {server.base_url}: {error}; see url and api_key_env") from error
     served = [model["id"] for model in response.json()["data"]]
     if endpoint.model not in served:
         raise ServerError(f"{where} serves {', '.join(served)}, not {endpoint.model}: correct model")
     return server
-
-
-def preload() -> None:
-    """Import the client, which takes several seconds; worth doing while a server starts."""
-    importlib.import_module(_CLIENT)
 
 
 def warm_up(server: Server, requests: Sequence[LoadRequest], max_tokens: int) -> None:
@@ -130,11 +127,9 @@ def warm_up(server: Server, requests: Sequence[LoadRequest], max_tokens: int) ->
 def run_load(
     server: Server,
     requests: Sequence[LoadRequest],
-    directory: Path,
     *,
     load: LoadConfig,
     max_tokens: int,
-    label: str,
     temperature: float = 0.0,
     ignore_eos: bool = False,
     title: str = "load",
@@ -144,179 +139,142 @@ def run_load(
     Args:
         server: where to.
         requests: in the order of sending; results come back in the same order.
-        directory: for the prompt file, the client's result and its log.
         load: how many at a time, or at what rate.
         max_tokens: longest output.
-        label: names the files.
         temperature: 0 decodes greedily.
         ignore_eos: every output has max_tokens tokens.
         title: of the progress bar.
 
     Raises:
-        ServerError: the server ended, the client failed or returned another number of requests.
+        ServerError: the server ended.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    prompts = directory / f"{label}.prompts.jsonl"
-    with prompts.open("w") as file:
-        file.writelines(json.dumps({"prompt": r.prompt_ids}) + "\n" for r in requests)
-    body = {"max_tokens": max_tokens, **_PROMPT_OPTIONS} | ({"ignore_eos": True} if ignore_eos else {})
-    flags = [
-        *("--backend", _BACKEND, "--base-url", server.base_url, "--endpoint", "/v1/completions"),
-        *("--model", server.model, "--skip-tokenizer-init"),  # prompts are token ids already
-        *("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(len(requests))),
-        *("--no-oversample", "--disable-shuffle", "--skip-chat-template"),
-        *load_flags(load),
-        *("--temperature", f"{temperature:g}"),
-        # Without a tokenizer the client requests one token unless told otherwise here.
-        *("--extra-body", json.dumps(body)),
-        *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),  # warm_up does it with other prompts
-        *("--save-result", "--save-detailed", "--result-dir", str(directory), "--result-filename", f"{label}.json"),
-    ]
-    with (directory / f"{label}.log").open("w") as log, progress_bar(len(requests), title, "request") as bar:
-        ttfot_s = _run_client(flags, server, log, bar)
-    raw = json.loads((directory / f"{label}.json").read_text())
-    times = [
-        replace(t, ttfot_s=ttfot_s.get(tuple(r.prompt_ids), math.nan))
-        for t, r in zip(request_times([r.id for r in requests], raw), requests, strict=True)
-    ]
-    return LoadResult(raw["duration"], times, ["vllm", "bench", "serve", *flags])
+    options = {"model": server.model, "max_tokens": max_tokens, "temperature": temperature, "stream": True}
+    options |= {"stream_options": {"include_usage": True}, **_PROMPT_OPTIONS}
+    if ignore_eos:
+        options["ignore_eos"] = True
+    with progress_bar(len(requests), title, "request") as bar:
+        return asyncio.run(_send_all(server, requests, load, options, bar))
 
 
-def load_flags(load: LoadConfig) -> list[str]:
-    """The client's flags for a load."""
-    flags = ["--max-concurrency", str(load.concurrency)] if load.concurrency else []
-    if load.ramp:
-        # The client takes whole rates for a ramp, and no other rate beside it.
-        flags += ["--ramp-up-strategy", load.ramp, "--ramp-up-start-rps", str(round(load.ramp_start))]
-        flags += ["--ramp-up-end-rps", str(round(load.request_rate or 0))]
-    elif load.request_rate is None:
-        return [*flags, "--request-rate", "inf"]
+def send_times(load: LoadConfig, count: int) -> Array:
+    """Seconds after the start at which each of `count` requests is due, (count,); zeros where places alone decide.
+
+    Gaps are gamma-distributed with shape `burstiness`, scaled so that they add up to Σ 1 / rate (as vLLM's benchmark
+    client does); every method gets the same draw. Of n requests, a linear ramp sends request i at
+    start + (end - start) · i / (n - 1) per second, an exponential one at start · (end / start)^(i / (n - 1)).
+    """
+    if load.request_rate is None:
+        return np.zeros(count)
+    done = np.arange(count) / max(count - 1, 1)
+    start = load.ramp_start if load.ramp else load.request_rate
+    if load.ramp == "linear":
+        rates = start + (load.request_rate - start) * done
     else:
-        flags += ["--request-rate", f"{load.request_rate:g}"]
-    return [*flags, "--burstiness", f"{load.burstiness:g}"]
+        rates = start * (load.request_rate / start) ** done
+    gaps = np.random.default_rng(count).gamma(load.burstiness, 1 / load.burstiness, count) / rates
+    return np.cumsum(gaps * (1 / rates).sum() / gaps.sum())
 
 
-def _run_client(flags: list[str], server: Server, log: Any, bar: Any) -> dict[tuple[int, ...], float]:
-    """Run the client with our bar and our clock; returns `ResponseClock.seconds`."""
-    client: Any = importlib.import_module(_CLIENT)
-    parser_class = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
-    parser: argparse.ArgumentParser = parser_class(prog="vllm bench serve")
-    client.add_cli_args(parser)
-    environment = {"OPENAI_API_KEY": server.api_key or "none", "NO_PROXY": HOST, "no_proxy": HOST}
-    functions = client.ASYNC_REQUEST_FUNCS
-    clock = ResponseClock(_while_it_runs(server, functions[_BACKEND]))
-    with (
-        mock.patch.dict(os.environ, environment),  # the client has no parameters for these three
-        mock.patch.dict(functions, {_BACKEND: clock}),
-        mock.patch.object(client, "tqdm", return_value=bar),
-        redirect_stdout(log),
-    ):
-        try:
-            asyncio.run(client.main_async(parser.parse_args(flags)))
-        except ServerError:
-            raise
-        except Exception as error:
-            raise ServerError(f"vLLM's benchmark client failed: {error}; its log: {log.name}") from error
-        finally:
-            # The client puts all objects there are out of the collector's reach. Left there, they outlive the
-            # interpreter, and Triton lists hundreds of them as leaked when this process ends.
-            gc.unfreeze()
-    return clock.seconds
+async def _send_all(
+    server: Server, requests: Sequence[LoadRequest], load: LoadConfig, options: dict[str, Any], bar: Any
+) -> LoadResult:
+    places = asyncio.Semaphore(load.concurrency or len(requests))
+    samples: list[EngineSample] = []
+    headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+    timeout, connector = aiohttp.ClientTimeout(total=_LONGEST_S), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(server.base_url, headers=headers, timeout=timeout, connector=connector) as session:
+        begun = time.perf_counter()
+
+        async def send(request: LoadRequest, due_s: float) -> RequestTimes:
+            await asyncio.sleep(begun + due_s - time.perf_counter())
+            async with places:
+                times = await stream_request(session, request, options, begun)
+            if times.error and server.how_it_ended():
+                raise server.gone("in the middle of a load")
+            bar.update()
+            return times
+
+        watching = asyncio.create_task(_watch(session, samples, begun))
+        due = send_times(load, len(requests))
+        times = await asyncio.gather(*(send(r, float(t)) for r, t in zip(requests, due, strict=True)))
+        watching.cancel()
+    duration = max(t.start_s + t.latency_s for t in times) - min(t.start_s for t in times)
+    return LoadResult(duration, times, samples)
 
 
-def _while_it_runs(server: Server, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """`send`, which ends the load once the server has ended: the client would go on sending."""
+async def stream_request(
+    session: aiohttp.ClientSession, request: LoadRequest, options: dict[str, Any], begun: float
+) -> RequestTimes:
+    """Send one request and time its chunks; what failed is in `error`.
 
-    async def send_or_give_up(request: Any, session: Any, pbar: Any = None) -> Any:
-        output = await send(request, session, pbar)
-        if not output.success and server.how_it_ended():
-            raise server.gone("in the middle of a load")
-        return output
-
-    return send_or_give_up
-
-
-class ResponseClock:
-    """Wraps one of the client's request functions and watches the stream as it arrives.
-
-    Attributes:
-        seconds: prompt token ids -> from sending to the first token of the final channel. Without channels that is
-            the first token; NaN where the final channel never came.
+    Args:
+        session: of the server.
+        request: the prompt.
+        options: of the request, the prompt excepted.
+        begun: start of the load, by time.perf_counter.
     """
-
-    def __init__(self, send: Callable[..., Awaitable[Any]]):
-        self.seconds: dict[tuple[int, ...], float] = {}
-        self._send = send
-
-    async def __call__(self, request_func_input: Any, session: Any, pbar: Any = None) -> Any:
-        """Send one request, as the client does; the names are the client's."""
-        stream = _WatchedSession(session)
-        output = await self._send(request_func_input, stream, pbar)
-        if output.success and not output.output_tokens:
-            # The client takes a response for whole once a token of it came, also when the engine died behind the
-            # server and the stream broke off; what is missing then is the count of tokens that ends every stream.
-            output.success = False
-            output.error = (
-                "the stream ended without the server's count of tokens: the response was cut short, or the server "
-                "does not support stream_options.include_usage"
-            )
-        seconds = math.nan if stream.final_at is None else stream.final_at - output.start_time
-        self.seconds[tuple(request_func_input.prompt)] = seconds if _CHANNEL in stream.text else output.ttft
-        return output
-
-
-class _WatchedSession:
-    """An HTTP session that hands everything on and notes when the text passes the marker of the final channel."""
-
-    def __init__(self, session: Any):
-        self.text = ""
-        self.final_at: float | None = None
-        self._session = session
-        self._pending = b""
-
-    @asynccontextmanager
-    async def post(self, **options: Any) -> AsyncIterator[SimpleNamespace]:
-        async with self._session.post(**options) as response:
-            content = SimpleNamespace(iter_any=lambda: self._watch(response.content))
-            yield SimpleNamespace(status=response.status, reason=response.reason, content=content)
-
-    async def _watch(self, content: Any) -> AsyncIterator[bytes]:
-        async for chunk in content.iter_any():
-            if self.final_at is None:
-                self._read(chunk, time.perf_counter())
-            yield chunk
-
-    def _read(self, chunk: bytes, now: float) -> None:
-        *lines, self._pending = (self._pending + chunk).split(b"\n")
-        for line in lines:
-            data = line.strip().removeprefix(b"data: ")
-            if data.startswith(b"{"):
-                self.text += "".join(choice.get("text") or "" for choice in json.loads(data).get("choices", ()))
-        if self.text.partition(_FINAL)[2]:
-            self.final_at = now
-
-
-def request_times(ids: Sequence[str], raw: dict[str, Any]) -> list[RequestTimes]:
-    """The requests of a result that the client wrote with --save-detailed, in the order of sending.
-
-    Raises:
-        ServerError: it holds another number of requests than `ids`.
-    """
-    if len(raw["start_times"]) != len(ids):
-        raise ServerError(f"{len(ids)} requests were sent but {len(raw['start_times'])} came back")
-    first = min(raw["start_times"])
-    return [
-        RequestTimes(
-            id=name,
-            # The client's reason is the status line's, which may be empty; a request without tokens failed.
-            error=raw["errors"][i] or ("" if raw["output_lens"][i] else "refused without a reason"),
-            prompt_tokens=raw["input_lens"][i],
-            output_tokens=raw["output_lens"][i],
-            start_s=raw["start_times"][i] - first,
-            ttft_s=raw["ttfts"][i],
-            gaps_s=raw["itls"][i],
-            latency_s=raw["latencies"][i] if "latencies" in raw else raw["ttfts"][i] + sum(raw["itls"][i]),
-            text=raw["generated_texts"][i],
+    error, usage = "", {}
+    pieces: list[str] = []
+    arrivals: list[float] = []
+    sent = time.perf_counter()
+    try:
+        async with session.post("/v1/completions", json=options | {"prompt": request.prompt_ids}) as response:
+            if not response.ok:
+                error = f"{response.status} {response.reason}: {(await response.text())[:300]}"
+            async for line in response.content:
+                data = line.strip().removeprefix(b"data: ")
+                if not data.startswith(b"{"):  # an empty line, or [DONE]
+                    continue
+                now, chunk = time.perf_counter(), json.loads(data)
+                usage = chunk.get("usage") or usage
+                if chunk.get("choices"):
+                    pieces.append(chunk["choices"][0].get("text") or "")
+                    arrivals.append(now - sent)
+    except (aiohttp.ClientError, TimeoutError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    if not error and not usage.get("completion_tokens"):
+        # Also where the engine died behind the server: the stream then ends like any other.
+        error = (
+            "the stream ended without the server's count of tokens: the response was cut short, or the server does "
+            "not support stream_options.include_usage"
         )
-        for i, name in enumerate(ids)
-    ]
+    return RequestTimes(
+        id=request.id,
+        error=error,
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        output_tokens=usage.get("completion_tokens", 0),
+        start_s=sent - begun,
+        ttft_s=arrivals[0] if arrivals else 0.0,
+        gaps_s=list(np.diff(arrivals)),
+        latency_s=arrivals[-1] if arrivals else time.perf_counter() - sent,
+        text="".join(pieces),
+        ttfot_s=final_channel_s(pieces, arrivals),
+    )
+
+
+def final_channel_s(pieces: Sequence[str], arrivals: Sequence[float]) -> float:
+    """When the first text of the final channel came; without channels the first text; NaN where it never came."""
+    text = "".join(pieces)
+    if _CHANNEL not in text:
+        return arrivals[0] if arrivals else math.nan
+    if _FINAL not in text:
+        return math.nan
+    so_far = np.cumsum([len(piece) for piece in pieces])
+    index = int(np.searchsorted(so_far, text.index(_FINAL) + len(_FINAL), side="right"))
+    return arrivals[index] if index < len(arrivals) else math.nan
+
+
+async def _watch(session: aiohttp.ClientSession, samples: list[EngineSample], begun: float) -> None:
+    """Sample the engine until cancelled; nothing where the server has no such counters."""
+    while True:
+        try:
+            async with session.get("/metrics") as response:
+                page = await response.text()
+        except aiohttp.ClientError:  # the requests say that the server is gone
+            return
+        found = parse_metrics(page)
+        if "vllm:num_requests_running" not in found:
+            return
+        counts = (int(found[f"vllm:num_requests_{which}"]) for which in ("running", "waiting"))
+        samples.append(EngineSample(time.perf_counter() - begun, *counts))
+        await asyncio.sleep(_SAMPLE_S)

@@ -2,7 +2,7 @@
 
 A server started here listens on the loopback address only, on a port the system chose, with a random API key that
 travels in the environment and is never printed. It runs in a process group of its own, which is killed on every way
-out: the end of the block, an exception, SIGTERM, and (on Linux) the death of this process. Development mode is on,
+out: the end of the block, an exception, and (on Linux) the death of this process by any signal. Development mode is on,
 because resetting the prefix cache between loads needs it; the routes it adds need no key, so other users of the same
 machine could reach them while the server runs. The alternative, `vllm serve` in another terminal, leaves ports, caches
 and clean-up to the user; `eval/serving.py` prints that command for deployment.
@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -118,7 +117,7 @@ def running_server(
     command = server_command(recipe, port, speculative, extra_args)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    with log_path.open("wb") as log, _sigterm_as_exit():
+    with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -148,60 +147,32 @@ def _free_port() -> int:
 
 def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path, timeout_s: float) -> None:
     begun = time.monotonic()
-    with (
-        progress_bar(_USUAL_START_S, "starting vLLM", "s") as bar,
-        httpx.Client(base_url=base_url, timeout=2, trust_env=False) as client,
-    ):
-        while True:
-            waited, failure = time.monotonic() - begun, ""
+    with progress_bar(_USUAL_START_S, "starting vLLM", "s") as bar:
+        while (waited := time.monotonic() - begun) < timeout_s:
             if process.poll() is not None:
-                failure = f"ended with code {process.returncode} after {waited:.0f} s"
-            elif waited > timeout_s:
-                failure = f"did not answer on {base_url} within {timeout_s:.0f} s"
-            if failure:
-                raise ServerError(f"vLLM {failure}. {_last_lines(log_path)}")
+                raise ServerError(
+                    f"vLLM ended with code {process.returncode} after {waited:.0f} s. {_last_lines(log_path)}"
+                )
             with suppress(httpx.TransportError):  # not listening yet
-                if client.get("/health").status_code == httpx.codes.OK:
+                if httpx.get(f"{base_url}/health", timeout=2, trust_env=False).is_success:
                     return
             time.sleep(0.25)
             bar.total = max(_USUAL_START_S, int(waited) + 1)
             bar.update(int(waited) - bar.n)
+    raise ServerError(f"vLLM did not answer on {base_url} within {timeout_s:.0f} s. {_last_lines(log_path)}")
 
 
 def _stop_group(process: subprocess.Popen) -> None:
     """End the whole process group, by force where SIGTERM does not."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if not _signal_group(process.pid, number):
-            break
         deadline = time.monotonic() + _STOP_S
-        while time.monotonic() < deadline:
-            process.poll()  # reap the leader, or its group would never look empty
-            if not _signal_group(process.pid, 0):
-                break
-            time.sleep(0.05)
+        with suppress(ProcessLookupError):  # the group has no process left
+            os.killpg(process.pid, number)
+            while time.monotonic() < deadline:
+                process.poll()  # reap the leader, or its group would never look empty
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
     process.wait()
-
-
-def _signal_group(group: int, number: int) -> bool:
-    """Send a signal; False when the group has no process left."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-@contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Let SIGTERM unwind the stack while a server runs: Python's default ends the process on the spot."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
@@ -228,11 +199,6 @@ class Server:
     managed: bool = True
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return int(self.base_url.rsplit(":", 1)[1])
-
     def client(self, timeout_s: float = 600.0) -> httpx.Client:
         """An HTTP client that carries the key and ignores proxy settings."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
@@ -248,7 +214,7 @@ class Server:
             with self.client(timeout_s) as client:
                 return client.request(method, path, **options)
         except httpx.TransportError as error:
-            raise self.gone(f"{type(error).__name__}: {error}", patience_s=2) from error
+            raise self.gone(f"{type(error).__name__}: {error}") from error
 
     def check_key(self) -> None:
         """Check that this is the server that was started here: no other one knows its key.
@@ -275,18 +241,12 @@ class Server:
             return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
         return ""
 
-    def gone(self, seen: str, patience_s: float = 0) -> ServerError:
-        """The error for a server that cannot be reached any more, with the last lines of its log.
-
-        Args:
-            seen: how that showed.
-            patience_s: as in `how_it_ended`.
-        """
-        details = "; ".join(filter(None, (seen, self.how_it_ended(patience_s))))
-        lines = f" {_last_lines(self.log_path)}" if self.log_path else ""
+    def gone(self, seen: str) -> ServerError:
+        """The error for a server that stopped answering, with how that showed and the last lines of its log."""
+        details = "; ".join(filter(None, (seen, self.how_it_ended(patience_s=2))))
         return ServerError(
             f"{self.base_url} ({self.model}) stopped answering ({details}); what was measured before is kept, the "
-            f"same command continues.{lines}"
+            f"same command continues. {_last_lines(self.log_path)}"
         )
 
     def reset_prefix_cache(self, patience_s: float = 30) -> bool:
@@ -304,19 +264,16 @@ class Server:
         deadline = time.monotonic() + patience_s
         while True:
             response = self.request("POST", "/reset_prefix_cache")
-            held = response.is_success and b'"success":false' in response.content.replace(b" ", b"")
-            if not held or time.monotonic() > deadline:
+            done = response.is_success and b'"success":false' not in response.content.replace(b" ", b"")
+            if done or response.is_error or time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        if self.managed and (held or response.is_error):
+        if self.managed and not done:
             raise ServerError(f"reset_prefix_cache answered {response.status_code}: {response.text[:200]}")
-        return response.is_success and not held
+        return done
 
     def metrics(self) -> dict[str, float]:
-        """The server's counters and gauges by name; labelled samples are summed.
-
-        Counts by draft position keep their position: `vllm:spec_decode_num_accepted_tokens_per_pos[0]`. Empty when a
-        server that was not started here has no such page.
+        """See `parse_metrics`; empty when a server that was not started here has no such page.
 
         Raises:
             ServerError: the server is gone.
@@ -327,21 +284,19 @@ class Server:
         return parse_metrics(response.raise_for_status().text)
 
 
-def parse_metrics(text: str) -> dict[str, float]:
-    """Counters and gauges of a Prometheus page; `_total` is dropped from the names of counters."""
-    from prometheus_client.parser import text_string_to_metric_families  # of vLLM, which harvesting can do without
+_SAMPLE = re.compile(r"^(vllm:\w+?)(?:_total)?\{([^}]*)\} (\S+)$", re.MULTILINE)
 
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """vLLM's counters and gauges on a Prometheus page, summed over labels but for draft positions.
+
+    `_total` is dropped from the names of counters; parts of histograms are left in by their own names.
+    """
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        if family.type not in ("counter", "gauge"):
-            continue
-        for sample in family.samples:
-            if sample.name.endswith("_created"):
-                continue
-            name = sample.name.removesuffix("_total")
-            if "position" in sample.labels:
-                name += f"[{sample.labels['position']}]"
-            values[name] = values.get(name, 0.0) + sample.value
+    for name, labels, value in _SAMPLE.findall(text):
+        position = re.search(r'position="(\d+)"', labels)
+        key = f"{name}[{position[1]}]" if position else name
+        values[key] = values.get(key, 0.0) + float(value)
     return values
 
 
@@ -369,7 +324,9 @@ def server_capacity(log: Path | None) -> dict[str, float]:
     }
 
 
-def _last_lines(log: Path, count: int = 15) -> str:
-    """The end of a server's log, for an error message."""
+def _last_lines(log: Path | None, count: int = 15) -> str:
+    """The end of a server's log, for an error message; empty for a server that was not started here."""
+    if log is None:
+        return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
     return f"Last lines of {log}:\n" + "\n".join(lines)

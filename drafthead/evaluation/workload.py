@@ -29,6 +29,8 @@ from drafthead.target.tokenizer import load_tokenizer
 _LOG = logging.getLogger(__name__)
 BASELINE, BASELINE_AGAIN = "none", "none-again"
 HEAD: Method = OWN  # the recipe's own head
+# The same with sampled drafts, measured beside it wherever responses are sampled: at T = 0 the two are the same.
+SAMPLED = f"{OWN}.sampled"
 
 
 class _Names(dict[str, str]):
@@ -42,11 +44,13 @@ NAMES = _Names(
     {
         BASELINE: "no speculation",
         BASELINE_AGAIN: "baseline again (noise floor)",
+        SAMPLED: f"{LABELS[OWN]}, drafts sampled",
         **LABELS,
     }
 )
 _MAKE_PROMPTS = "python data_gen/prompts.py RECIPE"
-_DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": {"prompt_lookup_max": 4, "prompt_lookup_min": 2}, "suffix": {}}
+_LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+_DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": _LOOKUP, "ngram_gpu": _LOOKUP, "suffix": {}, "mtp": {}}
 
 
 @dataclass(frozen=True)
@@ -140,10 +144,16 @@ def method_of(recipe: Recipe, name: str) -> MethodConfig:
         ValueError: the recipe has no such method.
     """
     found: dict[str, MethodConfig] = {method: MethodConfig(name=method, method=method) for method in (HEAD, *_DEFAULTS)}
+    found[SAMPLED] = MethodConfig(name=SAMPLED, method=OWN, extra={"draft_sample_method": "probabilistic"})
     found |= {settings.name: settings for settings in recipe.eval.methods}
     if name not in found:
         raise ValueError(f"no method {name} in eval.methods; there are {', '.join(found)}")
     return found[name]
+
+
+def methods_at(recipe: Recipe, listed: Sequence[str], temperature: float) -> tuple[str, ...]:
+    """The methods to measure at a temperature, of those that the recipe lists."""
+    return (*listed, SAMPLED) if temperature > 0 and HEAD in listed and SAMPLED not in listed else tuple(listed)
 
 
 def head_of(recipe: Recipe, settings: MethodConfig) -> str | None:

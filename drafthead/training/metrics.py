@@ -15,6 +15,7 @@ import torch
 
 from drafthead.config import Recipe
 from drafthead.files import atomic_path
+from drafthead.tracking import wandb_run
 
 logger = logging.getLogger(__name__)
 _LOG_LINES = 50  # a run prints about as many, whatever its length
@@ -159,7 +160,7 @@ def start_tracker(accelerator: Any, recipe: Recipe) -> None:
     accelerator.init_trackers(
         recipe.name,
         config={k: v if isinstance(v, int | float | str) else str(v) for k, v in values.items()},
-        init_kwargs={"wandb": {"dir": str(recipe.run_dir)}},  # it would write into the checkout
+        init_kwargs={"wandb": wandb_run(recipe)},
     )
 
 

@@ -1,123 +1,84 @@
-"""The flags of a load, and a stream cut where a network may cut it: when its final channel begins."""
+"""Streams as a server or a network may cut them: times, errors, and when the final channel begins."""
 
 import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from drafthead.config.evaluation import EndpointConfig, LoadConfig
-from drafthead.engine.load import ResponseClock, endpoint_server, load_flags
+from drafthead.config.evaluation import EndpointConfig
+from drafthead.engine.load import LoadRequest, RequestTimes, endpoint_server, final_channel_s, stream_request
 from drafthead.engine.server import ServerError
 
 
-def stream(*texts: str) -> list[bytes]:
-    lines = [f"data: {json.dumps({'choices': [{'text': text}]})}\n\n".encode() for text in texts]
-    return [*lines, b"data: [DONE]\n\n"]
-
-
-@asynccontextmanager
-async def server_of(chunks: list[bytes], read: asyncio.Event | None = None) -> AsyncIterator[tuple[str, ClientSession]]:
-    """A server that sends these chunks, and waits for `read` after each; its URL and a session for requests to it."""
+def _received(chunks: list[bytes], status: int = 200) -> RequestTimes:
+    """What is measured of a response that arrives in these pieces."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
+        assert (await request.json())["prompt"] == [1, 2]
+        response = web.StreamResponse(status=status)
         await response.prepare(request)
         for chunk in chunks:
             await response.write(chunk)
-            if read:
-                await read.wait()
-                read.clear()
+            await asyncio.sleep(0.01)
         return response
 
-    application = web.Application()
-    application.router.add_post("/v1/completions", serve)
-    async with TestServer(application) as server, ClientSession() as session:
-        yield str(server.make_url("/v1/completions")), session
+    async def run() -> RequestTimes:
+        application = web.Application()
+        application.router.add_post("/v1/completions", serve)
+        async with TestServer(application) as server, ClientSession(str(server.make_url("/"))) as session:
+            return await stream_request(session, LoadRequest("p", [1, 2]), {"model": "m"}, time.perf_counter())
+
+    return asyncio.run(run())
 
 
-def chunk_of_final(chunks: list[bytes]) -> int | None:
-    """Index of the chunk, sent one by one, that the time of the final channel falls on; None where it has none.
-
-    The server waits with a chunk until the one before has been read, so that each arrives alone.
-    """
-    times: list[float] = []
-    read = asyncio.Event()
-
-    async def send(request: Any, session: ClientSession, _pbar: Any) -> SimpleNamespace:
-        """As vLLM's client does: reads to the end, and notes when the first bytes came."""
-        start = time.perf_counter()
-        async with session.post(url=request.api_url) as response:
-            async for _ in response.content.iter_any():
-                times.append(time.perf_counter() - start)
-                read.set()
-        return SimpleNamespace(start_time=start, ttft=times[0], success=True, output_tokens=1)
-
-    async def run() -> ResponseClock:
-        clock = ResponseClock(send)
-        async with server_of(chunks, read) as (url, session):
-            await clock(request_func_input=SimpleNamespace(prompt=[1, 2], api_url=url), session=session)
-        return clock
-
-    ((prompt, seconds),) = asyncio.run(run()).seconds.items()
-    assert prompt == (1, 2)
-    assert len(times) == len(chunks)
-    return None if math.isnan(seconds) else sum(arrived < seconds for arrived in times)
+def _texts(*texts: str) -> list[bytes]:
+    return [f"data: {json.dumps({'choices': [{'text': text}]})}\n\n".encode() for text in texts]
 
 
-CUT = b"".join(stream("<|channel|>final<|message|>Yes"))
-THOUGHT = ("<|channel|>", "analysis<|message|>hm", "<|end|><|start|>assistant<|channel|>final", "<|message|>", "Yes")
-
-
-@pytest.mark.parametrize(
-    ("chunks", "index"),
-    [
-        (stream(*THOUGHT), 4),  # 3 completes the marker, 4 has the first token after it
-        ([CUT[:30], CUT[30:]], 1),  # a message in two pieces
-        (stream("Yes", "no"), 0),  # without channels
-        (stream("<|channel|>analysis<|message|>hm"), None),
-        (stream("", ""), 0),
-        (stream("<|channel|>final<|message|>", ""), None),
-    ],
-)
-def test_the_final_channel_begins_after_its_marker(chunks, index):
-    assert chunk_of_final(chunks) == index
-
-
-def test_a_load_becomes_vllms_own_flags():
-    assert load_flags(LoadConfig(concurrency=8)) == ["--max-concurrency", "8", "--request-rate", "inf"]
-    burst = load_flags(LoadConfig(request_rate=64, burstiness=0.2, concurrency=32))
-    assert burst == ["--max-concurrency", "32", "--request-rate", "64", "--burstiness", "0.2"]
-    ramp = load_flags(LoadConfig(request_rate=8, ramp="linear", ramp_start=2))
-    assert ramp[:6] == ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "2", "--ramp-up-end-rps", "8"]
-
-
-def test_an_endpoint_that_does_not_answer_is_named():
-    with pytest.raises(ServerError, match=r"endpoint gone: http://127.0.0.1:9 "):
-        endpoint_server(EndpointConfig(name="gone", url="http://127.0.0.1:9", model="m"))
-
-
-USAGE = b'data: {"usage": {"completion_tokens": 1, "prompt_tokens": 2}}\n\n'
+USAGE = b'data: {"usage": {"completion_tokens": 7, "prompt_tokens": 2}}\n\n'
+DONE = b"data: [DONE]\n\n"
 DEAD = b'data: {"error": {"message": "engine dead"}}\n\n'
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("end", "whole"), [((USAGE,), True), ((b"data: [DONE]\n\n",), False), ((DEAD,), False)])
-def test_a_response_that_breaks_off_is_a_failure(end, whole):
-    """vLLM's own client takes a response for whole once a token of it came."""
-    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncInput, async_request_openai_completions
+def test_a_stream_is_timed_chunk_by_chunk():
+    times = _received([*_texts("a", "b", "c"), USAGE, DONE])
+    assert (times.text, times.output_tokens, times.prompt_tokens, times.error) == ("abc", 7, 2, "")
+    assert len(times.gaps_s) == 2
+    assert min(times.gaps_s) > 0.005
+    assert times.latency_s == pytest.approx(times.ttft_s + sum(times.gaps_s))
+    cut = b"".join(_texts("a", "b"))
+    assert _received([cut[:20], cut[20:], USAGE]).text == "ab"  # a message in two pieces
 
-    async def send() -> Any:
-        async with server_of([*stream("Yes")[:-1], *end]) as (url, session):
-            request = RequestFuncInput(prompt=[1, 2], api_url=url, prompt_len=2, output_len=4, model="m")
-            return await ResponseClock(async_request_openai_completions)(request, session)
 
-    output = asyncio.run(send())
-    assert (output.success, not output.error) == (whole, whole)
+@pytest.mark.parametrize("end", [[], [DONE], [DEAD]])
+def test_a_response_that_breaks_off_is_a_failure(end):
+    assert "cut short" in _received([*_texts("Yes"), *end]).error
+
+
+def test_a_refusal_is_named():
+    assert "503" in _received([b"busy"], status=503).error
+
+
+@pytest.mark.parametrize(
+    ("pieces", "index"),
+    [
+        (("<|channel|>", "analysis<|message|>hm", "<|end|><|channel|>final", "<|message|>", "Yes"), 4),
+        (("<|channel|>final<|message|>Yes",), 0),
+        (("Yes", "no"), 0),  # without channels
+        (("<|channel|>analysis<|message|>hm",), None),
+        (("<|channel|>final<|message|>", ""), None),
+        ((), None),
+    ],
+)
+def test_the_final_channel_begins_after_its_marker(pieces, index):
+    found = final_channel_s(pieces, [float(i) for i in range(len(pieces))])
+    assert math.isnan(found) if index is None else found == index
+
+
+def test_an_endpoint_that_does_not_answer_is_named():
+    with pytest.raises(ServerError, match=r"endpoint gone at http://127.0.0.1:9:"):
+        endpoint_server(EndpointConfig(name="gone", url="http://127.0.0.1:9", model="m"))

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.decision.analysis import analyse, read_results
-from drafthead.evaluation.reporting.report import print_report
+from drafthead.evaluation.reporting.report import build_report, print_report
 from drafthead.evaluation.reporting.serving_tables import serving_tables
 from drafthead.evaluation.results.one_file import Results
 from tests.evaluation.rows import write_results
@@ -43,3 +43,28 @@ def test_rates_alone_give_no_verdict(results):
     rates = Results(results.recipe, results.manifests, results.acceptance, *map(pd.DataFrame, only))
     with pytest.raises(ValueError, match=r"request rate \(r2to8linear, r4-c8\).*add some with eval.concurrency"):
         analyse(rates)
+
+
+def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
+    """Faster everywhere, but on `long`: the report has them side by side, and `all` is what is advised."""
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48, workloads=("all", "code", "long"))
+    results = read_results(recipe)
+    long = results.requests["workload"] == "long"
+    drafted = results.requests["arm"] == "eagle3"
+    times = ["ttft_s", "e2e_s", "tpot_s", "itl_s", "tpot_all_s"]
+    results.requests.loc[long & drafted, times] *= 2
+    results.runs.loc[(results.runs["workload"] == "long") & (results.runs["arm"] == "eagle3"), "duration_s"] *= 2
+    analysis = analyse(results)
+    assert {v.workload: v.decision for v in analysis.verdicts} == {
+        "all": "DEPLOY", "code": "DEPLOY", "long": "DO NOT DEPLOY",
+    }  # fmt: skip
+    assert analysis.main.workload == "all"
+    section = build_report(recipe, analysis).sections[0]
+    assert section.title == "Workloads"
+    every, throughput, length, ttft = section.tables
+    assert [row[0].text for row in every.rows] == ["all", "code", "long"]
+    assert [(row[0].text, row[1].tone) for row in throughput.rows] == [
+        ("all", "better"), ("code", "better"), ("long", "worse"),
+    ]  # fmt: skip
+    assert len(length.rows) == len(ttft.rows) == 3

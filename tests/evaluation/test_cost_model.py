@@ -5,7 +5,7 @@ import pytest
 
 from drafthead.evaluation.decision.cost_model import Work, fit
 from drafthead.evaluation.decision.pricing import price
-from drafthead.evaluation.decision.schedule import KEY, best_schedule, draft_length, scheduled
+from drafthead.evaluation.decision.schedule import KEY, best_schedule, scheduled
 from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
 from drafthead.evaluation.reporting.published import published
 from tests.evaluation.machine import LENGTHS, Machine, dense, sparse
@@ -86,9 +86,8 @@ def test_schedule_drafts_less_as_batches_grow():
     lengths = [K for _, _, K in schedule]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] >= 4
-    assert lengths[-1] == 0
-    for batch in (1, 25, 100, 200):
-        assert draft_length(schedule, batch) == pytest.approx(model.best_draft(batch), abs=1)
+    assert lengths[-1] == min(model.lengths)  # never 0, where the drafter's first pass still runs
+    assert (schedule[0][0], schedule[-1][1]) == (1, 256)
 
 
 @pytest.mark.slow
@@ -96,17 +95,15 @@ def test_schedule_is_what_vllm_reads():
     """vLLM's own expansion of the entries gives the K that was meant, at every batch size."""
     utils = pytest.importorskip("vllm.v1.spec_decode.dynamic.utils")
     head = {"method": "eagle3", "model": "heads/x", "num_speculative_tokens": 3}
-    schedule = best_schedule(fit(Machine(dense).points()), 128)
-    config = scheduled(head, schedule)
-    assert config["num_speculative_tokens"] == max(K for _, _, K in schedule)
+    config = scheduled(head, [[1, 20, 5], [21, 90, 3], [91, 128, 1]])
+    assert config["num_speculative_tokens"] == 5
     dense_lookup = utils.build_dynamic_sd_schedule_lookup(config[KEY], 200, config["num_speculative_tokens"])
-    assert dense_lookup[1:] == [draft_length(schedule, batch) for batch in range(1, 201)]
+    assert dense_lookup[1:] == [5] * 20 + [3] * 70 + [1] * 110
 
 
 def test_a_schedule_of_one_length_needs_no_schedule():
     head = {"method": "eagle3", "model": "heads/x", "num_speculative_tokens": 3}
     assert scheduled(head, [[1, 64, 2]]) == {**head, "num_speculative_tokens": 2}
-    assert scheduled(head, [[1, 64, 0]]) is None
 
 
 def test_intervals_of_prices_cover_pairs_that_were_never_run():

@@ -1,13 +1,16 @@
 """Plans of recipes and presets, checked without a server: who is started, what is sent, what is left out and why."""
 
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
-from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan
+from drafthead.config.evaluation import Method
+from drafthead.evaluation.measuring.acceptance import conditions
+from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import plan_prompts
-from drafthead.evaluation.workload import EvalPrompt, Workload
+from drafthead.evaluation.workload import EvalPrompt, Workload, speculative_config
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
 
@@ -39,9 +42,68 @@ def test_a_schedule_is_served_beside_every_fixed_k(tmp_path):
 def test_levels_share_prompts_and_mix_categories(tmp_path):
     recipe = tiny_recipe(tmp_path, "eval.prompts_per_level=8", "eval.concurrency=[1,4]")
     prompts = list(plan_prompts(recipe, recipe_plan(recipe), _workload()).values())
-    assert [len(requests) for requests in prompts] == [8, 16]
+    assert [len(requests) for requests in prompts] == [8, 16, 15]
     assert prompts[1][:8] == prompts[0]
     assert sum(r.id.startswith("chat") for r in prompts[0]) == 4
+
+
+def test_every_evaluation_has_conversations_whose_turns_share_their_prefix(tmp_path):
+    recipe = tiny_recipe(tmp_path, "eval.prompts_per_level=8", "eval.concurrency=[1,2]")
+    levels = {level.name: sent for level, sent in plan_prompts(recipe, recipe_plan(recipe), _workload()).items()}
+    sent = [request.prompt_ids for request in levels["multi-turn-c2-t0"]]
+    assert [len(ids) for ids in sent] == [1, 1, 2, 2, 3, 3]  # all first turns, then all second ones
+    assert [ids[: len(before)] for before, ids in zip(sent, sent[2:], strict=False)] == sent[:4]
+    assert len({r.id for r in levels["multi-turn-c2-t0"]}) == 6
+
+
+def test_sampled_drafts_are_measured_where_responses_are_sampled(tmp_path):
+    assert "eagle3.sampled" not in {run.method for run in recipe_plan(tiny_recipe(tmp_path)).runs}
+    recipe = tiny_recipe(tmp_path, "eval.temperatures=[0,1]")
+    levels = {run.method: {level.temperature for level in run.levels} for run in recipe_plan(recipe).runs}
+    assert levels == {"none": {0, 1}, "eagle3": {0, 1}, "eagle3.sampled": {1}}
+    assert speculative_config(recipe, "eagle3.sampled")["draft_sample_method"] == "probabilistic"
+    assert [c.temperature for c in conditions(recipe) if c.method == "eagle3.sampled"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "config"),
+    [
+        ("suffix", {"method": "suffix"}),
+        ("mtp", {"method": "mtp"}),
+        ("ngram_gpu", {"method": "ngram_gpu", "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
+        ("{name: m, method: medusa, head: org/m}", {"method": "medusa", "model": "org/m"}),
+        ("{name: d, method: dflash, head: org/d}", {"method": "dflash", "model": "org/d"}),
+        ("{name: d, method: dspark, head: org/d}", {"method": "dspark", "model": "org/d"}),
+    ],
+)
+def test_methods_of_others_take_one_line(tmp_path, entry, config):
+    recipe = tiny_recipe(tmp_path, f"eval.methods=[{entry}]")
+    (method,) = recipe.eval.methods
+    assert speculative_config(recipe, method.name) == {**config, "num_speculative_tokens": 3}
+
+
+@pytest.mark.slow
+def test_vllm_knows_every_method():
+    from vllm.config.speculative import SpeculativeMethod
+
+    assert set(get_args(Method)) <= set(_flat(SpeculativeMethod))
+
+
+def _flat(kind: Any) -> list[str]:
+    return [name for part in get_args(kind) for name in (_flat(part) if get_args(part) else [part])]
+
+
+@pytest.mark.parametrize(
+    ("settings", "places"),
+    [
+        ((), 64),
+        (("eval.concurrency=[1,200]",), 200),
+        (("eval.concurrency=[1,200]", "eval.max_num_seqs=128"), 128),
+        (("engine.max_num_seqs=2",), 8),  # of harvesting and regeneration
+    ],
+)
+def test_a_server_has_as_many_places_as_the_highest_load(tmp_path, settings, places):
+    assert served_recipe(tiny_recipe(tmp_path, *settings)).engine.max_num_seqs == places
 
 
 def test_a_level_that_cannot_be_reached_is_refused_before_anything_starts(tmp_path):
@@ -50,7 +112,7 @@ def test_a_level_that_cannot_be_reached_is_refused_before_anything_starts(tmp_pa
     with pytest.raises(ValueError, match="200 .* 40 prompts"):
         plan_prompts(recipe, recipe_plan(recipe), _workload())
     allowed = tiny_recipe(tmp_path, *settings, "eval.allow_unreached=true")
-    assert [len(r) for r in plan_prompts(allowed, recipe_plan(allowed), _workload()).values()] == [40]
+    assert [len(r) for r in plan_prompts(allowed, recipe_plan(allowed), _workload()).values()] == [40, 39]
 
 
 def test_a_workload_without_prompts_names_what_there_is(tmp_path):
@@ -163,9 +225,10 @@ def test_every_workload_is_measured_alone_and_all_together(tmp_path):
     assert [(level.workload.name, level.load.name, level.prompts) for level in levels] == [
         *(("all", load, 80) for load in ("c1", "c8")),
         *((name, load, 40) for name in ("chat", "code") for load in ("c1", "c8")),
+        ("multi-turn", "c8", 80),
     ]
     alone = tiny_recipe(tmp_path, "eval.workloads=all")
-    assert {level.workload.name for level in recipe_plan(alone).runs[0].levels} == {"all"}
+    assert {level.workload.name for level in recipe_plan(alone).runs[0].levels} == {"all", "multi-turn"}
 
 
 def test_methods_without_a_head_are_left_out_with_a_way_to_get_one(tmp_path):

@@ -134,7 +134,7 @@ def test_other_peoples_words_are_no_markup(recipe, analysis):
 
 def test_html_is_one_file_that_loads_nothing(recipe, analysis):
     html = (recipe.results_dir / "report.html").read_text()
-    assert html.count("data:image/png;base64,") == 14  # seven plots, light and dark
+    assert html.count("data:image/png;base64,") == 10  # five plots, light and dark
     assert not re.search(r"""(?:src|href|srcset)=["'](?!data:)""", html)
     assert "<script" not in html
     assert "--speculative-config" in html

@@ -42,8 +42,8 @@ def test_every_figure_is_rendered_and_the_page_fits(page, tmp_path, width):
     dom = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
     probe = re.search(r'<pre id="probe">(.*?)</pre>', dom).group(1)
     figures = re.findall(r"(\d+)x(\d+)@(\d+)", probe)
-    # Two of acceptance, four of serving, acceptance by K, a heat map for each workload, a matrix for each K.
-    assert len(figures) == 11
+    # Two of acceptance, two of serving, acceptance by K, a heat map for each workload, a matrix for each K.
+    assert len(figures) == 9
     for natural_width, natural_height, shown_width in figures:
         assert int(natural_width) > 800
         assert int(natural_height) > 300

@@ -1,15 +1,17 @@
 """The arithmetic of times: of one request, of how many were in flight, of whether a load was reached."""
 
+import math
+
+import numpy as np
 import pytest
 
 from drafthead.config.evaluation import LoadConfig
-from drafthead.engine.load import RequestTimes
+from drafthead.engine.load import EngineSample, LoadResult, RequestTimes, send_times
 from drafthead.evaluation.measuring.request_metrics import (
     achieved_concurrency,
+    in_engine,
     load_reached,
     request_metrics,
-    sending_spread,
-    sending_time,
 )
 
 
@@ -40,19 +42,35 @@ def _sent(*starts: float) -> list[RequestTimes]:
 
 def test_a_load_is_reached_when_as_many_were_in_flight_or_sent_in_time():
     closed = LoadConfig(concurrency=8)
-    assert load_reached(closed, _sent(0, 1), 7.2)
-    assert not load_reached(closed, _sent(0, 1), 7.1)
-    rate = LoadConfig(request_rate=2)  # four requests in two seconds
-    assert load_reached(rate, _sent(0, 0.5, 1, 2.2), 1.0)
-    assert not load_reached(rate, _sent(0, 0.5, 1, 2.3), 1.0)
+    assert load_reached(closed, _sent(0, 1), 7.2, 0)
+    assert not load_reached(closed, _sent(0, 1), 7.1, 0)
+    rate = LoadConfig(request_rate=2)
+    last = float(send_times(rate, 4)[-1])
+    assert load_reached(rate, _sent(0, 0.5, 1, 1.1 * last), 1.0, 0)
+    assert not load_reached(rate, _sent(0, 0.5, 1, 1.2 * last), 1.0, 0)
     capped = LoadConfig(request_rate=2, concurrency=4)  # the cap holds requests back: full is what was asked for
-    assert load_reached(capped, _sent(0, 1, 2, 9), 3.9)
+    assert load_reached(capped, _sent(0, 1, 2, 9), 3.9, 0)
+
+
+def test_requests_are_due_at_the_rate_on_average():
+    assert send_times(LoadConfig(concurrency=4), 3).tolist() == [0, 0, 0]
+    for burstiness in (0.2, 1.0):
+        due = send_times(LoadConfig(request_rate=2, burstiness=burstiness), 50)
+        assert (due[-1], (due[1:] >= due[:-1]).all()) == (pytest.approx(25), True)
+    assert np.diff(send_times(LoadConfig(request_rate=2, burstiness=1e6), 9)) == pytest.approx(0.5, rel=0.05)
     ramp = LoadConfig(request_rate=4, ramp="exponential", ramp_start=1)
-    assert sending_time(ramp, 3) == pytest.approx(1 + 1 / 2 + 1 / 4)
-    assert sending_spread(ramp, 3) == pytest.approx((1 + 1 / 4 + 1 / 16) ** 0.5)
-    assert sending_spread(ramp.model_copy(update={"burstiness": 4.0}), 3) == sending_spread(ramp, 3) / 2
-    assert sending_spread(rate, 3) == 0.0
-    # 1.75 s ± 1.15 s: as chance may draw it, and later than that
-    assert load_reached(ramp, _sent(0, 3, 4.4), 1.0)
-    assert not load_reached(ramp, _sent(0, 3, 4.6), 1.0)
-    assert sending_time(ramp.model_copy(update={"ramp": "linear"}), 3) == pytest.approx(1 + 1 / 2.5 + 1 / 4)
+    assert send_times(ramp, 3)[-1] == pytest.approx(1 + 1 / 2 + 1 / 4)
+    assert send_times(ramp.model_copy(update={"ramp": "linear"}), 3)[-1] == pytest.approx(1 + 1 / 2.5 + 1 / 4)
+
+
+def test_what_waits_in_the_engine_does_not_run():
+    """Eight in flight on a server that runs two at a time."""
+    requests = [_times(start, 0.5, [0.5], 2) for start in (0, 0, 0, 0, 1, 2, 3, 4)]
+    samples = [EngineSample(0.0, 0, 0), *(EngineSample(at / 2, 2, 6) for at in range(1, 8)), EngineSample(4.5, 1, 0)]
+    result = LoadResult(5.0, requests, samples)
+    assert in_engine(result) == (2, 6)
+    assert not load_reached(LoadConfig(concurrency=8), requests, 7.98, in_engine(result)[1])
+    assert load_reached(LoadConfig(concurrency=8), requests, 7.98, math.nan)  # a server that does not say
+    wave = LoadResult(1.0, requests[:4], samples[:3])  # all at once: the most that ran
+    assert in_engine(wave) == (2, 6)
+    assert math.isnan(in_engine(LoadResult(1.0, requests, []))[0])

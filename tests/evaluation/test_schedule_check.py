@@ -3,80 +3,90 @@
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.reporting.schedule_check import (
+from drafthead.evaluation.decision.draft_lengths import (
     SCHEDULED,
-    check_schedule,
-    compare,
+    compare_schedule,
     measure_schedule,
     modelled_schedule,
-    settled,
+    with_schedule,
 )
+from drafthead.evaluation.decision.variants import gain_over
+from drafthead.evaluation.reporting.schedule_check import schedule_table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, read_serving
+from drafthead.evaluation.workload import speculative_config
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
 
+SCHEDULE = [[1, 8, 3], [9, 64, 1]]
+
 
 @pytest.fixture(scope="module")
-def levels(tmp_path_factory) -> list[Level]:
-    """K = 3 is best at 1, K = 1 at 32; the schedule is a copy of either."""
+def rows(tmp_path_factory) -> ServingRows:
+    """K = 3 is best at 1, K = 1 at 32."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("schedule"))
-    write_results(recipe, head_speed={1: 1.5, 32: 0.6}, prompts=96, lengths=(1, 3))
-    return summarise_serving(ServingRows(*map(_with_schedule, read_serving(recipe.results_dir / "serving"))))
+    write_results(recipe, head_speed={1: 1.5, 32: 0.8}, prompts=96, lengths=(1, 3))
+    return read_serving(recipe.results_dir / "serving")
 
 
-def _with_schedule(rows: pd.DataFrame) -> pd.DataFrame:
-    copied = rows[((rows["concurrency"] == 1) & (rows["k"] == 3)) | ((rows["concurrency"] == 32) & (rows["k"] == 1))]
-    return pd.concat([rows, copied.assign(arm=SCHEDULED, k=3)], ignore_index=True)
+def _levels(rows: ServingRows, lengths: dict[int, int]) -> list[Level]:
+    """With a schedule that is a copy of these lengths: load -> K."""
+
+    def with_copy(frame: pd.DataFrame) -> pd.DataFrame:
+        copied = frame[frame["k"] == frame["concurrency"].map(lengths)]
+        return pd.concat([frame, copied.assign(arm=SCHEDULED, k=3)], ignore_index=True)
+
+    return summarise_serving(ServingRows(*map(with_copy, rows)))
 
 
-def test_it_gains_what_the_best_fixed_length_loses_elsewhere(levels):
-    check = compare(levels, {1: 0.5, 32: 0.5})
+def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):
+    levels = _levels(rows, {1: 3, 32: 1})
+    schedule = compare_schedule(tiny_recipe(tmp_path), SCHEDULE, levels)
     speed = {(x.method, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
     mix = {K: 1 / (0.5 / speed["eagle3", K, 1] + 0.5 / speed["eagle3", K, 32]) for K in (1, 3)}
     both = 1 / (0.5 / speed["eagle3", 3, 1] + 0.5 / speed["eagle3", 1, 32])
-    assert check.best == 1 == max(mix, key=mix.__getitem__)
-    assert check.change.interval.value == pytest.approx(both / mix[1] - 1)
-    assert check.change.resolved
-    assert [row[0].text for row in check.table.rows] == ["1", "32", "the traffic"]
-    assert [row[5].text for row in check.table.rows] == ["K = 3", "K = 1", "K = 1"]
-    assert [row[6].text.split()[0] for row in check.table.rows[:2]] == [
-        "+0.0",
-        "+0.0",
-    ]  # it copies one
+    assert schedule.against == 1 == max(mix, key=mix.__getitem__)
+    assert schedule.change.interval.value == pytest.approx(both / mix[1] - 1)
+    assert (schedule.change.resolved, schedule.doubt) == (True, "")
+    table = schedule_table(schedule, levels)
+    assert [row[0].text for row in table.rows] == ["1", "32", "the traffic"]
+    config = speculative_config(with_schedule(tiny_recipe(tmp_path), SCHEDULE), SCHEDULED, 3)
+    assert (config["num_speculative_tokens"], config["num_speculative_tokens_per_batch_size"]) == (3, SCHEDULE)
 
 
-def test_blocks_are_compared_apart(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    write_results(recipe, head_speed={1: 1.5, 32: 0.6}, prompts=96, lengths=(1, 3))
-    directory = recipe.results_dir / "serving"
-    for path in sorted(directory.glob("*.parquet")):
-        rows = _with_schedule(pd.read_parquet(path))
-        pd.concat([rows, rows.assign(block=1)]).to_parquet(path)
-    check = check_schedule(recipe, directory)
-    assert check.by_block == pytest.approx((check.change.interval.value,) * 2)
+@pytest.mark.parametrize(
+    ("lengths", "schedule", "doubt"),
+    [
+        ({1: 1, 32: 1}, SCHEDULE, "no resolved gain"),  # as fast as K = 1 everywhere
+        ({1: 1, 32: 3}, SCHEDULE, "no resolved gain"),  # slower at 32
+        ({1: 3, 32: 1}, [[1, 8, 3], [9, 16, 0], [17, 64, 1]], "9 to 16"),  # nobody served 9 to 16 requests
+    ],
+)
+def test_a_schedule_that_does_not_gain_or_was_not_served_is_not_advised(tmp_path, rows, lengths, schedule, doubt):
+    found = compare_schedule(tiny_recipe(tmp_path), schedule, _levels(rows, lengths))
+    assert doubt in found.doubt
 
 
-def test_traffic_of_one_load_leaves_nothing_to_gain(levels):
-    check = compare(levels, {32: 1.0})
-    assert (check.best, check.change.interval.value) == (1, 0)
-    assert not check.change.resolved
+def test_a_gain_that_collapses_at_one_load_is_not_advised(tmp_path, rows):
+    """As vLLM issue 49548 reports around a threshold to K = 0."""
+    levels = _levels(rows, {1: 3, 32: 3})
+    shares = ("eval.traffic.concurrency.1=0.98", "eval.traffic.concurrency.32=0.02")
+    K1 = [level for level in levels if (level.method, level.K) != ("eagle3", 3)]
+    found = compare_schedule(tiny_recipe(tmp_path, *shares), SCHEDULE, K1)
+    assert found.change.interval.low > 0
+    assert "concurrency 32" in found.doubt
 
 
-def test_what_leaves_no_choice_is_refused(tmp_path):
-    recipe = tiny_recipe(tmp_path, "eval.num_draft_tokens=3")
-    with pytest.raises(ValueError, match=r"num_draft_tokens \[3\].*eval.concurrency \[1, 8\]"):
-        modelled_schedule(recipe)
-    with pytest.raises(ValueError, match="draft length"):
-        measure_schedule(recipe, [[1, 64, 3]])
-    with pytest.raises(ValueError, match="none may be above 3"):
-        measure_schedule(recipe, [[1, 2, 4], [3, 64, 1]])
+def test_a_load_alone_is_its_own_traffic(rows):
+    levels = {(x.method, x.K, x.concurrency): x for x in _levels(rows, {1: 3, 32: 1})}
+    change = gain_over({1: levels["eagle3", 3, 1]}, {1: levels["eagle3", 1, 1]}, {1: 1.0})
+    ratio = (1 + levels["eagle3", 3, 1].change(THROUGHPUT)) / (1 + levels["eagle3", 1, 1].change(THROUGHPUT))
+    assert change.interval.value == pytest.approx(ratio - 1)
 
 
-def test_one_draft_length_for_every_load_needs_no_measurement(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    assert settled(recipe, [[1, 2, 3], [3, 64, 1]]) == ""
-    assert '"num_speculative_tokens":3' in settled(recipe, [[1, 64, 3]])
-    never = settled(recipe, [[1, 64, 0]])
-    assert never
-    assert "num_speculative_tokens" not in never
+def test_nothing_is_served_that_compares_nothing(tmp_path):
+    with pytest.raises(ValueError, match="eval.num_draft_tokens"):
+        modelled_schedule(tiny_recipe(tmp_path))
+    for schedule in ([[1, 64, 3]], [[1, 2, 9], [3, 64, 1]]):
+        with pytest.raises(ValueError, match="--schedule"):
+            measure_schedule(tiny_recipe(tmp_path, "eval.num_draft_tokens=[3,1]"), schedule)

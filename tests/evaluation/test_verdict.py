@@ -10,14 +10,17 @@ import pytest
 
 from drafthead.artifacts import begin, finish
 from drafthead.config.traffic import SLOConfig, TrafficConfig
-from drafthead.evaluation.decision.analysis import Analysis, verdicts_of
+from drafthead.evaluation.decision.analysis import Analysis, plain_verdict, verdicts_of
 from drafthead.evaluation.decision.cost import payback_text
-from drafthead.evaluation.decision.deployment import advise
-from drafthead.evaluation.decision.pricing import price, request_prices
+from drafthead.evaluation.decision.deployment import Advice, advise
+from drafthead.evaluation.decision.pricing import price
 from drafthead.evaluation.decision.speed import speed_samples
+from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
+from drafthead.evaluation.reporting.serving_tables import memory_table
 from drafthead.evaluation.results.levels import Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, completed, read_serving
+from drafthead.evaluation.workload import speculative_config
 from tests.evaluation.rows import speed_at, write_results
 from tests.recipes import tiny_recipe
 
@@ -69,17 +72,15 @@ def test_the_four_decisions(levels, loads, decision, up_to):
     assert re.search(r"[+-]\d+\.\d% \[[+-]\d", verdict.reason)
 
 
-def test_a_load_that_was_not_run_goes_to_the_cost_model(levels, priced):
+def test_a_load_that_was_not_run_is_never_deployed_at(levels, priced):
     own = [level for level in levels if level.K == 3]
-    shares = {1: 0.5, 2: 0.3, 16: 0.2}
-    without = {v.concurrency: v for v in decide(own, shares).levels}
-    assert without[2].decision == UNKNOWN
-    assert "add 2 to eval.concurrency" in without[2].reason
-    with_model = {v.concurrency: v for v in decide(own, shares, priced=priced).levels}
-    assert with_model[2].decision == DEPLOY
-    limited = {v.concurrency: v for v in decide(own, shares, SLOConfig(ttft_ms=100), priced).levels}
-    assert limited[2].decision == UNKNOWN
-    assert decide(own, {256: 1.0}, priced=priced).levels[0].decision == UNKNOWN  # outside what was run
+    verdict = decide(own, {1: 0.5, 2: 0.3, 16: 0.2}, priced=priced)
+    by_load = {v.concurrency: v for v in verdict.levels}
+    assert (verdict.decision, verdict.up_to) == (UP_TO, 1)
+    assert by_load[2].decision == UNKNOWN
+    assert "add 2 to eval.concurrency" in by_load[2].reason
+    assert "cost model" in by_load[2].reason
+    assert decide(own, {256: 1.0}).levels[0].decision == UNKNOWN
 
 
 def test_traffic_weighs_the_loads(levels):
@@ -165,52 +166,79 @@ def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
         assert (verdict.K, verdict.headline) == chosen
 
 
-def _analysis(recipe, rows, levels, priced) -> Analysis:
-    found = verdicts_of(recipe, levels, {"all": priced})
-    return Analysis({}, None, rows, levels, {"all": priced}, found)
+def _advice(recipe, rows, levels, priced=None) -> Advice:
+    verdicts = verdicts_of(recipe, levels, priced or {})
+    variants = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
+    return advise(recipe, Analysis({}, None, rows, levels, priced or {}, verdicts, variants))
 
 
-def test_the_best_draft_length_is_advised_as_a_schedule(recipe, rows, levels, priced):
-    analysis = _analysis(recipe, rows, levels, priced)
-    assert analysis.main.decision in (DEPLOY, UP_TO)
-    advice = advise(recipe, analysis)
-    flag, value = shlex.split(advice.flag)
-    config = json.loads(value)
-    assert flag == "--speculative-config"
-    schedule = config["num_speculative_tokens_per_batch_size"]
-    assert config["num_speculative_tokens"] == max(K for _, _, K in schedule)
-    assert 1 <= config["num_speculative_tokens"] <= 3  # what was run, or between
-    assert (schedule[0][0], schedule[-1][1]) == (1, recipe.engine.max_num_seqs)
+def _config(advice: Advice) -> dict:
+    return json.loads(shlex.split(advice.flag)[1])
+
+
+def test_what_is_advised_was_served(recipe, rows, levels, priced):
+    """The cost model would vary the draft length; nobody served that, so it is named and not advised."""
+    advice = _advice(recipe, rows, levels, {"all": priced})
+    assert _config(advice) in [speculative_config(recipe, "eagle3", K) for K in (1, 3)]
+    assert "eval/draft_lengths.py" in advice.text
+    command = shlex.split(advice.command)
     assert advice.flag in advice.command
+    assert command[command.index("--max-num-seqs") + 1] == "64"
+    many = tiny_recipe(recipe.output_dir, "eval.concurrency=[1,200]")
+    assert "--max-num-seqs 200" in _advice(many, rows, levels).command
 
 
-def test_a_model_that_is_not_trusted_gives_a_measured_schedule(recipe, rows, levels):
+def test_above_the_loads_that_gain_another_server_is_advised(recipe, rows, levels):
     own = [level for level in levels if level.K == 3]
-    one_length = type(rows)(*(frame[frame["k"] != 1] for frame in rows))
-    rough = price(speed_samples(one_length, "eagle3", 64), (1, 4, 8, 32), 64)
-    assert rough.model.error > 0.1
-    analysis = _analysis(recipe, one_length, own, rough)
-    advice = advise(recipe, analysis)
-    assert (analysis.main.decision, analysis.main.up_to) == (UP_TO, 4)
-    config = json.loads(shlex.split(advice.flag)[1])
-    assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 0]]
+    advice = _advice(recipe, rows, own)
+    assert _config(advice) == speculative_config(recipe, "eagle3", 3)
+    assert "up to 4 requests at once; without the head from 32 on" in advice.text
 
 
-def test_whole_requests_are_priced_as_they_were_measured(levels, priced):
-    found = {(p.concurrency, p.K): p for p in request_prices(priced, levels)}
-    for level in levels:
-        measured = level.changes["output_tokens_per_s"].interval.value
-        assert found[level.concurrency, level.K].change == pytest.approx(measured, abs=0.1)  # the model's own error
-        baseline, _ = level.values["output_tokens_per_s"]
-        assert found[level.concurrency, 0].tokens_per_s == pytest.approx(baseline, rel=0.05)
-    assert found[16, 2].tokens_per_s > 0  # never run
-    assert found[64, 3].extrapolated
-    assert (256, 3) not in found  # more than the engine's batch: requests would wait
+@pytest.mark.parametrize(("speed", "method"), [(1.2, "kept"), (1.0, "eagle3")])
+def test_a_variant_is_advised_where_it_gains(recipe, rows, speed, method):
+    """One that keeps the last cache block, as fast as the head or faster."""
+    kept = "{name: kept, method: eagle3, extra: {disable_eagle_block_drop: true}}"
+    beside = tiny_recipe(recipe.output_dir, f"eval.methods=[eagle3,{kept}]")
+
+    def with_kept(frame: pd.DataFrame, *times: str) -> pd.DataFrame:
+        frame = frame[frame["concurrency"] < 8]
+        copy = frame[frame["k"] == 3].assign(arm="kept")
+        copy[list(times)] /= speed
+        return pd.concat([frame, copy], ignore_index=True)
+
+    both = ServingRows(with_kept(rows.requests, "e2e_s", "ttft_s", "tpot_s"), with_kept(rows.runs, "duration_s"))
+    advice = _advice(beside, both, [x for x in summarise_serving(both) if x.K == 3])
+    assert _config(advice) == speculative_config(beside, method, 3)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "hits", "traffic", "decision"),
+    [
+        (0.0, 0.7, (), DEPLOY),
+        (0.5, 0.0, (), DO_NOT),  # prompts that were found in the cache are computed again
+        (0.5, 0.0, ("eval.traffic.workload=all",), DEPLOY),  # no conversations in this traffic
+    ],
+)
+def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_path, wait_s, hits, traffic, decision):
+    recipe = tiny_recipe(tmp_path, *traffic)
+    write_results(recipe, head_speed={8: 1.3}, prompts=96, workloads=("all", "multi-turn"))
+    requests, runs = read_serving(recipe.results_dir / "serving")
+    runs = runs.assign(prefix_queries=1000, prefix_hits=700)
+    for rows, columns in ((requests, ["e2e_s", "ttft_s"]), (runs, ["duration_s"])):
+        slower = (rows["arm"] == "eagle3") & (rows["workload"] == "multi-turn")
+        rows.loc[slower, columns] += wait_s * (1 if rows is requests else 96 / 8)
+    runs.loc[(runs["arm"] == "eagle3") & (runs["workload"] == "multi-turn"), "prefix_hits"] = 1000 * hits
+    verdict = plain_verdict(verdicts_of(recipe, summarise_serving(ServingRows(requests, runs)), {}))
+    assert verdict.decision == decision
+    assert ("70.0% → 0.0%" in " ".join(level.reason for level in verdict.levels)) == (decision == DO_NOT)
+    cells = [[cell.text for cell in row] for row in memory_table(completed(requests, runs, K=3).runs).rows]
+    assert [row[-2:] for row in cells] == [["70.0", "–"], [f"{100 * hits:.1f}", f"{100 * (hits / 0.7 - 1):+.1f}"]]
 
 
 def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, levels):
     slow = [level for level in levels if level.concurrency in (8, 32) and level.K == 3]
-    advice = advise(recipe, Analysis({}, None, rows, slow, {}, verdicts_of(recipe, slow, {})))
+    advice = _advice(recipe, rows, slow)
     assert advice.flag == ""
     assert "--speculative-config" not in advice.command
 
@@ -221,6 +249,14 @@ def test_rows_of_one_draft_length_need_no_column_for_it(rows):
     assert set(again.runs["k"]) == {0, 3}
     assert set(again.requests["workload"]) == {"all"}
     assert set(again.runs["load"]) == {f"c{c}" for c in SPEEDS}
+
+
+def test_the_main_verdict_is_over_all_prompts_at_the_main_temperature(tmp_path):
+    write_results(tiny_recipe(tmp_path), head_speed={1: 1.3}, prompts=16, workloads=("MT-Bench", "all", "all T=1"))
+    levels = summarise_serving(read_serving(tiny_recipe(tmp_path).results_dir / "serving"))
+    for temperatures, main in (("[0,1]", "all"), ("[1,0]", "all T=1")):
+        recipe = tiny_recipe(tmp_path, f"eval.temperatures={temperatures}")
+        assert plain_verdict(verdicts_of(recipe, levels, {})).workload == main
 
 
 def test_traffic_of_a_workload_that_was_not_measured_is_refused(recipe, levels):

@@ -20,11 +20,11 @@ TIMES = {
     "metrics.jsonl": {"tokens_per_second", "memory_gib", "eta_seconds", "step_seconds"},
     "requests-*.parquet": {"start_s", "gaps_s", "ttfot_s", "ttft_s", "e2e_s", "tpot_s", "itl_s", "tpot_all_s"},
     "runs-*.parquet": {
-        "achieved", "reached", "duration_s", "output_tokens_per_s", "server_start_s", "server_command", "load_command",
-        "finished_at",
+        "achieved", "running", "waiting", "prefix_hits", "reached", "duration_s", "output_tokens_per_s",
+        "server_start_s", "server_command", "finished_at",
     },
 }  # fmt: skip
-# Not compared: logs of servers and clients, and DeepSpeed's own resume state, a pickle. That the latter is right shows
+# Not compared: logs of servers, and DeepSpeed's own resume state, a pickle. That the latter is right shows
 # in the losses and weights of the steps that follow it.
 LEFT_OUT = ("*/logs/*", "*/deepspeed/*")
 # Appended to line by line, and cut back to the checkpoint by a resumed run: whole only when the run is.

@@ -1,18 +1,22 @@
 """Everything that follows from the rows of one evaluation, computed once for the terminal and for the report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from drafthead.artifacts import require
 from drafthead.config import Recipe
+from drafthead.config.evaluation import ALL
+from drafthead.config.traffic import TrafficConfig
 from drafthead.evaluation.decision.pricing import Priced, price
 from drafthead.evaluation.decision.schedule import Schedule, best_schedule
 from drafthead.evaluation.decision.speed import speed_samples
-from drafthead.evaluation.decision.verdict import DEPLOY, UP_TO, Verdict, decide
+from drafthead.evaluation.decision.variants import Variant, compare_variants
+from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
+from drafthead.evaluation.measuring.plan import is_conversations, served_recipe
 from drafthead.evaluation.measuring.serving import HEAD
 from drafthead.evaluation.results.levels import Level, summarise_serving
 from drafthead.evaluation.results.one_file import Results
@@ -32,6 +36,7 @@ class Analysis:
         levels: every method, draft length and load beside the baseline.
         priced: workload -> cost model of the head and its prices; absent where it cannot be fitted.
         verdicts: one for every workload and method, at the draft length that serves the traffic fastest.
+        variants: other ways to serve the head, beside its best fixed draft length, the best first.
     """
 
     manifests: dict[str, dict[str, Any]]
@@ -40,11 +45,17 @@ class Analysis:
     levels: list[Level]
     priced: dict[str, Priced]
     verdicts: list[Verdict]
+    variants: list[Variant] = field(default_factory=list)
+
+    @property
+    def plain(self) -> Verdict:
+        """The verdict on the head at a fixed draft length, see `plain_verdict`."""
+        return plain_verdict(self.verdicts)
 
     @property
     def main(self) -> Verdict:
-        """The verdict on the head, on the first workload."""
-        return next((v for v in self.verdicts if v.method == HEAD), self.verdicts[0])
+        """What to do: the best variant where it gains over the plain head, else that."""
+        return next((variant.verdict for variant in self.variants if not variant.doubt), self.plain)
 
     @property
     def main_levels(self) -> list[Level]:
@@ -54,12 +65,23 @@ class Analysis:
         return [level for level in found if level.reached and level.steady]
 
     @property
-    def schedule(self) -> Schedule | None:
-        """The schedule for the main verdict; None when nothing is to be deployed or no model says which."""
+    def proposed(self) -> Schedule | None:
+        """A schedule that the cost model would choose and nobody served; None where one length is best throughout."""
         priced = self.priced.get(self.main.workload)
-        if priced is None or self.main.method != HEAD or self.main.decision not in (DEPLOY, UP_TO):
+        if priced is None:
             return None
-        return best_schedule(priced.model, priced.max_batch)
+        schedule = best_schedule(priced.model, priced.max_batch)
+        return schedule if len(schedule) > 1 else None
+
+
+def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on the head over all prompts; on conversations where the head loses there.
+
+    A head that costs more in lost prefix-cache hits than its drafts bring is not deployed, however fast it answers
+    prompts that share nothing. eval.traffic.workload says that a traffic has one kind only.
+    """
+    own = [v for v in verdicts if v.method == HEAD] or list(verdicts)
+    return next((v for v in own if is_conversations(v.workload) and v.decision == DO_NOT), own[0])
 
 
 def read_results(recipe: Recipe) -> Results:
@@ -86,7 +108,7 @@ def analyse(results: Results) -> Analysis:
         ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
-    recipe, identity = results.recipe, results.manifests[serving.KIND]["identity"]
+    recipe, identity = served_recipe(results.recipe), results.manifests[serving.KIND]["identity"]
     if identity.get("synthetic_acceptance_length") is not None:
         raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
     rows = completed(results.requests, results.runs, main_length(identity))
@@ -94,44 +116,52 @@ def analyse(results: Results) -> Analysis:
     if not levels:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
     priced = _priced(recipe, rows, levels)
+    verdicts = verdicts_of(recipe, levels, priced)
+    variants = compare_variants(recipe, plain_verdict(verdicts).workload, verdicts, levels)
     summary = summarise_acceptance(results.acceptance)
-    return Analysis(results.manifests, summary, rows, levels, priced, verdicts_of(recipe, levels, priced))
+    return Analysis(results.manifests, summary, rows, levels, priced, verdicts, variants)
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
-    """One verdict for every workload and method, the head's first; loads with a request rate are not judged.
+    """One verdict for every workload and method, all prompts and the head first; no load with a rate is judged.
 
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
-    traffic, slo = recipe.eval.traffic, recipe.eval.slo
+    traffic, found = recipe.eval.traffic, []
     judged = [level for level in levels if level.steady]
-    workloads = list(dict.fromkeys(level.workload for level in judged))
     if not judged:
         rates = ", ".join(dict.fromkeys(level.load for level in levels))
         raise ValueError(
             f"nothing to judge: all loads have a request rate ({rates}), and the verdict is by requests in flight; "
             "add some with eval.concurrency=[1,8]. python eval/serving.py prints what was measured"
         )
-    if traffic.workload is not None:
-        if traffic.workload not in workloads:
-            raise ValueError(
-                f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(workloads)}"
-            )
-        workloads = [traffic.workload]
-    found = []
+    temperature = recipe.eval.temperatures[0]
+    main = f"{ALL} T={temperature:g}" if temperature else ALL
+    measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != main, name))
+    workloads = [workload for workload in measured if traffic.workload in (None, workload)]
+    if not workloads:
+        raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
     for workload in workloads:
         here = [level for level in judged if level.workload == workload]
-        shares = traffic.shares(tuple(sorted({level.concurrency for level in here})))
+        shares = shares_at(traffic, here)
         for method in sorted({level.method for level in here}, key=lambda method: (method != HEAD, method)):
-            measured = [level for level in here if level.method == method]
             model = priced.get(workload) if method == HEAD else None
-            by_length = [
-                decide([level for level in measured if level.K == K], shares, slo, model)
-                for K in sorted({level.K for level in measured})
-            ]
-            found.append(max(by_length, key=lambda verdict: _gain(verdict, shares)))
+            by_length: dict[int, list[Level]] = {}
+            for level in here:
+                if level.method == method:
+                    by_length.setdefault(level.K, []).append(level)
+            verdicts = [decide(own, shares, recipe.eval.slo, model) for own in by_length.values()]
+            found.append(max(verdicts, key=lambda verdict: _gain(verdict, shares)))
     return found
+
+
+def shares_at(traffic: TrafficConfig, levels: Sequence[Level]) -> dict[int, float]:
+    """The traffic's loads; of conversations, which are measured at one load, that one."""
+    measured = tuple(sorted({level.concurrency for level in levels}))
+    if is_conversations(levels[0].workload):
+        return {c: 1 / len(measured) for c in measured}
+    return traffic.shares(measured)
 
 
 def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:
@@ -146,10 +176,12 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
     found = {}
     max_batch = recipe.engine.max_num_seqs
     for workload in dict.fromkeys(level.workload for level in levels if level.method == HEAD):
+        if is_conversations(workload):  # one load carries no model
+            continue
         asked = {level.concurrency for level in levels if level.workload == workload and level.steady}
         powers = {2**i for i in range(max_batch.bit_length())}
         loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)
-        here = steady(ServingRows(*(frame[frame["workload"] == workload] for frame in rows)))
+        here = steady(rows, workload)
         if {BASELINE, HEAD} <= set(here.runs["arm"]):
             found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
     return found

@@ -2,7 +2,7 @@
 
 AL(K) is the acceptance length, which hardly depends on the load, and r(b, K) the time of a speculative step over
 that of a plain step with the same b requests in the batch. Measured once each, they price every pair, run or not.
-Decode only: the wait for the first token is added where whole requests are priced (pricing.py).
+Decode only: the wait for the first token is not in it.
 
 A speculative step costs what a plain one does, the drafter's passes, and K more tokens per request to verify:
 

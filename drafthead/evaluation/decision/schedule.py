@@ -2,8 +2,11 @@
 
 Each entry is [first batch size, last batch size, K], both ends included; the first starts at 1 and the ranges do not
 overlap (vllm/v1/spec_decode/dynamic/utils.py). vLLM caps every K at num_speculative_tokens, carries the last K on to
-larger batches, and falls back to num_speculative_tokens with data parallelism. At K = 0 the drafter's first pass still
-runs; only a server without the head does without.
+larger batches, and falls back to num_speculative_tokens with data parallelism.
+
+The cost model proposes a schedule, eval/draft_lengths.py serves it, and only what was served is advised. It never
+proposes K = 0: the drafter's first pass still runs there, and around a threshold to K = 0 throughput can collapse (vLLM
+issue 49548: from 232 to 24 tok/s). Where drafts do not pay, a server without the head is the better half of two.
 """
 
 from itertools import groupby
@@ -19,16 +22,16 @@ Schedule = list[list[int]]
 
 
 def best_schedule(model: CostModel, max_batch: int) -> Schedule:
-    """The draft length that decodes fastest at every batch size; neighbours within 1 % of the best share one.
+    """The draft length, of those that were run, that decodes fastest at every batch size; within 1 % neighbours share.
 
     Args:
-        model: fitted; draft lengths outside the range of those that were run do not appear.
-        max_batch: the engine's max_num_seqs.
+        model: fitted.
+        max_batch: the server's max_num_seqs.
     """
-    among = [K for K in model.curve.known if min(model.lengths) <= K <= max(model.lengths)]
+    among = [K for K in model.lengths if K]
     chosen: list[int] = []
     for batch in range(1, max_batch + 1):
-        best = model.best_draft(batch, among)
+        best = max(among, key=lambda K: model.speedup(batch, K))
         before = chosen[-1] if chosen else best
         keeps = model.speedup(batch, before) >= (1 - _WORTH) * model.speedup(batch, best)
         chosen.append(before if keeps else best)
@@ -39,20 +42,7 @@ def best_schedule(model: CostModel, max_batch: int) -> Schedule:
     return ranges
 
 
-def scheduled(config: dict[str, Any], schedule: Schedule) -> dict[str, Any] | None:
-    """A speculative_config with the schedule filled in; None when the schedule never drafts.
-
-    Args:
-        config: of the head, at any fixed K.
-        schedule: as `best_schedule` gives it; one that has a single range becomes a fixed K.
-    """
-    longest = max(K for _, _, K in schedule)
-    if longest == 0:
-        return None
-    fixed = {**config, "num_speculative_tokens": longest}
+def scheduled(config: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
+    """A speculative_config with the schedule filled in; one of a single range becomes a fixed K."""
+    fixed = {**config, "num_speculative_tokens": max(K for _, _, K in schedule)}
     return fixed if len(schedule) == 1 else {**fixed, KEY: schedule}
-
-
-def draft_length(schedule: Schedule, batch: int) -> int:
-    """K at a batch size; larger ones than any range get the last range's."""
-    return next((K for _, last, K in schedule if batch <= last), schedule[-1][2])

@@ -113,7 +113,7 @@ def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSample
         for value in ("decode_s", "tokens")
     )
     # What was asked for, where it was reached: a batch that differs by noise is no other load.
-    chosen = chosen.assign(batch=chosen["achieved"].where(~chosen["reached"].astype(bool), chosen["concurrency"]))
+    chosen = chosen.assign(batch=chosen["running"].where(~chosen["reached"].astype(bool), chosen["concurrency"]))
     pooled = chosen.groupby(keys).agg({"batch": "mean", "drafts": "sum", "accepted": "sum"}).loc[seconds.index]
     plain = pooled.index.get_level_values("arm") == BASELINE
     K = pooled.index.get_level_values("k").to_numpy()

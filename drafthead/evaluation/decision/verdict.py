@@ -6,9 +6,9 @@ load was not reached, whose requests failed, whose interval includes zero, or wh
 give (a step with drafts is never shorter than one without), decides nothing. Over all levels the traffic decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -18,20 +18,15 @@ from drafthead.config.traffic import SLOConfig
 from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
 from drafthead.evaluation.decision.pricing import Priced
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
-from drafthead.evaluation.workload import NAMES
+from drafthead.evaluation.workload import BASELINE, NAMES
 from drafthead.statistics import CONFIDENCE, Array, Interval
 
-Kept = Literal["kept", "missed", "unresolved"]
+Kept = Literal["kept", "unresolved", "missed"]
+_ORDER = get_args(Kept)
 
 
-@dataclass(frozen=True)
-class ServiceLevel:
-    """One level against the limits.
-
-    Attributes:
-        baseline, head: whether each keeps every limit.
-        text: both in words, with the figures; empty without a limit.
-    """
+class ServiceLevel(NamedTuple):
+    """One level against the limits: whether each method keeps all of them, and both in words with the figures."""
 
     baseline: Kept
     head: Kept
@@ -44,19 +39,20 @@ def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
     The percentile keeps a limit when at least that share of requests does, so the interval is that of a share
     (Clopper and Pearson 1934), which holds for any distribution of times.
     """
-    verdicts: dict[str, list[Kept]] = {"base": [], "head": []}
+    worst: dict[str, Kept] = {"base": "kept", "head": "kept"}
     limits = []
     for name, column, limit_ms in (("TTFT", "ttft_s", slo.ttft_ms), ("TPOT", "tpot_s", slo.tpot_ms)):
         if limit_ms is None:
             continue
         figures = []
-        for side, found in verdicts.items():
+        for side, before in worst.items():
             times = level.paired[f"{column}_{side}"].dropna().to_numpy(float)
-            found.append(_keeps(times, limit_ms / 1e3, slo.percentile / 100))
+            kept = _keeps(times, limit_ms / 1e3, slo.percentile / 100)
+            worst[side] = max(before, kept, key=_ORDER.index)
             at = f"{1e3 * np.percentile(times, slo.percentile):.1f} ms" if len(times) else "no request has it"
-            figures.append(f"{at} ({found[-1]})")
+            figures.append(f"{at} ({kept})")
         limits.append(f"{name} P{slo.percentile} {' → '.join(figures)} of {limit_ms:g} ms")
-    return ServiceLevel(_worst(verdicts["base"]), _worst(verdicts["head"]), "; ".join(limits))
+    return ServiceLevel(worst["base"], worst["head"], "; ".join(limits))
 
 
 def _keeps(times: Array, limit: float, share: float) -> Kept:
@@ -66,10 +62,6 @@ def _keeps(times: Array, limit: float, share: float) -> Kept:
     if within.low >= share:
         return "kept"
     return "missed" if within.high < share else "unresolved"
-
-
-def _worst(found: list[Kept]) -> Kept:
-    return next((state for state in ("missed", "unresolved") if state in found), "kept")
 
 
 # Of the requests: those that failed may be the slow ones, and the others had the server to themselves.
@@ -116,40 +108,39 @@ class Verdict:
 
 
 def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
-    """The decision for one measured level."""
-    c = level.concurrency
+    """The decision for one measured level: the first rule that holds."""
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
-    figures = f"output throughput {change_text(throughput)}, median latency {change_text(latency)}"
-    if wrong := _unfit(level):
-        return LevelVerdict(c, UNKNOWN, f"{wrong}: {figures}")
-    figures += f"; {_failures(level)}" if level.failed else ""
     service = service_level(level, slo or SLOConfig())
-    figures += f"; {service.text}" if service.text else ""
-    if service.head == "missed":
-        missed = (
-            "misses the service level, as the baseline does"
-            if service.baseline == "missed"
-            else "breaks the service level"
-        )
-        return LevelVerdict(c, DO_NOT, f"{missed}: {figures}")
-    if throughput.resolved and throughput.interval.value < 0:
-        return LevelVerdict(c, DO_NOT, f"slower: {figures}")
-    if latency.resolved and latency.interval.value < 0:
-        return LevelVerdict(c, DO_NOT, f"requests take longer: {figures}")
-    if service.head == "unresolved":
-        return LevelVerdict(c, UNKNOWN, f"service level unresolved at {level.pairs} prompts: {figures}")
-    if throughput.resolved:
-        return LevelVerdict(c, DEPLOY, f"faster: {figures}")
-    return LevelVerdict(c, UNKNOWN, f"unresolved at {level.pairs} prompts: {figures}")
+    wrong, unresolved = _unfit(level), f"unresolved at {level.pairs} prompts"
+    rules = (
+        (wrong, UNKNOWN, wrong),
+        (service.head == "missed", DO_NOT, f"service level missed (baseline: {service.baseline})"),
+        (throughput.resolved and throughput.interval.value < 0, DO_NOT, "slower"),
+        (latency.resolved and latency.interval.value < 0, DO_NOT, "requests take longer"),
+        (service.head == "unresolved", UNKNOWN, f"service level {unresolved}"),
+        (throughput.resolved, DEPLOY, "faster"),
+        (True, UNKNOWN, unresolved),
+    )
+    decision, why = next((decision, why) for holds, decision, why in rules if holds)
+    figures = [
+        f"output throughput {change_text(throughput)}, median latency {change_text(latency)}",
+        f"{level.failed} of {level.requests} requests failed" if level.failed else "",
+        service.text,
+        _prefix_hits(level),
+    ]
+    return LevelVerdict(level.concurrency, decision, f"{why}: {'; '.join(filter(None, figures))}")
 
 
 def _unfit(level: Level) -> str:
     """Why a level decides nothing, whatever its figures; empty where it can."""
     if level.failed > MOST_FAILED * level.requests:
-        return f"{_failures(level)}, see the column `error` of requests-*.parquet"
+        return "requests failed, see the column `error` of requests-*.parquet"
     if not level.reached:
-        methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.achieved.items())
-        return f"not reached: {level.concurrency} in flight requested, achieved {methods}"
+        methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.running.items())
+        return (
+            f"not reached: {level.concurrency} requests were to run at once, {methods} did; the others were not sent "
+            "(too few prompts) or waited in the engine's queue (eval.max_num_seqs, KV cache)"
+        )
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1:
         noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
@@ -157,24 +148,10 @@ def _unfit(level: Level) -> str:
     return ""
 
 
-def _failures(level: Level) -> str:
-    return f"{level.failed} of {level.requests} requests failed"
-
-
-def judge_price(priced: Priced, concurrency: int, K: int, slo: SLOConfig | None = None) -> LevelVerdict:
-    """The decision for a load that was not run, from the cost model alone: decoding speed, no waiting."""
-    price = priced.at(concurrency, K)
-    speed = price.speedup
-    figures = (
-        f"not run; the cost model says {speed.value - 1:+.1%} [{speed.low - 1:+.1%}, {speed.high - 1:+.1%}] decoding"
-    )
-    if slo is not None and (slo.ttft_ms or slo.tpot_ms):
-        return LevelVerdict(concurrency, UNKNOWN, f"{figures}, and nothing of the service level")
-    if price.extrapolated:
-        return LevelVerdict(concurrency, UNKNOWN, f"{figures}, outside what was run")
-    if speed.low > 1:
-        return LevelVerdict(concurrency, DEPLOY, figures)
-    return LevelVerdict(concurrency, DO_NOT if speed.high < 1 else UNKNOWN, figures)
+def _prefix_hits(level: Level) -> str:
+    """Hits in the prefix cache without and with the head, where they differ by a point or more."""
+    before, after = (level.prefix_hits.get(name, np.nan) for name in (BASELINE, level.method))
+    return f"prefix-cache hits {before:.1%} → {after:.1%}" if abs(after - before) >= 0.01 else ""
 
 
 def decide(
@@ -186,7 +163,7 @@ def decide(
         levels: measured, of one workload, method and K.
         shares: requests in flight -> share of the time (TrafficConfig.shares).
         slo: the service level.
-        priced: of that method; without it a load that was not run stays undecided.
+        priced: of that method: what it says of loads that were not run, which stay undecided.
 
     Raises:
         ValueError: none of the levels belongs to the traffic.
@@ -199,10 +176,9 @@ def decide(
     for c in sorted(shares):
         if c in measured:
             found.append(judge(measured[c], slo))
-        elif priced and K in priced.model.curve.known:
-            found.append(judge_price(priced, c, K, slo))
-        else:
-            found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency"))
+        else:  # never deployed at: a model's price is no measurement
+            model = priced.text(c, K) if priced else ""
+            found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency{model}"))
     decision, up_to, reason, change = _overall(found, measured, shares)
     return Verdict(levels[0].workload, levels[0].method, K, decision, up_to, change, reason, tuple(found))
 
@@ -210,50 +186,48 @@ def decide(
 def _overall(
     found: list[LevelVerdict], measured: dict[int, Level], shares: dict[int, float]
 ) -> tuple[str, int | None, str, Change]:
-    good = [v.concurrency for v in found if v.decision == DEPLOY]
-    bad = [v.concurrency for v in found if v.decision == DO_NOT]
-    reached = [measured[c] for c in shares if c in measured]
-    reached = [level for level in reached if not _unfit(level)]
-    change = _traffic_change(reached, shares)
-    over_all = f"over the traffic {change_text(change)} output throughput"
-    if not good:
-        if bad:
-            return DO_NOT, None, f"gains nowhere and loses {_at(bad)}; {over_all}", change
-        return UNKNOWN, None, f"resolved nowhere; {over_all}", change
+    """Decision, c*, reason and change over the traffic."""
+    at = {kind: [v.concurrency for v in found if v.decision == kind] for kind in (DEPLOY, DO_NOT, UNKNOWN)}
+    good, bad = at[DEPLOY], at[DO_NOT]
+    reached = [measured[c] for c in shares if c in measured and not _unfit(measured[c])]
+    change = _over(reached, shares)
+    words = zip(("gains", "loses", "unresolved"), at.values(), strict=True)
+    reason = ", ".join(f"{word} at concurrency {', '.join(map(str, loads))}" for word, loads in words if loads)
+    text = f"{reason}; over the traffic {change_text(change)} output throughput"
     largest = max((c for c in good if not any(b < c for b in bad)), default=None)
-    if largest is None:
-        if change.resolved and change.interval.value < 0:
-            return DO_NOT, None, f"loses more {_at(bad)} than it gains {_at(good)}; {over_all}", change
-        return UNKNOWN, None, f"gains {_at(good)} but loses {_at(bad)}; {over_all}", change
-    unclear = [v.concurrency for v in found if v.decision == UNKNOWN]
-    reason = f"gains {_at(good)}" + (f", loses {_at(bad)}" if bad else "")
-    reason += f", unresolved {_at(unclear)}" if unclear else ""
+    if largest is None:  # gains nowhere, or only above a load where it loses
+        loses = bad and (not good or (change.resolved and change.interval.value < 0))
+        return DO_NOT if loses else UNKNOWN, None, text, change
     if largest == max(shares):
-        return DEPLOY, None, f"{reason}; {over_all}", change
-    below = _traffic_change([level for level in reached if level.concurrency <= largest], shares)
+        return DEPLOY, None, text, change
+    below = _over([level for level in reached if level.concurrency <= largest], shares)
     return UP_TO, largest, f"{reason}; up to {largest} {change_text(below)} output throughput", below
 
 
-def _at(loads: list[int]) -> str:
-    return f"at concurrency {', '.join(map(str, loads))}"
+def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, float], by_block: Array) -> Change:
+    """Output throughput over a mix of loads, resampled by prompt, with what blocks differ by; NaN without a load.
 
-
-def _traffic_change(levels: Sequence[Level], shares: dict[int, float]) -> Change:
-    """Throughput over the mix, resampled by prompt; NaN where no level was reached."""
-    if not levels:
+    Args:
+        pairs: load -> one row per prompt, with columns output_tokens and share_s of two methods (_base, _head).
+        weights: load -> share of the time of the first.
+        by_block: (L, B) the change at every load in every block of server starts alone, as a fraction.
+    """
+    if not pairs:
         return Change(Interval(np.nan, np.nan, np.nan), resolved=False)
 
     def stacked(column: str) -> Array:  # (L, P)
-        frame = pd.DataFrame({level.concurrency: level.paired[column] for level in levels})
-        return frame.fillna(0.0).to_numpy(float).T
+        return pd.DataFrame({c: pair[column] for c, pair in pairs.items()}).fillna(0.0).to_numpy(float).T
 
-    weights = np.array([shares[level.concurrency] for level in levels])
-    change = mixed_throughput_change(
-        stacked("output_tokens_head"), stacked("share_s_head"), stacked("output_tokens_base"), stacked("share_s_base"),
-        weights,
-    )  # fmt: skip
-    by_block = np.stack([level.by_block[THROUGHPUT.key] for level in levels])  # (L, B)
-    return across_blocks(change, weights.sum() / (weights[:, None] / (1 + by_block)).sum(axis=0) - 1)
+    columns = ("output_tokens_head", "share_s_head", "output_tokens_base", "share_s_base")
+    share = np.array([weights[c] for c in pairs])
+    change = mixed_throughput_change(*map(stacked, columns), share)
+    return across_blocks(change, share.sum() / (share[:, None] / (1 + by_block)).sum(axis=0) - 1)
+
+
+def _over(levels: Sequence[Level], shares: dict[int, float]) -> Change:
+    """Against no speculation, over the loads of these levels."""
+    pairs = {level.concurrency: level.paired for level in levels}
+    return traffic_change(pairs, shares, np.array([level.by_block[THROUGHPUT.key] for level in levels]))
 
 
 def change_text(change: Change) -> str:

@@ -14,7 +14,6 @@ from scipy.optimize import brentq
 
 from drafthead.evaluation.decision.cost import cost_per_million
 from drafthead.evaluation.decision.cost_model import CostModel
-from drafthead.evaluation.decision.schedule import best_schedule, draft_length
 from drafthead.evaluation.decision.speed import AcceptanceCurve
 
 CAN, CANNOT, DEPENDS = "TRAINING CAN PAY", "TRAINING CANNOT PAY", "IT DEPENDS ON THE HEAD"
@@ -85,11 +84,10 @@ def worth(model: CostModel, length: float, K: int, shares: dict[int, float], max
         max_batch: the engine's max_num_seqs.
     """
     assumed = replace(model, curve=even_curve(length, K, max(model.lengths)))
-    schedule = best_schedule(assumed, max_batch)
     loads = {}
     for c in shares:
         batch = min(c, max_batch)
-        best = draft_length(schedule, batch)
+        best = assumed.best_draft(batch)
         loads[c] = best, assumed.speedup(batch, best)
     return Worth(length, 1 / sum(share / loads[c][1] for c, share in shares.items()), loads)
 

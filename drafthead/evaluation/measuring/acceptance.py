@@ -28,11 +28,13 @@ from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.workload import (
     BASELINE,
     BASELINE_AGAIN,
+    SAMPLED,
     EvalPrompt,
     Workload,
     identity,
     load_workload,
     method_of,
+    methods_at,
     speculative_config,
 )
 from drafthead.files import atomic_path
@@ -74,12 +76,19 @@ class Condition:
 
 def conditions(recipe: Recipe) -> list[Condition]:
     """All of them, those that share an engine together, the baseline first."""
-    found = []
-    for method in (BASELINE, *(method.name for method in recipe.eval.methods)):
-        ks = (0,) if method == BASELINE else recipe.eval.draft_tokens_of(method_of(recipe, method))
-        grid = product(ks, recipe.eval.temperatures, recipe.eval.reasoning_efforts)
-        found += [Condition(method, *values, main=not index) for index, values in enumerate(grid)]
+    settings, found = recipe.eval, []
+    for method in _methods(recipe):
+        ks = (0,) if method == BASELINE else settings.draft_tokens_of(method_of(recipe, method))
+        temperatures = [t for t in settings.temperatures if t > 0 or method != SAMPLED]
+        main = (ks[0], settings.temperatures[0], settings.reasoning_effort)
+        grid = product(ks, temperatures, settings.reasoning_efforts)
+        found += [Condition(method, *values, main=values == main) for values in grid]
     return found
+
+
+def _methods(recipe: Recipe) -> tuple[str, ...]:
+    listed = [method.name for method in recipe.eval.methods]
+    return BASELINE, *methods_at(recipe, listed, max(recipe.eval.temperatures))
 
 
 def by_engine(found: list[Condition]) -> list[list[Condition]]:
@@ -107,14 +116,16 @@ def measure_acceptance(recipe: Recipe) -> Path:
     missing = [c for c in found if not c.path(directory).exists()]
     total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))
     with progress_bar(total, "measuring acceptance", "response", initial=total - left) as bar:
-        # Those that need a process of their own come last, so that the very last one does without.
-        groups = sorted(by_engine(missing), key=lambda group: _poisons(recipe, group[0].method))
-        for group in groups:
-            apart = _poisons(recipe, group[0].method) and group is not groups[-1]
-            _run_engine(recipe, directory, group, workloads, None if apart else bar)
-            if apart:
-                bar.update(sum(len(workloads[c.effort].prompts) for c in group))
-    finish(directory, _counts(workloads, recipe.eval.reasoning_effort, found))
+        for group in by_engine(missing):
+            if not _poisons(recipe, group[0].method):
+                _measure(recipe, directory, group, workloads, bar)
+                continue
+            with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
+                process.submit(_measure, recipe, directory, group, workloads).result()
+            bar.update(sum(len(workloads[c.effort].prompts) for c in group))
+    main = workloads[recipe.eval.reasoning_effort]
+    counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
+    finish(directory, counts | {"arms": len({c.method for c in found}), "conditions": len(found)})
     return directory
 
 
@@ -138,37 +149,16 @@ def _read(paths: list[Path]) -> pd.DataFrame:
 
 
 def _identity(recipe: Recipe, workloads: Workloads) -> dict[str, Any]:
-    methods = (BASELINE, *(method.name for method in recipe.eval.methods))
-    return identity(recipe, workloads[recipe.eval.reasoning_effort], methods) | {
+    return identity(recipe, workloads[recipe.eval.reasoning_effort], _methods(recipe)) | {
         "temperatures": list(recipe.eval.temperatures),
         "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
         "seed": recipe.eval.seed,
     }
 
 
-def _counts(workloads: Workloads, effort: Effort, found: list[Condition]) -> dict[str, Any]:
-    main = workloads[effort]
-    return {
-        "prompts": len(main.prompts),
-        "too_long": main.too_long,
-        "unrenderable": main.unrenderable,
-        "arms": len({c.method for c in found}),
-        "conditions": len(found),
-    }
-
-
 def _poisons(recipe: Recipe, method: str) -> bool:
     """Whether the method's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
     return method != BASELINE and method_of(recipe, method).method == "ngram"
-
-
-def _run_engine(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any) -> None:
-    """Measure here, or without a bar in a process that ends afterwards."""
-    if bar is not None:
-        _measure(recipe, directory, group, workloads, bar)
-        return
-    with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
-        process.submit(_measure, recipe, directory, group, workloads, None).result()
 
 
 def _measure(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:

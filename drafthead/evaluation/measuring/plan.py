@@ -14,7 +14,7 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, LoadConfig
 from drafthead.data.prompts import read_prompts
 from drafthead.evaluation.comparison import FEWEST_PROMPTS
-from drafthead.evaluation.workload import BASELINE, method_of
+from drafthead.evaluation.workload import BASELINE, SAMPLED, method_of, methods_at
 from drafthead.section import Section
 
 _LOG = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class WorkloadSpec(Section):
     prompts: int | None = None  # at every load; None: the experiment's
     max_tokens: int | None = None  # of a response; None: the experiment's
     most_at_once: int | None = None  # loads above it are left out
+    turns: int = 1  # more: conversations, each turn with the ones before it as its prefix
     miniature: str | None = None  # category that stands in for it in a miniature
 
     @property
@@ -123,30 +124,49 @@ class Plan:
     sweeps: tuple[PlannedSweep, ...] = ()
 
 
+CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=3)
+
+
+def is_conversations(workload: str) -> bool:
+    """Whether rows of that label are of conversations; the label may go on with temperature and GPUs."""
+    return workload.startswith(CONVERSATIONS.name)
+
+
 def recipe_plan(recipe: Recipe) -> Plan:
-    """Baseline, served methods and endpoints, on all held-out prompts and on each workload of the recipe."""
+    """Baseline, served methods and endpoints, on all held-out prompts and on each workload of the recipe.
+
+    At the highest concurrency and the main temperature conversations are measured too: a draft model may cost hits in
+    the prefix cache, which prompts that share nothing cannot show.
+    """
     settings = recipe.eval
+    main, *_ = settings.temperatures
     names = workload_names(recipe)
     specs = [WorkloadSpec(), *(WorkloadSpec.model_validate({"name": name, settings.workloads: name}) for name in names)]
     # Each workload gets its share of the prompts, and no fewer than an interval needs.
     least = {spec: max(FEWEST_PROMPTS, settings.prompts_per_level // len(names)) for spec in specs[1:]}
-    levels = tuple(
-        Level(
-            spec,
-            load,
-            prompts_of_level(load, least.get(spec, settings.prompts_per_level)),
-            settings.max_tokens,
-            temperature,
-        )
-        for spec in specs
-        for temperature in settings.temperatures
-        for load in settings.all_loads
-    )
-    speculative = [(name, k) for name in settings.served for k in settings.draft_tokens_of(method_of(recipe, name))]
-    servers = [ServerRun(0, BASELINE, 0, levels), *(ServerRun(0, name, k, levels) for name, k in speculative)]
-    servers += [ServerRun(0, endpoint.name, 0, levels, endpoint=True) for endpoint in settings.endpoints]
+
+    def level(load: LoadConfig, temperature: float, workload: WorkloadSpec) -> Level:
+        count = prompts_of_level(load, least.get(workload, settings.prompts_per_level))
+        return Level(workload, load, count, settings.max_tokens, temperature)
+
+    def levels(method: str) -> tuple[Level, ...]:
+        temperatures = [t for t in settings.temperatures if t > 0 or method != SAMPLED]
+        found = [level(load, t, spec) for spec in specs for t in temperatures for load in settings.all_loads]
+        if settings.concurrency and main in temperatures:
+            found.append(level(LoadConfig(concurrency=max(settings.concurrency)), main, CONVERSATIONS))
+        return tuple(found)
+
+    served = methods_at(recipe, settings.served, max(settings.temperatures))
+    methods = [
+        (BASELINE, 0),
+        *((name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))),
+    ]
     tensor_parallel = recipe.engine.tensor_parallel_size
-    servers = [replace(server, tensor_parallel=tensor_parallel) for server in servers]
+    servers = [ServerRun(0, name, k, levels(name), tensor_parallel) for name, k in methods]
+    servers += [
+        ServerRun(0, endpoint.name, 0, levels(endpoint.name), tensor_parallel, endpoint=True)
+        for endpoint in settings.endpoints
+    ]
     return Plan(abba(servers, settings.repeats), allow_unreached=settings.allow_unreached)
 
 
@@ -163,6 +183,18 @@ def workload_names(recipe: Recipe) -> list[str]:
         if count < enough:
             _LOG.info(f"{name} has {count} held-out prompts, {enough} are needed to measure it alone: only in `{ALL}`")
     return sorted(name for name, count in found.items() if count >= enough) if len(found) > 1 else []
+
+
+def served_recipe(recipe: Recipe, loads: Sequence[LoadConfig] = ()) -> Recipe:
+    """The recipe with the batch limit of its servers as `engine.max_num_seqs`: what is measured, and then deployed.
+
+    Args:
+        recipe: as given.
+        loads: to be served; none: the recipe's own.
+    """
+    places = [load.concurrency or 0 for load in loads or recipe.eval.all_loads]
+    limit = recipe.eval.max_num_seqs or max([recipe.engine.max_num_seqs, *places])
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_num_seqs": limit})})
 
 
 def abba(servers: Sequence[ServerRun], repeats: int) -> tuple[ServerRun, ...]:

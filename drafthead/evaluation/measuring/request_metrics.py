@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drafthead.config.evaluation import LoadConfig
-from drafthead.engine.load import RequestTimes
+from drafthead.engine.load import LoadResult, RequestTimes, send_times
 from drafthead.statistics import Array
 
 REACHED = 0.9  # of what was requested: below it the level is labelled, not compared
@@ -58,56 +58,44 @@ def request_metrics(times: RequestTimes) -> RequestMetrics:
     )
 
 
-def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], achieved: float) -> bool:
+def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], achieved: float, waiting: float) -> bool:
     """Whether a level was the load it is named after.
 
-    Places are reached when they were nine tenths full on average. A rate is reached when sending all requests took
-    no more than a tenth longer than it should, and than chance alone explains; with a cap as well, the level is
-    reached when the cap was full instead.
+    Places are reached when that many requests, less a tenth, were in flight without waiting in the engine's queue. (The
+    number that runs is not compared itself: after each response it is one short for a step or two, until the next
+    request has arrived, which at few short requests is more than a tenth of the time.) A rate is reached when sending
+    took no more than a tenth longer than it should; with a cap as well, the level is reached when the cap was full
+    instead.
 
     Args:
         load: as requested.
         requests: the successful ones.
-        achieved: `achieved_concurrency` of them.
+        achieved: in flight, see `achieved_concurrency`.
+        waiting: of them in the engine's queue, see `in_engine`; NaN where the server does not say.
     """
-    full = load.concurrency is not None and achieved >= REACHED * load.concurrency
+    served = achieved - np.nan_to_num(waiting)
+    full = load.concurrency is not None and bool(served >= REACHED * load.concurrency)
     if load.request_rate is None or full or len(requests) < 2:
         return full
-    sent = [r.start_s for r in requests]
-    drawn = sending_time(load, len(requests)) + 2 * sending_spread(load, len(requests))
-    return (max(sent) - min(sent)) * REACHED <= drawn
+    return max(r.start_s for r in requests) * REACHED <= send_times(load, len(requests))[-1]
 
 
-def sending_time(load: LoadConfig, count: int) -> float:
-    """Seconds in which `count` requests should be sent: Σ 1 / rate, the rate of a ramp growing from request to request.
+def in_engine(result: LoadResult) -> tuple[float, float]:
+    """Requests that ran in the engine and that waited in its queue: medians while there were requests to send.
 
-    Of n requests, a linear ramp sends request i at start + (end − start)·i/(n − 1) per second, an exponential one at
-    start·(end/start)^(i/(n − 1)).
+    A level whose requests are all sent at once has no such time: then the most that ran at a time. NaN without samples.
     """
-    return float(np.sum(1 / _rates(load, count)))
-
-
-def sending_spread(load: LoadConfig, count: int) -> float:
-    """Standard deviation of that time, in seconds: √(Σ 1 / (rate² · burstiness)) over a ramp's gamma-distributed gaps.
-
-    None without a ramp: there the client scales its gaps until they add up.
-    """
-    return float(np.sqrt(np.sum(_rates(load, count) ** -2) / load.burstiness)) if load.ramp else 0.0
-
-
-def _rates(load: LoadConfig, count: int) -> Array:
-    """Requests per second at which each of `count` requests is sent, (count,)."""
-    end = load.request_rate or math.inf
-    done = np.arange(count) / max(count - 1, 1)
-    if load.ramp == "linear":
-        return load.ramp_start + (end - load.ramp_start) * done
-    if load.ramp == "exponential":
-        return load.ramp_start * (end / load.ramp_start) ** done
-    return np.full(count, end)
+    if not result.samples:
+        return math.nan, math.nan
+    sent = [r.start_s for r in result.requests]
+    inside = [s for s in result.samples if min(sent) < s.at_s <= max(sent)]
+    if not inside or all_at_once(sent, result.duration_s):
+        return max((s.running, s.waiting) for s in result.samples)
+    return float(np.median([s.running for s in inside])), float(np.median([s.waiting for s in inside]))
 
 
 def achieved_concurrency(requests: Sequence[RequestTimes]) -> float:
-    """Mean number of requests in flight while there were still requests to send.
+    """Mean number of requests in flight while there were still requests to send, as the client saw it.
 
     Counted from the first sending to the last, because a level drains after that whatever the server does.
     Requests that are all sent at once never fill more than their own number of places.
@@ -115,8 +103,12 @@ def achieved_concurrency(requests: Sequence[RequestTimes]) -> float:
     sent = np.array([r.start_s for r in requests])
     ended = sent + np.array([r.latency_s for r in requests])
     first, last = sent.min(), sent.max()
-    # Sent in one go: the window has no length to average over.
-    if last - first < 0.01 * (ended.max() - first):
+    if all_at_once(sent, ended.max() - first):
         return float(len(requests))
     inside = np.minimum(ended, last) - sent
     return float(inside.sum() / (last - first))
+
+
+def all_at_once(sent: Sequence[float] | Array, duration_s: float) -> bool:
+    """Whether all were sent in one go: there is no time to average over."""
+    return bool(np.ptp(sent) < 0.01 * duration_s)

@@ -9,7 +9,6 @@ What is measured is a plan (drafthead/evaluation/measuring/plan.py), from the re
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +22,16 @@ import torch
 
 from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
-from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, preload, run_load, warm_up
+from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
-from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan
-from drafthead.evaluation.measuring.request_metrics import achieved_concurrency, load_reached, request_metrics
+from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan, served_recipe
+from drafthead.evaluation.measuring.request_metrics import (
+    achieved_concurrency,
+    in_engine,
+    load_reached,
+    request_metrics,
+)
 from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
 from drafthead.evaluation.workload import HEAD as HEAD
 from drafthead.files import atomic_path
@@ -39,6 +43,8 @@ _COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts",
     "proposed": "vllm:spec_decode_num_draft_tokens",
     "accepted": "vllm:spec_decode_num_accepted_tokens",
+    "prefix_queries": "vllm:prefix_cache_queries",
+    "prefix_hits": "vllm:prefix_cache_hits",
 }
 
 Prompts = dict[Level, list[LoadRequest]]
@@ -58,13 +64,13 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
         ValueError: a level cannot be reached with the prompts there are.
     """
     plan = plan or recipe_plan(recipe)
+    recipe = served_recipe(recipe, [level.load for run in plan.runs for level in run.levels])
     directory = directory or recipe.results_dir / "serving"
     workload = load_workload(recipe)
     methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
     prompts = plan_prompts(recipe, plan, workload)
     if begin(directory, KIND, identity(recipe, workload, methods) | _plan_identity(recipe, plan, prompts), alone=True):
         return directory
-    threading.Thread(target=preload, daemon=True).start()  # while the first server starts
     for index, run in enumerate(plan.runs):
         if not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
             _run_server(recipe, directory, index, run, prompts)
@@ -107,7 +113,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
         longest = max((prompts[level] for level in run.levels), key=len)
         warm_up(server, longest[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
         for level in run.levels:
-            result, counters = _run_level(server, directory / "logs", name, run, level, prompts[level])
+            result, counters = _run_level(server, name, run, level, prompts[level])
             key = _key(run, level)
             runs.append(key | _run_row(server, level, result) | counters)
             requests += [key | _request_row(result, i) for i in range(len(prompts[level]))]
@@ -131,17 +137,15 @@ def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> Iterator[Server]:
 
 
 def _run_level(
-    server: Server, logs: Path, name: str, run: ServerRun, level: Level, prompts: list[LoadRequest]
+    server: Server, name: str, run: ServerRun, level: Level, prompts: list[LoadRequest]
 ) -> tuple[LoadResult, dict[str, Any]]:
     server.reset_prefix_cache()
     before = server.metrics()
     result = run_load(
         server,
         prompts,
-        logs,
         load=level.load,
         max_tokens=level.max_tokens,
-        label=f"{name}-{level.name}",
         temperature=level.temperature,
         ignore_eos=level.workload.random is not None,
         title=f"{NAMES[run.method]}, {level.workload.name}, {level.load.name}",
@@ -174,13 +178,15 @@ def _key(run: ServerRun, level: Level) -> dict[str, Any]:
 
 def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]:
     good = [r for r in result.requests if not r.error]
-    achieved = achieved_concurrency(good) if good else 0.0
+    achieved, (running, waiting) = achieved_concurrency(good) if good else 0.0, in_engine(result)
     output_tokens = sum(r.output_tokens for r in good)
     return {
         "requests": len(result.requests),
         "failed": len(result.requests) - len(good),
         "achieved": achieved,
-        "reached": load_reached(level.load, good, achieved),
+        "running": running,
+        "waiting": waiting,
+        "reached": load_reached(level.load, good, achieved, waiting),
         "duration_s": result.duration_s,
         "output_tokens": output_tokens,
         "prompt_tokens": sum(r.prompt_tokens for r in good),
@@ -188,7 +194,6 @@ def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]
         "server_start_s": server.start_s,
         **server_capacity(server.log_path),
         "server_command": json.dumps(server.command),
-        "load_command": json.dumps(result.command),
         "finished_at": time.time(),
     }
 
@@ -222,6 +227,8 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> dict[Level, 
     found = {}
     for level in levels:
         pool = pools[level.workload] or _random_prompts(recipe, level)
+        if level.workload.turns > 1:
+            pool = _conversations(recipe, pool, level)
         last = level.first + level.prompts
         if level.first and last > len(pool):
             needed = max(other.first + other.prompts for other in levels if other.workload == level.workload)
@@ -231,7 +238,7 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> dict[Level, 
             )
         found[level] = pool[level.first : last]
         places = level.load.concurrency or 1
-        if len(found[level]) < places and not plan.allow_unreached:
+        if len(found[level]) < places and not plan.allow_unreached and level.workload.turns == 1:
             raise ValueError(
                 f"{places} at once cannot be reached with {len(found[level])} prompts of {level.workload.name}: raise "
                 "prompts.max_heldout, lower eval.concurrency, or set eval.allow_unreached=true to measure the "
@@ -256,6 +263,26 @@ def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRe
     turn = shuffled.groupby("category").cumcount()  # first of each category, then second of each …
     order = turn.sort_values(kind="stable").index
     return [LoadRequest(prompts[i].id, prompts[i].prompt_ids) for i in order]
+
+
+def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level) -> list[LoadRequest]:
+    """All first turns, then all second ones, so that the turn before is answered when the next one is sent.
+
+    A turn is a held-out prompt behind the prompts of the turns before it. The responses between them are left out: they
+    would differ between methods, and all methods are to get the same tokens. A turn that the engine has no room for is
+    left out with those that follow it.
+    """
+    longest = max(k for method in recipe.eval.methods for k in recipe.eval.draft_tokens_of(method))
+    room = recipe.engine.max_model_len - level.max_tokens - longest - 1
+    talks = range(min(level.prompts, len(pool)) // level.workload.turns)
+    found = []
+    for turn in range(level.workload.turns):
+        for talk in talks:
+            prompts = [pool[(talk + i * len(talks))] for i in range(turn + 1)]
+            ids = [token for prompt in prompts for token in prompt.prompt_ids]
+            if len(ids) <= room:
+                found.append(LoadRequest("+".join(prompt.id for prompt in prompts), ids))
+    return found
 
 
 def _random_prompts(recipe: Recipe, level: Level) -> list[LoadRequest]:

@@ -6,49 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from drafthead.evaluation.decision.cost import cost_per_million
-from drafthead.evaluation.decision.pricing import Price, Priced, request_prices
+from drafthead.evaluation.decision.pricing import Price, Priced
 from drafthead.evaluation.measuring.serving import HEAD
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, number, table
 from drafthead.evaluation.results.levels import Level
 
 
-def cost_model_tables(
-    priced: dict[str, Priced], levels: Sequence[Level], price: float | None = None, gpus: int = 1
-) -> list[Table]:
-    """Prices of decoding and of whole requests, break-even lengths and the error on pairs left out, by workload.
+def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> list[Table]:
+    """Prices of decoding, break-even lengths and the error on pairs left out, by workload.
 
     Args:
         priced: workload -> the head's cost model.
         levels: measured, of any method.
-        price: per GPU and hour; None leaves cost out.
-        gpus: that serve.
     """
     tables = []
     for workload, prices in priced.items():
         ran = [level for level in levels if level.workload == workload and level.method == HEAD and level.steady]
-        requests = _request_table(prices, ran, price, gpus)
-        found = [_price_table(prices, ran), requests, _break_even_table(prices)]
+        found = [_price_table(prices, ran), _break_even_table(prices)]
         found += [_held_out_table(prices)] if prices.model.held_out else []
         for one in found:
             tables.append(one if len(priced) == 1 else replace(one, title=f"{one.title}: {workload} prompts"))
     return tables
-
-
-def _request_table(priced: Priced, ran: Sequence[Level], price: float | None, gpus: int) -> Table:
-    rows: dict[int, dict[str, Cell]] = {}
-    for p in request_prices(priced, ran):
-        cost = "" if price is None else f" · {cost_per_million(price, gpus, p.tokens_per_s):.3f}"
-        change = f" ({100 * p.change:+.1f} %)" if p.K else ""
-        row = rows.setdefault(p.concurrency, {"Concurrency": Cell(str(p.concurrency))})
-        row[f"K = {p.K}" if p.K else "Baseline"] = Cell(f"{p.tokens_per_s:.1f}{change}{cost}{'°' * p.extrapolated}")
-    unit = "output tok/s, change" + ("" if price is None else " · cost per 1M output tokens")
-    charged = "" if price is None else f" Cost at {price:g} per GPU and hour × {gpus} GPU(s)."
-    note = (
-        f"{unit}, means without intervals: decoding by the cost model, the wait for the first token as it was "
-        f"measured, interpolated between loads. ° outside what was run.{charged}"
-    )
-    return table("Whole requests, by the cost model", rows.values(), note)
 
 
 def _by_load(priced: Priced) -> list[int]:

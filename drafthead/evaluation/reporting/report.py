@@ -138,15 +138,10 @@ def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
         Section("Workloads", workloads, []) if len({level.workload for level in levels}) > 1 else None,
         Section("Acceptance", acceptance_tables(summary), acceptance_pictures(summary)),
         Section("Serving", [*served, *filter(None, (counted, memory))], serving_pictures(levels)),
-        Section("Every load and draft length", _cost_model_tables(recipe, analysis), pictures),
+        Section("Every load and draft length", cost_model_tables(analysis.priced, levels), pictures),
         Section("Beside published figures", [beside], []) if beside else None,
     ]
     return [section for section in sections if section]
-
-
-def _cost_model_tables(recipe: Recipe, analysis: Analysis) -> list[Table]:
-    price, gpus = recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size
-    return cost_model_tables(analysis.priced, analysis.levels, price, gpus)
 
 
 def render(report: Report, template: str) -> str:
@@ -212,6 +207,19 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
     if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
         caveats.append(text)
     return caveats
+
+
+def tracked(analysis: Analysis) -> dict[str, float | str]:
+    """The figures of an evaluation for a tracker: verdicts, acceptance lengths, and every level's change."""
+    found: dict[str, float | str] = {}
+    for m in analysis.acceptance.methods:
+        found[f"evaluation/acceptance_length/{m.category}/{m.method}-k{m.K}"] = m.length.value
+    for verdict in analysis.verdicts:
+        found[f"evaluation/verdict/{verdict.workload}/{verdict.method}-k{verdict.K}"] = verdict.headline
+    for level in analysis.levels:
+        name = f"evaluation/change/{level.workload}/{level.load}/{level.method}-k{level.K}"
+        found |= {f"{name}/{key}": change.interval.value for key, change in level.changes.items()}
+    return found
 
 
 # What a decider needs, on one screen: the verdict, one table, what to start. Everything else is in the report.

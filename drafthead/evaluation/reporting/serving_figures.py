@@ -3,7 +3,7 @@
 Bars start at zero or are replaced by points with intervals; unresolved changes are grey, as in the tables.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,29 +40,14 @@ class _Point:
     values: dict[str, float]
 
 
+# Of a recipe's report: what an operator pays and what a user waits for.
+_CURVES = ("output_tokens_per_s", "e2e_p50", "ttft_p50", "tpot_mean")
+
+
 def serving_pictures(levels: Sequence[Level]) -> list[Picture]:
-    """Throughput and latency over load, the two against each other, and every relative change with its interval."""
-    series = _series(levels)
-    found = [
-        picture(
-            "throughput",
-            "Output tokens per second over concurrency; levels that were not reached are hollow.",
-            lambda figure: _over_load(figure.subplots(), series, THROUGHPUT),
-        ),
-        picture(
-            "latency",
-            "Median time to first token, and mean time per output token after it, over concurrency.",
-            lambda figure: _latency(figure, series),
-        ),
-    ]
-    if max(map(len, series.values())) > 1:
-        found.append(
-            picture(
-                "pareto",
-                "Throughput against the median latency of a request, one point per load: up and left is better.",
-                lambda figure: _pareto(figure.subplots(), series),
-            )
-        )
+    """Throughput and times over load, and every relative change with its interval."""
+    first = [level for level in levels if level.workload == levels[0].workload]
+    found = [_curves_picture("curves", first, _CURVES)]
     shown = list({(level.workload, level.load): level for level in _widest(levels)}.values())
     found.append(
         picture(
@@ -85,28 +70,25 @@ def sweep_pictures(levels: Sequence[Level], prefix: str) -> list[Picture]:
     """
     found = []
     for index, ((workload,), own) in enumerate(grouped(levels, "workload").items()):
-        series = _series(own)
-        if max(map(len, series.values())) > 1:
-            keys = list(own[0].values)
-            found.append(
-                picture(
-                    f"{prefix}-curves-{index}",
-                    f"{workload} prompts, over concurrency; levels that were not reached are hollow.",
-                    lambda figure, series=series, keys=keys: _curves(figure, series, keys),  # type: ignore[misc]
-                    size=(7.2, 3.0 * -(-len(keys) // 2)),
-                )
-            )
+        if len({level.concurrency for level in own}) > 1:
+            found.append(_curves_picture(f"{prefix}-curves-{index}", own, list(own[0].values)))
         if any(len(lengths) > 1 for lengths in _lengths_by_method(own).values()):
             found.append(_acceptance_picture(f"{prefix}-acceptance-k-{index}", own, f", {workload} prompts"))
     several = {level.workload for level in levels}, {level.load for level in levels}
     return found + (_matrix_pictures(levels, f"{prefix}-") if min(map(len, several)) > 1 else [])
 
 
+def _curves_picture(name: str, levels: Sequence[Level], keys: Sequence[str]) -> Picture:
+    """Measures of one workload over concurrency."""
+    caption = f"{levels[0].workload} prompts, over concurrency; levels that were not reached are hollow."
+    size = (7.2, 3.0 * -(-len(keys) // 2))
+    return picture(name, caption, lambda figure: _curves(figure, _series(levels), keys), size)
+
+
 def _curves(figure: Figure, series: dict[tuple[str, int], list[_Point]], keys: Sequence[str]) -> None:
     grid = figure.subplots(-(-len(keys) // 2), 2, squeeze=False).flatten()
     for axes, key in zip(grid, keys, strict=False):
         _over_load(axes, series, MEASURE[key])
-        axes.get_legend().remove()
     for spare in grid[len(keys) :]:
         spare.remove()
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
@@ -129,47 +111,23 @@ def _series(levels: Sequence[Level]) -> dict[tuple[str, int], list[_Point]]:
     return {key: [points[load] for load in sorted(points)] for key, points in found.items()}
 
 
-def _latency(figure: Figure, series: dict[tuple[str, int], list[_Point]]) -> None:
-    left, right = figure.subplots(1, 2)
-    _over_load(left, series, MEASURE["ttft_p50"])
-    _over_load(right, series, MEASURE["tpot_mean"])
-    right.get_legend().remove()
-
-
 def _over_load(axes: Axes, series: dict[tuple[str, int], list[_Point]], measure: Measure) -> None:
     loads = sorted({p.load for points in series.values() for p in points})
-    _draw(axes, series, lambda p: (loads.index(p.load), p.values[measure.key] * measure.scale))
-    axes.set(xticks=range(len(loads)), xticklabels=[str(load) for load in loads], xlabel="requests in flight")
-    axes.set_ylabel(f"{measure.label} ({measure.unit})")
-    axes.set_ylim(bottom=0)
-
-
-def _pareto(axes: Axes, series: dict[tuple[str, int], list[_Point]]) -> None:
-    latency = MEASURE["e2e_p50"]
-    _draw(axes, series, lambda p: (p.values[latency.key] * latency.scale, p.values[THROUGHPUT.key]))
-    for points in series.values():
-        for p in points:
-            at = (p.values[latency.key] * latency.scale, p.values[THROUGHPUT.key])
-            axes.annotate(str(p.load), at, xytext=(5, -9), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="median latency of a request (ms)", ylabel="output tok/s")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-
-
-def _draw(axes: Axes, series: dict[tuple[str, int], list[_Point]], at: Callable[[_Point], tuple[float, float]]) -> None:
     methods = list(dict.fromkeys(method for method, _ in series))
     for (method, K), points in series.items():
         same = [k for name, k in series if name == method]
-        x, y = zip(*map(at, points), strict=True)
+        x = [loads.index(p.load) for p in points]
+        y = [p.values[measure.key] * measure.scale for p in points]
         colour, shade = colour_of(method, methods), 1 - 0.6 * same.index(K) / len(same)
         marker = _MARKERS[same.index(K) % len(_MARKERS)]
         axes.plot(x, y, "-", color=colour, alpha=shade, marker=marker, label=series_name(method, K))
-        hollow = [i for i, p in enumerate(points) if not p.reached]
-        face = axes.get_facecolor()
-        axes.scatter(
-            [x[i] for i in hollow], [y[i] for i in hollow], color=face, edgecolors=colour, marker=marker, zorder=3
-        )
-    legend_above(axes)
+        hollow = [(at, value) for at, value, p in zip(x, y, points, strict=True) if not p.reached]
+        if hollow:
+            face = axes.get_facecolor()
+            axes.scatter(*zip(*hollow, strict=True), color=face, edgecolors=colour, marker=marker, zorder=3)
+    axes.set(xticks=range(len(loads)), xticklabels=[str(load) for load in loads], xlabel="requests in flight")
+    axes.set_ylabel(f"{measure.label} ({measure.unit})")
+    axes.set_ylim(bottom=0)
 
 
 def _changes(figure: Figure, levels: Sequence[Level]) -> None:

@@ -100,7 +100,7 @@ def wide_table(title: str, levels: Sequence[Level]) -> Table:
         first = own[0]
         for series, side, level in [(BASELINE, 0, first), *((series_name(x.method, x.K), 1, x) for x in own)]:
             reached = (
-                "yes" if level.reached else f"no: {level.achieved[level.method if side else BASELINE]:.1f} in flight"
+                "yes" if level.reached else f"no: {level.running[level.method if side else BASELINE]:.1f} in flight"
             )
             row = {
                 "Workload": workload,
@@ -153,8 +153,8 @@ def _load_table(levels: Sequence[Level]) -> Table:
         {
             "Method": series_name(level.method, level.K),
             f"{_load_label(levels)} requested": level_name(level, levels),
-            "Achieved, baseline": number(level.achieved[BASELINE], 1),
-            "Achieved, method": number(level.achieved[level.method], 1),
+            "Running, baseline": number(level.running[BASELINE], 1),
+            "Running, method": number(level.running[level.method], 1),
             "Reached": Cell("yes") if level.reached else Cell("not reached", "unresolved"),
             "Paired prompts": level.pairs,
             "Failed": level.failed,
@@ -313,7 +313,11 @@ def matrix_tables(levels: Sequence[Level]) -> list[Table]:
 
 def memory_table(runs: pd.DataFrame) -> Table | None:
     """GPU memory and KV cache that a head takes away; None where the runs do not say."""
-    labels = {"kv_cache_tokens": ("KV cache (tokens)", ",.0f"), "weights_gib": ("Weights (GiB)", ".2f")}
+    labels = {
+        "kv_cache_tokens": ("KV cache (tokens)", ",.0f"),
+        "weights_gib": ("Weights (GiB)", ".2f"),
+        "prefix_hit_rate": ("Prefix-cache hits of conversations (%)", ".1f"),
+    }
     columns = [column for column in labels if column in runs and runs[column].fillna(0).any()]
     if not columns:
         return None
@@ -332,8 +336,11 @@ def memory_table(runs: pd.DataFrame) -> Table | None:
                 f"{relative:+.1f}" if np.isfinite(relative) else "–"
             )
         rows.append(row)
-    note = "What the server says after its start. Fewer tokens in the KV cache mean fewer requests at once."
-    return table("Memory", rows, note)
+    note = (
+        "What the server says after its start, and of conversations. Fewer tokens in the KV cache mean "
+        "fewer requests at once, fewer hits a longer wait for the first token."
+    )
+    return table("Memory and cache", rows, note)
 
 
 # Serving figures without a comparison: what a plan will do, what another tool's file says.

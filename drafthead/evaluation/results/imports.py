@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from drafthead.evaluation.measuring.request_metrics import RequestMetrics, request_metrics
-from drafthead.engine.load import RequestTimes, request_times
+from drafthead.engine.load import RequestTimes
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def import_results(path: str | Path) -> list[ImportedLevel]:
 def _vllm_bench(path: str | Path, raw: dict[str, Any]) -> ImportedLevel:
     if "start_times" not in raw:
         raise ValueError(f"{path} has no single requests: run `vllm bench serve` with --save-detailed")
-    times = request_times([str(i) for i in range(len(raw["start_times"]))], raw)
+    times = _vllm_times(raw)
     names = {"TTFT": "median_ttft_ms", "TPOT": "median_tpot_ms", "ITL": "median_itl_ms"}
     # Absent where the client ran without a tokenizer, as it does from here.
     stated: dict[str, float] = {label: raw[name] for label, name in names.items() if name in raw}
@@ -85,6 +85,26 @@ def _vllm_bench(path: str | Path, raw: dict[str, Any]) -> ImportedLevel:
     return ImportedLevel(
         "vllm bench", _vllm_load(raw), pd.DataFrame(rows), len(failed), float(raw["duration"]), stated
     )
+
+
+def _vllm_times(raw: dict[str, Any]) -> list[RequestTimes]:
+    """In the order of sending."""
+    first = min(raw["start_times"])
+    return [
+        RequestTimes(
+            id=str(i),
+            # The client's reason is the status line's, which may be empty; a request without tokens failed.
+            error=raw["errors"][i] or ("" if raw["output_lens"][i] else "refused without a reason"),
+            prompt_tokens=raw["input_lens"][i],
+            output_tokens=raw["output_lens"][i],
+            start_s=start - first,
+            ttft_s=raw["ttfts"][i],
+            gaps_s=raw["itls"][i],
+            latency_s=raw["latencies"][i] if "latencies" in raw else raw["ttfts"][i] + sum(raw["itls"][i]),
+            text=raw["generated_texts"][i],
+        )
+        for i, start in enumerate(raw["start_times"])
+    ]
 
 
 def _vllm_load(raw: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """From rows to levels: one method beside the baseline at one load, every measure with its paired change; no formatting."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class Level:
         workload, load, concurrency, method, K: which; the workload with its temperature and GPUs where they are not
             0 and 1.
         prompts_of, temperature, gpus: the workload without them, and they.
-        achieved: "none" and the method -> requests in flight.
+        running: "none" and the method -> requests running in the engine.
         reached: in both.
         pairs: prompts answered without error in both methods of every block.
         requests, failed: sent, and how many of them failed, both methods together.
@@ -77,6 +77,7 @@ class Level:
         acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
         paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
             baseline (suffix _base) and the method (suffix _head).
+        prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
         tokens_per_request: output tokens, mean of both methods.
     """
 
@@ -85,7 +86,7 @@ class Level:
     concurrency: int
     method: str
     K: int
-    achieved: dict[str, float]
+    running: dict[str, float]
     reached: bool
     pairs: int
     requests: int
@@ -97,6 +98,7 @@ class Level:
     paired: pd.DataFrame
     prompts_of: str = ""
     temperature: float = 0.0
+    prefix_hits: dict[str, float] = field(default_factory=dict)
     gpus: int | None = None
     tokens_per_request: float = np.nan
 
@@ -200,7 +202,7 @@ def _level(
     first = runs.iloc[0]
     return Level(
         workload, load, concurrency, method, K,
-        achieved={name: float(rows["achieved"].mean()) for name, rows in methods.items()},
+        running={name: float(rows["running"].mean()) for name, rows in methods.items()},
         reached=bool(runs["reached"].all()),
         pairs=len(base),
         requests=int(runs["requests"].sum()),
@@ -214,6 +216,7 @@ def _level(
         temperature=float(first["temperature"]),
         gpus=int(first["tensor_parallel"]) or None,
         tokens_per_request=float(runs["output_tokens"].sum() / _answers(runs)),
+        prefix_hits={name: _hits(rows) for name, rows in methods.items()},
     )  # fmt: skip
 
 
@@ -249,6 +252,13 @@ def _rate(measure: Measure, runs: pd.DataFrame) -> float:
     output = runs["output_tokens"].sum()
     counted = {"output_tokens": output, "total_tokens": output + runs["prompt_tokens"].sum(), "answers": _answers(runs)}
     return float(counted[measure.column] / runs["duration_s"].sum())
+def _hits(runs: pd.DataFrame) -> float:
+    queries = runs["prefix_queries"].sum() if "prefix_queries" in runs else 0
+    return float(runs["prefix_hits"].sum() / queries) if queries else np.nan
+
+
+def _throughput(runs: pd.DataFrame) -> float:
+    return float(runs["output_tokens"].sum() / runs["duration_s"].sum())
 
 
 def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> tuple[pd.DataFrame, pd.DataFrame]:

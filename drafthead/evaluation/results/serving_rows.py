@@ -12,6 +12,7 @@ import pandas as pd
 
 from drafthead.config.evaluation import ALL
 from drafthead.evaluation.measuring import serving
+from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.workload import BASELINE
 from drafthead.artifacts import IDENTITY, read_json
 
@@ -48,12 +49,24 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows
         requests, runs: as `evaluation.measuring.serving` reads them.
         K: draft tokens of every method but the baseline, where the rows do not say.
     """
-    return ServingRows(_completed(requests, K), _completed(runs, K))
+    runs = _completed(runs, K)
+    if "running" not in runs:
+        runs["running"] = np.nan
+    runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
+    if "prefix_queries" in runs:  # prompts that share nothing have no hits to lose
+        rate = 100 * runs["prefix_hits"] / runs["prefix_queries"].where(runs["prefix_queries"] > 0)
+        runs["prefix_hit_rate"] = rate.where(runs["workload"].map(is_conversations))
+    return ServingRows(_completed(requests, K), runs)
 
 
-def steady(rows: ServingRows) -> ServingRows:
-    """The rows of loads whose places were filled as they became free: only they say what a step of b requests costs."""
-    return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in rows))
+def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
+    """The rows of one workload at loads whose places were filled as they became free; None: the first workload.
+
+    Only they say what a step of b requests costs.
+    """
+    workload = workload or rows.runs["workload"].iloc[0]
+    kept = (frame[frame["workload"] == workload] for frame in rows)
+    return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in kept))
 
 
 def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:

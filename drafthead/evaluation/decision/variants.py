@@ -1,0 +1,121 @@
+"""Does another way to serve the same head gain over a fixed draft length? Served side by side, never priced.
+
+A variant is a method of the recipe with the recipe's own head and further keys of vLLM's speculative_config: a schedule
+of draft lengths, sampled drafts, cache blocks that are kept. It is adopted where its gain over the traffic, against the
+best fixed draft length on the same prompts, lies above zero with its whole interval, and where it loses at no load. The
+best fixed length is picked by the same measurement, which favours it a little.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from drafthead.config import Recipe
+from drafthead.evaluation.comparison import Change
+from drafthead.evaluation.decision.schedule import KEY, Schedule
+from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, Verdict, change_text, traffic_change
+from drafthead.evaluation.results.levels import THROUGHPUT, Level
+from drafthead.evaluation.workload import HEAD, NAMES, SAMPLED, method_of
+
+Loads = Mapping[int, Level]  # concurrency -> level
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant beside the plain head.
+
+    Attributes:
+        verdict: on the variant.
+        against: the fixed draft length that serves the traffic fastest.
+        change: of output throughput over the traffic, against that.
+        by_load: the same at every load alone.
+        doubt: why it is not adopted; empty where it is.
+    """
+
+    verdict: Verdict
+    against: int
+    change: Change
+    by_load: dict[int, Change]
+    doubt: str
+
+    def sentence(self) -> str:
+        """For the terminal and the report."""
+        gain = f"{NAMES[self.verdict.method]}: {change_text(self.change)} output throughput against K = {self.against}"
+        return f"{gain}, the best fixed draft length" + (f"; not advised: {self.doubt}" if self.doubt else "")
+
+
+def compare_variants(
+    recipe: Recipe, workload: str, verdicts: Sequence[Verdict], levels: Sequence[Level]
+) -> list[Variant]:
+    """Every variant of the recipe's own head that was served on a workload, the best first.
+
+    Args:
+        recipe: its methods and traffic.
+        workload: which.
+        verdicts, levels: of all methods.
+    """
+    here = [level for level in levels if level.workload == workload and level.steady]
+    shares = recipe.eval.traffic.shares(tuple({level.concurrency for level in here}))
+    fixed = {K: _loads(here, HEAD, K) for K in {level.K for level in here if level.method == HEAD}}
+    own = [*recipe.eval.methods, method_of(recipe, SAMPLED)]
+    variants = {m.name: m.extra for m in own if m.method == HEAD and m.name != HEAD and not m.head}
+    found = []
+    for verdict in verdicts:
+        if verdict.workload != workload or verdict.method not in variants or not fixed:
+            continue
+        ours = _loads(here, verdict.method, verdict.K)
+        weights = {c: share for c, share in shares.items() if c in ours} or dict.fromkeys(ours, 1.0)
+        best = max(fixed, key=lambda K: _speedup(fixed[K], weights))
+        by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
+        change = gain_over(ours, fixed[best], weights)
+        lost = [v.workload for v in verdicts if v.method == verdict.method and v.decision == DO_NOT]
+        doubt = _doubt(verdict, lost, change, by_load, variants[verdict.method].get(KEY))
+        found.append(Variant(verdict, best, change, by_load, doubt))
+    return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.interval.value))
+
+
+def _doubt(
+    verdict: Verdict, lost: list[str], change: Change, by_load: dict[int, Change], schedule: Schedule | None
+) -> str:
+    """Why a variant is not advised."""
+    if lost:
+        return f"it loses against no speculation on {', '.join(lost)} prompts"
+    if verdict.decision == UNKNOWN:
+        return f"{UNKNOWN} against no speculation"
+    if not change.interval.low > 0:
+        return "no resolved gain"
+    worse = [str(c) for c, at in by_load.items() if at.resolved and at.interval.high < 0]
+    if worse:
+        return f"it loses at concurrency {', '.join(worse)}"
+    for first, last, K in schedule or ():
+        if not any(first <= c <= last for c in by_load):
+            return f"no load of {first} to {last} requests was measured, where it drafts {K}"
+    return ""
+
+
+def _loads(levels: Sequence[Level], method: str, K: int) -> dict[int, Level]:
+    return {level.concurrency: level for level in levels if (level.method, level.K) == (method, K)}
+
+
+def gain_over(ours: Loads, plain: Loads, weights: dict[int, float]) -> Change:
+    """Change of output throughput over a traffic, paired by prompt, with what blocks of server starts differ by.
+
+    Args:
+        ours, plain: the two, both measured beside the same baseline.
+        weights: load -> share of the baseline's time.
+    """
+    both = ["output_tokens", "share_s"]
+    pairs = {}
+    for c in weights:
+        head, base = (levels[c].paired[[f"{name}_head" for name in both]] for levels in (ours, plain))
+        pairs[c] = head.join(base.set_axis([f"{name}_base" for name in both], axis=1), how="inner")
+    # What the plain head spends at each load, where the baseline spends the traffic's share.
+    spent = {c: share / (1 + plain[c].change(THROUGHPUT)) for c, share in weights.items()}
+    by_block = [(1 + ours[c].by_block[THROUGHPUT.key]) / (1 + plain[c].by_block[THROUGHPUT.key]) - 1 for c in weights]
+    return traffic_change(pairs, spent, np.array(by_block))
+
+
+def _speedup(levels: Loads, weights: dict[int, float]) -> float:
+    """Over the traffic, against no speculation, up to a factor: 1 / Σ share / speedup."""
+    return 1 / sum(share / (1 + levels[c].change(THROUGHPUT)) for c, share in weights.items())
