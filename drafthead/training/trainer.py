@@ -266,20 +266,23 @@ class Trainer:
         scale = (weights / rows * config.batches_per_step).to(self.device, torch.float32)
         rate = schedule(self.optimizer, config, step, self.total_steps)
 
-        sums = torch.zeros(2 * K + 1, dtype=torch.float64, device=self.device)
+        sums, losses_of = torch.zeros(2 * K, dtype=torch.float64, device=self.device), {}
         for index in mine:
             batch = self.prefetch.take(index).to(self.device, self.dtype)
             if index + ranks in mine or (step + 1 < self.total_steps and self.feed.ready(step + 1)):
                 self.prefetch.start(index + ranks)
             with self.accelerator.accumulate(self.engine):
                 scored = score(self.engine, batch, self.target, scale)
-                self._stop_unless_finite_loss(step, batch, scored)
                 self.accelerator.backward(scored.loss)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            hits = self._hits(scored, batch)
-            sums += torch.cat([scored.position_sums, hits, sums.new_tensor([len(batch.input_ids)])])
+            losses_of[index] = scored.position_sums
+            sums += torch.cat([scored.position_sums, self._hits(scored, batch)])
+        # The only time in a step that the host waits for the device. What is not finite has changed nothing: the
+        # optimiser refuses such a gradient.
         sums = self.accelerator.reduce(sums, "sum").cpu()
+        if not torch.isfinite(sums[:K]).all():
+            self._stop_on_nonfinite_loss(step, losses_of)
         grad_norm = gradient_norm(self.engine)
         self._stop_unless_finite_gradient(step, group, grad_norm)
         losses, hits = sums[:K] / rows, sums[K : 2 * K] / rows
@@ -288,7 +291,7 @@ class Trainer:
             accuracy_per_step=tuple(hits.tolist()), grad_norm=grad_norm, learning_rate=rate, tokens_per_second=0.0,
             memory_gib=peak_memory_gib(),
         )  # fmt: skip
-        return metrics, int(sums[-1])
+        return metrics, sum(window.num_tokens for windows in group for window in windows)
 
     def _hits(self, scored: HeadLoss, batch: PackedBatch) -> Tensor:
         """(K,) scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
@@ -436,16 +439,19 @@ class Trainer:
     # step_N lie the weights that met the step and the sequences of it. DeepSpeed leaves the weights alone when the
     # gradient norm is not finite, except at ZeRO 0, where a hook of training.optimizer does.
 
-    def _stop_unless_finite_loss(self, step: int, batch: PackedBatch, scored: HeadLoss) -> None:
-        bad = torch.zeros((), device=scored.loss.device) + ~torch.isfinite(scored.loss.detach())
-        if not self.accelerator.reduce(bad, "sum").item():
-            return
+    def _stop_on_nonfinite_loss(self, step: int, losses_of: dict[int, Tensor]) -> None:
+        """Name the micro batches: `losses_of` has the sums (K,) of this rank's, by their place in the stream."""
         from accelerate.utils import gather_object
 
-        finite = {name: bool(torch.isfinite(getattr(batch, name)).all()) for name in ("aux", "last_hidden")}
-        losses = [str(value) for value in scored.position_sums.tolist()]
-        mine = {"ids": batch.ids, "loss_per_step": losses, "inputs_finite": finite}
-        batches = [b for b in gather_object([mine if bad.item() else None]) if b is not None]
+        mine = []
+        for index, sums in losses_of.items():
+            if torch.isfinite(sums).all():
+                continue
+            batch = pack(self.inputs.train, self.stream[index], self.drafter)
+            finite = {name: bool(torch.isfinite(getattr(batch, name)).all()) for name in ("aux", "last_hidden")}
+            losses = [str(value) for value in sums.tolist()]
+            mine.append({"ids": batch.ids, "loss_per_step": losses, "inputs_finite": finite})
+        batches = gather_object(mine)
         folder = self._keep_nonfinite(step, {"what": "loss", "batches": batches})
         raise FloatingPointError(
             f"the loss at step {step + 1} is not finite ({len(batches)} micro batches; stored states finite: "
