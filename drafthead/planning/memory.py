@@ -12,6 +12,7 @@ from drafthead.config import Recipe, TrainConfig
 from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.losses.fused import CHUNK_ROWS
 from drafthead.target.files import local_files
+from drafthead.training.accelerator import bucket_elements
 
 _FLOAT32 = 4
 _MXFP4_BYTES = 17 / 32  # 32 values of 4 bits share a scale of 8
@@ -92,7 +93,8 @@ def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: 
 
     Returns:
         weights (in the compute type, with the float32 masters), gradients, optimizer (moments and moving average),
-        target (embeddings, head rows and norm), batch (aux and last states of one micro batch and of the next one),
+        buckets (of gradients that are filled and sent, on CUDA), target (embeddings, head rows and norm), batch (aux
+        and last states of one micro batch and of the next one),
         activations (kept for the backward) and loss (logits of a chunk, and the head's gradient).
     """
     width = 2 if config.precision == "bf16" else _FLOAT32
@@ -107,6 +109,7 @@ def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: 
         "weights": width * (share if stage == 3 else parameters) + masters,
         "gradients": width * (share if stage >= 2 else parameters),
         "optimizer": moments * _FLOAT32 * (parameters if stage == 0 else share),
+        "buckets": 2 * width * bucket_elements(parameters) if device == "cuda" and stage else 0,
         "target": width * (V + D) * H,
         "batch": 2 * width * tokens * (shape.num_aux_layers + 1) * H,
         "activations": width * tokens * _kept_per_row(shape, config),

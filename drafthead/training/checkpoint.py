@@ -169,6 +169,7 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
         )
     if reshaped:
         engine._config.load_universal_checkpoint = False
+        _to_parameters(engine.optimizer.optimizer)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             shutil.rmtree(folder)
@@ -185,6 +186,13 @@ def _convert(source: Path, destination: Path) -> None:
     )  # fmt: skip
     with redirect_stdout(io.StringIO()):  # it narrates every parameter
         ds_to_universal.main(options)
+
+
+def _to_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Move the states to their parameters' device: DeepSpeed leaves the steps of its universal form on the CPU, and a
+    fused AdamW on CUDA refuses them."""
+    for parameter, state in optimizer.state.items():
+        state.update({name: t.to(parameter.device) for name, t in state.items() if isinstance(t, Tensor)})
 
 
 def _add_average(weights: Path, parameters: Path) -> None:

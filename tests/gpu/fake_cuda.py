@@ -94,7 +94,8 @@ class Counter(TorchDispatchMode):
         name = func.name().removeprefix("aten::").split(".")[0]
         self._note_wait(func, name, args, kwargs)
         if name == "_local_scalar_dense" and isinstance(args[0], FakeTensor):
-            return 0 if not args[0].dtype.is_floating_point else 0.0  # a fake tensor has no value
+            # A fake tensor has no value: what is asked (is all of it finite?) is so.
+            return True if args[0].dtype == torch.bool else 0.0 if args[0].dtype.is_floating_point else 0
         results = func(*args, **kwargs)
         read, made = (
             [t for t in tree_leaves(part) if isinstance(t, torch.Tensor)] for part in ((args, kwargs), results)

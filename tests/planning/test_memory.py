@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from drafthead.config import load_recipe
-from drafthead.drafters.base import DraftShape, valid_positions
+from drafthead.drafters.base import DraftShape, num_parameters, valid_positions
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.planning.memory import training_memory
 from drafthead.target.pieces import FrozenTarget
+from drafthead.training.accelerator import bucket_elements, deepspeed_config
 from drafthead.training.trainer import LossModule
 
 TOKENS, STEPS = 1024, 3
@@ -79,3 +80,16 @@ def test_every_stage_cuts_up_what_it_says(stage):
     assert (shared["gradients"] < alone["gradients"]) == (stage >= 2)
     assert (shared["weights"] < alone["weights"] / 3.9) == (stage == 3)
     assert shared["activations"] == alone["activations"]
+
+
+def test_buckets_overlap_and_are_announced(monkeypatch):
+    """On CUDA DeepSpeed holds two buckets; one that takes all parameters would leave nothing to overlap."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with torch.device("meta"):
+        model = torch.nn.Linear(20_000, 15_000)  # about as many weights as gpt-oss-120b's head
+    zero = deepspeed_config(config(precision="bf16", zero_stage=1), model)["zero_optimization"]
+    assert zero["overlap_comm"]
+    assert zero["reduce_bucket_size"] == bucket_elements(300_015_000) <= 300_015_000 / 5
+    announced = training_memory(shape(), config(precision="bf16", zero_stage=1), ranks=1)
+    assert announced["buckets"] == 2 * 2 * bucket_elements(num_parameters(shape()))
+    assert training_memory(shape(), config(), ranks=1, device="cpu")["buckets"] == 0

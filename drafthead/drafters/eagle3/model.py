@@ -192,7 +192,9 @@ class DraftModel(DraftModule):
 
     def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin at positions, in float32 or wider."""
-        frequencies = self._frequencies.to(positions.device, torch.promote_types(dtype, torch.float32))
+        # Kept where it is used: copied in every step, it would have the host wait for the device each time.
+        self._frequencies = self._frequencies.to(positions.device)
+        frequencies = self._frequencies.to(torch.promote_types(dtype, torch.float32))
         return rotation(positions, frequencies, self._rope_factor)
 
     def head_rows(
