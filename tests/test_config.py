@@ -82,6 +82,15 @@ def test_a_head_without_its_type_or_of_another_is_refused_with_that_key(tmp_path
         load_recipe(recipe, ["head.type=eagle9"])
 
 
+def test_another_drafter_is_chosen_by_its_type_alone():
+    head = load_recipe(overrides=["head.type=dflash", "head.mask_token_id=9"]).head
+    assert (head.type, head.intermediate_size, head.num_positions) == ("dflash", 512, 7)
+    with pytest.raises(ValueError, match=r"head\.mask_token_id"):
+        load_recipe(overrides=["head.type=dflash"])
+    with pytest.raises(ValueError, match=r"head\.num_ttt_steps"):
+        load_recipe(overrides=["head.type=dflash", "head.mask_token_id=9", "head.num_ttt_steps=3"])
+
+
 def test_an_override_replaces_what_is_there():
     efforts = load_recipe(overrides=["responses.reasoning_efforts={low: 1, high: 2}"]).responses
     assert efforts.efforts == {"low": 1, "high": 2}  # instead of a list
@@ -127,9 +136,6 @@ def test_single_values_and_lists_mean_the_same():
         (PromptsConfig, {"path": "x", "preset": "standard"}, "path and preset"),
         (PromptsConfig, {"sources": []}, "none"),
         (PromptsConfig, {"sources": [{"name": "a", "train": 1}, {"name": "a"}]}, "source a "),
-        (PromptsConfig, {"sources": [{"name": "a", "train": 1, "weight": 1}]}, "a .*train 1 and weight 1"),
-        (PromptsConfig, {"sources": [{"name": "a", "weight": 1}, {"name": "b", "train": 1}]}, "a .*weight and b "),
-        (PromptsConfig, {"sources": [{"name": "a", "categories": {"x": 0.5}}]}, "x .*0.5"),
         (PromptsConfig, {"sources": [{"name": "a", "trane": 1}]}, "trane"),
         (PromptsConfig, {"preset": "other"}, "standard"),
         (ResponsesConfig, {"max_tokens": 8, "temperature": {}}, "temperature"),

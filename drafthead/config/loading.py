@@ -1,8 +1,10 @@
 """A recipe from its YAML file and the overrides of a command line."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -10,6 +12,9 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe
+from drafthead.drafters.registry import section_of
+
+logger = logging.getLogger(__name__)
 
 # Keys of earlier recipes, and what replaces each.
 RENAMED = {
@@ -56,24 +61,41 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
             OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
         except (YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
             raise ValueError(f"override {item!r} does not fit recipe {path}: {error}") from error
-    values = OmegaConf.to_container(recipe, resolve=False)
+    values: Any = OmegaConf.to_container(recipe, resolve=False)
+    _drop_other_drafters(values, {item.partition("=")[0] for item in overrides})
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise ValueError(_readable(path, error)) from error
 
 
+def _drop_other_drafters(values: Any, given: set[str]) -> None:
+    """Leave out what the file says of another drafter, where the command line alone chose `head.type`."""
+    section = section_of(values["head"].get("type")) if "head.type" in given else None
+    if section is not None:
+        strange = [key for key in values["head"] if key not in section.model_fields and f"head.{key}" not in given]
+        for key in strange:
+            del values["head"][key]
+        if strange:
+            logger.info(f"head.type={values['head']['type']}: the recipe's head.{', head.'.join(strange)} left out")
+
+
 def _readable(path: Path, error: ValidationError) -> str:
     lines = [f"recipe {path} is not valid:"]
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"])
+        loc = problem["loc"]
+        if loc[:1] == ("head",):  # between section and key stands the type of the head
+            loc = (*loc[:1], *loc[2:])
+        key = ".".join(str(part) for part in loc)
         given = problem["input"]
         shown = "" if isinstance(given, dict) else f" (given: {given!r})"
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             message, shown = _unknown(key), ""
-        elif key == "head.type" and problem["type"] == "missing":
-            message, shown = "give the type of the draft model, such as `type: eagle3`", ""
+        elif problem["type"].startswith("union_tag"):
+            found = problem["ctx"]
+            key, shown = "head.type", ""
+            message = f"give one of {found.get('expected_tags', 'eagle3, dflash, ...')}, not {found.get('tag')!r}"
         lines.append(f"  {key}: {message}{shown}" if key else f"  {message}")
     return "\n".join(lines)
 

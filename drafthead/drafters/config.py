@@ -1,4 +1,4 @@
-"""The part of the recipe's head section that every draft model has: its vocabulary and the size of its blocks."""
+"""The parts of the recipe's head section that draft models share: vocabulary, size of blocks, mask token."""
 
 from typing import Any, ClassVar, Self
 
@@ -53,3 +53,16 @@ class HeadConfig(Section):
     def sized(self, draft_vocab_size: int) -> Self:
         """The head with the draft vocabulary it got: unchanged unless its size was chosen by coverage."""
         return self if self.coverage is None else self.model_copy(update={"draft_vocab_size": draft_vocab_size})
+
+
+class ParallelHead(HeadConfig):
+    """What heads that fill several draft positions in one pass have beyond that."""
+
+    TRAINING_ONLY: ClassVar[frozenset[str]] = frozenset({"num_draft_positions"})
+
+    mask_token_id: int = Field(ge=0)  # stands for the tokens that are not known yet: one that no text contains
+    num_draft_positions: int = Field(default=7, gt=0)  # K
+
+    @property
+    def num_positions(self) -> int:
+        return self.num_draft_positions

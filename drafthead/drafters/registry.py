@@ -1,7 +1,7 @@
 """Every draft model that can be trained, by its `head.type`: a new one is a folder, and a line in each statement."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -21,6 +21,12 @@ _DRAFTERS = {
     "dflash": ("drafthead.drafters.dflash.drafter", "DFlash"),
     "dspark": ("drafthead.drafters.dspark.drafter", "DSpark"),
 }
+
+
+def section_of(kind: str) -> type[HeadConfig] | None:
+    """The section class of a `head.type`."""
+    sections: tuple[type[HeadConfig], ...] = get_args(get_args(Head)[0])
+    return next((section for section in sections if kind in get_args(section.model_fields["type"].annotation)), None)
 
 
 def parse_head(values: Any) -> HeadConfig:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drafthead import artifacts
-from drafthead.config import Recipe
+from drafthead.config import HeadConfig, Recipe
 from drafthead.data import spool as spools
 from drafthead.data import store as state_store
 from drafthead.data.packing import Window, cut
@@ -26,6 +26,7 @@ from drafthead.data.spool import SpooledStates, States
 from drafthead.data.store import StateStore
 from drafthead.data.trained_on import known_before
 from drafthead.drafters.base import Drafter
+from drafthead.drafters.config import ParallelHead
 from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary, size_for_coverage
 from drafthead.progress import wait_until
@@ -133,6 +134,20 @@ def survey(
         silent += not found
         windows += found
     return Survey(generated, seen, windows, silent, by_category)
+
+
+def check_mask_token(head: HeadConfig, seen: Tensor) -> None:
+    """Refuse a mask token that stands in the text, or is none of the target's.
+
+    Raises:
+        ValueError: naming the token and how often it occurs.
+    """
+    if isinstance(head, ParallelHead):
+        token = head.mask_token_id
+        found = int(seen[token]) if token < len(seen) else None
+        if found != 0:
+            where = f"occurs {found:,} times in the training text" if found else f"is not below {len(seen)}"
+            raise ValueError(f"head.mask_token_id {token} {where}; choose a token that the tokenizer reserves")
 
 
 def draft_vocabulary(recipe: Recipe, counts: Survey) -> DraftVocabulary:

@@ -1,6 +1,6 @@
 """The recipe's head section for DSpark (arXiv 2607.05147)."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -9,8 +9,6 @@ from drafthead.drafters.dflash.config import BlockHead
 
 class DSparkHead(BlockHead):
     """`head: {type: dspark, ...}`."""
-
-    TRAINING_ONLY: ClassVar[frozenset[str]] = BlockHead.TRAINING_ONLY
 
     type: Literal["dspark"]
     markov_rank: int = Field(default=256, gt=0)  # r of the bias: a token's r numbers times r columns of the vocabulary
