@@ -10,6 +10,7 @@ from tests.losses.problems import random_problem
 from tests.scripts import run_ok
 
 triton = pytest.importorskip("triton")
+WRITTEN = ("forward_kl", "total_variation", "lk_hybrid")  # not imported: that would import Triton before its tests
 VOCABULARIES = [32000, 32003]  # a usual one; a prime, so that no block divides it and no load is vectorised
 
 
@@ -20,7 +21,7 @@ def test_cases_where_this_machine_can_run_them():
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", WRITTEN)
 def test_kernels_compile_for_cuda(tmp_path, monkeypatch, objective, capability):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -28,7 +29,7 @@ def test_kernels_compile_for_cuda(tmp_path, monkeypatch, objective, capability):
     from drafthead.losses.kernels import score_kernel, target_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    constants = {"OBJECTIVE": objective, "NEEDS_GRAD": True, "SHARPNESS": 2.0, "LK_RATE": 3.0, "BLOCK": 1024}
+    constants = {"OBJECTIVE": objective, "NEEDS_GRAD": True, "LK_RATE": 3.0, "BLOCK": 1024}
     other_types = {"grad": "*bf16", "met": "*i64", "best_out": "*i64", "size": "i32"}
     for kernel in (score_kernel, target_kernel):
         known = {name: constants[name] for name in kernel.arg_names if name in constants}
@@ -40,7 +41,7 @@ def test_kernels_compile_for_cuda(tmp_path, monkeypatch, objective, capability):
 
 
 @pytest.mark.requires_gpu
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", WRITTEN)
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
 def test_tuned_kernels_equal_the_pytorch_form(objective, size, grad_dtype):
