@@ -174,19 +174,21 @@ def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dic
         lasting: False for files that a consumer deletes; none is listed then.
     """
     listed = _visible_files(directory) if lasting else []
-    paths = {name: directory / name for name in listed if Path(name).name not in (IDENTITY, MANIFEST)}
-    with ThreadPoolExecutor() as pool:  # every byte is read once: of a large store of states, terabytes
-        sums = pool.map(sha256_file, paths.values())
-        files = {
-            name: {"bytes": path.stat().st_size, "sha256": sha256}
-            for (name, path), sha256 in zip(paths.items(), sums, strict=True)
-        }
+    files = file_entries(directory, [name for name in listed if Path(name).name not in (IDENTITY, MANIFEST)])
     identity = read_json(directory / IDENTITY)
     manifest = {"identity": identity, "counts": counts, "files": files, "made_by": made_by()}
     write_json(directory / MANIFEST, manifest, several_writers=True)
     _remove_leftovers(directory)
     locks.let_go(directory)
     return manifest
+
+
+def file_entries(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """What a manifest says of files; every byte is read once, which of a large store of states are terabytes."""
+    with ThreadPoolExecutor() as pool:
+        sums = pool.map(lambda name: sha256_file(directory / name), names)
+        sizes = [(directory / name).stat().st_size for name in names]
+        return {n: {"bytes": size, "sha256": sha256} for n, size, sha256 in zip(names, sizes, sums, strict=True)}
 
 
 def _remove_leftovers(directory: Path) -> None:

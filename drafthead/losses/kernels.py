@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drafthead.losses.objectives import GREEDY_TAU, LK_RATE, RowLoss, TargetRows
+from drafthead.losses.objectives import LK_RATE, RowLoss, TargetRows
 
-WRITTEN = ("forward_kl", "reverse_kl", "total_variation", "lk_hybrid", "greedy_acceptance")
+WRITTEN = ("forward_kl", "total_variation", "lk_hybrid")
 # Elements of a row at a time, and warps of a program: 16 elements a thread, no register spilled. Fixed and not tuned by
 # timing: another choice sums in another order, and ranks or a resumed run could differ. It gives up a few per cent.
 BLOCK, WARPS = 4096, 8
@@ -21,12 +21,11 @@ BLOCK, WARPS = 4096, 8
 
 @triton.jit
 def target_kernel(
-    logits,  # (C, D) float32, in: the target's logits; out: r, or log r for reverse_kl
+    logits,  # (C, D) float32, in: the target's logits; out: r
     lse,  # (C,) over the target's full vocabulary
     mass,  # (C, 1) out
     negentropy,  # (C,) out
     size,  # D
-    OBJECTIVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     # Normalises one row of the target's logits in place.
@@ -50,7 +49,7 @@ def target_kernel(
         log_r = tl.load(logits + start + lanes, mask=inside, other=0.0) - draft_lse
         r = tl.exp(log_r)
         entropy_parts += tl.where(inside, r * log_r, 0.0)
-        tl.store(logits + start + lanes, log_r if OBJECTIVE == "reverse_kl" else r, mask=inside)
+        tl.store(logits + start + lanes, r, mask=inside)
     tl.store(mass + row, tl.exp(draft_lse - tl.load(lse + row)))
     tl.store(negentropy + row, tl.sum(entropy_parts, 0))
 
@@ -59,7 +58,7 @@ def target_kernel(
 def score_kernel(
     logits,  # (R, D) float32
     grad,  # (R, D) any type, out; may be logits
-    target_r,  # (C, D) r, or log r for reverse_kl
+    target_r,  # (C, D)
     target_mass,  # (C, 1)
     target_negentropy,  # (C,)
     met,  # (R,) teacher token of each row
@@ -69,7 +68,6 @@ def score_kernel(
     size,  # D
     OBJECTIVE: tl.constexpr,
     NEEDS_GRAD: tl.constexpr,
-    SHARPNESS: tl.constexpr,  # softmax of z * SHARPNESS
     LK_RATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -83,8 +81,8 @@ def score_kernel(
     target_r += token * size
     mass = tl.load(target_mass + token)
     lanes = tl.arange(0, BLOCK)
-    HAS_KL: tl.constexpr = OBJECTIVE == "forward_kl" or OBJECTIVE == "lk_hybrid"
-    HAS_TV: tl.constexpr = OBJECTIVE == "total_variation" or OBJECTIVE == "lk_hybrid"
+    HAS_KL: tl.constexpr = OBJECTIVE != "total_variation"
+    HAS_TV: tl.constexpr = OBJECTIVE != "forward_kl"
 
     # Softmax online: the sum so far is rescaled whenever the peak rises.
     peak = float("-inf")
@@ -97,7 +95,7 @@ def score_kernel(
         block_peak, block_best = tl.max(z, 0, return_indices=True)
         best = tl.where(block_peak > peak, start + block_best, best)
         higher = tl.maximum(peak, block_peak)
-        total = total * tl.exp((peak - higher) * SHARPNESS) + tl.sum(tl.exp((z - higher) * SHARPNESS), 0)
+        total = total * tl.exp(peak - higher) + tl.sum(tl.exp(z - higher), 0)
         peak = higher
         if HAS_KL:
             r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
@@ -105,24 +103,17 @@ def score_kernel(
     log_total = tl.log(total)
     tl.store(best_out + row, best)
 
-    # The sums over the row: of min(p, q), or of softmax * p; of q where q < p; of q (log q - log r).
+    # The sums over the row: of min(p, q), and of q where q < p.
     accepted_parts = tl.zeros((BLOCK,), tl.float32)
     gaining_parts = tl.zeros((BLOCK,), tl.float32)
-    reverse_parts = tl.zeros((BLOCK,), tl.float32)
-    if OBJECTIVE != "forward_kl":
+    if HAS_TV:
         for start in range(0, size, BLOCK):
             inside = start + lanes < size
             z = tl.load(logits + start + lanes, mask=inside, other=float("-inf"))
             r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
-            log_q = (z - peak) * SHARPNESS - log_total
-            q = tl.exp(log_q)
-            if HAS_TV:
-                accepted_parts += tl.minimum(mass * r, q)
-                gaining_parts += tl.where(q < mass * r, q, 0.0)
-            if OBJECTIVE == "greedy_acceptance":
-                accepted_parts += mass * r * q
-            if OBJECTIVE == "reverse_kl":
-                reverse_parts += tl.where(inside, q * (log_q - r), 0.0)
+            q = tl.exp(z - peak - log_total)
+            accepted_parts += tl.minimum(mass * r, q)
+            gaining_parts += tl.where(q < mass * r, q, 0.0)
     accepted = tl.sum(accepted_parts, 0)
     gaining = tl.sum(gaining_parts, 0)
     loss = 1 - accepted
@@ -133,8 +124,6 @@ def score_kernel(
         if HAS_TV:
             weight = tl.exp(-LK_RATE * accepted)
             loss = weight * forward + (1 - weight) * (1 - accepted)
-    if OBJECTIVE == "reverse_kl":
-        loss = tl.sum(reverse_parts, 0)
     tl.store(loss_out + row, loss)
 
     if NEEDS_GRAD:
@@ -143,24 +132,17 @@ def score_kernel(
             inside = start + lanes < size
             z = tl.load(logits + start + lanes, mask=inside, other=float("-inf"))
             r = tl.load(target_r + start + lanes, mask=inside, other=0.0)
-            log_q = (z - peak) * SHARPNESS - log_total
-            q = tl.exp(log_q)
+            q = tl.exp(z - peak - log_total)
             slope = q - r
             if HAS_TV:
                 slope = weight * slope + (1 - weight) * q * (gaining - tl.where(q < mass * r, 1.0, 0.0))
-            if OBJECTIVE == "reverse_kl":
-                slope = q * (log_q - r - loss)
-            if OBJECTIVE == "greedy_acceptance":
-                slope = q * (accepted - mass * r) * SHARPNESS
             tl.store(grad + start + lanes, slope * row_scale, mask=inside)
 
 
 def prepare_target(objective: str, logits: Tensor, lse: Tensor, block: int = BLOCK) -> TargetRows:
     """As `drafthead.losses.objectives.prepare_target`, for contiguous float32."""
     mass, negentropy = lse.new_empty(len(lse), 1), torch.empty_like(lse)
-    target_kernel[(len(logits),)](
-        logits, lse, mass, negentropy, logits.shape[1], objective, BLOCK=block, num_warps=WARPS
-    )
+    target_kernel[(len(logits),)](logits, lse, mass, negentropy, logits.shape[1], BLOCK=block, num_warps=WARPS)
     return TargetRows(logits, mass, negentropy)
 
 
@@ -175,10 +157,9 @@ def score_rows(
 ) -> RowLoss:
     """As `drafthead.losses.objectives.score_rows`, for contiguous float32."""
     loss, best = torch.empty_like(scale), torch.empty_like(met)
-    sharpness = 1 / GREEDY_TAU if objective == "greedy_acceptance" else 1.0
     out = logits if grad is None else grad
     score_kernel[(len(logits),)](
         logits, out, *target, met, scale, loss, best, logits.shape[1],
-        objective, grad is not None, sharpness, LK_RATE, BLOCK=block, num_warps=WARPS,
+        objective, grad is not None, LK_RATE, BLOCK=block, num_warps=WARPS,
     )  # fmt: skip
     return RowLoss(loss, best)

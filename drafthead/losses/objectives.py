@@ -14,8 +14,8 @@ The last is matched to vLLM's default, which drafts argmax(q) and accepts it wit
 has no gradient; its stand-in is the softmax at tau = 0.5, sharper than q.
 
 Any objective, and any mixture of them, is differentiated by autograd, a block of rows at a time. A gradient written
-down takes 40 to 70 % of the time: the default's stands below, `drafthead.losses.kernels` has those of all five for
-CUDA. Both are optional; tests hold them to the function.
+down takes 40 to 70 % of the time: the default's stands below, `drafthead.losses.kernels` has
+those of forward_kl, total_variation and lk_hybrid for CUDA. Both are optional; tests hold them to the function.
 
 Shapes: B rows of a block, C teacher tokens and R draft rows of a chunk, D draft vocabulary.
 """

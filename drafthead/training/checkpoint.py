@@ -25,10 +25,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafthead.artifacts import MANIFEST, ArtifactError, read_json, verify_files
+from drafthead.artifacts import MANIFEST, ArtifactError, file_entries, read_json, verify_files
 from drafthead.config import TrainConfig
 from drafthead.drafters.vocabulary import DraftVocabulary
-from drafthead.files import check_space, delete_folder, sha256_file, sync, write_json
+from drafthead.files import check_space, delete_folder, sync, write_json
 from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
@@ -67,7 +67,7 @@ def checkpoint_dir(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step_{step:08d}"
 
 
-def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weights: dict[str, Tensor]) -> Path:
+def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weights: dict[str, Tensor]) -> None:
     """Write a checkpoint; every rank calls this.
 
     Args:
@@ -97,13 +97,12 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
         files = [p for p in sorted(temporary.rglob("*")) if p.is_file()]
         for path in files:
             sync(path)
-        entries = {str(p.relative_to(temporary)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)} for p in files}
-        write_json(temporary / MANIFEST, {"files": entries})
+        names = [str(path.relative_to(temporary)) for path in files]
+        write_json(temporary / MANIFEST, {"files": file_entries(temporary, names)})
         shutil.rmtree(final, ignore_errors=True)  # an unverifiable one of the same step
         temporary.rename(final)
         sync(final.parent)
     accelerator.wait_for_everyone()
-    return final
 
 
 def consolidated(accelerator: Any, engine: Any, averaged: bool) -> dict[str, Tensor]:
@@ -239,8 +238,6 @@ def restore(
     if accelerator.is_main_process:
         remove_leftovers(run_dir)
         found = newest(run_dir)
-        if found is not None:  # killed before it came to that
-            retain(run_dir, config.keep_checkpoints, found[1])
     (found,) = broadcast_object_list([found])
     if found is None:
         return TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)

@@ -156,7 +156,7 @@ class Trainer:
         module = LossModule(draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
-        self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
+        self.dtype = _DTYPES[config.precision]
         check_ranks({**inputs.identity, "draft vocabulary": artifacts.digest(self.vocabulary.d2t.tolist())})
         if config.tracker != "none":
             start_tracker(self.accelerator, recipe)
@@ -184,18 +184,12 @@ class Trainer:
         self.feed.release(self.state.step)
         if self.inputs.start is not None and self.state.step == 0:
             # What the head is worth that training goes on from: later validations are compared with it.
-            result = self.validate(self.weights())
-            log.validation(0, result)
-            self.state = replace(
-                self.state,
-                acceptance_length=result.acceptance_length,
-                acceptance_per_position=result.acceptance_per_position,
-            )
+            log.validation(0, self.validate(self.weights()))
         with progress_bar(self.total_steps, "train", "step", self.state.step, disable=not self.main) as bar:
             for step in range(self.state.step, self.total_steps):
                 # Online, the states of this step may not be written yet, or the harvester may need room to go on.
                 if self.feed.wants_checkpoint(step):
-                    self.save(step, self.weights(averaged), None)
+                    self.save(step, self.weights(averaged))
                 self.feed.wait(step)
                 log.step(self.step(step), sum(w.num_tokens for windows in self._group(step) for w in windows))
                 bar.update(1)
@@ -203,14 +197,15 @@ class Trainer:
                 # Now and then: measure, and keep the weights.
                 if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == self.total_steps:
                     weights = self.weights(averaged)
-                    result = self.validate(weights)
-                    log.validation(step + 1, result)  # before the checkpoint: resumed from there, it is not repeated
-                    self.save(step + 1, weights, result)
+                    # Logged before the checkpoint: a run resumed from there does not validate it again.
+                    log.validation(step + 1, self.validate(weights))
+                    self.save(step + 1, weights, measured=True)
                     log.restart_clock(step + 1)
 
     def _group(self, step: int) -> list[list[Window]]:
         """The packed micro batches of an optimiser step, of all ranks."""
-        return self.stream[step * self.config.batches_per_step :][: self.config.batches_per_step]
+        first = step * self.config.batches_per_step
+        return self.stream[first : first + self.config.batches_per_step]
 
     def step(self, step: int) -> StepMetrics:
         """One optimiser step: this rank's micro batches of it, one update; metrics over all ranks, without rates.
@@ -246,7 +241,7 @@ class Trainer:
             memory_gib=peak_memory_gib(), acceptance_length=self.state.acceptance_length,
             acceptance_per_position=self.state.acceptance_per_position,
         )  # fmt: skip
-        if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):
+        if not (math.isfinite(metrics.loss) and 0 <= metrics.grad_norm < math.inf):  # DeepSpeed's -1 is NaN or infinite
             self._stop(metrics, [window.document for index in mine for window in self.stream[index]])
         return metrics
 
@@ -259,15 +254,11 @@ class Trainer:
 
         read = (self.inputs.train[document] for document in documents)
         bad = [s.id for s in read if not all(part.isfinite().all() for part in (*s.aux.values(), s.last_hidden))]
-        bad = sorted(set(gather_object(bad)))
-        advice = (
-            f"the stored states of {', '.join(bad)} are not finite: harvest them again"
-            if bad
-            else ("the stored states are finite: lower train.learning_rate")
-        )
+        names = ", ".join(sorted(set(gather_object(bad))))
         raise FloatingPointError(
-            f"step {metrics.step} has loss {metrics.loss} and gradient norm {metrics.grad_norm}, which is not kept; "
-            + advice
+            f"step {metrics.step} has loss {metrics.loss}, gradient norm {metrics.grad_norm}, and is not kept. "
+            f"Sequences whose stored states are not finite: {names or 'none'}. Harvest them again; if there is none, "
+            "lower train.learning_rate"
         )
 
     def _hits(self, scored: HeadLoss, batch: PackedBatch) -> Tensor:
@@ -304,17 +295,16 @@ class Trainer:
         )
         total, counted, drafts, *accepted = accelerator.reduce(counts.to(self.device), "sum").cpu().tolist()
         pooled = Acceptance(int(drafts), tuple(int(n) for n in accepted))
+        self.state = replace(self.state, acceptance_length=pooled.length, acceptance_per_position=pooled.rates)
         return Validation(total / counted if counted else math.nan, pooled.length, pooled.rates, pooled.drafts)
 
-    def save(self, step: int, weights: dict[str, Tensor], result: Validation | None) -> None:
-        """Write a checkpoint, note whether it is the best so far (None: not measured), and apply retention."""
-        self.state = replace(self.state, step=step, world_size=self.accelerator.num_processes)
-        if result is not None:
-            length, best = result.acceptance_length, self.state
-            self.state = replace(best, acceptance_length=length, acceptance_per_position=result.acceptance_per_position)
-            # Where every validation response loops, lengths are NaN and the newest checkpoint counts as the best.
-            if best.best_step == 0 or not length <= best.best_acceptance_length:
-                self.state = replace(self.state, best_step=step, best_acceptance_length=length)
+    def save(self, step: int, weights: dict[str, Tensor], measured: bool = False) -> None:
+        """Write a checkpoint, note whether it is the best of those that were measured, and apply retention."""
+        state = replace(self.state, step=step, world_size=self.accelerator.num_processes)
+        # Where every validation response loops, lengths are NaN and the newest checkpoint counts as the best.
+        if measured and (state.best_step == 0 or not state.acceptance_length <= state.best_acceptance_length):
+            state = replace(state, best_step=step, best_acceptance_length=state.acceptance_length)
+        self.state = state
         checkpoint.save(self.accelerator, self.engine, self.recipe.run_dir, self.state, weights)
         if self.main:
             checkpoint.retain(self.recipe.run_dir, self.config.keep_checkpoints, self.state)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drafthead.losses.objectives import OBJECTIVES
-
 triton = pytest.importorskip("triton")
+WRITTEN = ("forward_kl", "total_variation", "lk_hybrid")  # not imported: that would import Triton before its tests
 
 
 def stack_bytes(cubin: bytes, folder: Path) -> int:
@@ -35,13 +34,12 @@ def compiled(kernel, capability: int, **constants) -> bytes:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS}).asm["cubin"]
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", WRITTEN)
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_compile_and_keep_their_registers(tmp_path, monkeypatch, objective, capability):
     from drafthead.losses.kernels import score_kernel, target_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    sharpness = 2.0 if objective == "greedy_acceptance" else 1.0
-    constants = {"OBJECTIVE": objective, "NEEDS_GRAD": True, "SHARPNESS": sharpness, "LK_RATE": 3.0}
+    constants = {"OBJECTIVE": objective, "NEEDS_GRAD": True, "LK_RATE": 3.0}
     for kernel in (score_kernel, target_kernel):
         assert stack_bytes(compiled(kernel, capability, **constants), tmp_path) == 0, kernel.__name__

@@ -17,16 +17,16 @@ def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path, optio
     result = launch(recipe, "train.batches_per_step=2", *options, ranks=2)
     assert result.returncode != 0
     assert f"step {len(entries(recipe.run_dir)) + 1} has loss nan" in result.stderr
-    assert "states of train0040 are not finite" in result.stderr
+    assert "not finite: train0040." in result.stderr
     assert not (recipe.run_dir / artifacts.MANIFEST).exists()
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_gradient_that_is_not_finite_reaches_no_checkpoint(fresh_recipe, stage):
     recipe, options = fresh_recipe(), (f"train.zero_stage={stage}", "train.checkpoint_every=2")
     result = launch(recipe, *options, script="tests/training/poisoned_gradient.py")
     assert result.returncode != 0
     assert "step 3 has loss" in result.stderr
-    assert "stored states are finite" in result.stderr
+    assert "not finite: none." in result.stderr
     assert [path.name for path in checkpoints(recipe.run_dir)] == ["step_00000002"]
     assert "resuming from step 2" in run(recipe, *options)  # without the poison it goes on

@@ -1,14 +1,11 @@
 """Training through `accelerate launch` with real DeepSpeed: what a run leaves behind, and what it refuses."""
 
-import json
 import shutil
 from itertools import pairwise
 
 import pytest
-from safetensors.torch import load_file
 
 from drafthead import artifacts
-from drafthead.exporting.export import export_head
 from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
 
 pytestmark = pytest.mark.slow
@@ -34,15 +31,6 @@ def test_a_run_learns_and_says_so(finished_run):
 
 def test_a_finished_run_is_not_repeated(finished_run):
     assert "is complete; nothing to do" in run(finished_run)
-
-
-def test_the_finished_run_can_be_exported(finished_run):
-    directory = export_head(finished_run, serve_check=False)  # the texts are made up: nothing to serve
-    weights, config = load_file(directory / "model.safetensors"), json.loads((directory / "config.json").read_text())
-    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 8]
-    assert weights["fc.weight"].shape == (192, 3 * 192)
-    assert weights["d2t"].shape == (256,)
-    assert {str(t.dtype) for n, t in weights.items() if n not in ("d2t", "t2d")} == {"torch.bfloat16"}
 
 
 def test_a_damaged_checkpoint_is_passed_over(finished_run, fresh_recipe):
