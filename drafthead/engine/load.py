@@ -213,7 +213,8 @@ async def stream_request(
         options: of the request, the prompt excepted.
         begun: start of the load, by time.perf_counter.
     """
-    error, usage = "", {}
+    error = ""
+    usage: dict[str, int] = {}
     pieces: list[str] = []
     arrivals: list[float] = []
     sent = time.perf_counter()

@@ -49,9 +49,9 @@ def write_results(
             extra = ({"k": k} if lengths else {}) | ({"workload": workload} if workload else {})
             for concurrency, speed in head_speed.items():
                 faster = speed_at(speed, k) if k else 1.0
-                rows = [_request(rng, arm, concurrency, i, faster) | extra for i in range(prompts)]
+                rows = [request_row(rng, arm, concurrency, i, faster) | extra for i in range(prompts)]
                 requests += rows
-                runs.append(_run(arm, concurrency, rows, k) | extra)
+                runs.append(run_row(arm, concurrency, rows, k) | extra)
         pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{arm}.parquet")
         pd.DataFrame(runs).to_parquet(directory / f"runs-{index:02d}-{arm}.parquet")
     finish(directory, {"servers": 2, "device": "CPU"})
@@ -103,7 +103,7 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
     }
 
 
-def _request(rng: np.random.Generator, arm: str, concurrency: int, index: int, speed: float) -> dict:
+def request_row(rng: np.random.Generator, arm: str, concurrency: int, index: int, speed: float) -> dict:
     tokens = 60 + index % 30
     tpot = 0.004 * concurrency**0.5 / speed * rng.lognormal(0, 0.05)
     ttft = 0.02 / speed * rng.lognormal(0, 0.05)
@@ -126,7 +126,7 @@ def _request(rng: np.random.Generator, arm: str, concurrency: int, index: int, s
     }
 
 
-def _run(arm: str, concurrency: int, rows: list[dict], k: int) -> dict:
+def run_row(arm: str, concurrency: int, rows: list[dict], k: int) -> dict:
     duration = sum(r["e2e_s"] for r in rows) / concurrency
     tokens = sum(r["output_tokens"] for r in rows)
     drafts = 1000 if arm == "eagle3" else 0

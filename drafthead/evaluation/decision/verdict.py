@@ -218,9 +218,11 @@ def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, floa
     def stacked(column: str) -> Array:  # (L, P)
         return pd.DataFrame({c: pair[column] for c, pair in pairs.items()}).fillna(0.0).to_numpy(float).T
 
-    columns = ("output_tokens_head", "share_s_head", "output_tokens_base", "share_s_base")
     share = np.array([weights[c] for c in pairs])
-    change = mixed_throughput_change(*map(stacked, columns), share)
+    change = mixed_throughput_change(
+        stacked("output_tokens_head"), stacked("share_s_head"), stacked("output_tokens_base"), stacked("share_s_base"),
+        share,
+    )  # fmt: skip
     return across_blocks(change, share.sum() / (share[:, None] / (1 + by_block)).sum(axis=0) - 1)
 
 

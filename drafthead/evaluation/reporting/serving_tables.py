@@ -16,7 +16,7 @@ from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, numb
 from drafthead.evaluation.results.imports import ImportedLevel
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, Measure, geometric_means
 from drafthead.evaluation.workload import BASELINE, NAMES
-from drafthead.statistics import acceptance_by_position, acceptance_length, acceptance_rate
+from drafthead.statistics import acceptance_by_position, acceptance_length, acceptance_rate, geometric_mean
 
 
 def series_name(method: str, K: int) -> str:
@@ -69,7 +69,7 @@ def serving_tables(levels: Sequence[Level], price: float | None = None, gpus: in
 def _measures_table(method: str, K: int, levels: Sequence[Level]) -> Table:
     rows = [
         {
-            "Measure": f"{MEASURE[key].label} ({MEASURE[key].unit})",
+            "Measure": _label(key),
             _load_label(levels): level_name(level, levels),
             "Baseline": Cell(MEASURE[key].text(baseline)),
             NAMES[method]: Cell(MEASURE[key].text(value)),
@@ -111,7 +111,7 @@ def wide_table(title: str, levels: Sequence[Level]) -> Table:
             for key, values in level.values.items():
                 change = change_cell(level.changes[key]) if side else Cell("")
                 text = f"{MEASURE[key].text(values[side])} {change.text}".strip()
-                row[f"{MEASURE[key].label} ({MEASURE[key].unit})"] = Cell(text, change.tone)
+                row[_label(key)] = Cell(text, change.tone)
             rows.append(row | {"Acceptance length": length_cell(level) if side else None})
     note = (
         "Beside each value its change against the baseline in per cent, positive = better, with its 95 % interval by "
@@ -129,7 +129,7 @@ def means_tables(levels: Sequence[Level], *, only_reached: bool = True) -> list[
             tone = "better" if mean.better == mean.levels else "worse" if mean.worse == mean.levels else "unresolved"
             rows.append(
                 {
-                    "Measure": f"{mean.measure.label} ({mean.measure.unit})",
+                    "Measure": _label(mean.measure.key),
                     "Baseline": Cell(mean.measure.text(mean.values[0])),
                     NAMES[method]: Cell(mean.measure.text(mean.values[1])),
                     "Change (%)": Cell(f"{100 * mean.change:+.1f}", tone),  # type: ignore[arg-type]
@@ -233,25 +233,27 @@ def draft_length_table(levels: Sequence[Level]) -> Table | None:
     """Every draft length of a method beside the one before; None where there is one only."""
     rows: list[dict[str, Any]] = []
     for (workload, method), own in grouped(levels, "workload", "method").items():
-        means = {K: geometric_means(same, only_reached=False) for (K,), same in grouped(own, "K").items()}
-        for K, figures in sorted(means.items()):
-            best = max((level for level in own if level.K == K), key=lambda level: level.values[THROUGHPUT.key][1])
-            row: dict[str, Any] = {"Workload": workload, "Method": NAMES[method], "K": K}
+        means: dict[int, dict[str, float]] = {}
+        for (K,), same in sorted(grouped(own, "K").items()):
+            best = max(same, key=lambda level: level.values[THROUGHPUT.key][1])
+            means[K] = {key: geometric_mean([level.values[key][1] for level in same]) for key in best.values}
+            row = {"Workload": workload, "Method": NAMES[method], "K": K}
             row["Highest output tok/s"] = Cell(f"{best.values[THROUGHPUT.key][1]:.1f} at {load_name(best)}")
-            for mean in figures:
-                row[f"{mean.measure.label} ({mean.measure.unit})"] = Cell(mean.measure.text(mean.values[1]))
-            rows.append(row)
-        for (low, before), (high, after) in pairwise(sorted(means.items())):
+            rows.append(row | {_label(key): Cell(MEASURE[key].text(value)) for key, value in means[K].items()})
+        for low, high in pairwise(means):
             row = {"Workload": workload, "Method": f"K = {high} against {low}", "K": None}
-            for one, other in zip(before, after, strict=True):
-                ratio = other.values[1] / one.values[1]
-                better = ratio if one.measure.rate else 1 / ratio
-                row[f"{one.measure.label} ({one.measure.unit})"] = Cell(f"{100 * better - 100:+.1f} %")
+            for key, before in means[low].items():
+                better = means[high][key] / before if MEASURE[key].rate else before / means[high][key]
+                row[_label(key)] = Cell(f"{100 * better - 100:+.1f} %")
             rows.append(row)
     if all(row["K"] is not None for row in rows):
         return None
-    note = "Geometric means over the loads of fixed concurrency. Against the shorter draft: positive = better."
+    note = "Geometric means over the loads. Against the shorter draft: positive = better."
     return table("Draft lengths beside each other", rows, note)
+
+
+def _label(key: str) -> str:
+    return f"{MEASURE[key].label} ({MEASURE[key].unit})"
 
 
 def limits_table(levels: Sequence[Level], limits_ms: Sequence[float], price: float | None = None) -> Table | None:

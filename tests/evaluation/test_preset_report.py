@@ -1,0 +1,55 @@
+"""The report of every preset from made-up rows: a section for each table of the post, and the figures of the rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.reporting.preset_report import build_preset_report
+from drafthead.evaluation.reporting.report import render, write_pages
+from drafthead.evaluation.results.levels import MEASURE
+from drafthead.evaluation.results.serving_rows import completed
+from tests.evaluation.rows import request_row, run_row
+from tests.recipes import tiny_recipe
+
+_MANIFEST = {
+    "made_by": {"machine": "m", "versions": {"vllm": "0"}, "created": "today", "git_commit": "c"},
+    "counts": {"device": "CPU", "servers": 2},
+}
+
+
+def _rows(plan):
+    """Two prompts at every level of every server; drafts make it twice as fast."""
+    rng = np.random.default_rng(0)
+    requests, runs = [], []
+    for run in plan.runs:
+        for level in run.levels:
+            concurrency = level.load.concurrency or 0
+            key = {
+                "k": run.k, "workload": level.workload.name, "temperature": level.temperature, "load": level.load.name,
+                "tensor_parallel": run.tensor_parallel, "throughput_only": level.workload.throughput_only,
+            }  # fmt: skip
+            rows = [request_row(rng, run.method, concurrency, i, 2.0 if run.k else 1.0) | key for i in range(2)]
+            requests += rows
+            runs.append(run_row(run.method, concurrency, rows, run.k) | key | {"prompt_tokens": 200})
+    return completed(pd.DataFrame(requests), pd.DataFrame(runs), 3)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_table_of_the_post_has_a_section_with_its_measures(tmp_path, name):
+    preset = load_preset(name)
+    recipe = tiny_recipe(tmp_path, "eval.price_per_gpu_hour=3")
+    plan = preset_plan(recipe, preset, miniature=True)
+    report = build_preset_report(recipe, preset, plan, _rows(plan), _MANIFEST)
+    assert [section.title for section in report.sections] == [*(s.title for s in preset.sweeps), "Over all of it"]
+    for sweep, section in zip(preset.sweeps, report.sections, strict=False):
+        wide, *others = section.tables
+        assert {f"{MEASURE[key].label} ({MEASURE[key].unit})" for key in sweep.measures} <= set(wide.columns)
+        assert len(wide.rows) % 2 == 0 or name == "techniques"  # the baseline, then the methods
+        faster = [row for row in wide.rows if "K = " in row[2].text]
+        column = wide.columns.index("Output throughput (tok/s)")
+        assert all(60 < float(row[column].text.split()[1]) < 140 for row in faster)
+        assert any(table.title.startswith("Cost per 1M") for table in others)
+    page = write_pages(report, tmp_path / "out")
+    assert page.read_text().count("<table>") == sum(len(section.tables) for section in report.sections)
+    assert preset.title in render(report, "report.md.jinja")
