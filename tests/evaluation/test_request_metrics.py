@@ -42,14 +42,14 @@ def _sent(*starts: float) -> list[RequestTimes]:
 
 def test_a_load_is_reached_when_as_many_were_in_flight_or_sent_in_time():
     closed = LoadConfig(concurrency=8)
-    assert load_reached(closed, _sent(0, 1), 7.2, 0)
-    assert not load_reached(closed, _sent(0, 1), 7.1, 0)
+    assert load_reached(closed, _sent(0, 1), 7.2, 8, 0)
+    assert not load_reached(closed, _sent(0, 1), 7.1, 8, 0)
     rate = LoadConfig(request_rate=2)
     last = float(send_times(rate, 4)[-1])
-    assert load_reached(rate, _sent(0, 0.5, 1, 1.1 * last), 1.0, 0)
-    assert not load_reached(rate, _sent(0, 0.5, 1, 1.2 * last), 1.0, 0)
+    assert load_reached(rate, _sent(0, 0.5, 1, 1.1 * last), 1.0, 1, 0)
+    assert not load_reached(rate, _sent(0, 0.5, 1, 1.2 * last), 1.0, 1, 0)
     capped = LoadConfig(request_rate=2, concurrency=4)  # the cap holds requests back: full is what was asked for
-    assert load_reached(capped, _sent(0, 1, 2, 9), 3.9, 0)
+    assert load_reached(capped, _sent(0, 1, 2, 9), 3.9, 4, 0)
 
 
 def test_requests_are_due_at_the_rate_on_average():
@@ -69,8 +69,12 @@ def test_what_waits_in_the_engine_does_not_run():
     samples = [EngineSample(0.0, 0, 0), *(EngineSample(at / 2, 2, 6) for at in range(1, 8)), EngineSample(4.5, 1, 0)]
     result = LoadResult(5.0, requests, samples)
     assert in_engine(result) == (2, 6)
-    assert not load_reached(LoadConfig(concurrency=8), requests, 7.98, in_engine(result)[1])
-    assert load_reached(LoadConfig(concurrency=8), requests, 7.98, math.nan)  # a server that does not say
+    eight, three = LoadConfig(concurrency=8), LoadConfig(concurrency=3)
+    assert not load_reached(eight, requests, 7.98, *in_engine(result))
+    assert not load_reached(three, requests, 2.99, 2, 1)
+    assert not load_reached(eight, requests, 7.98, 4, 0)  # on their way to the engine, and not in it
+    assert load_reached(eight, requests, 7.98, 7, 0)  # one has just been answered
+    assert load_reached(eight, requests, 7.98, math.nan, math.nan)  # a server that does not say
     wave = LoadResult(1.0, requests[:4], samples[:3])  # all at once: the most that ran
     assert in_engine(wave) == (2, 6)
     assert math.isnan(in_engine(LoadResult(1.0, requests, []))[0])

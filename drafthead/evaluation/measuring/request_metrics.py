@@ -58,22 +58,22 @@ def request_metrics(times: RequestTimes) -> RequestMetrics:
     )
 
 
-def load_reached(load: LoadConfig, requests: Sequence[RequestTimes], achieved: float, waiting: float) -> bool:
+def load_reached(
+    load: LoadConfig, requests: Sequence[RequestTimes], achieved: float, running: float, waiting: float
+) -> bool:
     """Whether a level was the load it is named after.
 
-    Places are reached when that many requests, less a tenth, were in flight without waiting in the engine's queue. (The
-    number that runs is not compared itself: after each response it is one short for a step or two, until the next
-    request has arrived, which at few short requests is more than a tenth of the time.) A rate is reached when sending
-    took no more than a tenth longer than it should; with a cap as well, the level is reached when the cap was full
-    instead.
+    Places are reached when that many requests, less a tenth, were in flight without waiting in the engine's queue and
+    as many ran in it, give or take one that is between two places. A rate is reached when sending took no more than a
+    tenth longer than it should; with a cap as well, the level is reached when the cap was full instead.
 
     Args:
         load: as requested.
         requests: the successful ones.
         achieved: in flight, see `achieved_concurrency`.
-        waiting: of them in the engine's queue, see `in_engine`; NaN where the server does not say.
+        running, waiting: of them in the engine, see `in_engine`; NaN where the server does not say.
     """
-    served = achieved - np.nan_to_num(waiting)
+    served = achieved if np.isnan(running) else min(achieved - waiting, running + 1)
     full = load.concurrency is not None and bool(served >= REACHED * load.concurrency)
     if load.request_rate is None or full or len(requests) < 2:
         return full

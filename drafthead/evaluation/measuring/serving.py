@@ -186,7 +186,7 @@ def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]
         "achieved": achieved,
         "running": running,
         "waiting": waiting,
-        "reached": load_reached(level.load, good, achieved, waiting),
+        "reached": load_reached(level.load, good, achieved, running, waiting),
         "duration_s": result.duration_s,
         "output_tokens": output_tokens,
         "prompt_tokens": sum(r.prompt_tokens for r in good),
