@@ -53,8 +53,8 @@ soak: install  ## thirty random kills, some of every stage; prints the table of 
 presets: install  ## every published experiment in miniature, against real servers; other target families
 	$(RUN) -m pytest tests -m presets
 
-gpu-check: install  ## on a GPU: everything that the documentation calls untested, with a table of what came out
-	$(RUN) tools/gpu_check.py
+gpu-check:  ## on a GPU, in an environment with the gpu extra: what the documentation calls untested, with a table
+	$(PYTHON) tools/gpu_check.py
 
 check: install  ## before every change: style, types, fast tests
 	$(RUN) -m ruff check .

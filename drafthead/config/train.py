@@ -34,6 +34,8 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16"] = "bf16"
     zero_stage: Literal[0, 1, 2, 3] = 1
     gradient_checkpointing: bool = False  # recompute draft steps in the backward: less memory, about a third more work
+    # On CUDA: a resumed run repeats the undisturbed one to the last bit, as it does on CPU in any case; slower.
+    deterministic: bool = False
     checkpoint_every: int = Field(gt=0)  # optimiser steps; also when validation runs
     keep_checkpoints: int = Field(default=2, gt=0)
     tracker: Literal["none", "wandb", "tensorboard"] = "none"

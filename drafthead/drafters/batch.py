@@ -39,10 +39,15 @@ class Layout:
     longest: int
     most_rows: int
 
+    _TENSORS = ("cu_seqlens", "rows", "cu_rows")
+
     def to(self, device: torch.device) -> "Layout":
         """The same layout on a device."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("cu_seqlens", "rows", "cu_rows")}
-        return replace(self, **moved)
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in self._TENSORS})
+
+    def pinned(self) -> "Layout":
+        """The same layout in page-locked host memory, from which a GPU copies without the host waiting."""
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in self._TENSORS})
 
 
 def tail_layout(lengths: Sequence[int], firsts: Sequence[int]) -> Layout:
@@ -106,7 +111,7 @@ class PackedBatch:
     def pinned(self) -> "PackedBatch":
         """The batch in page-locked host memory."""
         pinned: Any = {name: tensor.pin_memory() for name, tensor in self._tensors().items()}
-        return replace(self, **pinned)
+        return replace(self, layout=self.layout.pinned(), **pinned)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}

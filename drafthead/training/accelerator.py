@@ -31,6 +31,8 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
     """
     _single_process_defaults()
     _skip_runtime_compilation()
+    if config.deterministic:
+        _repeat_to_the_last_bit()
     from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
     from accelerate.utils import DistributedType
 
@@ -106,6 +108,16 @@ def accumulation_steps(config: TrainConfig) -> int:
             f"set it to {above}, or launch a number of processes that divides it"
         )
     return config.batches_per_step // ranks
+
+
+def _repeat_to_the_last_bit() -> None:
+    """On CUDA, flash attention's backward adds in whatever order its blocks end, and cuBLAS may split a product.
+
+    PyTorch raises an error for an operation that has no deterministic form.
+    """
+    if torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+        torch.use_deterministic_algorithms(True)
 
 
 def _single_process_defaults() -> None:

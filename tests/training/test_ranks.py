@@ -78,6 +78,16 @@ def test_the_moving_average_goes_on_with_another_number_of_ranks(run_factory):
         torch.testing.assert_close(average[name], wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_sent_during_the_backward_are_the_same(runs, run_factory):
+    """As on CUDA, where DeepSpeed overlaps the two."""
+    recipe = run_factory("overlapping")
+    run(recipe, *TWO_PER_STEP, "train.zero_stage=1", ranks=2, script="tests/training/overlapping.py")
+    plain = entries(runs(1, 2).run_dir)
+    for name in ("loss", "grad_norm"):
+        found = [entry[name] for entry in entries(recipe.run_dir)]
+        assert found == pytest.approx([entry[name] for entry in plain], rel=1e-6)
+
+
 def test_two_launchers_train_as_two_nodes(runs, run_factory):
     recipe = run_factory("nodes")
     flags = ("--multi_gpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "127.0.0.1",

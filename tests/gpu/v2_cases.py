@@ -1,0 +1,50 @@
+"""One pass under vLLM's model runner V2: states of sampled responses against transformers.
+
+Not collected by its name: run with the plugin tests.gpu.interpreted_triton, as `test_model_runner_v2.py` does.
+"""
+
+import pytest
+import torch
+
+from drafthead.config import load_recipe
+from drafthead.data.shard import Shard, shard_path
+from drafthead.drafters.registry import drafter_of
+from drafthead.engine.capture.capturing import capturing_engine
+from drafthead.engine.capture.shard_writer import ShardSlot
+from drafthead.engine.generate import GenerationRequest
+from drafthead.generation.harvest_transformers import capture
+from drafthead.target.pieces import load_target_spec
+
+ENGINE = ("target.dtype=float32", "engine.max_model_len=256", "engine.max_num_batched_tokens=256",
+          "engine.max_num_seqs=4")  # fmt: skip
+RESPONSE = 10
+
+
+def test_one_pass_stores_what_transformers_computes(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    recipe = load_recipe(overrides=list(ENGINE))
+    spec = load_target_spec(recipe.target_path)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(12, 3000, (n,), generator=generator).tolist() for n in (9, 40, 3)]
+    requests = [
+        GenerationRequest(prompt, RESPONSE, 0.0, 0, ignore_stop=True, keep=str(i)) for i, prompt in enumerate(prompts)
+    ]
+    with capturing_engine(recipe, spec) as engine:
+        worker = engine._llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        assert "vllm.v1.worker.gpu.model_runner" in {c.__module__ for c in type(worker.model_runner).__mro__}
+        responses = engine.generate(requests)
+        texts = [prompt + response.token_ids for prompt, response in zip(prompts, responses, strict=True)]
+        engine.store(
+            [ShardSlot(str(tmp_path), 0, i, 3, str(i), len(p), RESPONSE) for i, p in enumerate(prompts)], texts
+        )
+        engine.finish()
+    model = AutoModelForCausalLM.from_pretrained(recipe.target_path, dtype=torch.float32).eval()
+    shard, layer_ids = Shard(shard_path(tmp_path, 0)), recipe.target.aux_layer_ids
+    boundaries = drafter_of(recipe.head).needs(spec, layer_ids)
+    for i, text in enumerate(texts):
+        wanted = capture(model, text, boundaries)
+        for j, boundary in enumerate(boundaries):
+            if boundary in layer_ids:
+                found, expected = shard[i].aux[boundary].float()[:-1], wanted[:-1, j]  # the last token was not read
+                assert (found - expected).abs().max() == pytest.approx(0, abs=1e-4 * float(expected.abs().max()))
