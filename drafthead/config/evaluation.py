@@ -16,8 +16,10 @@ from drafthead.section import Section, holds_secret
 Method = Literal[
     "eagle3", "eagle", "medusa", "draft_model", "dflash", "dspark", "mtp", "ngram", "ngram_gpu", "suffix"
 ]  # fmt: skip
-# The method of the recipe's own head, and the name of its entry in eval.methods.
+# Name and method of the recipe's own head; what vLLM calls it follows from head.type.
 OWN: Method = "eagle3"
+# vLLM puts all layers of such a draft into one group of the KV cache, which it finds only where the target's are one.
+ONE_CACHE_GROUP = ("dflash", "dspark")
 # As tables and plots name them; the others go by their method.
 ALL = "all"  # the workload of every held-out prompt
 LABELS = {
@@ -50,7 +52,7 @@ HEADS = {
 }
 # The same for `extra: {parallel_drafting: true}`.
 PARALLEL = (
-    "P-EAGLE heads are trained to fill all positions in one pass, which this pipeline does not do; public ones: "
+    "P-EAGLE heads are trained to fill all positions in one pass (head.type=peagle); public ones: "
     "amazon/gpt-oss-120b-p-eagle, amazon/gpt-oss-20b-p-eagle-long-context, amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE"
 )
 

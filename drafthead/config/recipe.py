@@ -24,6 +24,8 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")  # a folder name: cannot leave output_dir
     output_dir: str = "."
+    # Name of the recipe whose prompts, responses and states are used, for several heads from one store; None: this one.
+    data: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     target: TargetConfig
     engine: EngineConfig
     prompts: PromptsConfig
@@ -73,13 +75,13 @@ class Recipe(Section):
 
     @property
     def prompts_dir(self) -> Path:
-        return self.directory("data", self.name, "prompts")
+        return self.directory("data", self.data or self.name, "prompts")
 
     def responses_dir(self, split: str) -> Path:
-        return self.directory("data", self.name, "responses", split)
+        return self.directory("data", self.data or self.name, "responses", split)
 
     def states_dir(self, split: str) -> Path:
-        return self.directory("data", self.name, "states", split)
+        return self.directory("data", self.data or self.name, "states", split)
 
     @property
     def run_dir(self) -> Path:

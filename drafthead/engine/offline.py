@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ import torch
 from tqdm import tqdm
 
 from drafthead.config import Recipe
+from drafthead.config.evaluation import ONE_CACHE_GROUP
 from drafthead.processes import children_end_with_us
 from drafthead.target.files import pinned_revision
 
@@ -91,12 +92,22 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
     arguments |= {key: value for key, value in more.items() if value is not None}
+    if needs_one_cache_group(arguments.get("speculative_config")):
+        arguments["disable_hybrid_kv_cache_manager"] = True
     if seeded and on_cpu():
         # vLLM 0.32 rewinds the generator of a seeded request after a partial prefill, which only CUDA's
         # generators can do: "CPU Generator does not use offset".
         batched = max(arguments["max_num_batched_tokens"] or 4096, engine.max_model_len)
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
     return arguments
+
+
+def needs_one_cache_group(speculative: Mapping[str, Any] | None) -> bool:
+    """Whether vLLM serves this draft with one group of KV cache for all layers only.
+
+    A target with sliding windows has several groups; in one it keeps whole sequences in those layers too.
+    """
+    return speculative is not None and speculative["method"] in ONE_CACHE_GROUP
 
 
 @contextmanager

@@ -27,7 +27,7 @@ import httpx
 import torch
 
 from drafthead.config import Recipe
-from drafthead.engine.offline import cpu_cache_gib
+from drafthead.engine.offline import cpu_cache_gib, needs_one_cache_group
 from drafthead.processes import ends_with_parent
 from drafthead.progress import progress_bar
 from drafthead.target.files import pinned_revision
@@ -71,7 +71,11 @@ def server_flags(recipe: Recipe, speculative: dict[str, Any] | None = None) -> l
         "--speculative-config": json.dumps(speculative) if speculative else None,
     }
     flags = [part for flag, value in values.items() if value for part in (flag, str(value))]
-    switches = {"--trust-remote-code": target.trust_remote_code, "--enforce-eager": not torch.cuda.is_available()}
+    switches = {
+        "--trust-remote-code": target.trust_remote_code,
+        "--enforce-eager": not torch.cuda.is_available(),
+        "--disable-hybrid-kv-cache-manager": needs_one_cache_group(speculative),
+    }
     return flags + [flag for flag, wanted in switches.items() if wanted]
 
 

@@ -21,6 +21,7 @@ from drafthead.config.evaluation import HEADS, LABELS, OWN, PARALLEL, Method, Me
 from drafthead.data.prompts import KIND, Prompt, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.trained_on import read_trained_on
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_files, check_tensor_files
 from drafthead.target.files import fingerprint_of
 from drafthead.target.pieces import load_target_spec, name_target
@@ -175,10 +176,12 @@ def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dic
         return None
     settings = method_of(recipe, method)
     head = head_of(recipe, settings)
-    drafting = {"model": head} if head else _DEFAULTS[settings.method]
-    tokens = {"num_speculative_tokens": k or recipe.eval.draft_tokens_of(settings)[0]}
+    K = k or recipe.eval.draft_tokens_of(settings)[0]
     assumed = _synthetic(recipe) if method == HEAD else {}
-    return {"method": settings.method, **drafting, **tokens, **assumed, **settings.extra}
+    if head and not settings.head:
+        return {**drafter_of(recipe.head).vllm.speculative_config(head, K), **assumed, **settings.extra}
+    drafting = {"model": head} if head else _DEFAULTS[settings.method]
+    return {"method": settings.method, **drafting, "num_speculative_tokens": K, **settings.extra}
 
 
 def _synthetic(recipe: Recipe) -> dict[str, Any]:

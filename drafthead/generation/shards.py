@@ -140,7 +140,7 @@ def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
 
 def captured_dir(recipe: Recipe, split: str) -> Path:
     """The staging directory of a split's captured shards, with a folder for each part."""
-    return recipe.directory("data", recipe.name, "one-pass", split)
+    return recipe.directory("data", recipe.data or recipe.name, "one-pass", split)
 
 
 def claim_captured(recipe: Recipe, spec: TargetSpec, split: str) -> None:
