@@ -26,7 +26,8 @@ ALLOWED = {
     "planning": {*STAGES, "engine", "data", "drafters", "losses", "target", *FOUNDATIONS},
 }
 SECTIONS = {
-    "drafthead.drafters.registry", "drafthead.drafters.registry.Head", "drafthead.drafters.config",
+    "drafthead.drafters.registry", "drafthead.drafters.registry.Head", "drafthead.drafters.registry.section_of",
+    "drafthead.drafters.config",
     "drafthead.drafters.config.HeadConfig",
 }  # fmt: skip
 # Within a stage: sub-packages from the lowest up; modules of the stage's own folder lie below all of them.
@@ -58,12 +59,9 @@ def test_imports_point_down(path):
     if own == "__init__":
         return
     used = {layer_of(name) for name in imported_names(path) if name.startswith("drafthead.")}
-    if own == "config":  # a drafter owns its section of the recipe, and the registry names them all without torch
-        used -= (
-            {"drafters"}
-            if {n for n in imported_names(path) if n.startswith("drafthead.drafters")} <= SECTIONS
-            else set()
-        )
+    # A drafter owns its section of the recipe, and the registry names them all without torch.
+    if own == "config" and {n for n in imported_names(path) if n.startswith("drafthead.drafters")} <= SECTIONS:
+        used -= {"drafters"}
     forbidden = used - {own, ""} - ALLOWED[own]
     assert not forbidden, f"{relative} ({own}) imports {sorted(forbidden)}, which is not below it"
 

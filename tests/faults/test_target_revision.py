@@ -49,15 +49,15 @@ def claim_for_target(recipe: Recipe, directory: Path, kind: str) -> None:
     artifacts.finish(directory, {})
 
 
-def both(recipe: Recipe, found: dict) -> str:
+def both(recipe: Recipe, found: dict) -> list[str]:
     """The two targets as a message names them."""
     spec = load_target_spec(recipe.target_path)
     assert spec.fingerprint != found["fingerprint"]
-    return rf"acme/tiny \(fingerprint {found['fingerprint'][:12]}.*acme/tiny \(fingerprint {spec.fingerprint[:12]}"
+    return [f"acme/tiny (fingerprint {fingerprint[:12]}" for fingerprint in (found["fingerprint"], spec.fingerprint)]
 
 
 @pytest.fixture
-def moved(hub, tmp_path) -> tuple[Recipe, str]:
+def moved(hub, tmp_path) -> tuple[Recipe, list[str]]:
     """Every artifact was made from the older commit; then main moved."""
     recipe = recipe_at(tmp_path)
     make_prompts(recipe)
@@ -82,8 +82,9 @@ STAGES = {
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_stage_names_both_targets(moved, stage):
     recipe, targets = moved
-    with pytest.raises(ValueError, match=rf"(?s){targets}"):
+    with pytest.raises(ValueError, match="acme/tiny") as error:
         STAGES[stage](recipe)
+    assert all(target in str(error.value) for target in targets)
 
 
 def test_responses_of_two_commits_do_not_meet_in_one_folder(moved):

@@ -140,6 +140,8 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
         window = Window(0, 0, T, 0, T, valid)
         vars(trainer).update(
             recipe=recipe, config=recipe.train, drafter=drafter, accelerator=Accelerator(), engine=module,
+            device=torch.device(DEVICE), dtype=torch.bfloat16, total_steps=1,
+            state=SimpleNamespace(acceptance_length=1.0, acceptance_per_position=()),
             optimizer=Optimizer(list(draft.parameters())), stream=[[window]], feed=SimpleNamespace(),
             prefetch=SimpleNamespace(take=lambda index: batch),
             target=FrozenTarget(device(V, H), device(H, dtype=torch.float32), device(D, H), shape.rms_norm_eps,

@@ -9,7 +9,7 @@ from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.engine.offline import import_vllm
 from drafthead.planning import Assumed, harvest_cache
 from drafthead.planning.harvest_cache import recipe_request_bytes, refusal, request_bytes
-from drafthead.planning.stages import harvest_plan
+from drafthead.planning.stages import plan_stages
 from tests.public_targets import RECIPES, fill_hub
 
 GPUS_GIB = {"A100 40 GB": 39.4, "L40S": 44.5, "A100 80 GB": 79.3, "H100": 79.6, "H200": 139.8, "B200": 178.3}
@@ -86,8 +86,11 @@ def test_a_plan_says_it_and_a_harvest_refuses(hub, monkeypatch):
     recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml")
     why = refusal(recipe, 80)
     assert "engine.tensor_parallel_size" in why
-    assert why in harvest_plan(recipe, Assumed(prompts=3)).notes
-    assert why not in harvest_plan(recipe, Assumed(prompts=3, gpu_memory_gib=141)).notes
+    small, large = (
+        plan_stages(recipe, Assumed(prompts=3, gpu_memory_gib=size), ["harvest"])[0].notes for size in (80, 141)
+    )
+    assert why in small
+    assert why not in large
     import_vllm()
     platform = SimpleNamespace(is_cuda=lambda: True, get_device_total_memory=lambda: int(79.6 * 2**30))
     monkeypatch.setattr("vllm.platforms.current_platform", platform)
