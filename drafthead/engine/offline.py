@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -195,13 +195,29 @@ def _process_state(in_process: bool) -> Iterator[None]:
 
 
 def repair_cpu_build() -> None:
-    """Replace a kernel of vLLM 0.32's CPU build, before an engine starts; does nothing a second time.
+    """Replace two kernels of vLLM 0.32's CPU build, before an engine starts; does nothing a second time.
 
     Its `expand` converts what it writes to int64 and discards the converted copy, so the temperature of every draft
     position is whatever lay in memory: speculative sampling at T > 0 is wrong. T = 0 does not take that path.
+
+    Its `rms_norm` takes the first row of a weight that has one for each layer: of a draft model whose context keys are
+    normed for all layers at once, every layer but the first reads keys of the wrong scale.
     """
     kernels: Any = importlib.import_module("vllm.utils.cpu_triton_utils")
     kernels._expand_kernel_impl = expand
+    ops: Any = importlib.import_module("vllm._custom_ops")
+    if ops.rms_norm.__module__ != __name__:
+        ops.rms_norm = partial(rms_norm_of_layers, ops.rms_norm)
+        ops.rms_norm.__module__ = __name__
+
+
+def rms_norm_of_layers(
+    kernel: Callable[..., None], out: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> None:
+    """The norm of states (..., H) with a weight (H,), or of (L, ..., H) with one for each layer (L, H), into `out`."""
+    parts = zip(out, states, weight, strict=True) if weight.dim() == 2 else [(out, states, weight)]
+    for part in parts:
+        kernel(*part, epsilon)
 
 
 def expand(

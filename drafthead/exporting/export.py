@@ -28,6 +28,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
+from drafthead.engine.offline import on_cpu
 from drafthead.exporting.card import CARD
 from drafthead.exporting.check import check_reload, check_serving
 from drafthead.files import atomic_path, sha256_file, sync, write_json
@@ -57,6 +58,12 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         InUseError: another process is exporting to the same directory.
         ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
     """
+    files = drafter_of(recipe.head).vllm
+    if serve_check and getattr(files, "GPU_ONLY", False) and on_cpu():
+        log.info(
+            f"vLLM serves {files.ALGORITHM} heads on GPUs only: its acceptance is not compared with the prediction"
+        )
+        serve_check = False
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     source = open_checkpoint(recipe, checkpoint, spec)
     directory = recipe.head_dir

@@ -12,8 +12,7 @@ from torch import Tensor
 from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
-from drafthead.drafters.eagle3 import vllm
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.files import sha256_file, write_json
 from drafthead.target.pieces import load_target_spec, target_identity
@@ -30,6 +29,7 @@ def shape_of(recipe: Recipe) -> DraftShape:
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
     """config.json of the recipe's head, as vLLM finds it."""
+    vllm = drafter_of(recipe.head).vllm
     config = vllm.plain_config(shape_of(recipe), recipe.target.aux_layer_ids, recipe.export.dtype)
     if recipe.export.format == "speculators":
         verifier = {"name_or_path": "org/target", "architectures": ["GptOssForCausalLM"]}
@@ -40,7 +40,7 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
 def random_weights(shape: DraftShape, seed: int = 0) -> dict[str, Tensor]:
     """A head whose norms are not ones, so that a norm left out shows; float32 values that bf16 cannot hold."""
     torch.manual_seed(seed)
-    weights = DraftModel(shape).state_dict()
+    weights = drafter_of(shape.head).build(shape).state_dict()
     weights = {n: t * (1 + 0.3 * torch.randn_like(t)) if "norm" in n else t for n, t in weights.items()}
     counts = torch.rand(shape.vocab_size)
     vocabulary = choose_vocabulary(counts, shape.head.draft_vocab_size, torch.tensor([0]))

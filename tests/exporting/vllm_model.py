@@ -11,6 +11,7 @@ Shapes: T tokens, N aux layers, H hidden, V target vocabulary.
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,16 @@ class VllmDraft:
         arguments.pop("use_tqdm_on_load")
         self.config: Any = EngineArgs(**arguments).create_engine_config()
 
-    def load(self, head: Path) -> Any:
+    def load(self, head: Path, method: str = "eagle3", class_of: str = "llama_eagle3.Eagle3LlamaForCausalLM") -> Any:
         """The model with the head's weights and the target's embedding left at zero.
 
         Args:
             head: an exported directory, in either format.
+            method: of --speculative-config.
+            class_of: module and name of the class that vLLM takes for it.
         """
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.utils import process_weights_after_loading
-        from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
         from vllm.transformers_utils.config import get_config
         from vllm.transformers_utils.configs.eagle import EAGLEConfig
         from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
@@ -54,11 +56,13 @@ class VllmDraft:
 
         parsed = get_config(str(head), trust_remote_code=False)
         if not isinstance(parsed, SpeculatorsConfig):
-            parsed = EAGLEConfig(parsed, method="eagle3", model_type="eagle")
+            parsed = EAGLEConfig(parsed, method=method, model_type="eagle") if method != "dspark" else parsed
         self.config.speculative_config.draft_model_config.hf_config = parsed
         self.config.compilation_config.static_forward_context.clear()
         with set_current_vllm_config(self.config), set_default_torch_dtype(torch.float32):
-            model = Eagle3LlamaForCausalLM(vllm_config=self.config)
+            module, _, name = class_of.partition(".")
+            built = getattr(import_module(f"vllm.model_executor.models.{module}"), name)
+            model = built(vllm_config=self.config)
             model.load_weights(iter(load_file(head / "model.safetensors").items()))
             process_weights_after_loading(model, self.config.model_config, torch.device("cpu"))
         for layer in model.model.layers:

@@ -1,0 +1,74 @@
+"""Files of P-EAGLE, DFlash and DSpark heads: what is written, what vLLM reads of it, and the refusals between them."""
+
+import pytest
+import torch
+
+from drafthead.config import load_recipe
+from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.vllm import check_config, check_tensors, expected_shapes
+from drafthead.target.pieces import load_target_spec
+from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of
+
+LAYERS = (2, 4, 6)
+
+
+@pytest.fixture(params=["peagle", "dflash", "dspark"])
+def recipe(request, tmp_path):
+    return recipe_at(
+        tmp_path,
+        f"head.type={request.param}",
+        "head.mask_token_id=9",
+        "head.num_draft_positions=4",
+        "head.num_layers=2",
+    )
+
+
+def test_a_head_is_read_back_as_it_was_written(recipe):
+    vllm, shape = drafter_of(recipe.head).vllm, shape_of(recipe)
+    weights = random_weights(shape)
+    check_tensors(weights, shape)
+    config = config_of(recipe)
+    check_config(config, shape, LAYERS, recipe.engine.max_model_len)
+    tensors = vllm.checkpoint_tensors(vllm.exported_tensors(weights, shape, "float32"))
+    assert all(torch.equal(tensors[name], weights[name]) for name in expected_shapes(shape))
+    found, layer_ids = vllm.describe(config, tensors, load_target_spec(recipe.target_path), None)
+    assert layer_ids == LAYERS
+    assert found.head.architecture() == shape.head.architecture()
+
+
+def test_what_vllm_would_read_otherwise_is_refused(recipe):
+    shape, config = shape_of(recipe), config_of(recipe)
+    own = config.get("dflash_config")
+    changes = (
+        [("mask_token_id", 8), ("target_layer_ids", [2, 4, 6]), ("causal", True)] if own else [("ptd_token_id", 8)]
+    )
+    for key, value in changes:
+        changed = {**config, "dflash_config": {**own, key: value}} if own else {**config, key: value}
+        with pytest.raises(ValueError, match=key):
+            check_config(changed, shape, LAYERS, recipe.engine.max_model_len)
+
+
+def test_layer_ids_of_block_drafters_count_blocks(recipe):
+    config = config_of(recipe)
+    if recipe.head.type == "peagle":
+        assert config["eagle_aux_hidden_state_layer_ids"] == list(LAYERS)
+        assert config["ptd_token_id"] == 9
+    else:
+        assert config["dflash_config"]["target_layer_ids"] == [1, 3, 5]
+
+
+def test_the_speculators_layout_is_refused(recipe):
+    with pytest.raises(ValueError, match=r"export\.format"):
+        drafter_of(recipe.head).vllm.speculators_config({}, 3, {})
+
+
+def test_a_recipe_of_k_above_what_is_trained_is_refused():
+    with pytest.raises(ValueError, match="num_draft_tokens 5"):
+        load_recipe(
+            overrides=[
+                "head.type=dflash",
+                "head.mask_token_id=9",
+                "head.num_draft_positions=4",
+                "eval.num_draft_tokens=5",
+            ]
+        )
