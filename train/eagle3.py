@@ -1,4 +1,4 @@
-"""Train an EAGLE-3 draft head on harvested hidden states.
+"""Train a draft model on harvested hidden states: EAGLE-3, or another that `head.type` names.
 
     accelerate launch train/eagle3.py [RECIPE] [section.key=value ...]
     python train/eagle3.py --dry-run [--gpus N] [RECIPE] ...    memory per GPU, disk; nothing is trained

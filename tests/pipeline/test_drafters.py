@@ -21,7 +21,7 @@ def run(request, tiny_run, tmp_path_factory) -> tuple[tuple[str, ...], str]:
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
     kind = ("head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2", f"head.type={request.param}")
     overrides = overrides_for(root, f"name={request.param}", f"data={tiny_run.name}", *kind)
-    run_ok(*accelerate(), "train/eagle3.py", *overrides)
+    run_ok(*accelerate(), "train/draft.py", *overrides)
     return overrides, run_ok("export/head.py", *overrides)
 
 
