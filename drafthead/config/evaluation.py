@@ -23,7 +23,7 @@ ONE_CACHE_GROUP = ("dflash", "dspark")
 # As tables and plots name them; the others go by their method.
 ALL = "all"  # the workload of every held-out prompt
 LABELS = {
-    "eagle3": "EAGLE-3 head", "dflash": "DFlash", "dspark": "DSpark", "mtp": "the target's own MTP layers",
+    "eagle3": "draft head", "dflash": "DFlash", "dspark": "DSpark", "mtp": "the target's own MTP layers",
     "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",
 }  # fmt: skip
 Effort = Literal["low", "medium", "high"]

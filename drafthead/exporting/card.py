@@ -5,6 +5,7 @@ so it is written after the manifest and again by every export of the same head. 
 nor public unless requested.
 """
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pyarrow.parquet as pq
 
 from drafthead import artifacts
 from drafthead.config import Recipe
+from drafthead.config.evaluation import OWN
 from drafthead.drafters.registry import drafter_of, parse_head
+from drafthead.engine.offline import needs_one_cache_group
 from drafthead.files import atomic_path, in_markdown
 
 CARD = "README.md"
@@ -45,14 +48,19 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
     environment.filters["plain"] = in_markdown
     run = artifacts.read_json(run_dir / artifacts.IDENTITY)
     config = artifacts.read_json(recipe.head_dir / "config.json")
+    directory = published_as or f"heads/{recipe.head_dir.name}"
+    speculative = files.speculative_config(directory, manifest["identity"]["num_draft_tokens"])
     facts = {
         **manifest,
         "name": recipe.name,
-        "directory": published_as or f"heads/{recipe.head_dir.name}",
+        "directory": directory,
         "is_hub": not Path(recipe.target_path).exists(),
         "licence": recipe.export.license,
         "algorithm": files.ALGORITHM,
         "method": files.METHOD,
+        "own": OWN,
+        "speculative": json.dumps(speculative, separators=(",", ":")),
+        "one_cache_group": needs_one_cache_group(speculative),
         "positions": files.served_values(config)["max_position_embeddings"],
         "positions_trained": parse_head(run["head"]).num_positions,
         "run": run,

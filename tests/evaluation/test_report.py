@@ -115,7 +115,7 @@ def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):
     given = summary.of("ngram").positions.conditional
     assert given[:4].tolist() == [0.8, 0.5, 0.5, 0.0]  # 2 of the 4 that proposed a second token, not of 8
     lengths, positions = acceptance_tables(summary)  # above T = 0 equality says nothing
-    assert {(row[1].text, row[2].text) for row in lengths.rows} == {("EAGLE-3 head", "3"), ("n-gram", "5")}
+    assert {(row[1].text, row[2].text) for row in lengths.rows} == {("draft head", "3"), ("n-gram", "5")}
     assert {len(row) for row in positions.rows} == {len(positions.columns)} == {2 + 5}
 
 
@@ -154,7 +154,7 @@ def test_the_markdown_renders_every_table_and_picture(recipe, report):
 def test_the_tables_hold_what_the_rows_were_made_with(report):
     tables = {t.title: t for section in report.sections for t in section.tables}
     rows = [[cell.text for cell in row] for table in tables.values() for row in table.rows]
-    assert any(row[:2] == ["EAGLE-3 head, K = 3", "90,000"] and row[2] == "-10.0" for row in rows)  # KV cache taken
+    assert any(row[:2] == ["draft head, K = 3", "90,000"] and row[2] == "-10.0" for row in rows)  # KV cache taken
     means = next(table for title, table in tables.items() if title.startswith("Geometric means"))
     row = next([cell.text for cell in row] for row in means.rows if row[0].text.startswith("Output throughput"))
     # 1.3 · 1.0 · 0.7 over the three levels that were reached; concurrency 200 was not.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from drafthead.config import Recipe
+from drafthead.engine.offline import needs_one_cache_group
 from drafthead.engine.server import SERVER_MODULE, server_environment, server_flags
 from drafthead.evaluation.decision.analysis import Analysis
 from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, UP_TO
@@ -24,7 +25,8 @@ def speculative_flag(config: dict[str, Any] | None) -> str:
 
 def serve_command(recipe: Recipe, config: dict[str, Any] | None) -> str:
     """The whole command that serves target and head, as it works on this kind of machine."""
-    flags = f"{shlex.join(server_flags(served_recipe(recipe)))} {speculative_flag(config)}".rstrip()
+    more = [speculative_flag(config), "--disable-hybrid-kv-cache-manager" if needs_one_cache_group(config) else ""]
+    flags = " ".join([shlex.join(server_flags(served_recipe(recipe))), *filter(None, more)])
     if torch.cuda.is_available():
         return f"vllm serve {flags}"
     # The CPU build has no working `vllm` command.
