@@ -36,8 +36,10 @@ def report_prompts(recipe: Recipe, manifest: dict[str, Any]) -> None:
     text = template.render(name=recipe.name, splits=SPLITS, workloads=workloads, sample=SAMPLE, notes=notes)
     Console().print(Markdown(text))
     path = recipe.results_dir / "prompts" / "report.md"
-    with atomic_path(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+    text += "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        with atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     logging.getLogger(__name__).info("report: %s", path)
 
 

@@ -160,7 +160,8 @@ def start_tracker(accelerator: Any, recipe: Recipe) -> None:
     accelerator.init_trackers(
         recipe.name,
         config={k: v if isinstance(v, int | float | str) else str(v) for k, v in values.items()},
-        init_kwargs={"wandb": wandb_run(recipe)},
+        # One rank opens the run; the others do not make an id for it.
+        init_kwargs={"wandb": wandb_run(recipe)} if accelerator.is_main_process else {},
     )
 
 

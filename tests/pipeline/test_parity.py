@@ -45,7 +45,7 @@ def predicted(recipe) -> dict:
     drafter, store, rounds = drafter_of(recipe.head), StateStore(recipe.states_dir("validation")), {}
     for i in range(len(store)):
         batch = pack(store, [whole(i, store.tokens(i)[1], drafter)], drafter).to(torch.device("cpu"), torch.float32)
-        drafts = drafter.draft(model, batch, embeddings, recipe.eval.num_draft_tokens)
+        drafts = drafter.draft(model, batch, embeddings, ids, recipe.eval.num_draft_tokens)
         rounds[batch.ids[0]] = replay(match_text(drafts, ids, batch.row_ids), batch.loss_mask)
     return rounds
 

@@ -149,8 +149,6 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
                 own = servers.setdefault((method, k, gpus, (method, k) in endpoints), {})
                 own.update({level.name: own.get(level.name, level) for level in levels})
         sweeps.append(PlannedSweep(sweep.title, sweep.measures, (*series, *endpoints), levels))
-    if not sweeps:
-        raise ValueError(f"{preset.title}: nothing of it can be run. {'; '.join(skipped)}")
     runs = [
         ServerRun(0, method, k, tuple(levels.values()), gpus, () if endpoint else flags, endpoint)
         for (method, k, gpus, endpoint), levels in servers.items()

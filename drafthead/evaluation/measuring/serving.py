@@ -61,9 +61,11 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
     Raises:
         ArtifactError: prompts or head are missing, or the directory holds another measurement.
         ServerError: a server did not start, or died; an endpoint does not answer.
-        ValueError: a level cannot be reached with the prompts there are.
+        ValueError: a level cannot be reached with the prompts there are, or there is nothing to run.
     """
     plan = plan or recipe_plan(recipe)
+    if not plan.runs:
+        raise ValueError(f"nothing of this can be run: {'; '.join(plan.skipped)}")
     recipe = served_recipe(recipe, [level.load for run in plan.runs for level in run.levels])
     directory = directory or recipe.results_dir / "serving"
     workload = load_workload(recipe)
