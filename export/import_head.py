@@ -1,9 +1,10 @@
-"""Bring a public EAGLE-3 head into runs/NAME, to export, convert and evaluate it like one trained here.
+"""Bring a public draft head into runs/NAME, to export, convert and evaluate it like one trained here.
 
     python export/import_head.py [RECIPE] [section.key=value ...] --head PATH_OR_HUB_ID [--revision REVISION]
                                  [--layer-ids-are boundaries|blocks]
 
-The recipe names the target and must describe the head; if it does not, the error lists the overrides that do.
+The recipe names the target and must describe the head, `head.type` first; if it does not, the error lists the
+overrides that do.
 safetensors only. Then: python export/head.py RECIPE, python eval/head.py RECIPE; or, imported under another name
 (name=OTHER), accelerate launch train/eagle3.py RECIPE train.init_from=runs/OTHER.
 """

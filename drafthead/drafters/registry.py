@@ -34,6 +34,11 @@ def parse_head(values: Any) -> HeadConfig:
     return TypeAdapter(Head).validate_python(values)
 
 
+def drafters() -> dict[str, "type[Drafter]"]:
+    """Every drafter by its `head.type`."""
+    return {kind: getattr(import_module(module), name) for kind, (module, name) in _DRAFTERS.items()}
+
+
 def drafter_of(head: HeadConfig) -> "Drafter":
     """The drafter that a head section describes; its module is imported only now."""
     module, name = _DRAFTERS[head.type]

@@ -14,7 +14,7 @@ from torch import Tensor
 from drafthead import artifacts
 from drafthead.config import HeadConfig, Recipe
 from drafthead.data.trained_on import read_trained_on, write_trained_on
-from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.drafters.trained import MODEL_FILE, OWN
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
 from drafthead.files import atomic_path, sha256_file, write_json
@@ -52,6 +52,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     public, config, tensors = read_public_head(source, revision)
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     files = drafter_of(recipe.head).vllm
+    _check_type(recipe.head, config)
     named = files.checkpoint_tensors(tensors)
     shape, aux_layer_ids = files.describe(config, named, spec, layer_ids_are)
     check_aux_layer_ids(spec, aux_layer_ids)
@@ -105,7 +106,20 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
         raise FileNotFoundError(f"{directory} has no *.safetensors: give the directory or hub id of a whole head")
     check_tensor_files(directory)
     tensors = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
-    return directory, artifacts.read_json(directory / "config.json"), tensors
+    config = artifacts.read_json(directory / "config.json")
+    if not isinstance(config, dict):
+        raise ValueError(f"{directory / 'config.json'} is no JSON object: {str(config)[:80]}; fetch the head again")
+    return directory, config, tensors
+
+
+def _check_type(head: HeadConfig, config: dict[str, Any]) -> None:
+    named = set(config.get("architectures") or ())
+    known = [kind for kind, drafter in drafters().items() if named & set(drafter.vllm.ARCHITECTURES)]
+    if known and head.type not in known:
+        raise ValueError(
+            f"the head's config.json names {', '.join(sorted(named))}, a head of type {' or '.join(known)}, but the "
+            f"recipe's head.type is {head.type}; add head.type={known[0]}"
+        )
 
 
 def _check_recipe(recipe: Recipe, head: HeadConfig, aux_layer_ids: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import load_pieces
 from tests.damage import edit_config
 from tests.exporting.public import head_of, published
-from tests.exporting.runs import random_weights, recipe_at, shape_of, write_run
+from tests.exporting.runs import bare_copy, random_weights, recipe_at, shape_of, write_run
 
 PLAIN = (
     "head.norm_before_fc=false",
@@ -133,3 +133,19 @@ def test_a_config_that_cannot_be_represented_is_refused(public, change, message)
     edit_config(source, **change)
     with pytest.raises(ValueError, match=message):
         import_head(recipe, str(source))
+
+
+@pytest.mark.parametrize("kind", ["peagle", "dflash", "dspark"])
+def test_heads_of_other_types_come_back_and_are_not_taken_for_one_another(tmp_path, kind):
+    types = ("head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2", "export.dtype=float32")
+    recipe = recipe_at(tmp_path, f"head.type={kind}", *types)
+    weights = random_weights(shape_of(recipe))
+    write_run(recipe, weights)
+    head = bare_copy(export_head(recipe, serve_check=False), tmp_path / "public")
+    run = import_head(recipe.model_copy(update={"name": "imported"}), str(head))
+    found = load_file(run / CHECKPOINT / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    other = recipe_at(tmp_path, "name=other", "head.type=dspark" if kind == "dflash" else "head.type=dflash", *types)
+    with pytest.raises(ValueError, match=rf"{kind}.*head\.type"):
+        import_head(other, str(head))

@@ -25,6 +25,7 @@ from drafthead.target.rope import rope_parameters_of
 
 METHOD = "dflash"  # of --speculative-config
 ALGORITHM = "DFlash"
+ARCHITECTURES = ("DFlashDraftModel",)  # in config.json
 _OWN = "dflash_config"
 
 

@@ -16,6 +16,7 @@ from drafthead.target.pieces import TargetSpec
 __all__ = ["checkpoint_tensors", "exported_tensors", "speculators_config"]
 METHOD = "dspark"  # of --speculative-config
 ALGORITHM = "DSpark"
+ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel")  # in config.json
 GPU_ONLY = True  # model runner V2 serves it, which needs one
 _RANK = "markov_rank"
 

@@ -27,6 +27,11 @@ from drafthead.target.rope import rope_parameters_of
 
 METHOD = "eagle3"  # of --speculative-config
 ALGORITHM = "EAGLE-3"
+ARCHITECTURES = (
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "Eagle3DraftModel",
+)  # in config.json
 TARGET_DEFAULT = "the target's default"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

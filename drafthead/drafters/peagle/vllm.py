@@ -18,6 +18,11 @@ from drafthead.target.pieces import TargetSpec
 
 __all__ = ["METHOD", "checkpoint_tensors", "exported_tensors"]
 ALGORITHM = "P-EAGLE"
+ARCHITECTURES = (
+    "LlamaForCausalLMEagle3",
+    "PEagleDraftModel",
+    "PeagleLlamaForCausalLM",
+)  # in config.json
 _MASK = "ptd_token_id"
 
 
