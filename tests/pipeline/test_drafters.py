@@ -16,10 +16,16 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=["peagle", "dflash", "dspark"])
 def run(request, tiny_run, tmp_path_factory) -> tuple[tuple[str, ...], str]:
-    """A head of two layers: the overrides that made it, and what its export printed."""
+    """A head of two layers after one epoch: the overrides that made it, and what its export printed."""
     root = tmp_path_factory.mktemp(request.param)
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
-    kind = ("head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2", f"head.type={request.param}")
+    kind = (
+        "head.mask_token_id=9",
+        "head.num_draft_positions=4",
+        "head.num_layers=2",
+        f"head.type={request.param}",
+        "train.epochs=1",
+    )
     overrides = overrides_for(root, f"name={request.param}", f"data={tiny_run.name}", *kind)
     run_ok(*accelerate(), "train/draft.py", *overrides)
     return overrides, run_ok("export/head.py", *overrides)
@@ -37,7 +43,7 @@ def test_it_learns_and_is_served_as_predicted(run):
         assert "GPUs only" in printed
         return
     check = counts["serve_check"]
-    assert check["predicted"] > 1.3, "a head that is never accepted proves nothing"
+    assert check["predicted"] > 1.15, "a head that is never accepted proves nothing"
     assert check["served"] == pytest.approx(check["predicted"], rel=TOLERANCE)
 
 
