@@ -40,6 +40,8 @@ def main() -> None:
     if preset or args.plan:
         print_table(plan_table(plan, preset))
     if args.plan:
+        if not plan.runs:
+            print("Nothing of it can be run: " + "; ".join(plan.skipped))
         return
     folder = "-".join(filter(None, (args.preset, "miniature" if args.miniature else "")))
     directory = measure_serving(recipe, plan, recipe.results_dir / "-".join(filter(None, ("serving", folder))))
