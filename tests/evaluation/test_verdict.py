@@ -215,9 +215,9 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speed, method):
 @pytest.mark.parametrize(
     ("wait_s", "hits", "traffic", "decision"),
     [
-        (0.0, 0.7, (), DEPLOY),
-        (0.5, 0.0, (), DO_NOT),  # prompts that were found in the cache are computed again
-        (0.5, 0.0, ("eval.traffic.workload=all",), DEPLOY),  # no conversations in this traffic
+        (0.0, 0.7, ("eval.traffic.workload=null",), DEPLOY),
+        (0.5, 0.0, ("eval.traffic.workload=null",), DO_NOT),  # prompts that were found in the cache are computed again
+        (0.5, 0.0, (), DEPLOY),  # no conversations in this traffic
     ],
 )
 def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_path, wait_s, hits, traffic, decision):

@@ -75,13 +75,8 @@ class Analysis:
 
 
 def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on the head over all prompts; on conversations where the head loses there.
-
-    A head that costs more in lost prefix-cache hits than its drafts bring is not deployed, however fast it answers
-    prompts that share nothing. eval.traffic.workload says that a traffic has one kind only.
-    """
-    own = [v for v in verdicts if v.method == HEAD] or list(verdicts)
-    return next((v for v in own if is_conversations(v.workload) and v.decision == DO_NOT), own[0])
+    """The first verdict on the recipe's own head, of those in the order of `verdicts_of`."""
+    return next((v for v in verdicts if v.method == HEAD), verdicts[0])
 
 
 def read_results(recipe: Recipe) -> Results:
@@ -123,7 +118,11 @@ def analyse(results: Results) -> Analysis:
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
-    """One verdict for every workload and method, all prompts and the head first; no load with a rate is judged.
+    """One verdict for every workload and method, that of the traffic and the head first; no load with a rate is judged.
+
+    The traffic is eval.traffic.workload. Where the recipe says nothing it is all prompts, and conversations decide
+    where the head loses on them: one that costs more in lost prefix-cache hits than its drafts bring is not deployed,
+    however fast it answers prompts that share nothing.
 
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
@@ -138,11 +137,11 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
         )
     temperature = recipe.eval.temperatures[0]
     main = f"{ALL} T={temperature:g}" if temperature else ALL
-    measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != main, name))
-    workloads = [workload for workload in measured if traffic.workload in (None, workload)]
-    if not workloads:
+    first = traffic.workload or main
+    measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != first, name))
+    if traffic.workload not in (None, *measured):
         raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
-    for workload in workloads:
+    for workload in measured:
         here = [level for level in judged if level.workload == workload]
         shares = shares_at(traffic, here)
         for method in sorted({level.method for level in here}, key=lambda method: (method != HEAD, method)):
@@ -153,6 +152,9 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
                     by_length.setdefault(level.K, []).append(level)
             verdicts = [decide(own, shares, recipe.eval.slo, model) for own in by_length.values()]
             found.append(max(verdicts, key=lambda verdict: _gain(verdict, shares)))
+    if traffic.workload is None:
+        lost = [v for v in found if v.method == HEAD and is_conversations(v.workload) and v.decision == DO_NOT]
+        return [*lost, *(v for v in found if v not in lost)]
     return found
 
 
