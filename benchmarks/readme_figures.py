@@ -31,6 +31,7 @@ def main() -> None:
     made = require(acceptance_dir(recipe), "acceptance", "make quickstart")["made_by"]
     summary = summarise_acceptance(read_acceptance(acceptance_dir(recipe)))
     levels = summarise_serving(read_serving(recipe.results_dir / "serving"))
+    levels = [level for level in levels if level.workload == ALL]
     for line in (*acceptance_lines(summary), "", *serving_lines(levels)):
         print(line)
     print(f"\n{summary.prompts} prompts, {summary.looping} of them loop; measured at commit {made['git_commit']}")

@@ -9,7 +9,7 @@ from drafthead.config.evaluation import Method
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
-from drafthead.evaluation.measuring.serving import plan_prompts
+from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
 from drafthead.evaluation.workload import EvalPrompt, Workload, speculative_config
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
@@ -203,8 +203,10 @@ def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
     plan = preset_plan(recipe, preset)
     assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt"}
     assert any("{name: swe-bench, heldout: 600}" in line for line in plan.skipped)
+    nothing = preset_plan(recipe, preset.model_copy(update={"sweeps": preset.sweeps[1:]}))
+    assert not nothing.runs
     with pytest.raises(ValueError, match="mlperf-gpt-oss, heldout: 600"):
-        preset_plan(recipe, preset.model_copy(update={"sweeps": preset.sweeps[1:]}))
+        measure_serving(recipe, nothing)
 
 
 def test_public_heads_are_served_for_their_target_only(tmp_path):

@@ -25,7 +25,7 @@ _PROBE = """<script>addEventListener("load", () => {
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The report of two draft lengths on two workloads, which has every kind of figure."""
-    recipe = tiny_recipe(tmp_path_factory.mktemp("browser"))
+    recipe = tiny_recipe(tmp_path_factory.mktemp("browser"), "eval.traffic.workload=null")
     write_results(recipe, head_speed={1: 1.3, 8: 0.8}, lengths=(1, 3), workloads=("chat", "code"))
     results = read_results(recipe)
     report = write_report(results, analyse(results), recipe.results_dir)

@@ -137,9 +137,9 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
         )
     temperature = recipe.eval.temperatures[0]
     main = f"{ALL} T={temperature:g}" if temperature else ALL
-    first = traffic.workload or main
+    first = main if traffic.workload in (None, ALL) else traffic.workload
     measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != first, name))
-    if traffic.workload not in (None, *measured):
+    if traffic.workload is not None and measured[0].partition(" TP")[0] != first:
         raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
     for workload in measured:
         here = [level for level in judged if level.workload == workload]
