@@ -18,8 +18,6 @@ Method = Literal[
 ]  # fmt: skip
 # Name and method of the recipe's own head; what vLLM calls it follows from head.type.
 OWN: Method = "eagle3"
-# vLLM puts all layers of such a draft into one group of the KV cache, which it finds only where the target's are one.
-ONE_CACHE_GROUP = ("dflash", "dspark")
 # As tables and plots name them; the others go by their method.
 ALL = "all"  # the workload of every held-out prompt
 LABELS = {

@@ -44,6 +44,12 @@ class Recipe(Section):
                 "positions that the head section trains: acceptance beyond them cannot be predicted; train more, or "
                 "name a smaller K first"
             )
+        if self.head.num_attention_heads % self.engine.tensor_parallel_size:
+            raise ValueError(
+                f"head.num_attention_heads {self.head.num_attention_heads} cannot be split over "
+                f"engine.tensor_parallel_size {self.engine.tensor_parallel_size} GPUs, as vLLM splits the draft with "
+                "its target; choose a multiple"
+            )
         every = [source.name for source in self.prompts.sources or () if source.turns == "all"]
         if every and self.responses.turn_by_turn:
             raise ValueError(

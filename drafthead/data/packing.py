@@ -88,7 +88,7 @@ def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter) -> list
         return []
     length = loss_mask.shape[0]
     rows = length if length <= budget else rows
-    windows, scored = [], drafter.loss_rows(loss_mask)
+    windows, scored = [], drafter.trained_rows(loss_mask)
     for first in range(drafter.first_row(loss_mask), length, rows):
         end = min(first + rows, length)
         stop = min(end + drafter.lookahead, length)
@@ -206,8 +206,8 @@ def pack(store: States, windows: Sequence[Window], drafter: Drafter, whole_text:
         token = torch.arange(w.first_row, w.stop)
         held = token >= max(w.first_row, s.first_teacher_row)
         of_row.append(torch.where(held, token - max(w.first_row, s.first_teacher_row) + offset, -1))
-        mask = replayable(s.loss_mask) if whole_text else s.loss_mask
-        scored.append(drafter.loss_rows(mask)[:, w.first_row : w.stop] & (token < w.end_row))
+        rows = drafter.loss_rows(replayable(s.loss_mask)) if whole_text else drafter.trained_rows(s.loss_mask)
+        scored.append(rows[:, w.first_row : w.stop] & (token < w.end_row))
 
     def tail(name: str) -> Tensor:
         return torch.cat([getattr(s, name)[a:b] for s, (a, b) in zip(sequences, teachers, strict=True)])

@@ -1,7 +1,7 @@
 """What a draft model is to the rest of the project: six questions that data, training, export and evaluation ask.
 
     needs      which boundaries of the target it reads (harvest, store)
-    loss_rows  which rows carry loss at which draft position (packing, the normaliser of the loss)
+    loss_rows  which rows can carry loss at which draft position, and `trained_rows` which do (packing, the loss)
     build      its module, started from the target (training)
     head_rows  of that module: what the language-model head is applied to, and the teacher row of each (the loss)
     draft      what serving would propose from every root (validation, export checks)
@@ -104,6 +104,10 @@ class DraftModule(nn.Module, ABC):
             recompute: keep less for the backward pass and compute it again.
         """
 
+    def confidence(self, rows: HeadRows) -> Tensor | None:
+        """(M,) log-odds that each row's draft is accepted; None: the head predicts none."""
+        return None
+
 
 def valid_positions(loss_mask: Tensor, num_positions: int) -> Tensor:
     """(K, T) bool: where each draft position of one document (T,) contributes to the loss.
@@ -141,6 +145,11 @@ class Drafter(ABC):
         return captured_ids(spec, layer_ids)
 
     @property
+    def num_slots(self) -> int:
+        """Rows of states that all drafts of one root are computed from, what memory grows with."""
+        return self.num_positions
+
+    @property
     def lookahead(self) -> int:
         """Tokens after a row that its loss reads: a window ends so many tokens behind its last loss row."""
         return self.num_positions + 1
@@ -159,6 +168,10 @@ class Drafter(ABC):
     def loss_rows(self, loss_mask: Tensor) -> Tensor:
         """(K, T) bool: rows of a document that carry loss at each draft position; all tokens they need lie in it."""
         return valid_positions(loss_mask, self.num_positions)
+
+    def trained_rows(self, loss_mask: Tensor) -> Tensor:
+        """(K, T) bool: those of `loss_rows` that training uses; validation replays all."""
+        return self.loss_rows(loss_mask)
 
     @abstractmethod
     def position_weights(self) -> Tensor:

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
+from drafthead.artifacts import read_json
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ONE_CACHE_GROUP
 from drafthead.processes import children_end_with_us
-from drafthead.target.files import pinned_revision
+from drafthead.target.files import local_files, pinned_revision
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -92,7 +92,7 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
     arguments |= {key: value for key, value in more.items() if value is not None}
-    if needs_one_cache_group(arguments.get("speculative_config")):
+    if needs_one_cache_group(recipe, (arguments.get("speculative_config") or {}).get("model")):
         arguments["disable_hybrid_kv_cache_manager"] = True
     if seeded and on_cpu():
         # vLLM 0.32 rewinds the generator of a seeded request after a partial prefill, which only CUDA's
@@ -102,12 +102,43 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
     return arguments
 
 
-def needs_one_cache_group(speculative: Mapping[str, Any] | None) -> bool:
-    """Whether vLLM serves this draft with one group of KV cache for all layers only.
+def needs_one_cache_group(recipe: Recipe, head: str | None) -> bool:
+    """Whether vLLM serves this head with one group of KV cache for all layers only (disable_hybrid_kv_cache_manager).
 
-    A target with sliding windows has several groups; in one it keeps whole sequences in those layers too.
+    It wants all layers of a draft in one group. Where layers of the target attend to a window, layers of each kind are
+    cut into groups of one size; a draft's with the target's heads are of the kind of those that attend to everything.
+    In one group, layers with a window keep whole sequences too. Of a config.json that is not here nothing is known.
     """
-    return speculative is not None and speculative["method"] in ONE_CACHE_GROUP
+    try:
+        target, draft = (
+            read_json(local_files(str(path), revision, ("config.json",)) / "config.json")
+            for path, revision in ((recipe.target_path, recipe.target.revision), (head, None))
+        )
+    except (OSError, ValueError):
+        return False
+    target, draft = target.get("text_config", target), draft.get("transformer_layer_config", draft)
+    kinds, layers = target.get("layer_types") or (), draft.get("num_hidden_layers") or 0
+    windowed = kinds.count("sliding_attention")
+    if not windowed or not layers:
+        return False
+
+    def heads(config: Mapping[str, Any]) -> tuple[int, int]:  # on one GPU
+        queries = config["num_attention_heads"]
+        own = max((config.get("num_key_value_heads") or queries) // recipe.engine.tensor_parallel_size, 1)
+        return own, config.get("head_dim") or config["hidden_size"] // queries
+
+    alike = heads(target) == heads(draft)
+    others = [windowed] if alike else [windowed, len(kinds) - windowed]
+    kind = layers + (len(kinds) - windowed if alike else 0)
+    return cache_group_size(*others, kind) < kind
+
+
+def cache_group_size(*layers: int) -> int:
+    """Layers of a group of vLLM's KV cache, from how many the model has of each kind of attention.
+
+    vLLM 0.32, vllm/v1/core/kv_cache_utils.py, `_get_kv_cache_groups_uniform_page_size`.
+    """
+    return max(layers) if max(layers) < 1.5 * min(layers) else min(layers)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def server_flags(recipe: Recipe, speculative: dict[str, Any] | None = None) -> l
     switches = {
         "--trust-remote-code": target.trust_remote_code,
         "--enforce-eager": not torch.cuda.is_available(),
-        "--disable-hybrid-kv-cache-manager": needs_one_cache_group(speculative),
+        "--disable-hybrid-kv-cache-manager": needs_one_cache_group(recipe, (speculative or {}).get("model")),
     }
     return flags + [flag for flag, wanted in switches.items() if wanted]
 

@@ -60,7 +60,7 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
         "method": files.METHOD,
         "own": OWN,
         "speculative": json.dumps(speculative, separators=(",", ":")),
-        "one_cache_group": needs_one_cache_group(speculative),
+        "one_cache_group": needs_one_cache_group(recipe, str(recipe.head_dir)),
         "positions": files.served_values(config)["max_position_embeddings"],
         "positions_trained": parse_head(run["head"]).num_positions,
         "run": run,

@@ -13,7 +13,7 @@ import math
 
 from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of
-from drafthead.engine.offline import import_vllm
+from drafthead.engine.offline import cache_group_size, import_vllm
 from drafthead.planning import size_text
 from drafthead.planning.memory import EngineMemory
 from drafthead.target.files import local_files
@@ -41,8 +41,8 @@ def request_bytes(
     """
     if not windowed:
         return math.ceil(length / _BLOCK) * _BLOCK * (layers * token_bytes + states_bytes)
-    full, smallest = layers - windowed, min(windowed, layers - windowed)
-    size = max(windowed, full) if max(windowed, full) < 1.25 * smallest else smallest  # layers of a group
+    full = layers - windowed
+    size = cache_group_size(windowed, full)
     block = math.ceil(max(_BLOCK * token_bytes, states_bytes) / (_BLOCK * token_bytes)) * _BLOCK
     page = block * token_bytes
     kept = min(window - 1 + batched, length)

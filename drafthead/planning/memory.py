@@ -10,6 +10,7 @@ import torch
 
 from drafthead.config import Recipe, TrainConfig
 from drafthead.drafters.base import DraftShape, num_parameters
+from drafthead.drafters.registry import drafter_of
 from drafthead.losses.fused import CHUNK_ROWS
 from drafthead.target.files import local_files
 from drafthead.training.accelerator import bucket_elements
@@ -128,4 +129,4 @@ def _kept_per_row(shape: DraftShape, config: TrainConfig) -> int:
     results = 3 * H  # a step's normed state, its place in the stack, and its gradient
     reading = queries + 2 * keys + 2 * H  # what embeddings give to q, k and v, and what that was made from
     once = inside if config.gradient_checkpointing else 0
-    return shape.head.num_positions * (head.num_layers * per_layer + results) + reading + once
+    return drafter_of(head).num_slots * (head.num_layers * per_layer + results) + reading + once

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from drafthead import artifacts
 from drafthead.config import Recipe
@@ -125,7 +126,12 @@ class LossModule(nn.Module):
         teacher = Teacher(target.normed(batch.last_hidden), target.head_rows, batch.lse)
         scored = head_loss(rows, self.draft.head_weight, teacher, scale, self.objective)
         give_back(rows.states)
-        return scored
+        confidence = self.draft.confidence(rows)
+        if confidence is None:
+            return scored
+        hits, weights = first_choices(scored, batch, target).flatten(), scale.repeat_interleave(batch.scored.shape[1])
+        missed = binary_cross_entropy_with_logits(confidence, hits.to(confidence.dtype), reduction="none")
+        return scored._replace(loss=scored.loss + (missed * weights * (rows.teacher >= 0)).sum())
 
 
 class Trainer:
@@ -233,7 +239,7 @@ class Trainer:
                 self.accelerator.backward(scored.loss)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            sums += torch.cat([scored.position_sums, self._hits(scored, batch)])
+            sums += torch.cat([scored.position_sums, first_choices(scored, batch, self.target).sum(1)])
         losses, accuracies = (self.accelerator.reduce(sums, "sum").cpu().view(2, K) / rows).unbind()
         metrics = StepMetrics(
             step=step + 1, loss=float((losses * weights).sum()), loss_per_step=tuple(losses.tolist()),
@@ -260,15 +266,6 @@ class Trainer:
             f"Sequences whose stored states are not finite: {names or 'none'}. Harvest them again; if there is none, "
             "lower train.learning_rate"
         )
-
-    def _hits(self, scored: HeadLoss, batch: PackedBatch) -> Tensor:
-        """(K,) scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
-        predictions = scored.predictions.view(batch.scored.shape)
-        proposed = torch.where(predictions >= 0, self.target.target_ids[predictions.clamp_min(0)], -1)
-        choice = torch.where(batch.of_row >= 0, batch.argmax[batch.of_row.clamp_min(0)], -2)  # (R,)
-        # Draft position k of row t is compared with the target's choice at t + 1 + k; rows not scored hold -1.
-        wanted = torch.stack([torch.roll(choice, -1 - k) for k in range(len(proposed))])
-        return (proposed == wanted).sum(1)
 
     @torch.no_grad()
     def validate(self, weights: dict[str, Tensor]) -> Validation:
@@ -347,6 +344,15 @@ class Trainer:
         )
         for category, counts in sorted(found.by_category.items()):
             logger.info(f"  {category:<20} {coverage(counts, self.vocabulary):.2%} of {int(counts.sum()):,}")
+
+
+def first_choices(scored: HeadLoss, batch: PackedBatch, target: FrozenTarget) -> Tensor:
+    """(K, R) bool: scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
+    predictions = scored.predictions.view(batch.scored.shape)
+    proposed = torch.where(predictions >= 0, target.target_ids[predictions.clamp_min(0)], -1)
+    choice = torch.where(batch.of_row >= 0, batch.argmax[batch.of_row.clamp_min(0)], -2)  # (R,)
+    # Draft position k of row t is compared with the target's choice at t + 1 + k; rows not scored hold -1.
+    return proposed == torch.stack([torch.roll(choice, -1 - k) for k in range(len(proposed))])
 
 
 def replayed_documents(store: States, drafter: Drafter) -> list[Window]:

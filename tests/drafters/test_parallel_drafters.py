@@ -14,7 +14,8 @@ from drafthead.drafters.dspark.config import DSparkHead
 from drafthead.drafters.dspark.drafter import DSparkModel
 from drafthead.drafters.layers import rope_frequencies
 from drafthead.drafters.peagle.config import PEagleHead
-from drafthead.drafters.peagle.drafter import PEagleModel
+from drafthead.drafters.peagle.drafter import PEagle, PEagleModel
+from drafthead.losses.fused import HeadRows
 from tests.drafters.naive_reference import combine, rms_norm, rotate_one, run_layer
 from tests.drafters.small_draft import YARN
 
@@ -190,3 +191,23 @@ def test_peagle_has_the_norms_of_eagle(flag):
 
 def test_every_root_of_a_generated_text_counts_at_every_position():
     assert valid_positions(torch.tensor([0, 0, 1, 1, 1, 1]), 2).tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]]
+
+
+def test_peagle_trains_fewer_rows_the_deeper_they_are():
+    head = PEagleHead(type="peagle", draft_vocab_size=11, mask_token_id=MASK, num_draft_positions=7, **SIZES)
+    mask = torch.ones(10_000)
+    trained = PEagle(head).trained_rows(mask)
+    assert (trained.double().mean(1) - torch.tensor([1, 0.7, 0.49, 0.343, 0.2401, 0.2, 0.2])).abs().max() < 0.002
+    assert not (trained[1:] & ~trained[:-1]).any(), "a position without the one before it"
+    plain = head.model_copy(update={"depth_ratio": 1.0})
+    assert torch.equal(PEagle(plain).trained_rows(mask), PEagle(plain).loss_rows(mask))
+
+
+def test_confidence_learns_what_is_accepted_and_changes_no_draft():
+    model = dspark_model()
+    states = torch.randn(6, 11, dtype=torch.float64, requires_grad=True)
+    logits = model.confidence(HeadRows(states, torch.zeros(6, dtype=torch.long), (6,)))
+    logits.sum().backward()
+    assert states.grad is None
+    assert model.confidence_head.proj.bias.grad == 6
+    torch.testing.assert_close(model.confidence_head.proj.weight.grad[0], states.detach().sum(0))

@@ -10,6 +10,7 @@ from drafthead.drafters.base import draft_shape, frozen_copy
 from drafthead.drafters.batch import tail_layout
 from drafthead.engine.offline import repair_cpu_build
 from drafthead.exporting.export import write_head
+from drafthead.losses.fused import HeadRows
 from drafthead.target.pieces import load_target_spec
 from tests.exporting.runs import random_weights, recipe_at, shape_of
 from tests.exporting.vllm_model import VllmDraft, one_rank
@@ -40,14 +41,14 @@ def test_blocks_have_the_logits_of_vllm(draft, tmp_path, kind, num_layers, vocab
     )  # fmt: skip
     shape = shape_of(recipe)
     weights = random_weights(shape)
-    weights |= {name: torch.randn_like(t) for name, t in weights.items() if "markov" in name}
+    weights |= {name: torch.randn_like(t) for name, t in weights.items() if "markov" in name or "confidence" in name}
     write_head(recipe, recipe.head_dir, weights, shape, recipe.target.aux_layer_ids)
     generator = torch.Generator().manual_seed(2)
     aux = torch.randn(TOKENS, shape.num_aux_layers * shape.hidden_size, generator=generator)
     first = 1 if kind == "dflash" else 0  # slots that predict nothing
     block = torch.randn(K + first, shape.hidden_size, generator=generator)
     previous = torch.randint(0, shape.vocab_size, (K,), generator=generator)
-    theirs = vllm_logits(draft, recipe.head_dir, kind, aux, block, previous, first)
+    theirs, confidence = vllm_logits(draft, recipe.head_dir, kind, aux, block, previous, first)
 
     model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
     slots = [row[None] for row in block]
@@ -55,13 +56,17 @@ def test_blocks_have_the_logits_of_vllm(draft, tmp_path, kind, num_layers, vocab
     if kind == "dspark":
         states = torch.cat([states, model.markov_head(previous)], dim=-1)
     torch.testing.assert_close(states @ model.head_weight.T, theirs, rtol=0, atol=2e-4)
+    ours = model.confidence(HeadRows(states, torch.zeros(K, dtype=torch.long), (1,) * K))
+    assert (ours is None) == (confidence is None) == (kind == "dflash")
+    if ours is not None:
+        torch.testing.assert_close(ours.sigmoid(), confidence, rtol=0, atol=2e-4)
 
 
 @torch.no_grad()
 def vllm_logits(
     draft: VllmDraft, head: Path, kind: str, aux: Tensor, block: Tensor, previous: Tensor, first: int
-) -> Tensor:
-    """(K, D): the context written as the proposer writes it, then one pass over the block."""
+) -> tuple[Tensor, Tensor | None]:
+    """(K, D) and (K,): the context written as the proposer writes it, then one pass over the block."""
     from vllm.config import set_current_vllm_config
     from vllm.forward_context import set_forward_context
 
@@ -74,7 +79,10 @@ def vllm_logits(
         model.precompute_and_store_context_kv(context, positions[:TOKENS], positions[:TOKENS])
         states = model(None, positions[TOKENS:], inputs_embeds=block)[first:]
         logits = model.logits_processor(model.lm_head, states)
-        return logits + model.markov_bias(model.markov_embed(previous)) if kind == "dspark" else logits
+        if kind == "dflash":
+            return logits, None
+        markov = model.markov_embed(previous)
+        return logits + model.markov_bias(markov), model.compute_confidence(states, markov)
 
 
 def _over_context(attention) -> None:

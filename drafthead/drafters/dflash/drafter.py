@@ -152,6 +152,11 @@ class DFlash(Drafter):
     head: BlockHead
     vllm = vllm
 
+    @property
+    def num_slots(self) -> int:
+        """The masks, and the known token in front of them."""
+        return self.num_positions + 1
+
     def position_weights(self) -> Tensor:
         """exp(-k / gamma)."""
         k = torch.arange(self.num_positions, dtype=torch.float64)

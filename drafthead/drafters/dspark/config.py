@@ -12,3 +12,4 @@ class DSparkHead(BlockHead):
 
     type: Literal["dspark"]
     markov_rank: int = Field(default=256, gt=0)  # r of the bias: a token's r numbers times r columns of the vocabulary
+    confidence: bool = True  # a head that predicts acceptance, which vLLM's adaptive verification reads

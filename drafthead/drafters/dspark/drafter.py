@@ -5,7 +5,9 @@ token's slot makes the first draft. To the logits of draft k comes a bias of low
 the token x before it: in training the text's, in serving the draft just made. State and token enter linearly, so both
 are one product, of cat(state, markov_w1[x]) with cat(lm_head, markov_w2), and the loss knows no difference.
 
-The confidence head of the paper is not trained: vLLM uses it for adaptive verification alone.
+The confidence head predicts from the same rows whether a draft is accepted at temperature 0: whether it is the
+target's first choice. vLLM's adaptive verification reads it. Its gradient stops at the rows, so it changes no draft;
+the paper's label is 1 minus the total variation, which holds for sampled drafts.
 
 Names and arithmetic are those of vLLM's `Qwen3DSparkModel` with `sample_from_anchor`. Shapes: R rows (roots), K draft
 positions, H hidden, D draft vocabulary, V target vocabulary, r rank.
@@ -37,6 +39,19 @@ class MarkovHead(nn.Module):
         return self.markov_w1(token_ids)
 
 
+class ConfidenceHead(nn.Module):
+    """Log-odds that a draft is accepted."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.proj = nn.Linear(size, 1)
+        nn.init.zeros_(self.proj.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(R,) of (R, H + r)."""
+        return self.proj(rows)[:, 0]
+
+
 class DSparkModel(DFlashModel):
     """The trainable head."""
 
@@ -45,11 +60,16 @@ class DSparkModel(DFlashModel):
         head = shape.head
         assert isinstance(head, DSparkHead)
         self.markov_head = MarkovHead(shape.vocab_size, head.draft_vocab_size, head.markov_rank)
+        self.confidence_head = ConfidenceHead(shape.hidden_size + head.markov_rank) if head.confidence else None
 
     @property
     def head_weight(self) -> Tensor:
         """(D, H + r)."""
         return torch.cat([self.lm_head.weight, self.markov_head.markov_w2.weight], dim=1)
+
+    def confidence(self, rows: HeadRows) -> Tensor | None:
+        """(M,) log-odds that each row's draft is the target's first choice."""
+        return self.confidence_head(rows.states.detach()) if self.confidence_head else None
 
     def slots(self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool) -> Tensor:
         """(K, R, H) of the backbone."""
@@ -73,6 +93,11 @@ class DSpark(DFlash):
 
     head: DSparkHead
     vllm = vllm
+
+    @property
+    def num_slots(self) -> int:
+        """The known token's slot makes a draft too."""
+        return self.num_positions
 
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights."""

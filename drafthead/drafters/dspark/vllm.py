@@ -19,6 +19,7 @@ ALGORITHM = "DSpark"
 ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel")  # in config.json
 GPU_ONLY = True  # model runner V2 serves it, which needs one
 _RANK = "markov_rank"
+_CONFIDENCE, _WITH_MARKOV = "enable_confidence_head", "confidence_head_with_markov"
 
 
 def speculative_config(directory: Path | str, num_speculative_tokens: int) -> dict[str, Any]:
@@ -36,14 +37,20 @@ def plain_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) 
         "markov_head_type": "vanilla",
         "block_size": shape.head.num_draft_positions,
         "sample_from_anchor": True,
-        "enable_confidence_head": False,
+        _CONFIDENCE: shape.head.confidence,
+        _WITH_MARKOV: True,
     }
 
 
 def served_values(config: Config) -> Config:
     """What vLLM makes of a config.json: its keys that decide what a head computes."""
-    from_anchor = config.get("sample_from_anchor", True)
-    return {**dflash.served_values(config), _RANK: config[_RANK], "sample_from_anchor": from_anchor}
+    return {
+        **dflash.served_values(config),
+        _RANK: config[_RANK],
+        "sample_from_anchor": config.get("sample_from_anchor", True),
+        _CONFIDENCE: config.get(_CONFIDENCE, False),
+        _WITH_MARKOV: config.get(_WITH_MARKOV, False),
+    }
 
 
 def describe(
@@ -56,5 +63,8 @@ def describe(
     """
     if not config.get("sample_from_anchor", True):
         raise ValueError("the head sets sample_from_anchor=False; supported is True")
-    own = {"type": "dspark", _RANK: config.get(_RANK)}
+    confidence = config.get(_CONFIDENCE, False)
+    if confidence and not config.get(_WITH_MARKOV, False):
+        raise ValueError(f"the head's confidence head does not read the Markov state; supported is {_WITH_MARKOV}=True")
+    own = {"type": "dspark", _RANK: config.get(_RANK), "confidence": confidence}
     return dflash.describe(config, tensors, spec, layer_ids_are, DSparkHead, **own)

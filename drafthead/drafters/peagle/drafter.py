@@ -3,9 +3,9 @@
 Draft position 0 reads what EAGLE-3 reads. Every deeper one reads the mask token and a trained mask state in place of
 the next token and the last step's feature, which do not exist yet, and sees the keys and values of the shallower
 positions of its own root. So no position waits for another's output; what training costs, and the attention pattern,
-are those of training-time test. All rows are trained at every position; the paper samples fewer of them the deeper
-they are. It also trains the embeddings: here the mask token's is the target's, and what a position reads is learned by
-the mask state.
+are those of training-time test. Deeper positions carry loss on fewer rows, which saves lm_head's share of the work;
+their states are computed everywhere. The paper also trains the embeddings, whole: in gpt-oss-120b a gigabyte to serve
+beside the target's. Here the mask token's is the target's, and what a position reads is learned by the mask state.
 
 Shapes: R rows, H hidden, N aux layers, K draft positions.
 """
@@ -46,11 +46,23 @@ class PEagleModel(DraftModel):
         return self.combine(self.mask_hidden).expand(len(state), -1), rows
 
 
+_LEAST_SHARE = 0.2  # of the rows, at any depth
+
+
 class PEagle(Drafter):
     """P-EAGLE behind the interface of `drafters.base`."""
 
     head: PEagleHead
     vllm = vllm
+
+    def trained_rows(self, loss_mask: Tensor) -> Tensor:
+        """(K, T) bool: max(r^k, 0.2) of the rows at draft position k, all of them also rows of position k - 1.
+
+        Which ones follows from the position in the text: multiples of the golden ratio are spread evenly modulo 1.
+        """
+        share = torch.full((self.num_positions, 1), self.head.depth_ratio).cumprod(0) / self.head.depth_ratio
+        drawn = torch.arange(len(loss_mask), dtype=torch.float64) * (5**0.5 - 1) / 2 % 1
+        return self.loss_rows(loss_mask) & (drawn < share.clamp_min(_LEAST_SHARE))
 
     def position_weights(self) -> Tensor:
         """All alike."""

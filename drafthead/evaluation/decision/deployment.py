@@ -25,7 +25,8 @@ def speculative_flag(config: dict[str, Any] | None) -> str:
 
 def serve_command(recipe: Recipe, config: dict[str, Any] | None) -> str:
     """The whole command that serves target and head, as it works on this kind of machine."""
-    more = [speculative_flag(config), "--disable-hybrid-kv-cache-manager" if needs_one_cache_group(config) else ""]
+    one_group = needs_one_cache_group(recipe, (config or {}).get("model"))
+    more = [speculative_flag(config), "--disable-hybrid-kv-cache-manager" if one_group else ""]
     flags = " ".join([shlex.join(server_flags(served_recipe(recipe))), *filter(None, more)])
     if torch.cuda.is_available():
         return f"vllm serve {flags}"

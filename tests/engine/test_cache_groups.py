@@ -1,0 +1,67 @@
+"""Which drafts vLLM serves with one group of KV cache only, against vLLM's own arithmetic."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from drafthead.engine.offline import import_vllm, needs_one_cache_group
+from tests.recipes import tiny_recipe
+
+TARGETS = {"gpt-oss-120b": (18, 18, 8, 64), "gpt-oss-20b": (12, 12, 8, 64), "gemma-like": (4, 20, 4, 256)}
+
+
+def groups_with_a_draft(target, layers: int, heads: int, dim: int) -> int:
+    """In how many of vLLM's groups the draft's layers lie."""
+    import_vllm()
+    from vllm.config import VllmConfig
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    full, windowed, target_heads, target_dim = target
+    config = VllmConfig()
+    config.model_config = SimpleNamespace(
+        max_model_len=8192, is_hybrid=False, use_mla=False, hf_config=SimpleNamespace(), is_encoder_decoder=False
+    )
+    config.cache_config.kv_cache_layout = "LBNHC"
+    own = {"block_size": 16, "dtype": torch.bfloat16, "num_kv_heads": target_heads, "head_size": target_dim}
+    specs = {f"target.{i}": FullAttentionSpec(**own) for i in range(full)}
+    specs |= {f"target.w{i}": SlidingWindowSpec(**own, sliding_window=128) for i in range(windowed)}
+    drafts = own | {"num_kv_heads": heads, "head_size": dim}
+    specs |= {f"draft.{i}": FullAttentionSpec(**drafts) for i in range(layers)}
+    found = kv_cache_utils.get_kv_cache_groups(config, specs)
+    return sum(any(name.startswith("draft") for name in group.layer_names) for group in found)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("alike", [True, False])
+def test_one_group_is_asked_for_where_vllm_would_make_several(tmp_path, name, alike):
+    full, windowed, heads, dim = TARGETS[name]
+    kinds = ["full_attention"] * full + ["sliding_attention"] * windowed
+    shape = {"num_attention_heads": 8, "num_key_value_heads": heads, "head_dim": dim}
+    target, head = tmp_path / "target", tmp_path / "head"
+    for directory in (target, head):
+        directory.mkdir()
+    (target / "config.json").write_text(json.dumps(shape | {"layer_types": kinds}))
+    recipe = tiny_recipe(tmp_path, f"target.path={target}")
+    if not alike:
+        heads = heads // 2
+    seen = set()
+    for layers in (1, 2, 3, 4, 5, 6, 8, 9, 12, 26, 27, 28):
+        config = shape | {"num_key_value_heads": heads, "num_hidden_layers": layers}
+        (head / "config.json").write_text(json.dumps(config))
+        wanted = groups_with_a_draft(TARGETS[name], layers, heads, dim) > 1
+        assert needs_one_cache_group(recipe, str(head)) == wanted, layers
+        seen.add(wanted)
+    assert seen == {True, False}
+
+
+def test_five_layers_for_gpt_oss_120b_need_no_flag_and_nine_do(tmp_path):
+    assert groups_with_a_draft(TARGETS["gpt-oss-120b"], 5, 8, 64) == 1
+    assert groups_with_a_draft(TARGETS["gpt-oss-120b"], 9, 8, 64) == 2
+
+
+def test_nothing_is_asked_for_without_a_draft_model(tmp_path):
+    assert not needs_one_cache_group(tiny_recipe(tmp_path), None)
+    assert not needs_one_cache_group(tiny_recipe(tmp_path), "org/not-here")
