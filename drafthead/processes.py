@@ -11,9 +11,10 @@ kernel watches the thread that started the child, so forks of other threads than
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import parent_process
 
@@ -31,6 +32,17 @@ def ends_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return request if sys.platform == "linux" else None
+
+
+def run_child(command: Sequence[str]) -> None:
+    """Run a command that ends with this process; where it fails, this process ends with its exit code."""
+    with subprocess.Popen(command, preexec_fn=ends_with_parent()) as process:
+        try:
+            code = process.wait()
+        finally:
+            process.terminate()  # nothing when it has ended; otherwise it stops its servers and goes
+    if code:
+        sys.exit(code)
 
 
 def end_with_pool() -> None:

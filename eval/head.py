@@ -7,12 +7,11 @@ and the servers measured next must not share a machine with them.
 """
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.processes import ends_with_parent
+from drafthead.processes import run_child
 
 # One screen for all three: the tables of each stand in the report.
 PARTS = (("acceptance.py", "--no-tables"), ("serving.py", "--no-tables"), ("report.py", "--brief"))
@@ -22,14 +21,7 @@ def main() -> None:
     recipe_from_command_line(__doc__)  # a bad recipe is reported once, before anything starts
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     for script, *options in PARTS:
-        command = [sys.executable, str(Path(__file__).with_name(script)), *sys.argv[1:], *options]
-        with subprocess.Popen(command, preexec_fn=ends_with_parent()) as process:
-            try:
-                code = process.wait()
-            finally:
-                process.terminate()  # nothing when it has ended; otherwise it stops its servers and goes
-        if code:
-            sys.exit(code)
+        run_child([sys.executable, str(Path(__file__).with_name(script)), *sys.argv[1:], *options])
 
 
 if __name__ == "__main__":

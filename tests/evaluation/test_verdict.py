@@ -20,7 +20,7 @@ from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO
 from drafthead.evaluation.reporting.serving_tables import memory_table
 from drafthead.evaluation.results.levels import Level, summarise_serving
 from drafthead.evaluation.results.serving_rows import ServingRows, completed, read_serving
-from drafthead.evaluation.workload import speculative_config
+from drafthead.evaluation.workload import NAMES, speculative_config
 from tests.evaluation.rows import speed_at, write_results
 from tests.recipes import tiny_recipe
 
@@ -210,6 +210,34 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speed, method):
     both = ServingRows(with_kept(rows.requests, "e2e_s", "ttft_s", "tpot_s"), with_kept(rows.runs, "duration_s"))
     advice = _advice(beside, both, [x for x in summarise_serving(both) if x.K == 3])
     assert _config(advice) == speculative_config(beside, method, 3)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "picked"),
+    [
+        ({"eagle3": 1.0, "other": 1.2}, "other"),
+        ({"eagle3": 1.0, "other": 0.95}, "eagle3"),
+        ({"other": 0.95, "third": 1.0}, "third"),  # the recipe's own is not served
+    ],
+)
+def test_the_verdict_picks_the_head_that_serves_fastest(recipe, rows, speeds, picked):
+    heads = "{name: other, method: dflash, head: org/other}, {name: third, method: eagle3, head: org/third}"
+    several = tiny_recipe(recipe.output_dir, f"eval.methods=[eagle3,{heads}]")
+
+    def of_all(frame: pd.DataFrame, *times: str) -> pd.DataFrame:
+        frame = frame[frame["concurrency"] < 8]
+        found = [frame[frame["arm"] == "none"]]
+        for method, speed in speeds.items():
+            copy = frame[frame["k"] == 3].assign(arm=method)
+            copy[list(times)] /= speed
+            found.append(copy)
+        return pd.concat(found, ignore_index=True)
+
+    served = ServingRows(of_all(rows.requests, "e2e_s", "ttft_s", "tpot_s"), of_all(rows.runs, "duration_s"))
+    advice = _advice(several, served, summarise_serving(served))
+    assert _config(advice) == speculative_config(several, picked, 3)
+    best = NAMES[max(speeds, key=speeds.__getitem__)]
+    assert f"{best}, K = 3, at 1 (" in advice.text
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Analysis:
         levels: every method, draft length and load beside the baseline.
         priced: workload -> cost model of the head and its prices; absent where it cannot be fitted.
         verdicts: one for every workload and method, at the draft length that serves the traffic fastest.
-        variants: other ways to serve the head, beside its best fixed draft length, the best first.
+        variants: other methods, beside the head at its best fixed draft length, the best first.
     """
 
     manifests: dict[str, dict[str, Any]]
@@ -118,7 +118,9 @@ def analyse(results: Results) -> Analysis:
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
-    """One verdict for every workload and method, that of the traffic and the head first; no load with a rate is judged.
+    """One verdict for every workload and method; no load with a rate is judged.
+
+    The workload of the traffic comes first, and of each the head, then the method that gains most; endpoints last.
 
     The traffic is eval.traffic.workload. Where the recipe says nothing it is all prompts, and conversations decide
     where the head loses on them: one that costs more in lost prefix-cache hits than its drafts bring is not deployed,
@@ -128,6 +130,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
     traffic, found = recipe.eval.traffic, []
+    endpoints = {endpoint.name for endpoint in recipe.eval.endpoints}
     judged = [level for level in levels if level.steady]
     if not judged:
         rates = ", ".join(dict.fromkeys(level.load for level in levels))
@@ -144,14 +147,17 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
     for workload in measured:
         here = [level for level in judged if level.workload == workload]
         shares = shares_at(traffic, here)
-        for method in sorted({level.method for level in here}, key=lambda method: (method != HEAD, method)):
+        gains = {}
+        for method in sorted({level.method for level in here}):
             model = priced.get(workload) if method == HEAD else None
             by_length: dict[int, list[Level]] = {}
             for level in here:
                 if level.method == method:
                     by_length.setdefault(level.K, []).append(level)
             verdicts = [decide(own, shares, recipe.eval.slo, model) for own in by_length.values()]
-            found.append(max(verdicts, key=lambda verdict: _gain(verdict, shares)))
+            best = max(verdicts, key=lambda verdict: _gain(verdict, shares))
+            gains[best] = (method == HEAD, method not in endpoints, *_gain(best, shares))
+        found += sorted(gains, key=gains.__getitem__, reverse=True)
     if traffic.workload is None:
         lost = [v for v in found if v.method == HEAD and is_conversations(v.workload) and v.decision == DO_NOT]
         return [*lost, *(v for v in found if v not in lost)]

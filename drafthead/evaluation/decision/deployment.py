@@ -13,7 +13,8 @@ from drafthead.engine.server import SERVER_MODULE, server_environment, server_fl
 from drafthead.evaluation.decision.analysis import Analysis
 from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, UP_TO
 from drafthead.evaluation.measuring.plan import served_recipe
-from drafthead.evaluation.workload import speculative_config
+from drafthead.evaluation.results.levels import THROUGHPUT, Level
+from drafthead.evaluation.workload import NAMES, speculative_config
 
 
 def speculative_flag(config: dict[str, Any] | None) -> str:
@@ -59,6 +60,8 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
     else:
         text = f"Serve it at K = {verdict.K}:"
     notes = [variant.sentence() for variant in analysis.variants]
+    if fastest := _fastest(analysis):
+        notes.append(fastest)
     if config and analysis.proposed:
         notes.append(
             f"The cost model would vary the draft length ({_in_words(analysis.proposed)}): eval/draft_lengths.py "
@@ -67,6 +70,20 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
     return Advice(
         " ".join([text, *(f"{note}." for note in notes)]), speculative_flag(config), serve_command(recipe, config)
     )
+
+
+def _fastest(analysis: Analysis) -> str:
+    """Method and draft length with the highest measured throughput at each load; empty where one was served."""
+    here = [x for x in analysis.levels if x.workload == analysis.main.workload and x.steady and x.reached]
+    if len({(level.method, level.K) for level in here}) < 2:
+        return ""
+    best = {c: max((x for x in here if x.concurrency == c), key=_gain) for c in sorted({x.concurrency for x in here})}
+    at = [f"{NAMES[x.method]}, K = {x.K}, at {c} ({_gain(x):+.1%})" for c, x in best.items()]
+    return f"Fastest measured by requests in flight: {'; '.join(at)}"
+
+
+def _gain(level: Level) -> float:
+    return level.change(THROUGHPUT)
 
 
 def _in_words(schedule: list[list[int]]) -> str:

@@ -1,9 +1,10 @@
-"""Does another way to serve the same head gain over a fixed draft length? Served side by side, never priced.
+"""Does another way to draft gain over the recipe's head at a fixed draft length? Served side by side, never priced.
 
-A variant is a method of the recipe with the recipe's own head and further keys of vLLM's speculative_config: a schedule
-of draft lengths, sampled drafts, cache blocks that are kept. It is adopted where its gain over the traffic, against the
-best fixed draft length on the same prompts, lies above zero with its whole interval, and where it loses at no load. The
-best fixed length is picked by the same measurement, which favours it a little.
+A variant is a method of the recipe: another head, n-grams, or the recipe's own head with further keys of vLLM's
+speculative_config (a schedule of draft lengths, sampled drafts, cache blocks that are kept). It is adopted where its
+gain over the traffic, against the best fixed draft length on the same prompts, lies above zero with its whole interval,
+and where it loses at no load. Where the recipe's own head is not served, the fastest method takes its place. The best
+fixed length is picked by the same measurement, which favours it a little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.decision.schedule import KEY, Schedule
 from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, Verdict, change_text, traffic_change
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
-from drafthead.evaluation.workload import HEAD, NAMES, SAMPLED, method_of
+from drafthead.evaluation.workload import NAMES, SAMPLED, method_of
 
 Loads = Mapping[int, Level]  # concurrency -> level
 
@@ -27,6 +28,7 @@ class Variant:
 
     Attributes:
         verdict: on the variant.
+        beside: the method it is compared with.
         against: the fixed draft length that serves the traffic fastest.
         change: of output throughput over the traffic, against that.
         by_load: the same at every load alone.
@@ -34,6 +36,7 @@ class Variant:
     """
 
     verdict: Verdict
+    beside: str
     against: int
     change: Change
     by_load: dict[int, Change]
@@ -41,28 +44,30 @@ class Variant:
 
     def sentence(self) -> str:
         """For the terminal and the report."""
-        gain = f"{NAMES[self.verdict.method]}: {change_text(self.change)} output throughput against K = {self.against}"
-        return f"{gain}, the best fixed draft length" + (f"; not advised: {self.doubt}" if self.doubt else "")
+        gain = f"{NAMES[self.verdict.method]} at K = {self.verdict.K}: {change_text(self.change)} output throughput"
+        doubt = f"; not advised: {self.doubt}" if self.doubt else ""
+        return f"{gain} against the {NAMES[self.beside]} at its best fixed draft length, K = {self.against}{doubt}"
 
 
 def compare_variants(
     recipe: Recipe, workload: str, verdicts: Sequence[Verdict], levels: Sequence[Level]
 ) -> list[Variant]:
-    """Every variant of the recipe's own head that was served on a workload, the best first.
+    """Every other method that was served on a workload, the best first.
 
     Args:
         recipe: its methods and traffic.
         workload: which.
-        verdicts, levels: of all methods.
+        verdicts: of all methods; the first one of the workload is on the method that the others are compared with.
+        levels: of all methods.
     """
     here = [level for level in levels if level.workload == workload and level.steady]
     shares = recipe.eval.traffic.shares(tuple({level.concurrency for level in here}))
-    fixed = {K: _loads(here, HEAD, K) for K in {level.K for level in here if level.method == HEAD}}
-    own = [*recipe.eval.methods, method_of(recipe, SAMPLED)]
-    variants = {m.name: m.extra for m in own if m.method == HEAD and m.name != HEAD and not m.head}
+    first, *others = [verdict for verdict in verdicts if verdict.workload == workload]
+    fixed = {K: _loads(here, first.method, K) for K in {level.K for level in here if level.method == first.method}}
+    variants = {method.name: method.extra for method in (*recipe.eval.methods, method_of(recipe, SAMPLED))}
     found = []
-    for verdict in verdicts:
-        if verdict.workload != workload or verdict.method not in variants or not fixed:
+    for verdict in others:
+        if verdict.method not in variants:  # a server of others
             continue
         ours = _loads(here, verdict.method, verdict.K)
         weights = {c: share for c, share in shares.items() if c in ours} or dict.fromkeys(ours, 1.0)
@@ -71,7 +76,7 @@ def compare_variants(
         change = gain_over(ours, fixed[best], weights)
         lost = [v.workload for v in verdicts if v.method == verdict.method and v.decision == DO_NOT]
         doubt = _doubt(verdict, lost, change, by_load, variants[verdict.method].get(KEY))
-        found.append(Variant(verdict, best, change, by_load, doubt))
+        found.append(Variant(verdict, first.method, best, change, by_load, doubt))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.interval.value))
 
 

@@ -1,0 +1,77 @@
+"""Acceptance of several heads on one store, prompt by prompt, and the table that compares them.
+
+One row per head, way of counting, draft length and prompt, in results/NAME/heads/*.parquet:
+
+    kind, layers, seed   which head; `control` where it was trained on zeroed hidden states
+    parameters           that were trained
+    how                  served: vLLM's counters on held-out prompts; replayed: without an engine, on validation prompts
+    k, prompt            draft tokens per round; which prompt
+    drafts, accepted     counters
+
+Seeds share prompts and differ in the head, so both vary: an interval is of prompts, with the counters of all seeds
+pooled; the lengths of the seeds alone stand beside it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from drafthead.config import Recipe
+from drafthead.data.responses import LOOP_LIMIT
+from drafthead.drafters.replay import Acceptance
+from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
+from drafthead.evaluation.reporting.tables import Cell, Table, table
+from drafthead.evaluation.workload import BASELINE, HEAD
+from drafthead.statistics import Interval, acceptance_length, acceptance_length_interval
+
+SERVED, REPLAYED = "served", "replayed"
+
+
+def served_rows(recipe: Recipe) -> pd.DataFrame:
+    """Of the acceptance that eval/acceptance.py measured of the recipe's own head; looping responses left out."""
+    rows = read_conditions(acceptance_dir(recipe))
+    baseline = rows[rows["arm"] == BASELINE].set_index("prompt_id")["repeated"]
+    own = rows[(rows["arm"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
+    return own[["k", "prompt_id", "drafts", "accepted"]].rename(columns={"prompt_id": "prompt"}).assign(how=SERVED)
+
+
+def replayed_rows(rounds: Mapping[int, Iterable[Acceptance]]) -> pd.DataFrame:
+    """Of replayed rounds, one entry per document in the same order, by draft length."""
+    return pd.DataFrame(
+        {"k": k, "prompt": str(i), "drafts": found.drafts, "accepted": found.accepted, "how": REPLAYED}
+        for k, documents in rounds.items()
+        for i, found in enumerate(documents)
+    )
+
+
+def comparison_table(rows: pd.DataFrame) -> Table:
+    """One line per head and way of counting: parameters, acceptance length at every draft length, and the control."""
+    lines = []
+    controls = rows[rows["control"]]
+    for (kind, layers, how), found in rows[~rows["control"]].groupby(["kind", "layers", "how"], sort=False):
+        line: dict[str, Any] = {
+            "head": str(kind), "counted": str(how), "layers": int(layers), "seeds": found["seed"].nunique(),
+            "parameters (M)": Cell(f"{found['parameters'].iloc[0] / 1e6:.2f}"),
+        }  # fmt: skip
+        for k, at in found.groupby("k"):
+            line[f"K = {k}"] = length_over_prompts(at)
+            if line["seeds"] > 1:
+                alone = [acceptance_length(own["drafts"], own["accepted"]) for _, own in at.groupby("seed")]
+                line[f"seeds, K = {k}"] = Cell(f"{min(alone):.2f} to {max(alone):.2f}")
+        same = controls[(controls["kind"] == kind) & (controls["layers"] == layers) & (controls["how"] == how)]
+        if len(same):
+            longest = same["k"].max()
+            line[f"without states, K = {longest}"] = length_over_prompts(same[same["k"] == longest])
+        lines.append(line)
+    return table(
+        "Acceptance length of heads on one store",
+        lines,
+        "with 95 % intervals over prompts; without states: trained and served on zeroed hidden states",
+    )
+
+
+def length_over_prompts(rows: pd.DataFrame) -> Interval:
+    """Acceptance length with its interval over prompts, the counters of seeds pooled."""
+    pooled = rows.groupby("prompt")[["drafts", "accepted"]].sum()
+    return acceptance_length_interval(pooled["drafts"], pooled["accepted"])

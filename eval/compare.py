@@ -1,0 +1,167 @@
+"""Heads of every drafter, trained on one store for equally many tokens, and compared: acceptance, parameters, speed.
+
+    python eval/compare.py [RECIPE] --mask-token-id ID [--heads dflash eagle3 ...] [--layers 1 2] [--seeds 0] [--serve]
+
+Each head is a recipe of its own, NAME-HEAD.LAYERS.SEED, that differs in head and train.seed and uses the recipe's data,
+which is made first where it is missing. It is trained, exported, and served by vLLM at every draft length of --lengths;
+a drafter that vLLM does not serve on this machine is replayed only, as all are. The head of the first seed is trained
+once more without hidden states (`--no-control`: not). With --serve the first seed's heads are served under load beside
+the baseline, and the report's verdict picks one of them by measured speed.
+
+Interrupted, the same command continues; so it does with more heads, layers or seeds.
+"""
+
+import json
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from drafthead.artifacts import MANIFEST, require
+from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.trained import best_checkpoint, read_checkpoint
+from drafthead.engine.offline import on_cpu
+from drafthead.evaluation.heads import comparison_table, replayed_rows, served_rows
+from drafthead.evaluation.reporting.tables import print_table
+from drafthead.exporting.check import ValidationDocuments
+from drafthead.files import atomic_path
+from drafthead.processes import run_child
+from drafthead.target.pieces import load_target_spec
+
+HEADS: dict[str, dict[str, Any]] = {
+    "eagle3": {"type": "eagle3"},
+    "eagle3.1": {"type": "eagle3", "fc_norm": True, "norm_output": True},
+    "peagle": {"type": "peagle"},
+    "dflash": {"type": "dflash"},
+    "dspark": {"type": "dspark"},
+}
+OPTIONS = (
+    ("--heads", {"nargs": "+", "choices": HEADS, "default": list(HEADS), "help": "default: all"}),
+    ("--layers", {"nargs": "+", "type": int, "default": [1, 2, 4], "help": "default: 1 2 4"}),
+    ("--seeds", {"nargs": "+", "type": int, "default": [0, 1, 2], "help": "of training; default: 0 1 2"}),
+    ("--lengths", {"nargs": "+", "type": int, "default": [3, 5, 7], "help": "draft tokens; default: 3 5 7"}),
+    ("--mask-token-id", {"type": int, "help": "of parallel drafters: a token that no text contains"}),
+    ("--no-control", {"action": "store_true", "help": "train none without hidden states"}),
+    ("--serve", {"action": "store_true", "help": "measure speed under load too"}),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A head to be trained; `control`: on zeroed hidden states."""
+
+    kind: str
+    layers: int
+    seed: int
+    control: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}.{self.layers}.{self.seed}{'.control' if self.control else ''}"
+
+    def overrides(self, recipe: Recipe, args: Any) -> list[str]:
+        """What makes its recipe of the given one."""
+        K = max(args.lengths)
+        head = dict(HEADS[self.kind])
+        if head["type"] == "eagle3":
+            head["num_ttt_steps"] = K
+        elif args.mask_token_id is None:
+            raise ValueError(f"{self.kind} needs --mask-token-id: the id of a token that the tokenizer reserves")
+        else:
+            head |= {"num_draft_positions": K, "mask_token_id": args.mask_token_id}
+        return [
+            f"name={recipe.name}-{self.name}",
+            f"data={recipe.data or recipe.name}",
+            *(f"head.{key}={json.dumps(value)}" for key, value in (head | {"num_layers": self.layers}).items()),
+            f"train.seed={self.seed}",
+            f"train.zero_hidden_states={json.dumps(self.control)}",
+            "eval.methods=[eagle3]",
+            f"eval.num_draft_tokens={args.lengths}",
+        ]
+
+
+def main() -> None:
+    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    given = [args.recipe, *args.overrides]
+    contestants = [
+        Contestant(kind, layers, seed, control)
+        for layers in args.layers
+        for kind in args.heads
+        for seed in args.seeds
+        for control in (False, True)
+        if not control or (seed == args.seeds[0] and not args.no_control)
+    ]
+    recipes = {c: load_recipe(args.recipe, [*args.overrides, *c.overrides(recipe, args)]) for c in contestants}
+    if not (recipe.states_dir("validation") / MANIFEST).exists():
+        for stage in ("prompts", "regenerate", "harvest"):
+            run_script(f"data_gen/{stage}.py", given)
+    files = [measured(c, own, given + c.overrides(recipe, args), args.lengths) for c, own in recipes.items()]
+    print_table(comparison_table(pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)))
+    if args.serve:
+        run_script("eval/head.py", given + serving_overrides(recipe, recipes, args))
+
+
+def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengths: list[int]) -> Path:
+    """Train, export and count, as far as that is not done; returns the file of its rows."""
+    path = recipe.results_dir / "heads.parquet"
+    if path.exists():
+        return path
+    print(f"\n{contestant.name}", flush=True)
+    run_script("train/draft.py", arguments, launch=True)
+    run_script("export/head.py", arguments)
+    source = read_checkpoint(best_checkpoint(recipe.run_dir))
+    shape, weights = source.shape(load_target_spec(recipe.target_path, recipe.target.revision)), source.weights()
+    rounds = {}
+    for k in lengths:
+        at = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"draft_tokens": (k,)})})
+        rounds[k] = ValidationDocuments(at, prompts=sys.maxsize, tokens=sys.maxsize).rounds(weights, shape)
+    rows = [replayed_rows(rounds)]
+    if servable(recipe):
+        run_script("eval/acceptance.py", [*arguments, "--no-tables"])
+        rows.append(served_rows(recipe))
+    parameters = require(recipe.head_dir, "head", "python export/head.py RECIPE")["counts"]["parameters"]
+    which = {"kind": contestant.kind, "layers": contestant.layers, "seed": contestant.seed}
+    with atomic_path(path) as temporary:
+        found = pd.concat(rows, ignore_index=True).assign(**which, control=contestant.control, parameters=parameters)
+        found.to_parquet(temporary, index=False)
+    return path
+
+
+def servable(recipe: Recipe) -> bool:
+    """Whether vLLM serves the recipe's drafter on this machine."""
+    return not (on_cpu() and getattr(drafter_of(recipe.head).vllm, "GPU_ONLY", False))
+
+
+def serving_overrides(recipe: Recipe, recipes: dict[Contestant, Recipe], args: Any) -> list[str]:
+    """Every head of the first seed as a method of one evaluation."""
+    methods = []
+    for contestant, own in recipes.items():
+        if contestant.seed == args.seeds[0] and not contestant.control and servable(own):
+            config = drafter_of(own.head).vllm.speculative_config(own.head_dir, 1)
+            method, head, _ = (config.pop(key) for key in ("method", "model", "num_speculative_tokens"))
+            named = {"name": f"{contestant.kind}.{contestant.layers}", "method": method, "head": head, "extra": config}
+            methods.append(named)
+    served = [method["name"] for method in methods]
+    return [
+        f"name={recipe.name}-served", f"data={recipe.data or recipe.name}", f"eval.methods={json.dumps(methods)}",
+        f"eval.served={json.dumps(served)}", f"eval.num_draft_tokens={args.lengths}",
+    ]  # fmt: skip
+
+
+def run_script(script: str, arguments: list[str], launch: bool = False) -> None:
+    """Run one of the project's scripts; ends this process with its exit code where that is not 0."""
+    launcher = ["-m", "accelerate.commands.launch", "--quiet"] if launch else []
+    if launch and not torch.cuda.is_available():
+        launcher += ["--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    run_child([sys.executable, *launcher, str(REPO_ROOT / script), *arguments])
+
+
+if __name__ == "__main__":
+    run_recipe(main)
