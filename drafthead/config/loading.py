@@ -62,18 +62,19 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
         except (YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
             raise ValueError(f"override {item!r} does not fit recipe {path}: {error}") from error
     values: Any = OmegaConf.to_container(recipe, resolve=False)
-    _drop_other_drafters(values, {item.partition("=")[0] for item in overrides})
+    _drop_other_drafters(values, [item.partition("=")[0] for item in overrides])
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise ValueError(_readable(path, error)) from error
 
 
-def _drop_other_drafters(values: Any, given: set[str]) -> None:
-    """Leave out what the file says of another drafter, where the command line alone chose `head.type`."""
+def _drop_other_drafters(values: Any, given: list[str]) -> None:
+    """Leave out what the file, or the command line before its `head.type`, says of another drafter."""
     section = section_of(values["head"].get("type")) if "head.type" in given else None
     if section is not None:
-        strange = [key for key in values["head"] if key not in section.model_fields and f"head.{key}" not in given]
+        since = given[given.index("head.type") :]
+        strange = [key for key in values["head"] if key not in section.model_fields and f"head.{key}" not in since]
         for key in strange:
             del values["head"][key]
         if strange:

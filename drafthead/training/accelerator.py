@@ -89,9 +89,9 @@ def bucket_elements(num_parameters: int) -> int:
     """Elements that are reduced at a time.
 
     DeepSpeed's 5e8 make small models an order of magnitude slower, and hold every gradient twice on a GPU, where one
-    bucket fills while another is sent: with all parameters in one, nothing overlaps.
+    bucket fills while another is sent: with all parameters in one, nothing overlaps. It refuses odd numbers.
     """
-    return max(1_000_000, min(50_000_000, num_parameters))
+    return max(1_000_000, min(50_000_000, num_parameters)) // 2 * 2
 
 
 def accumulation_steps(config: TrainConfig) -> int:

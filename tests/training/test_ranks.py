@@ -66,6 +66,24 @@ def test_a_run_resumes_on_another_number_of_ranks(runs, run_factory, stage, rank
     assert not list((recipe.run_dir / "checkpoints").glob(".*"))  # the converted copy is gone
 
 
+@pytest.mark.parametrize("kind", ["peagle", "dflash", "dspark"])
+def test_every_drafter_trains_in_shards_and_resumes_on_another_number_of_ranks(run_factory, kind):
+    head = (f"head.type={kind}", "head.mask_token_id=9", "head.num_draft_positions=3", "head.num_layers=2")
+    options = (*TWO_PER_STEP, *head)
+    plain, sharded = run_factory(f"{kind}0x1"), run_factory(f"{kind}3x2")
+    run(plain, *options, "train.zero_stage=0", ranks=1)
+    run(sharded, *options, "train.zero_stage=3", ranks=2)
+    assert losses(sharded.run_dir) == pytest.approx(losses(plain.run_dir), rel=1e-6)
+    undisturbed = losses(sharded.run_dir)
+    forget_after(sharded.run_dir, 4)
+    printed = run(sharded, *options, "train.zero_stage=3", ranks=1)
+    assert "resuming from step 4 (written by 2 ranks, now 1)" in printed
+    assert losses(sharded.run_dir) == pytest.approx(undisturbed, rel=1e-6)
+    wanted, found = (load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors") for recipe in (plain, sharded))
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+
+
 def test_the_moving_average_goes_on_with_another_number_of_ranks(run_factory):
     options = (*TWO_PER_STEP, "train.zero_stage=1", "train.ema_decay=0.9")
     recipe = run_factory("averaged")
