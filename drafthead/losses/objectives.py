@@ -9,8 +9,9 @@ same renormalised; a = sum_d min(p_d, q_d), the probability that rejection sampl
     total_variation    1 - a                          the acceptance itself; no gradient where p and q are disjoint
     lk_hybrid          w KL(r || q) + (1 - w)(1 - a)  w = exp(-3 a), held constant (arXiv 2602.23881)
     greedy_acceptance  1 - sum_d softmax(z / tau)_d p_d
+    cross_entropy      -log q at the draft token with the largest p, the label of greedy text
 
-The last is matched to vLLM's default, which drafts argmax(q) and accepts it with probability p[argmax q]. argmax
+greedy_acceptance is matched to vLLM's default, which drafts argmax(q) and accepts it with probability p[argmax q]. argmax
 has no gradient; its stand-in is the softmax at tau = 0.5, sharper than q.
 
 Any objective, and any mixture of them, is differentiated by autograd, a block of rows at a time. A gradient written
@@ -80,6 +81,10 @@ def greedy_acceptance(z: Tensor, target: Target) -> Tensor:
     return 1 - ((z / GREEDY_TAU).softmax(-1) * target.p).sum(-1)
 
 
+def cross_entropy(z: Tensor, target: Target) -> Tensor:
+    return -z.log_softmax(-1).gather(-1, target.log_r.argmax(-1, keepdim=True))[:, 0]
+
+
 # From logits (B, D), float32 or wider, and the target to the loss of each row (B,), differentiable in the logits.
 LossFunction = Callable[[Tensor, Target], Tensor]
 WRITTEN = "forward_kl"  # the one whose gradient is written down here
@@ -90,6 +95,7 @@ OBJECTIVES: dict[str, LossFunction] = {
     "total_variation": total_variation,
     "lk_hybrid": lk_hybrid,
     "greedy_acceptance": greedy_acceptance,
+    "cross_entropy": cross_entropy,
 }
 
 

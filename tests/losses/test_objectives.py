@@ -55,6 +55,7 @@ def test_the_recipe_refuses_other_names_and_coefficients(objective):
         ("total_variation", 0.4),
         ("lk_hybrid", 0.4 + exp(-LK_RATE * 0.6) * (0.625 * log(0.625 / 0.9) + 0.375 * log(0.375 / 0.1) - 0.4)),
         ("greedy_acceptance", 1 - (0.81 * 0.5 + 0.01 * 0.3) / 0.82),  # tau = 0.5 squares the ratio of q
+        ("cross_entropy", -log(0.9)),
     ],
 )
 def test_by_hand(objective, wanted):
