@@ -222,7 +222,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
 
     @contextmanager
     def _recorded_error(self) -> Iterator[None]:
-        """Keep an error for the next `store` or `finish`: raised in here it would kill the engine and hide its message."""
+        """Keep an error for the next `store` or `finish`: raised in here it would kill the engine."""
         try:
             yield
         except Exception as error:
