@@ -4,7 +4,6 @@
     python data_gen/regenerate.py --dry-run [RECIPE] ...  responses, tokens, memory, disk; nothing is run
     python data_gen/regenerate.py --cluster [RECIPE] ...  one engine per GPU (or tensor-parallel group) of a Ray cluster
 
-The engine runs in this process, or is a vLLM server by its URL (responses.server_url, its key in DRAFTHEAD_API_KEY).
 With states.one_pass the hidden states are captured while the target generates, and stage 3 is done here too.
 Interrupted, the same command continues with the parts that are missing.
 """

@@ -16,6 +16,7 @@ from drafthead.drafters.registry import section_of
 
 logger = logging.getLogger(__name__)
 
+_NO_SERVER = "gone: the engine generates itself; --cluster for several GPUs"
 # Keys of earlier recipes, and what replaces each.
 RENAMED = {
     "target.tap_ids": "target.aux_layer_ids",
@@ -27,7 +28,8 @@ RENAMED = {
     "responses.on_truncated": "responses.drop, a list with `truncated` in it",
     "responses.on_refused": "responses.drop, a list with `refused` in it",
     "responses.on_loop": "responses.drop, a list with `looping` in it",
-    "responses.server_model": "read from the server: its only model, or the one named as target.path",
+    "responses.server_url": _NO_SERVER,
+    "responses.server_model": _NO_SERVER,
     "engine.kv_cache_space_gib": "the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 

@@ -57,11 +57,10 @@ class Recipe(Section):
                 "regenerated answers every question of each: the first ones again and again. Set its turns to last, "
                 "or responses.history to given"
             )
-        if self.states.one_pass and (self.responses.server_url or not self.responses.regenerate):
+        if self.states.one_pass and not self.responses.regenerate:
             raise ValueError(
-                "states.one_pass captures states in an engine of our own while it answers: not on a server "
-                f"(responses.server_url {self.responses.server_url}), nor without answering (responses.regenerate "
-                f"{str(self.responses.regenerate).lower()}); set states.one_pass to false"
+                "states.one_pass captures states while the target generates, but responses.regenerate is false; set "
+                "states.one_pass to false"
             )
         longest = max(self.responses.max_tokens, self.eval.max_tokens)
         if longest >= self.engine.max_model_len:

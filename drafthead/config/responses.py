@@ -1,4 +1,4 @@
-"""The recipe's section on responses: how the target generates them, on which engine, and which are kept.
+"""The recipe's section on responses: how the target generates them, and which are kept.
 
 Distributions are lists of equal or mappings of weighted values; each conversation draws from them by a hash of
 `seed` and its prompt's id (drafthead/generation/draw.py), so a restart draws the same.
@@ -6,12 +6,11 @@ Distributions are lists of equal or mappings of weighted values; each conversati
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from drafthead.section import Section, holds_secret
+from drafthead.section import Section
 
 Effort = Literal["low", "medium", "high"]
 Weight = Annotated[int, Field(gt=0)]
@@ -46,27 +45,10 @@ class ResponsesConfig(Section):
     reasoning_efforts: tuple[Effort, ...] | dict[Effort, Weight] = Field(default=("medium",), min_length=1)
     max_tokens: int = Field(gt=0)
     prompts_per_part: int = Field(default=1024, gt=0)
-    # A running vLLM server that serves this target; None: an engine of our own. The key is read from DRAFTHEAD_API_KEY.
-    server_url: str | None = None
     # Which faulty responses are left out. None by default: the target generates such responses in production too.
     drop: tuple[Fault, ...] = ()
     refusal_openings: tuple[str, ...] = REFUSALS
     seed: int = Field(default=0, ge=0)
-
-    @model_validator(mode="after")
-    def _check_url(self) -> Self:
-        if self.server_url is None:
-            return self
-        if holds_secret(self.server_url):
-            # Not repeated here: it would be the secret.
-            raise ValueError(
-                "server_url holds a user name, password or query, which would end up in manifests; "
-                "give the key in the environment variable DRAFTHEAD_API_KEY"
-            )
-        url = urlsplit(self.server_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"server_url {self.server_url!r} is no URL; write it as http://host:8000/v1")
-        return self
 
     def drops(self, flags: Iterable[str]) -> bool:
         """Whether a response with these flags is left out."""

@@ -7,7 +7,7 @@ on the response) needs no parsing of a chat template.
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -103,14 +103,9 @@ def part_path(directory: Path, index: int) -> Path:
     return directory / f"part-{index:05d}.parquet"
 
 
-def write_part(
-    path: Path,
-    responses: Sequence[Response],
-    left_out: Sequence[LeftOut] = (),
-    made_by: Mapping[str, Any] | None = None,
-) -> None:
-    """Write one part, whole or not at all; the file's metadata lists what was left out, and what generated the rest."""
-    metadata = {"left_out": [asdict(entry) for entry in left_out], "made_by": made_by}
+def write_part(path: Path, responses: Sequence[Response], left_out: Sequence[LeftOut] = ()) -> None:
+    """Write one part, whole or not at all; the file's metadata lists what was left out."""
+    metadata = {"left_out": [asdict(entry) for entry in left_out]}
     schema = _SCHEMA.with_metadata({_METADATA: json.dumps(metadata).encode()})
     with atomic_path(path) as temporary:
         pq.write_table(pa.Table.from_pylist([asdict(r) for r in responses], schema=schema), temporary)
@@ -152,21 +147,8 @@ def read_left_out(directory: Path) -> list[LeftOut]:
     Raises:
         ArtifactError: the directory has no part.
     """
-    return [LeftOut(**entry) for metadata in _metadata(directory) for entry in metadata["left_out"]]
-
-
-def read_makers(directory: Path) -> list[dict[str, Any]]:
-    """What generated the responses, each maker once, in order.
-
-    Raises:
-        ArtifactError: the directory has no part.
-    """
-    made_by = [metadata["made_by"] for metadata in _metadata(directory)]
-    return [maker for i, maker in enumerate(made_by) if maker and maker not in made_by[:i]]
-
-
-def _metadata(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(pq.read_schema(part).metadata[_METADATA]) for part in _parts(directory)]
+    metadata = [json.loads(pq.read_schema(part).metadata[_METADATA]) for part in _parts(directory)]
+    return [LeftOut(**entry) for part in metadata for entry in part["left_out"]]
 
 
 def read_categories(directory: Path) -> dict[str, str]:

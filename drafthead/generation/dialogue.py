@@ -24,7 +24,7 @@ from drafthead.data.reading import ParsedResponse, response_parser
 from drafthead.data.rendering import Renderer, UnrenderableError, renderer
 from drafthead.data.responses import LeftOut, Response, loops
 from drafthead.drafters.config import HeadConfig
-from drafthead.engine.generate import Generation, GenerationRequest, Generator
+from drafthead.engine.generate import Engine, Generation, GenerationRequest
 from drafthead.generation.draw import Sampling, draw_sampling
 from drafthead.target.tokenizer import stop_tokens
 
@@ -190,7 +190,7 @@ def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn
 
 
 def make_responses(
-    rules: SplitRules, generator: Generator | None, prompts: Sequence[Prompt], bar: tqdm
+    rules: SplitRules, generator: Engine | None, prompts: Sequence[Prompt], bar: tqdm
 ) -> tuple[list[Response], list[LeftOut]]:
     """Responses to every turn of the prompts, in their order, and what is missing among them.
 
@@ -245,7 +245,7 @@ def make_responses(
 
 
 def _generate(
-    generator: Generator | None, turns: Sequence[Turn], num_continued: int, bar: tqdm
+    generator: Engine | None, turns: Sequence[Turn], num_continued: int, bar: tqdm
 ) -> list[tuple[Generation, list[int]]]:
     """One response per turn, and the token ids that follow it past its stop."""
     if generator is None:

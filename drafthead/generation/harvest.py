@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -30,15 +29,11 @@ from drafthead.data.shard import Shard
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
-from drafthead.engine.capture.capturing import check_written_states, harvest_engine
-from drafthead.engine.offline import generate
+from drafthead.engine.generate import CapturingEngine, GenerationRequest, capturing_engine
 from drafthead.generation.running import Runner, Task, Worker, run_here, unwritten
 from drafthead.generation.shards import WHOLE, ShardJob, list_jobs, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_names
-
-if TYPE_CHECKING:
-    from vllm import LLM
 
 logger = logging.getLogger(__name__)
 
@@ -234,26 +229,19 @@ def backend(recipe: Recipe, spec: TargetSpec) -> Iterator[Worker]:
         with transformers_harvester(recipe, spec) as harvester:
             yield harvester
     else:
-        with harvest_engine(recipe, spec) as llm:
-            yield _VllmHarvester(llm)
+        with capturing_engine(recipe, spec) as engine:
+            yield _VllmHarvester(engine)
 
 
 class _VllmHarvester:
-    def __init__(self, llm: "LLM"):
-        self._llm = llm
+    def __init__(self, engine: CapturingEngine):
+        self._engine, self.finish = engine, engine.finish
 
     def make(self, job: ShardJob, bar: tqdm) -> None:
-        from vllm import SamplingParams
-
-        options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1, "detokenize": False}
-        params = [
-            SamplingParams(**options, extra_args={"kv_transfer_params": slot.to_params()}) for slot in job.slots()
-        ]
-        generate(self._llm, job.sequences(), params, bar)
-        check_written_states(self._llm, wait=False)
-
-    def finish(self) -> None:
-        check_written_states(self._llm, wait=True)
+        texts = job.sequences()
+        pairs = zip(texts, job.responses, strict=True)
+        self._engine.generate([GenerationRequest(ids, 1, 0.0, None, keep=r.id) for ids, r in pairs], bar)
+        self._engine.store(job.slots(), texts)
 
 
 # ---- What was made ----

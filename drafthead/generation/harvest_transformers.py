@@ -52,7 +52,7 @@ class TransformersHarvester:
     def make(self, job: ShardJob, bar: tqdm) -> None:
         for slot, ids in zip(job.slots(), job.sequences(), strict=True):
             rows = capture(self._model, ids, self._boundaries)
-            self._writer.add(slot, torch.tensor(ids, dtype=torch.int32), rows)
+            self._writer.add(slot, torch.tensor(ids, dtype=torch.int32), rows.cpu())
             bar.update(1)
 
     def finish(self) -> None:

@@ -35,9 +35,8 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
 from drafthead.data.rendering import reads_clock, template_day
-from drafthead.data.responses import KIND, part_path, read_left_out, read_makers, read_part, read_parts, write_part
-from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
-from drafthead.engine.generate import EngineGenerator, Generator, ServerGenerator
+from drafthead.data.responses import KIND, part_path, read_left_out, read_part, read_parts, write_part
+from drafthead.engine.generate import CapturingEngine, Engine, capturing_engine
 from drafthead.engine.offline import offline_engine
 from drafthead.generation.dialogue import (
     DROPPED,
@@ -71,14 +70,9 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     Raises:
         ArtifactError: there are no prompts, or a directory holds responses made from something else.
         FileNotFoundError: the target is missing.
-        ValueError: the target does not fit the recipe, a split gets no response, or the server cannot be used.
+        ValueError: the target does not fit the recipe, or a split gets no response.
     """
     settings = recipe.responses
-    if settings.server_url and run is not run_here:
-        raise ValueError(
-            f"responses.server_url {settings.server_url} spreads its work itself, at engine.max_num_seqs "
-            f"{recipe.engine.max_num_seqs} requests at a time: leave out --cluster, or the URL for engines of our own"
-        )
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
@@ -111,8 +105,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
 
 
 def _identity(recipe: Recipe, spec: TargetSpec, prompts: dict[str, Any], split: str) -> dict[str, Any]:
-    # A server may move to another address while parts are missing; each part names the one that made it.
-    settings = recipe.responses.model_dump(exclude={"server_url"})
+    settings = recipe.responses.model_dump()
     if split == "validation":
         settings["temperature"] = 0.0
     return {
@@ -161,35 +154,31 @@ def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequ
     rules = rules_of(recipe, "train", tokenizer)
     with progress_bar(sum(part.size for part in parts), "keeping responses", "prompt") as bar:
         for part in parts:
-            write_part(part.path, *make_responses(rules, None, part.prompts, bar), made_by={"data": "answers kept"})
+            write_part(part.path, *make_responses(rules, None, part.prompts, bar))
 
 
 @contextmanager
 def part_worker(recipe: Recipe, spec: TargetSpec) -> Iterator["PartWorker"]:
-    """A running engine, or the recipe's server, that makes parts."""
-    tokenizer = load_tokenizer(recipe, templated=True)
-    with running_generator(recipe, spec, tokenizer) as generator:
-        yield PartWorker(recipe, tokenizer, generator)
+    """A running engine that makes parts."""
+    with running_generator(recipe, spec) as generator:
+        yield PartWorker(recipe, load_tokenizer(recipe, templated=True), generator)
 
 
 @contextmanager
-def running_generator(recipe: Recipe, spec: TargetSpec, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Generator]:
-    """What runs the target: the recipe's server, or an engine of our own, which may keep states."""
+def running_generator(recipe: Recipe, spec: TargetSpec) -> Iterator[Engine]:
+    """An engine that runs the target, and keeps states where the recipe says so."""
     if recipe.states.one_pass:
-        with capturing_engine(recipe, spec) as engine:
+        with capturing_engine(recipe, spec, seeded=True) as engine:
             yield engine
-    elif recipe.responses.server_url is None:
-        with offline_engine(recipe, seeded=True, disable_log_stats=True) as llm:
-            yield EngineGenerator(llm)
     else:
-        names = recipe.name, recipe.target.path
-        yield ServerGenerator(recipe.responses.server_url, names, recipe.engine.max_num_seqs, tokenizer)
+        with offline_engine(recipe, seeded=True, disable_log_stats=True) as llm:
+            yield Engine(llm)
 
 
 class PartWorker:
-    """Makes parts with one running engine or server."""
+    """Makes parts with one running engine."""
 
-    def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", generator: Generator):
+    def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", generator: Engine):
         self._rules = {split: rules_of(recipe, split, tokenizer) for split in SPLITS}
         self._captured = {split: captured_dir(recipe, split) for split in SPLITS}
         self._sequences_per_shard = recipe.states.sequences_per_shard
@@ -200,7 +189,7 @@ class PartWorker:
         generator = self._generator
         generator.reset_cache()
         responses, left_out = make_responses(self._rules[part.split], generator, part.prompts, bar)
-        write_part(part.path, responses, left_out, generator.made_by)
+        write_part(part.path, responses, left_out)
         if isinstance(generator, CapturingEngine):
             staged = self._captured[part.split] / part.path.stem
             shutil.rmtree(staged, ignore_errors=True)  # of the same part, when it was generated before
@@ -237,7 +226,6 @@ def finish_split(directory: Path) -> None:
         "dropped": len(drops),
         "prompt_tokens": int(kept.prompt_tokens.sum()),
         "response_tokens": int(kept.response_tokens.sum()),
-        "answered_by": read_makers(directory),
     }
     finish(directory, counts)
 

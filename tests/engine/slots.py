@@ -14,6 +14,6 @@ def slots(directory: Path, shard: int, texts: list[list[int]]) -> list[ShardSlot
     ]
 
 
-def writer_of(num_layers: int, in_background: bool = False) -> ShardWriter:
+def writer_of(num_layers: int) -> ShardWriter:
     pieces = TargetPieces(torch.eye(4), torch.ones(4), torch.eye(4))
-    return ShardWriter((1,), num_layers, TargetHead(pieces, 1e-5, torch.float32), in_background=in_background)
+    return ShardWriter((1,), num_layers, TargetHead(pieces, 1e-5, torch.float32))

@@ -1,10 +1,12 @@
-"""The repaired kernel, called the way vLLM's rejection sampler calls it."""
+"""The repaired kernel, called the way vLLM's rejection sampler calls it, and a cache that is not reset at once."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from drafthead.engine.generate import Engine
 from drafthead.engine.offline import import_vllm, on_cpu, repair_cpu_build
 
 
@@ -40,6 +42,12 @@ def test_vllm_as_shipped_samples_at_no_temperature_in_particular():
     ends = torch.tensor([2, 3], dtype=torch.int32)
     as_shipped._expand_kernel_impl(temperatures, torch.tensor([0.7, 0.9]), ends, 0, 1)
     assert temperatures.isnan().all(), f"wanted 0.7 0.7 0.9, got {temperatures}: repair_cpu_build can go"
+
+
+def test_the_prefix_cache_is_reset_until_nothing_holds_it():
+    results = iter([False, True])
+    Engine(SimpleNamespace(reset_prefix_cache=lambda: next(results))).reset_cache()
+    assert next(results, None) is None
 
 
 def _fresh_copy(name: str):

@@ -1,8 +1,13 @@
 """A real vLLM server on the tiny target: its key, its counters, its log, and that it leaves nothing behind."""
 
+import json
 import math
 import os
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -20,7 +25,6 @@ from drafthead.engine.server import (
     server_capacity,
     server_command,
 )
-from tests.engine.little_server import serving
 from tests.faults.secrets import MARKER, files_with, set_secrets
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -145,23 +149,42 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path):
         pass
 
 
+@contextmanager
+def replying(reply: Callable[[], dict]) -> Iterator[str]:
+    """The URL of a server, a thread of this process, that replies to every request, whatever its key."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(reply()).encode())
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch):
     """It answers at once, long before ours has started and would have found the port taken."""
-    with serving(lambda body: (200, body)) as theirs:
-        port = int(theirs.responses.server_url.rsplit(":", 1)[1].partition("/")[0])
+    with replying(dict) as url:
+        port = int(url.rpartition(":")[2])
         monkeypatch.setattr(module, "_free_port", lambda: port)
-        with (
-            pytest.raises(ServerError, match=f"127.0.0.1:{port}"),
-            running_server(load_recipe(), tmp_path / "server.log"),
-        ):
+        with pytest.raises(ServerError, match=url), running_server(load_recipe(), tmp_path / "server.log"):
             pass
 
 
 def test_a_cache_that_is_not_reset_at_once_is_reset_again():
     """vLLM returns code 200 and success false while blocks are still held."""
     results = iter([False, False, True])
-    with serving(lambda _body: (200, {"success": next(results, False)})) as theirs:
-        url = theirs.responses.server_url.removesuffix("/v1")
+    with replying(lambda: {"success": next(results, False)}) as url:
         assert Server(url, "m", "key", None, (), 1.0).reset_prefix_cache()
         with pytest.raises(ServerError, match="reset_prefix_cache"):
             Server(url, "m", "key", None, (), 1.0).reset_prefix_cache(patience_s=0)

@@ -6,7 +6,6 @@ MARKER = "hunter2-must-stay-secret"
 VARIABLES = (
     "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN",
-    "DRAFTHEAD_API_KEY",
     "WANDB_API_KEY",
     "OPENAI_API_KEY",
     "VLLM_API_KEY",

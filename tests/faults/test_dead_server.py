@@ -1,57 +1,18 @@
 """Servers that are not there, or die on the way: what was done is kept, and the message says how to go on."""
 
-import itertools
 import re
 import time
 from pathlib import Path
 
 import pytest
 
-from drafthead.data.responses import read_responses
-from drafthead.engine import generate
 from drafthead.engine.load import LoadRequest, warm_up
 from drafthead.engine.server import Server, ServerError
 from drafthead.evaluation.measuring.serving import read_requests
-from drafthead.generation import regenerate as stage
-from drafthead.generation.prompts import make_prompts
-from tests.engine.little_server import honest_reply, serving
 from tests.faults.harness import finish, log_of, started
 from tests.faults.stages import STAGES
-from tests.generation.small import small_recipe
-from tests.recipes import changed
 
 NOBODY = "http://127.0.0.1:9"
-
-
-def test_parts_that_were_answered_before_a_server_died_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(generate, "_RETRIES", 1)  # of eight: forty seconds
-    recipe = small_recipe(tmp_path)  # 12 prompts in parts of 8
-    make_prompts(recipe)
-    reply, asked = honest_reply(stage.load_tokenizer(recipe)), itertools.count()
-
-    def dies(body):  # after the probe and the first part
-        return reply(body) if next(asked) < 9 else (503, {"error": "gone"})
-
-    def at(server):
-        return changed(recipe, "responses", server_url=server.responses.server_url)
-
-    with serving(dies) as server, pytest.raises(ServerError, match="answered 503"):
-        stage.regenerate(at(server))
-    parts = recipe.responses_dir("train")
-    assert sorted(p.name for p in parts.iterdir()) == ["identity.json", "part-00000.parquet"]
-    first = (parts / "part-00000.parquet").read_bytes()
-    with serving(reply) as server:  # another address
-        stage.regenerate(at(server))
-    assert (parts / "part-00000.parquet").read_bytes() == first
-    assert len(read_responses(parts)) == 12
-
-
-def test_nobody_at_the_url_is_said_with_the_way_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(generate, "_RETRIES", 0)
-    recipe = small_recipe(tmp_path, f"responses.server_url={NOBODY}")
-    make_prompts(recipe)
-    with pytest.raises(ServerError, match=NOBODY):
-        stage.regenerate(recipe)
 
 
 @pytest.mark.soak

@@ -46,8 +46,7 @@ def test_a_recipe_cannot_ask_for_the_environment(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "url", [f"https://me:{MARKER}@host", f"https://{MARKER}@host/", f"http://host?key={MARKER}", f"http://[{MARKER}@h"]
 )
-@pytest.mark.parametrize("override", ["eval.endpoints=[{{name: a, model: m, url: '{}'}}]", "responses.server_url='{}'"])
-def test_a_key_in_a_url_is_refused_and_not_repeated(url, override):
-    with pytest.raises(ValueError, match="api_key_env|DRAFTHEAD_API_KEY") as caught:
-        load_recipe(overrides=[override.format(url)])
+def test_a_key_in_a_url_is_refused_and_not_repeated(url):
+    with pytest.raises(ValueError, match="api_key_env") as caught:
+        load_recipe(overrides=[f"eval.endpoints=[{{name: a, model: m, url: '{url}'}}]"])
     assert MARKER not in str(caught.value)

@@ -9,7 +9,7 @@ from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.kept import NO_RESPONSE
 from drafthead.data.prompts import read_prompts
-from drafthead.data.responses import ResponseTokens, read_left_out, read_makers, read_responses
+from drafthead.data.responses import ResponseTokens, read_left_out, read_responses
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import NO_ROOM
 from drafthead.generation.prompts import make_prompts
@@ -52,7 +52,6 @@ def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Calla
         assert tokenizer.decode(token_ids[~mask]).endswith(f"{prompt.messages[-1]['content']}<|end|><|start|>assistant")
         assert (response.temperature, response.seed, response.finish_reason) == (None, None, "given")
     assert not read_left_out(directory)
-    assert read_makers(directory) == [{"data": "answers kept"}]
 
 
 def test_responses_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..., Recipe], tmp_path: Path):

@@ -20,7 +20,7 @@ from drafthead.artifacts import ArtifactError, begin, read_json
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import KIND, read_left_out, read_responses
 from drafthead.data.store import StateStore, verify_store
-from drafthead.engine.capture.capturing import CapturingEngine, capturing_engine
+from drafthead.engine.generate import CapturingEngine, capturing_engine
 from drafthead.generation import regenerate as stage
 from drafthead.generation.harvest import SPLITS, harvest, harvesting
 from drafthead.generation.prompts import make_prompts
@@ -98,7 +98,7 @@ def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
         "single": Passes(with_one_pass(single, folder / "one"), single),
         "chats": Passes(with_one_pass(chats, folder / "one"), chats),
     }
-    with capturing_engine(found["single"].one, _spec(single)) as engine:
+    with capturing_engine(found["single"].one, _spec(single), seeded=True) as engine:
         for each in found.values():
             generate(each.one, engine)
     stage.regenerate(chats)

@@ -44,11 +44,6 @@ def test_missing_prompts_and_layers_beyond_the_target_are_refused(recipe_in: Cal
         stage.regenerate(recipe_in("target.aux_layer_ids=[2,11]"))
 
 
-def test_a_server_is_not_spread_over_a_cluster(recipe_in: Callable[..., Recipe]):
-    with pytest.raises(ValueError, match="responses.server_url http://a:1.*--cluster"):
-        stage.regenerate(recipe_in("responses.server_url=http://a:1"), run=never)
-
-
 @pytest.mark.slow
 def test_responses_are_token_exact(regenerated: Recipe):
     tokenizer = stage.load_tokenizer(regenerated)

@@ -1,4 +1,4 @@
-"""Chats generated turn by turn by the real target, in an engine of this process and behind a real `vllm serve`."""
+"""Chats generated turn by turn by the real target."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +10,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.reading import response_parser
 from drafthead.data.rendering import renderer
-from drafthead.data.responses import KIND, part_path, read_left_out, read_makers, read_responses, write_part
-from drafthead.engine.generate import KEY_VARIABLE
-from drafthead.engine.server import running_server
+from drafthead.data.responses import KIND, part_path, read_left_out, read_responses, write_part
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import ENDED, rules_of
 from drafthead.generation.prompts import make_prompts
@@ -77,7 +75,7 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
     questions = sum(m["role"] == "user" for p in prompts for m in p.messages)
     tokenizer = stage.load_tokenizer(recipe)
     with (
-        stage.running_generator(recipe, load_target_spec(recipe.target_path), tokenizer) as generator,
+        stage.running_generator(recipe, load_target_spec(recipe.target_path)) as generator,
         progress_bar(questions, "test") as bar,
     ):
         kept, ended = stage.make_responses(rules_of(recipe, "train", tokenizer), generator, prompts, bar)
@@ -103,24 +101,3 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
     write_part(part_path(tmp_path / "none", 0), [], dropped)
     with pytest.raises(ValueError, match="'dropped': 4"):
         stage.finish_split(tmp_path / "none")
-
-
-def test_a_server_generates_as_the_engine_does(generated: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    recipe = chat_recipe(tmp_path)
-    make_prompts(recipe)
-    with running_server(recipe, tmp_path / "server.log") as server:
-        remote = changed(recipe, "responses", server_url=server.base_url)
-        monkeypatch.setenv(KEY_VARIABLE, "wrong")
-        with pytest.raises(ValueError, match=f"key.*{KEY_VARIABLE}"):
-            stage.regenerate(remote)
-        monkeypatch.setenv(KEY_VARIABLE, server.api_key)
-        stage.regenerate(remote)
-    for split in stage.SPLITS:
-        expected, found = (read_responses(r.responses_dir(split)) for r in (generated, remote))
-        assert [replace(r, seed=None) for r in found] == [replace(r, seed=None) for r in expected]
-        (made_by,) = read_makers(remote.responses_dir(split))
-        assert made_by["server"] == f"{server.base_url}/v1"
-        assert made_by["model"] == recipe.name
-    written = b"".join(path.read_bytes() for path in recipe.directory().rglob("*") if path.is_file())
-    assert server.api_key.encode() not in written
-    stage.regenerate(recipe)  # finished: the address of a server is no part of the identity

@@ -9,9 +9,8 @@ import torch
 from drafthead.config import load_recipe
 from drafthead.data.shard import Shard, shard_path
 from drafthead.drafters.registry import drafter_of
-from drafthead.engine.capture.capturing import capturing_engine
 from drafthead.engine.capture.shard_writer import ShardSlot
-from drafthead.engine.generate import GenerationRequest
+from drafthead.engine.generate import GenerationRequest, capturing_engine
 from drafthead.generation.harvest_transformers import capture
 from drafthead.target.pieces import load_target_spec
 
@@ -30,7 +29,7 @@ def test_one_pass_stores_what_transformers_computes(tmp_path):
     requests = [
         GenerationRequest(prompt, RESPONSE, 0.0, 0, ignore_stop=True, keep=str(i)) for i, prompt in enumerate(prompts)
     ]
-    with capturing_engine(recipe, spec) as engine:
+    with capturing_engine(recipe, spec, seeded=True) as engine:
         worker = engine._llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
         assert "vllm.v1.worker.gpu.model_runner" in {c.__module__ for c in type(worker.model_runner).__mro__}
         responses = engine.generate(requests)

@@ -6,12 +6,9 @@ back, and it is the same on CPU and CUDA. Given up: overlap of the device-to-hos
 for 1,000 tokens of gpt-oss-120b); side streams and pinned buffers would buy that back. vLLM's own example writes one
 file per request and needs CUDA.
 
-A request takes part when its sampling parameters carry `extra_args={"kv_transfer_params": ...}`:
-
-- `slot.to_params()`: a finished text, read as a prompt. Its rows are copied once, in the step that computes its last
-  token, and go to that place in a shard.
-- `{"keep": NAME}`: a response that is being generated. The rows of every step are kept in host memory under that name,
-  until `harvest_store` writes those of the texts it is given and drops all others.
+A request takes part when its sampling parameters carry `extra_args={"kv_transfer_params": {"keep": NAME}}`. The rows of
+every step are kept in host memory under that name, whether they are of a finished text, read as a prompt, or of a
+response that is being generated. `harvest_store` writes those of the texts it is given, and drops all others.
 
 The worker that is rank 0 of its tensor-parallel group writes; the others hold the same rows and stay idle.
 """
@@ -63,13 +60,13 @@ class WithoutDrafts(Scheduler):
 class HarvestWorker:
     """Methods added to vLLM's worker, called through `LLM.collective_rpc`."""
 
-    def harvest_error(self, wait: bool) -> str | None:
-        """What went wrong while collecting or writing, if anything; `wait` for the disk first."""
-        return _connector().error(wait)
-
     def harvest_store(self, slots: list[dict[str, Any]], texts: list[list[int]]) -> str | None:
-        """Write kept responses to their slots (`ShardSlot.to_params`), and drop all others."""
-        return _connector().store_kept([ShardSlot(**slot) for slot in slots], texts)
+        """Write kept texts to their slots (`ShardSlot.to_params`), and drop all others; the first error so far."""
+        return _connector().store([ShardSlot(**slot) for slot in slots], texts)
+
+    def harvest_finish(self) -> str | None:
+        """Wait until all shards are on disk; the first error so far."""
+        return _connector().finish()
 
 
 def _connector() -> "HiddenStatesConnector":
@@ -83,17 +80,13 @@ class _Request:
     """A request whose rows are captured.
 
     Attributes:
+        keep: the name under which they are kept.
         block_ids: that hold its rows, from position 0 on.
-        keep: name of a response that is being generated; "" for a finished text.
-        slot: where a finished text goes.
-        token_ids: the finished text.
         start, stop: the rows to copy at the end of this step, [start, stop).
     """
 
+    keep: str
     block_ids: list[int]
-    keep: str = ""
-    slot: ShardSlot | None = None
-    token_ids: list[int] = field(default_factory=list)
     start: int = 0
     stop: int = 0
 
@@ -134,13 +127,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         for new in scheduler_output.scheduled_new_reqs:
             params = (new.sampling_params.extra_args or {}).get("kv_transfer_params") if new.sampling_params else None
             if params:
-                assert new.prompt_token_ids is not None
-                blocks = list(new.block_ids[self._group])
-                self._requests[new.req_id] = (
-                    _Request(blocks, keep=params["keep"])
-                    if "keep" in params
-                    else _Request(blocks, slot=ShardSlot(**params), token_ids=list(new.prompt_token_ids))
-                )
+                self._requests[new.req_id] = _Request(params["keep"], list(new.block_ids[self._group]))
                 self._collect(new.req_id, new.num_computed_tokens, scheduler_output, metadata)
         cached = scheduler_output.scheduled_cached_reqs
         for req_id, blocks_of, computed in zip(
@@ -155,13 +142,12 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _collect(self, req_id: str, computed: int, scheduler_output: SchedulerOutput, metadata: _Metadata) -> None:
         request = self._requests[req_id]
-        stop = computed + scheduler_output.num_scheduled_tokens[req_id]
-        if request.slot is not None:
-            if stop >= len(request.token_ids):
-                metadata.rows.append(replace(self._requests.pop(req_id), stop=len(request.token_ids)))
-            return
         # Drafts may be rejected; what a preempted request computes a second time was copied before.
-        stop -= len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
+        stop = (
+            computed
+            + scheduler_output.num_scheduled_tokens[req_id]
+            - len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
+        )
         if stop > request.start:
             metadata.rows.append(replace(request, block_ids=list(request.block_ids), stop=stop))
             request.start = stop
@@ -186,7 +172,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         options = self._kv_transfer_config.kv_connector_extra_config
         head = TargetHead.load(options["target"], options["revision"], options["dtype"], cache.device)
         layer_ids, number_format = tuple(options["aux_layer_ids"]), options["format"]
-        self._writer = ShardWriter(layer_ids, options["num_layers"], head, number_format, not cache.is_cuda)
+        self._writer = ShardWriter(layer_ids, options["num_layers"], head, number_format)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing is ever loaded."""
@@ -203,26 +189,22 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             return
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, _Metadata)
-        with self._recorded_error():
-            for request in metadata.rows:
-                if request.slot is not None:
-                    rows = self._copy(self._cache, [request])
-                    self._writer.add(request.slot, torch.tensor(request.token_ids, dtype=torch.int32), rows)
-            # Rows of all responses in one copy: a decode step has one row of each.
-            if kept := [request for request in metadata.rows if request.slot is None]:
-                parts = self._copy(self._cache, kept).cpu().split([request.stop - request.start for request in kept])
-                for request, part in zip(kept, parts, strict=True):
+        if requests := metadata.rows:
+            with self._recorded_error():
+                # Rows of all requests in one copy: a decode step has one row of each.
+                parts = self._copy(self._cache, requests).split([r.stop - r.start for r in requests])
+                for request, part in zip(requests, parts, strict=True):
                     self._kept.add(request.keep, request.start, part)
 
     def _copy(self, cache: Tensor, requests: Sequence[_Request]) -> Tensor:
-        """(n, C, H): rows `start` to `stop` of all requests, end to end."""
+        """(n, C, H) in host memory: rows `start` to `stop` of all requests, end to end."""
         positions = [torch.arange(request.start, request.stop) for request in requests]
         blocks = [torch.tensor(r.block_ids)[t // self._block_size] for r, t in zip(requests, positions, strict=True)]
         offsets = torch.cat(positions) % self._block_size
-        return cache[torch.cat(blocks).to(cache.device), :, offsets.to(cache.device)]
+        return cache[torch.cat(blocks).to(cache.device), :, offsets.to(cache.device)].cpu()
 
-    def store_kept(self, slots: list[ShardSlot], texts: list[list[int]]) -> str | None:
-        """Pass kept responses to the writer and drop the others; the first error so far."""
+    def store(self, slots: list[ShardSlot], texts: list[list[int]]) -> str | None:
+        """Pass kept texts to the writer and drop the others; the first error so far."""
         if self._writer is not None and not self._error:
             with self._recorded_error():
                 for slot, text in zip(slots, texts, strict=True):
@@ -231,16 +213,16 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             self._kept.clear()
         return self._error
 
-    def error(self, wait: bool) -> str | None:
-        """The first error so far; `wait` until all collected shards are on disk."""
-        if wait and self._writer is not None and not self._error:
+    def finish(self) -> str | None:
+        """Wait until all shards are on disk; the first error so far."""
+        if self._writer is not None and not self._error:
             with self._recorded_error():
                 self._writer.finish()
         return self._error
 
     @contextmanager
     def _recorded_error(self) -> Iterator[None]:
-        """Keep an error for the caller of `error`: raised in here it would kill the engine and hide its message."""
+        """Keep an error for the next `store` or `finish`: raised in here it would kill the engine."""
         try:
             yield
         except Exception as error:

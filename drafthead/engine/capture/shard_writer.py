@@ -3,7 +3,8 @@
 Every backend passes a sequence's rows together with its slot: which shard, which position in it. The order of arrival
 therefore does not matter, and a shard's bytes depend on its sequences alone. One background thread writes, so that the
 engine computes the next shard meanwhile; a second shard waits for the first, which bounds memory to about three shards.
-The alternative, writing in the engine's step, stalls it for as long as a gigabyte takes to reach the disk.
+The thread computes argmax and lse too, a product with lm_head for every teacher row. The alternative, both in the
+engine's step, stalls it for as long as a gigabyte takes to reach the disk.
 
 Shapes: T tokens, C captured boundaries (the aux layers and L, ascending), H hidden.
 """
@@ -48,7 +49,7 @@ class ShardSlot:
 
 
 class KeptRows:
-    """Rows of responses that are being generated, or not judged yet, in host memory by the name of their request.
+    """Rows of texts that have no slot yet, in host memory by the name of their request.
 
     While an engine generates, neither the length of a response is known nor its slot, nor whether the recipe drops it.
     The last token of a response is never fed to the target, so it has no row: zeros take its place. No drafter reads
@@ -75,7 +76,7 @@ class KeptRows:
         if found not in (num_tokens - 1, num_tokens) or not rows:
             raise ValueError(
                 f"{name}: states of {found} tokens were captured for a sequence of {num_tokens}; this vLLM computes or "
-                "orders steps differently, set states.one_pass=false"
+                "orders steps differently, set states.backend=transformers and states.one_pass=false"
             )
         if found < num_tokens:
             rows.append(torch.zeros_like(rows[-1][:1]))
@@ -95,7 +96,6 @@ class ShardWriter:
         num_layers: int,
         head: TargetHead,
         number_format: Format = "bf16",
-        in_background: bool = False,
     ):
         """
         Args:
@@ -103,10 +103,8 @@ class ShardWriter:
             num_layers: L; rows at boundary L are always captured and give argmax and lse.
             head: the target's final norm and lm_head.
             number_format: of the aux layers on disk.
-            in_background: compute argmax and lse, a product with lm_head for every teacher row, on the writing thread;
-                for engines on CPU, which leave one core free (see engine.offline).
         """
-        self._format, self._in_background = number_format, in_background
+        self._format = number_format
         self._num_layers = num_layers
         self._captured = sorted({*aux_layer_ids, num_layers})
         self._columns = {layer_id: self._captured.index(layer_id) for layer_id in aux_layer_ids}
@@ -122,7 +120,7 @@ class ShardWriter:
         Args:
             slot: where it belongs.
             input_ids: (T,) the tokens the rows were computed from.
-            rows: (T, C, H) on any device; owned by the writer from here on.
+            rows: (T, C, H) in host memory; owned by the writer from here on.
 
         Raises:
             ValueError: rows and tokens disagree.
@@ -138,20 +136,14 @@ class ShardWriter:
         mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
         mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
         first = first_teacher_row(mask)
-        last_hidden = rows[first:, self._captured.index(self._num_layers)].contiguous()
-        aux = {layer_id: rows[:, column].cpu().contiguous() for layer_id, column in self._columns.items()}
 
         def sequence() -> StateSequence:
-            argmax, lse = (values.cpu() for values in self._head.stats(last_hidden))
-            return StateSequence(
-                slot.prompt_id, input_ids.to(torch.int32), mask, aux, last_hidden.cpu(), argmax, lse, first
-            )
+            last_hidden = rows[first:, self._captured.index(self._num_layers)].contiguous()
+            argmax, lse = self._head.stats(last_hidden)
+            aux = {layer_id: rows[:, column].contiguous() for layer_id, column in self._columns.items()}
+            return StateSequence(slot.prompt_id, input_ids.to(torch.int32), mask, aux, last_hidden, argmax, lse, first)
 
-        if self._in_background:
-            shard[slot.position] = self._thread.submit(sequence)
-        else:
-            shard[slot.position] = Future()
-            shard[slot.position].set_result(sequence())
+        shard[slot.position] = self._thread.submit(sequence)
         if len(shard) == slot.num_sequences:
             del self._pending[path]
             self._write(path, [shard[position] for position in range(slot.num_sequences)])
