@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from drafthead.section import Section, holds_secret
+from drafthead.section import Section, Seed, holds_secret
 
 Effort = Literal["low", "medium", "high"]
 Weight = Annotated[int, Field(gt=0)]
@@ -51,7 +51,7 @@ class ResponsesConfig(Section):
     # Which faulty responses are left out. None by default: the target generates such responses in production too.
     drop: tuple[Fault, ...] = ()
     refusal_openings: tuple[str, ...] = REFUSALS
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
