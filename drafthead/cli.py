@@ -1,23 +1,20 @@
 """What every recipe script shares: its command line, its status lines, and a message instead of a traceback."""
 
 import argparse
+import io
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 import drafthead.processes  # noqa: F401  engines that a recipe spawns import the recipe's module, and with it this one
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
-from drafthead.files import ran_out
-
-_FOR_USERS = (
-    ValueError, FloatingPointError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError,
-    PermissionError,
-)  # fmt: skip
+from drafthead.files import describe
 
 # Of scripts that end with tables.
 NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print no table"})
@@ -26,19 +23,19 @@ NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print
 def run_recipe(main: Callable[[], None]) -> None:
     """Run a script's main function, with its status lines on standard output.
 
-    Errors that a user can act on (a bad recipe, a missing or mismatched artifact, a file that may not be read or
-    written, a full disk, a loss that is not finite) are printed and end the process with exit code 2. Anything else is
-    a bug and keeps its traceback.
+    Errors that a user can act on (a bad recipe, a missing or mismatched artifact, whatever the operating system says of
+    a file, a loss that is not finite) are printed and end the process with exit code 2. Anything else is a bug and
+    keeps its traceback.
     """
+    _usable_streams()
     try:
         with status_lines():
             main()
-    except _FOR_USERS as error:
+            sys.stdout.flush()
+    except (ValueError, FloatingPointError) as error:
         _refuse(f"{type(error).__name__}: {error}")
-    except OSError as error:
-        if not ran_out(error):
-            raise
-        _refuse(f"DiskFullError: {error}; make room and run the same command, which continues")
+    except (OSError, SafetensorError) as error:
+        _refuse(describe(error))
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes", file=sys.stderr, flush=True)
         sys.exit(130)
@@ -75,17 +72,35 @@ class _StatusLines(logging.Handler):
         try:
             tqdm.write(self.format(record), file=sys.stdout)
             sys.stdout.flush()
-        except Exception:  # as logging's own handlers do: a status line never ends the work
+        except OSError:  # nobody reads it: a status line never ends the work
+            pass
+        except Exception:  # as logging's own handlers do
             self.handleError(record)
 
 
 def _printable(text: str) -> str:
-    """Text that a terminal cannot show, such as half of a surrogate pair, is no reason for a traceback."""
-    return text.encode(errors="backslashreplace").decode()
+    """Characters that would steer a terminal, and halves of surrogate pairs, as escapes: names are never markup."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def _usable_streams() -> None:
+    """A stream that the caller has closed, or whose encoding lacks a character, ends no work."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the next file to be opened would get its number, and what libraries print
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _refuse(message: str) -> NoReturn:
-    print(_printable(f"\n{message}"), file=sys.stderr, flush=True)
+    try:
+        print(flush=True)  # tells whether standard output itself is what failed
+    except OSError as error:  # a full disk, or a pipe that nobody reads: what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        message = f"{type(error).__name__}: standard output: {error}; send it elsewhere and run the same command"
+    with suppress(OSError):
+        print(_printable(f"\n{message}"), file=sys.stderr, flush=True)
     sys.exit(2)
 
 
@@ -107,5 +122,5 @@ def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) 
         args.recipe = str(DEFAULT_RECIPE)
     try:
         return load_recipe(args.recipe, args.overrides), args
-    except (FileNotFoundError, ValueError) as error:
+    except ValueError as error:  # without its type, which says nothing of a recipe
         _refuse(str(error))

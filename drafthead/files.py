@@ -5,18 +5,40 @@ import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+# What to do about an error of the operating system; of any other: look at the disk.
+_ADVICE = {
+    errno.ENAMETOOLONG: "shorten that name (name, output_dir)",
+    errno.EROFS: "give a folder that can be written (output_dir=...)",
+    errno.EACCES: "give yourself the right to it, or another path",
+    errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command, which continues",
+    errno.ENOENT: "make it, or give another path",
+    errno.ENOTDIR: "give another path",
+    errno.EISDIR: "give another path",
+    errno.ELOOP: "mend the links on the way, or give another path",
+}
+_LOOK = "look at its disk, and run the same command, which continues"
 
 
 class DiskFullError(ValueError):
     """A file does not fit, or could not be written to its end; nothing partial is left under its name."""
+
+
+class ForeignFileError(ValueError):
+    """A file that others made is damaged, or of another kind than its name says."""
 
 
 def check_space(path: Path, needed: int) -> None:
@@ -34,6 +56,59 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _DISK_FULL
     return any(f"os error {code})" in str(error) for code in _DISK_FULL)
+
+
+def describe(error: Exception) -> str:
+    """One message for what the operating system, or safetensors, says of a file: which, what, and what to do.
+
+    Errors that this project raises itself have no code and say all that already.
+    """
+    said, code = str(error), getattr(error, "errno", None)
+    if isinstance(error, OSError) and code is None:
+        return f"{type(error).__name__}: {said}"
+    kind = "DiskFullError" if ran_out(error) else type(error).__name__
+    of = "" if getattr(error, "filename", None) else f"{_file_of(error)}: "
+    if ran_out(error):
+        advice = "make room and run the same command, which continues"
+    elif code is None and "os error" not in said:
+        advice = "it is damaged or cut short: delete it and make it again, or fetch it again"
+    else:
+        advice = _ADVICE.get(code or 0, _LOOK)
+    return f"{kind}: {of}{said}; {advice}"
+
+
+def _file_of(error: BaseException) -> str:
+    """The file of a failed read or write, which Python does not name: that of the innermost call that holds one."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        held = list(frame.f_locals.values())
+        names = [getattr(value, "name", None) for value in held if hasattr(value, "fileno")]
+        paths = [value for value in held if isinstance(value, Path)]
+        if found := [name for name in (*names, *paths) if isinstance(name, str | Path)]:
+            return str(found[0])
+    return "a file"
+
+
+@contextmanager
+def foreign(path: object, action: str) -> Iterator[None]:
+    """Read what others wrote: a library may answer a malformed file with any exception, which becomes one error.
+
+    Args:
+        path: of the file or directory, for the message.
+        action: what to do about it, likewise.
+
+    Raises:
+        ForeignFileError: whatever the block raises, but for what the operating system says of the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and (error.errno is not None or isinstance(error, FileNotFoundError)):
+            raise
+        said = str(error)
+        if isinstance(error, ValidationError):  # which writes four lines about each problem
+            said = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        raise ForeignFileError(f"{path} cannot be read ({type(error).__name__}: {said}). {action}") from error
 
 
 def _full_message(path: Path, needed: int, reason: str = "") -> str:
@@ -141,6 +216,12 @@ def write_json(path: Path, value: Any, several_writers: bool = False) -> None:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+# Of Markdown: what is markup wherever it stands, an underscore that does not stand within a word, a bracket that may
+# end the text of a link, and what begins a heading, a list or a quotation.
+_MARKUP = re.compile(r"[\\`*|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|^[#>]|^[-+](?=\s)")
+
+
 def in_markdown(text: object) -> str:
-    """Foreign text for a table or a list: no markup, no HTML, no line breaks."""
-    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
+    """Foreign text for a table or a list: no markup, no HTML, no formulas, no line breaks."""
+    line = " ".join(str(text).splitlines()).strip().replace("&", "&amp;").replace("<", "&lt;")
+    return _MARKUP.sub(lambda found: f"\\{found[0]}", line)

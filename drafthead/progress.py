@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from rich.console import Console
 from tqdm import tqdm
 
 T = TypeVar("T")
@@ -26,6 +27,11 @@ def progress(items: Iterable[T], description: str, unit: str = "it", total: int 
 def progress_bar(total: int, description: str, unit: str = "it", initial: int = 0, disable: bool = False) -> tqdm:
     """A bar for a `with` block that advances it with `.update(n)`; `disable` it on all ranks but one."""
     return tqdm(total=total, initial=initial, disable=disable, **_options(description, unit))
+
+
+def terminal() -> Console:
+    """Where tables are printed. Names in them are never markup; a log file, which has no width, gets 140 columns."""
+    return Console(markup=False, emoji=False, width=None if sys.stdout.isatty() else 140)
 
 
 _POLL_EVERY = 0.25  # seconds

@@ -1,8 +1,12 @@
 """What every section of a recipe is: typed, frozen, and strict about its keys."""
 
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+# torch and vLLM take no larger one.
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Section(BaseModel):

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from drafthead.config.traffic import SLOConfig, TrafficConfig
-from drafthead.section import Section, holds_secret
+from drafthead.section import Section, Seed, holds_secret
 
 # vLLM's methods that this project measures.
 Method = Literal[
@@ -167,7 +167,7 @@ class EvalConfig(Section):
     synthetic_acceptance_length: float | None = Field(default=None, ge=1)
     traffic: TrafficConfig = TrafficConfig()
     slo: SLOConfig = SLOConfig()
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _check_lists(self) -> Self:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from drafthead.section import Section
+from drafthead.section import Section, Seed
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -30,7 +30,7 @@ class PromptsConfig(Section):
     max_train: int | None = Field(default=None, gt=0)  # None: all; otherwise drawn evenly from the categories
     max_heldout: int | None = Field(default=None, gt=0)
     validation: int = Field(default=48, gt=0)  # drawn from the training split; picks the checkpoint
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     # For chat templates that write the current date, such as gpt-oss's; None: the day the prompts were made.
     date: datetime.date | None = None
 

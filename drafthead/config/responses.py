@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from drafthead.section import Section
+from drafthead.section import Section, Seed
 
 Effort = Literal["low", "medium", "high"]
 Weight = Annotated[int, Field(gt=0)]
@@ -48,7 +48,7 @@ class ResponsesConfig(Section):
     # Which faulty responses are left out. None by default: the target generates such responses in production too.
     drop: tuple[Fault, ...] = ()
     refusal_openings: tuple[str, ...] = REFUSALS
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
 
     def drops(self, flags: Iterable[str]) -> bool:
         """Whether a response with these flags is left out."""

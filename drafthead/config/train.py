@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
-from drafthead.section import Section
+from drafthead.section import Section, Seed
 
 # The keys of drafthead.losses.objectives.OBJECTIVES.
 ObjectiveName = Literal[
@@ -42,7 +42,7 @@ class TrainConfig(Section):
     keep_checkpoints: int = Field(default=2, gt=0)
     tracker: Literal["none", "wandb", "tensorboard"] = "none"
     zero_hidden_states: bool = False  # control experiment: hide the target's states from the head
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:

@@ -176,11 +176,11 @@ def completed(tensors: dict[str, Tensor], draft_vocab_size: int, pieces: TargetP
         raise ValueError("the head has an embedding of its own, not its target's; vLLM may serve the original")
     vocab_size = pieces.embed_tokens.shape[0]
     if draft_vocab_size == vocab_size:
-        tensors["d2t"] = torch.zeros(vocab_size)
+        tensors["d2t"] = torch.zeros(vocab_size, dtype=torch.long)
     if "d2t" not in tensors:
         raise ValueError(f"the head proposes {draft_vocab_size} of {vocab_size} tokens and has no d2t to say which")
-    tensors["d2t"] = tensors["d2t"].long()
     ids = _target_ids(tensors["d2t"], vocab_size)
+    tensors["d2t"] = tensors["d2t"].long()
     tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
     if "lm_head.weight" not in tensors:  # tied to the target's, or left out because it is
         tensors["lm_head.weight"] = pieces.lm_head[ids]
@@ -189,6 +189,8 @@ def completed(tensors: dict[str, Tensor], draft_vocab_size: int, pieces: TargetP
 
 def _target_ids(d2t: Tensor, vocab_size: int | None = None) -> Tensor:
     """(D,) offsets -> (D,) target ids, which lie within the vocabulary where it is given."""
+    if d2t.is_floating_point():
+        raise ValueError(f"d2t of the head is of {d2t.dtype}, but offsets are whole numbers; fetch the head again")
     ids = d2t.long() + torch.arange(len(d2t))
     if vocab_size is not None and len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
         raise ValueError(

@@ -17,8 +17,9 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.capture.shard_writer import ShardWriter
+from drafthead.files import foreign
 from drafthead.generation.shards import ShardJob
-from drafthead.target.files import pinned_revision
+from drafthead.target.files import AGAIN, pinned_revision
 from drafthead.target.pieces import TargetHead, TargetSpec, compute_dtype
 
 
@@ -28,12 +29,13 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["Transf
     from transformers import AutoModelForCausalLM
 
     target, device = recipe.target, "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(
-        recipe.target_path,
-        revision=pinned_revision(recipe.target_path, target.revision),
-        dtype=compute_dtype(spec, target.dtype),
-        trust_remote_code=target.trust_remote_code,
-    )
+    with foreign(f"the target {target.path}", AGAIN):
+        model = AutoModelForCausalLM.from_pretrained(
+            recipe.target_path,
+            revision=pinned_revision(recipe.target_path, target.revision),
+            dtype=compute_dtype(spec, target.dtype),
+            trust_remote_code=target.trust_remote_code,
+        )
     head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
     writer = ShardWriter(target.aux_layer_ids, spec.num_layers, head, recipe.states.format)
     boundaries = drafter_of(recipe.head).needs(spec, target.aux_layer_ids)

@@ -6,13 +6,13 @@ from typing import Any
 
 import jinja2
 import pandas as pd
-from rich.console import Console
 from rich.markdown import Markdown
 
 from drafthead.config import Recipe
 from drafthead.data.prompts import SPLITS, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.files import atomic_path, in_markdown
+from drafthead.files import ForeignFileError, atomic_path, in_markdown
+from drafthead.progress import terminal
 from drafthead.target.tokenizer import load_tokenizer
 
 SAMPLE = 5_000  # prompts per split whose length is measured; random ones, as splits are in the order of a hash
@@ -34,7 +34,7 @@ def report_prompts(recipe: Recipe, manifest: dict[str, Any]) -> None:
     environment.filters["in_markdown"] = in_markdown
     template = environment.get_template("prompts.md.jinja")
     text = template.render(name=recipe.name, splits=SPLITS, workloads=workloads, sample=SAMPLE, notes=notes)
-    Console().print(Markdown(text))
+    terminal().print(Markdown(text))
     path = recipe.results_dir / "prompts" / "report.md"
     text += "\n"
     if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -48,8 +48,8 @@ def _measured(recipe: Recipe, notes: list[str]) -> pd.DataFrame:
     rows, left_out, render = [], Counter[str](), None
     try:
         render = renderer(recipe, load_tokenizer(recipe))
-    except OSError as error:
-        notes.append(f"no lengths: the target's tokenizer is not on this machine ({error})")
+    except (OSError, ForeignFileError) as error:  # the stages that need it refuse
+        notes.append(f"no lengths: the target's tokenizer is not on this machine, or damaged ({error})")
     for split in SPLITS:
         for number, prompt in enumerate(read_prompts(recipe.prompts_dir, split)):
             tokens = float("nan")

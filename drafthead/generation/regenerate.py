@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
@@ -48,7 +47,7 @@ from drafthead.generation.dialogue import (
 )
 from drafthead.generation.running import Runner, Task, run_here
 from drafthead.generation.shards import captured_dir, claim_captured, cut_shards
-from drafthead.progress import progress_bar
+from drafthead.progress import progress_bar, terminal
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
 
@@ -266,6 +265,6 @@ def print_responses(recipe: Recipe) -> None:
         notes += [f"{split}: without a response: {n}, {why}" for why, n in counts["skipped"].items()]
         dropped = {flag: n["dropped"] for flag, n in counts["flagged"].items() if n["dropped"]}
         notes += [f"{split}: dropped as {flag}: {n}" for flag, n in dropped.items()]
-    Console().print(table)
+    terminal().print(table)
     for note in notes:
         print(note)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.config import REPO_ROOT, PromptSource
-from drafthead.files import sha256_file
+from drafthead.files import foreign, sha256_file
 from drafthead.generation.sources import CATALOGUE, LOCAL, Entry
 
+_MEND = "Mend it, fetch it again, or give another file"
 _EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)(\.gz)?$")
 
 
@@ -127,30 +128,39 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         ValueError: the extension is unknown, or a row is not a JSON object in UTF-8.
     """
-    import fsspec  # comes with datasets
-
     extension = _EXTENSION.search(path.name)
     if extension is None:
         raise ValueError(f"{path}: the extension must be .jsonl, .json, .parquet or .csv, or one of these with .gz")
     if extension[1] in ("parquet", "csv"):
         from datasets import load_dataset  # takes a second to import
 
-        rows = load_dataset(extension[1], data_files=str(path), split="train", streaming=True)
-        yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
+        with foreign(path, _MEND):
+            rows = load_dataset(extension[1], data_files=str(path), split="train", streaming=True)
+            yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
         return
-    with fsspec.open(str(path), "rb", compression="infer") as file:
-        is_list = extension[1] == "json" and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-        file.seek(0)
-        for line, data in enumerate([file.read()] if is_list else file, start=1):
-            if not data.strip():
-                continue
-            try:
-                value = json.loads(data.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                start = f"{path}:{line}: not JSON in UTF-8 ({error})"
-                raise ValueError(f"{start}: {data[:60]!r}; correct or remove it") from error
-            for number, row in enumerate(value if is_list else [value], start=1):
-                where = f"{path}:row {number}" if is_list else f"{path}:{line}"
-                if not isinstance(row, dict):
-                    raise ValueError(f"{where}: found {row!r:.60}, wanted an object")
-                yield where, row
+    for line, data in _lines(path, may_be_list=extension[1] == "json"):
+        try:
+            value = json.loads(data.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            start = f"{path}:{line}: not JSON in UTF-8 ({error})"
+            raise ValueError(f"{start}: {data[:60]!r}; correct or remove it") from error
+        is_list = line == 0
+        for number, row in enumerate(value if is_list else [value], start=1):
+            where = f"{path}:row {number}" if is_list else f"{path}:{line}"
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: found {row!r:.60}, wanted an object")
+            yield where, row
+
+
+def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:
+    """Lines of a file that are not empty, with their numbers from 1; as line 0 a whole file that holds a list."""
+    import fsspec  # comes with datasets
+
+    with foreign(path, _MEND), fsspec.open(str(path), "rb", compression="infer") as file:
+        if may_be_list:
+            is_list = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+            file.seek(0)
+            if is_list:
+                yield 0, file.read()
+                return
+        yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())

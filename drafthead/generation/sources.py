@@ -27,6 +27,7 @@ Row = Mapping[str, Any]
 _MESSAGES = ("messages", "conversations", "conversation")
 _IDS = ("prompt_ids", "input_ids", "input_tokens", "tok_input")
 _QUESTION = ("prompt", "question", "problem_statement", "text")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _DOCUMENT = ("document", "repo", "id", "question_id", "task_id", "prompt_id", "uuid")
 
 
@@ -57,12 +58,12 @@ def read_row(row: Row, entry: "Entry") -> Conversation:
     return Conversation(
         messages,
         document="" if split else document,
-        category=str(row.get(entry.label) or "") or None,
+        category=_name(row.get(entry.label)),
         tools=tuple(tools if isinstance(tools, list) else [tools]) or None,
         prompt_ids=ids,
         text=str(row.get("text_input") or ""),
         split=split,
-        source=str(row.get("source") or "") or None if own else None,
+        source=_name(row.get("source")) if own else None,
     )
 
 
@@ -76,6 +77,11 @@ def _question(row: Row) -> Any:
     if instruction is not None:
         return f"{instruction}\n\n{row['input']}" if row.get("input") else instruction
     return _need(row, *_QUESTION)
+
+
+def _name(value: Any) -> str | None:
+    """A category or a source, without what would break a line or steer a terminal."""
+    return _CONTROL.sub(" ", str(value or "")) or None
 
 
 def _first(row: Row, *names: str) -> Any:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
-from rich.console import Console
 from rich.table import Table
 
 from drafthead.config import Recipe
+from drafthead.progress import terminal
 
 DEFAULT_PROMPTS = 100_000
 
@@ -83,10 +83,10 @@ def dry_run(recipe: Recipe, args: argparse.Namespace, rates: Mapping[str, float 
         hours = plan.hours(rates[plan.stage])
         sizes = size_text(plan.memory_bytes), size_text(plan.disk_bytes)
         table.add_row(plan.stage, plan.work, str(plan.gpus), *sizes, "" if hours is None else f"{hours:,.2f}")
-    console = Console()
+    console = terminal()
     console.print(table)
     for note in dict.fromkeys(note for plan in plans for note in plan.notes if note):  # stages may share one
-        console.print(note, highlight=False, markup=False)
+        console.print(note, highlight=False)
 
 
 def size_text(num_bytes: int) -> str:

@@ -16,8 +16,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.engine.offline import cache_group_size, import_vllm
 from drafthead.planning import size_text
 from drafthead.planning.memory import EngineMemory
-from drafthead.target.files import local_files
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.pieces import load_target_spec, model_config
 
 _BLOCK = 16  # tokens
 _WIDTH = 2  # bytes of a captured state, a key or a value
@@ -58,11 +57,8 @@ def recipe_request_bytes(recipe: Recipe) -> int:
     Raises:
         FileNotFoundError: the target's config.json is missing.
     """
-    from transformers import AutoConfig
-
     target, engine = recipe.target, recipe.engine
-    directory = local_files(recipe.target_path, target.revision, ("config.json",))
-    config = AutoConfig.from_pretrained(directory, trust_remote_code=target.trust_remote_code).get_text_config()
+    config = model_config(recipe).get_text_config()
     spec = load_target_spec(recipe.target_path, target.revision)
     boundaries = drafter_of(recipe.head).needs(spec, target.aux_layer_ids)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

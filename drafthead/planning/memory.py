@@ -12,7 +12,7 @@ from drafthead.config import Recipe, TrainConfig
 from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.losses.fused import CHUNK_ROWS
-from drafthead.target.files import local_files
+from drafthead.target.pieces import model_config
 from drafthead.training.accelerator import bucket_elements
 
 _FLOAT32 = 4
@@ -35,11 +35,10 @@ class EngineMemory:
             FileNotFoundError: there is no config.json here, and none can be downloaded; the message has the command.
             ValueError: transformers has no causal language model for it.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
         path, trusted = recipe.target_path, recipe.target.trust_remote_code
-        directory = local_files(path, recipe.target.revision, ("config.json",))
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=trusted)
+        config = model_config(recipe)
         quantisation = (getattr(config, "quantization_config", None) or {}).get("quant_method")
         config = config.get_text_config()
         if hasattr(config, "quantization_config"):

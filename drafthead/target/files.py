@@ -7,14 +7,23 @@ large ones, so it gives up seeing a change that touches only bytes between the s
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from drafthead.files import foreign
 
 _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 INDEX = "model.safetensors.index.json"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+AGAIN = "Fetch the checkpoint again, or give another target.path"
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, Annotated[str, Field(pattern=r"^[^/\\]+$")]]  # files beside it
 
 
 def local_files(path: str, revision: str | None, names: Sequence[str], optional: bool = False) -> Path:
@@ -90,9 +99,19 @@ def _fingerprint(directory: Path, marks: tuple) -> str:
 def _shards(directory: Path) -> list[Path]:
     names = ["model.safetensors"]
     if (directory / INDEX).is_file():
-        names = sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(read_index(directory / INDEX).values()))
     local_files(str(directory), None, names)  # raises when one is missing
     return [directory / name for name in names]
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor name -> file name, from the index of a checkpoint in several files.
+
+    Raises:
+        ForeignFileError: it is something else.
+    """
+    with foreign(path, AGAIN):
+        return _Index.model_validate_json(path.read_bytes()).weight_map
 
 
 def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional: bool) -> Path:

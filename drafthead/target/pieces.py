@@ -12,14 +12,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, BaseModel, Field
 from safetensors import safe_open
 from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.target.files import INDEX, fingerprint_of, local_files
+from drafthead.files import ForeignFileError, foreign
+from drafthead.target.files import AGAIN, INDEX, fingerprint_of, local_files, read_index
 from drafthead.target.rope import head_rope
 
 _EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "embed_tokens.weight")
@@ -36,6 +38,35 @@ CENTRED_NORMS = frozenset({
     "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next", "recurrent_gemma", "step3p5",
     "step3p7", "vaultgemma",
 })  # fmt: skip
+
+
+_Count = Annotated[int, Field(gt=0, strict=True)]
+
+
+def _is_dtype(name: str) -> str:
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        raise ValueError(f"torch has no type {name!r}")
+    return name
+
+
+_Dtype = Annotated[str, AfterValidator(_is_dtype)]
+
+
+class _Config(BaseModel):
+    """What is read of a config.json, the rotation apart."""
+
+    hidden_size: _Count
+    num_hidden_layers: _Count
+    vocab_size: _Count
+    rms_norm_eps: Annotated[float, Field(gt=0, strict=True)]
+    max_position_embeddings: _Count
+    model_type: str
+    tie_word_embeddings: bool | None = None
+    dtype: _Dtype | None = None
+    torch_dtype: _Dtype | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_theta: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,32 +126,43 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
         FileNotFoundError: there is no such directory, or it lacks a file (which is named).
         ValueError: config.json lacks a key, or describes an output layer this project does not compute.
     """
-    directory = local_files(path, revision, ("config.json",))
-    config = _text_config(directory / "config.json")
+    file = local_files(path, revision, ("config.json",)) / "config.json"
+    config = _text_config(file)
     for key in _LOGITS:
         if config.get(key) not in (None, 1, 1.0):
             raise ValueError(
                 f"target {path} sets {key}={config[key]}: its logits are not lm_head(norm(h)), "
                 "which is all that drafthead.target.pieces computes"
             )
-    try:
-        return TargetSpec(
-            name=path,
-            hidden_size=config["hidden_size"],
-            num_layers=config["num_hidden_layers"],
-            vocab_size=config["vocab_size"],
-            rms_norm_eps=config["rms_norm_eps"],
-            rope_parameters=head_rope(config, path),
-            max_position_embeddings=config["max_position_embeddings"],
-            tie_word_embeddings=config.get("tie_word_embeddings", False),
-            dtype=config.get("dtype") or config.get("torch_dtype") or "bfloat16",
-            model_type=config["model_type"],
-            fingerprint=fingerprint_of(path, revision),
-        )
-    except KeyError as error:
-        raise ValueError(
-            f"{directory / 'config.json'} has no key {error}: is it a decoder-only language model?"
-        ) from error
+    with foreign(file, f"Is it a decoder-only language model? {AGAIN}"):
+        read = _Config.model_validate(config)
+    return TargetSpec(
+        name=path,
+        hidden_size=read.hidden_size,
+        num_layers=read.num_hidden_layers,
+        vocab_size=read.vocab_size,
+        rms_norm_eps=read.rms_norm_eps,
+        rope_parameters=head_rope(config, path),
+        max_position_embeddings=read.max_position_embeddings,
+        tie_word_embeddings=bool(read.tie_word_embeddings),
+        dtype=read.dtype or read.torch_dtype or "bfloat16",
+        model_type=read.model_type,
+        fingerprint=fingerprint_of(path, revision),
+    )
+
+
+def model_config(recipe: Recipe) -> Any:
+    """The target's config.json as transformers reads it.
+
+    Raises:
+        FileNotFoundError: it is not here.
+        ForeignFileError: transformers refuses it.
+    """
+    from transformers import AutoConfig
+
+    directory = local_files(recipe.target_path, recipe.target.revision, ("config.json",))
+    with foreign(directory / "config.json", AGAIN):
+        return AutoConfig.from_pretrained(directory, trust_remote_code=recipe.target.trust_remote_code)
 
 
 def target_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, str | None]:
@@ -180,9 +222,10 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
     """
     spec = load_target_spec(path, revision)
     weight_map = _weight_map(path, revision)
-    embed_tokens = _read(path, revision, weight_map, _EMBEDDING)
-    lm_head = embed_tokens if spec.tie_word_embeddings else _read(path, revision, weight_map, _HEAD)
-    final_norm = _read(path, revision, weight_map, _NORM)
+    table = (spec.vocab_size, spec.hidden_size)
+    embed_tokens = _read(path, revision, weight_map, _EMBEDDING, table)
+    lm_head = embed_tokens if spec.tie_word_embeddings else _read(path, revision, weight_map, _HEAD, table)
+    final_norm = _read(path, revision, weight_map, _NORM, (spec.hidden_size,))
     if spec.model_type in CENTRED_NORMS:
         final_norm = 1 + final_norm.float()
     return TargetPieces(embed_tokens, final_norm, lm_head)
@@ -283,27 +326,31 @@ class TargetHead:
 
 
 def _text_config(path: Path) -> dict[str, Any]:
-    try:
+    with foreign(path, AGAIN):
         config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    return {**config, **config.get("text_config", {})}  # multimodal checkpoints nest the language model
+        return {**config, **config.get("text_config", {})}  # multimodal checkpoints nest the language model
 
 
 def _weight_map(path: str, revision: str | None) -> dict[str, str]:
     """Tensor name -> file name."""
     index = local_files(path, revision, (INDEX,), optional=True) / INDEX
     if index.exists():
-        return json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    directory = local_files(path, revision, ("model.safetensors",))
-    with safe_open(directory / "model.safetensors", framework="pt") as file:
-        return dict.fromkeys(file.keys(), "model.safetensors")
+        return read_index(index)
+    file = local_files(path, revision, ("model.safetensors",)) / "model.safetensors"
+    with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
+        return dict.fromkeys(opened.keys(), file.name)
 
 
-def _read(path: str, revision: str | None, weight_map: dict[str, str], names: Sequence[str]) -> Tensor:
+def _read(
+    path: str, revision: str | None, weight_map: dict[str, str], names: Sequence[str], shape: tuple[int, ...]
+) -> Tensor:
     name = next((name for name in names if name in weight_map), None)
     if name is None:
         raise ValueError(f"{path} has none of the tensors {', '.join(names)}; it has e.g. {sorted(weight_map)[:3]}")
-    directory = local_files(path, revision, (weight_map[name],))
-    with safe_open(directory / weight_map[name], framework="pt") as file:
-        return file.get_tensor(name)
+    file = local_files(path, revision, (weight_map[name],)) / weight_map[name]
+    with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
+        tensor = opened.get_tensor(name)
+    if tensor.shape != shape:
+        found, wanted = tuple(tensor.shape), f"config.json says {shape}"
+        raise ForeignFileError(f"{file} has {name} of shape {found}, and {wanted}. {AGAIN}")
+    return tensor

@@ -7,14 +7,24 @@ variable such as `eos_token`. To these come the tokens on which generation stops
 
 from typing import TYPE_CHECKING
 
-from drafthead.artifacts import read_json
+from pydantic import BaseModel
+
 from drafthead.config import Recipe
-from drafthead.target.files import local_files, pinned_revision
+from drafthead.files import foreign
+from drafthead.target.files import AGAIN, local_files, pinned_revision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _GENERATION = "generation_config.json"
+
+
+class _Generation(BaseModel):
+    eos_token_id: int | list[int] | None = None
+
+    def stops(self) -> list[int]:
+        given = self.eos_token_id
+        return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokenizerBase":
@@ -32,9 +42,10 @@ def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokeni
 
     target = recipe.target
     revision = pinned_revision(recipe.target_path, target.revision)
-    tokenizer = AutoTokenizer.from_pretrained(
-        recipe.target_path, revision=revision, trust_remote_code=target.trust_remote_code
-    )
+    with foreign(f"the tokenizer of {target.path}", AGAIN):
+        tokenizer = AutoTokenizer.from_pretrained(
+            recipe.target_path, revision=revision, trust_remote_code=target.trust_remote_code
+        )
     if templated and not tokenizer.chat_template:
         raise ValueError(
             f"the tokenizer of {recipe.target.path} has no chat template; a head must be trained on templated prompts, "
@@ -61,6 +72,8 @@ def _text(template: str | dict[str, str] | None) -> str:
 def stop_tokens(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """Ids of the tokens on which a target's generation ends."""
     path = local_files(recipe.target_path, recipe.target.revision, (_GENERATION,), optional=True) / _GENERATION
-    configured = read_json(path).get("eos_token_id") if path.is_file() else None  # a target need not have one
-    stops = configured if isinstance(configured, list) else [configured]
+    stops: list[int] = []
+    if path.is_file():  # a target need not have one
+        with foreign(path, AGAIN):
+            stops = _Generation.model_validate_json(path.read_bytes()).stops()
     return {stop for stop in (*stops, tokenizer.eos_token_id) if stop is not None}

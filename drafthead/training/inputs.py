@@ -124,6 +124,11 @@ def survey(
     silent = 0
     for i in range(len(store)):
         tokens, mask = store.tokens(i)
+        if int(tokens.max()) >= vocab_size:
+            raise artifacts.ArtifactError(
+                f"sequence {store.ids[i]} holds token {int(tokens.max())}, but the target has {vocab_size}: its "
+                "tokenizer is another model's; give the target its own, and generate the responses again"
+            )
         generated_ids = tokens[mask]
         counted = [(seen, tokens), (generated, generated_ids)]
         if (category := (categories or {}).get(store.ids[i])) is not None:

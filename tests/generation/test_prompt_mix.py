@@ -179,7 +179,7 @@ def test_names_with_markup_are_printed_as_they_are(tmp_path, recipe_in, capsys):
     recipe = recipe_in(f"output_dir={tmp_path / '[red]'}").model_copy(update={"prompts": config})
     report_prompts(recipe, make_prompts(recipe))
     assert "[/x]" in capsys.readouterr().out
-    assert r"$\|$" in (recipe.results_dir / "prompts" / "report.md").read_text()
+    assert r"\$\|\$" in (recipe.results_dir / "prompts" / "report.md").read_text()
 
 
 COUNTED = {"name": "a", "path": "a.jsonl", "train": 50, "heldout": 5}

@@ -1,6 +1,5 @@
 """One table for the terminal, HTML and Markdown: a DataFrame whose cells become text with a tone."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from drafthead.evaluation.comparison import Change
+from drafthead.progress import terminal
 from drafthead.statistics import Interval
 
 Tone = Literal["", "better", "worse", "unresolved"]
@@ -122,8 +122,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
         rich.add_column(column, justify="left" if index < table.text_columns else "right")
     for row in table.rows:
         rich.add_row(*(Text(cell.text, style=_RICH[cell.tone]) for cell in row))
-    # A log file has no width of its own; rich would wrap it at 80.
-    (console or Console(width=None if sys.stdout.isatty() else 140)).print(rich)
+    (console or terminal()).print(rich)
 
 
 def print_tables(tables: Iterable[Table]) -> None:

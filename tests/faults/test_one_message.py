@@ -1,0 +1,294 @@
+"""What users and their machines get wrong ends every command in one message: which file, what is wrong, what to do."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from rich.markdown import Markdown
+from safetensors.torch import load_file, save_file
+
+from drafthead.config import REPO_ROOT
+from drafthead.exporting.export import write_head
+from drafthead.files import in_markdown
+from drafthead.progress import terminal
+from tests.damage import cut_short, edit_config, replace_tensors
+from tests.exporting.runs import random_weights, recipe_at, shape_of
+from tests.recipes import SMALL_HEAD
+from tests.scripts import environment, run_here
+
+TARGET = REPO_ROOT / "data_gen" / "tiny" / "target"
+PROMPTS, HARVEST, REGENERATE = "data_gen/prompts.py", "data_gen/harvest.py", "data_gen/regenerate.py"
+EXPORT, IMPORT = "export/head.py", "export/import_head.py"
+LONG = "a" * 300
+GOOD = [
+    {"split": split, "messages": [{"role": "user", "content": f"question {i} of {split}"}]}
+    for split in ("train", "heldout")
+    for i in range(3)
+]
+_ACTION = r"; \w|\. [A-Z]|: give|not valid:|correct or remove|must be"
+
+
+def refused(capsys: pytest.CaptureFixture, script: str, *arguments: str) -> str:
+    """Run a command that must end with code 2; a traceback would end the test. Returns its message."""
+    capsys.readouterr()
+    assert run_here(script, *arguments) == 2
+    message = capsys.readouterr().err.strip().split("\n\n")[-1]
+    assert "Traceback" not in message
+    assert re.search(_ACTION, message), f"no next action: {message}"
+    return message
+
+
+def lines(rows: list[dict]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def prompts_of(folder: Path, content: bytes = lines(GOOD), name: str = "p.jsonl") -> list[str]:
+    """Overrides of a recipe that reads a file with this content."""
+    path = folder / name
+    path.write_bytes(content)
+    return [
+        f"output_dir={folder}", f"prompts.path={path}", "prompts.max_train=null", "prompts.max_heldout=null",
+        "prompts.validation=1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        *((f"{section}.seed={2**64}", f"{section}.seed") for section in ("prompts", "responses", "train", "eval")),
+        (f"name={LONG}", "name"),
+        (f"output_dir=/tmp/{LONG}", "output_dir"),
+        (f"output_dir=/tmp/{'/'.join([LONG[:200]] * 30)}", "output_dir"),
+        (f"prompts.path=/tmp/{LONG}", LONG),
+        ("output_dir=/proc/nothing", "/proc/nothing"),
+        ("output_dir=/dev/null/x", "/dev/null"),
+        ("train.learning_rate=.inf", "train.learning_rate"),
+        (f"prompts.validation={2**70}", "prompts.validation"),
+    ],
+)
+def test_a_setting(tmp_path, capsys, override, named):
+    assert named in refused(capsys, PROMPTS, *prompts_of(tmp_path), override)
+
+
+def test_a_recipe_whose_name_is_too_long(capsys):
+    assert LONG in refused(capsys, PROMPTS, LONG)
+
+
+def parquet(damage: Callable[[bytearray], Any]) -> bytes:
+    content = bytearray(pd.DataFrame({"prompt": ["a", "b", "c"]}).to_parquet())
+    damage(content)
+    return bytes(content)
+
+
+NOISE = bytes(range(256)) * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((f"p.{kind}", NOISE) for kind in ("parquet", "csv", "json", "jsonl.gz", "parquet.gz", "csv.gz", "txt")),
+        *((f"p.{kind}", b"") for kind in ("parquet", "csv", "json", "jsonl.gz", "csv.gz")),
+        ("p.parquet", parquet(lambda content: content.__delitem__(slice(-50, None)))),
+        ("p.parquet", parquet(lambda content: content.__setitem__(30, content[30] ^ 255))),
+        ("p.csv", "prompt\nm\xfcll\n".encode("latin1")),
+        ("p.jsonl", b"\x1e".join(json.dumps(row).encode() for row in GOOD)),
+    ],
+)
+def test_a_file_of_prompts(tmp_path, capsys, name, content):
+    refused(capsys, PROMPTS, *prompts_of(tmp_path, content, name))
+
+
+# What a target can have that is another's or no one's, and the file that the message names.
+
+
+def text(name: str, content: str | bytes) -> Callable[[Path], Any]:
+    return lambda target: (target / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def config(**changes: Any) -> Callable[[Path], Any]:
+    return lambda target: edit_config(target, **changes)
+
+
+INDEX = "model.safetensors.index.json"
+SHAPES = [
+    *(text("config.json", content) for content in ("[1, 2]", '"x"', "", "null", b"\xff\xfe", '{"text_config": [1]}')),
+    *(config(num_hidden_layers=value) for value in ("many", -1, 2.5, None)),
+    *(config(hidden_size=value) for value in (0, [1])),
+    *(config(**{key: "x"}) for key in ("vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_parameters")),
+    config(dtype="float7"),
+    config(model_type=7),
+    *(text(INDEX, content) for content in ("[]", "{", "{}", '{"weight_map": [1]}')),
+    *(text(INDEX, json.dumps({"weight_map": {"model.norm.weight": name}})) for name in (7, "../../x", "gone")),
+]
+
+
+@pytest.fixture
+def target(tmp_path) -> Path:
+    return shutil.copytree(TARGET, tmp_path / "target")
+
+
+@pytest.mark.parametrize("damage", SHAPES)
+def test_a_target_that_describes_something_else(tmp_path, capsys, target, damage):
+    damage(target)
+    message = refused(capsys, HARVEST, "--dry-run", *prompts_of(tmp_path), f"target.path={target}")
+    assert str(target) in message
+
+
+def other_norm(target: Path) -> None:
+    replace_tensors(target / "model.safetensors", {"model.norm.weight": torch.ones(10)})
+
+
+WEIGHTS = [
+    lambda target: cut_short(target / "model.safetensors", 100_000),
+    text("model.safetensors", pickle.dumps({"weights": 1})),
+    lambda target: torch.save({"weights": torch.zeros(3)}, target / "model.safetensors"),
+    text("model.safetensors", b""),
+    text("model.safetensors", b"\xff" * 8 + b"{}"),
+    other_norm,
+    config(vocab_size=100),
+    config(hidden_size=64),
+]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory) -> Path:
+    """A public head of the embedded target."""
+    recipe = recipe_at(tmp_path_factory.mktemp("public"))
+    shape = shape_of(recipe)
+    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
+    return recipe.head_dir
+
+
+@pytest.mark.parametrize("damage", WEIGHTS)
+def test_weights_of_a_target(tmp_path, capsys, target, head, damage):
+    weights = load_file(head / "model.safetensors")
+    theirs = shutil.copytree(head, tmp_path / "head")
+    del weights["lm_head.weight"]  # is taken from the target then
+    save_file(weights, theirs / "model.safetensors")
+    damage(target)
+    arguments = (*SMALL_HEAD, f"output_dir={tmp_path}", f"target.path={target}")
+    message = refused(capsys, IMPORT, *arguments, "--head", str(theirs))
+    assert str(target) in message or "target" in message
+
+
+def test_a_head_whose_offsets_are_no_whole_numbers(tmp_path, capsys, head):
+    theirs = shutil.copytree(head, tmp_path / "head")
+    offsets = load_file(theirs / "model.safetensors")["d2t"]
+    replace_tensors(theirs / "model.safetensors", {"d2t": offsets.float()})
+    assert "d2t" in refused(capsys, IMPORT, *SMALL_HEAD, f"output_dir={tmp_path}", "--head", str(theirs))
+
+
+TOKENIZERS = [
+    *(text("tokenizer.json", content) for content in ("", "[]", b"\xff\xff", '{"version": "1.0"}')),
+    lambda target: (target / "tokenizer.json").unlink(),
+    *(text("tokenizer_config.json", content) for content in ("[]", "{", '{"tokenizer_class": 7}')),
+    text("chat_template.jinja", b"\xff\xff"),
+]
+
+
+@pytest.mark.parametrize("damage", TOKENIZERS)
+def test_a_tokenizer(tmp_path, capsys, target, damage):
+    arguments = [*prompts_of(tmp_path), f"target.path={target}"]
+    assert run_here(PROMPTS, *arguments) == 0
+    damage(target)
+    assert str(target) in refused(capsys, REGENERATE, *arguments)
+    assert run_here(PROMPTS, *arguments) == 0  # which needs it for a note only
+
+
+# Names
+
+
+ODD = ["[/x]", "[red]x", "<script>x</script>", "|", "a|b", "# x", "*x*", "_x_", "`x`", "[x](http://y)", "$x$", "&lt;"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_is_shown_as_it_is(capsys, name):
+    capsys.readouterr()
+    terminal().print(name)
+    assert capsys.readouterr().out.strip() == name
+    terminal().print(Markdown(f"- {in_markdown(name)}"))
+    assert capsys.readouterr().out.strip() == f"• {name}"
+    assert "<script>" not in in_markdown(name)
+
+
+@pytest.mark.parametrize("category", [*ODD, "\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}"])
+def test_a_category_is_only_a_name(tmp_path, capsys, category):
+    arguments = prompts_of(tmp_path, lines([{**row, "category": category} for row in GOOD]))
+    assert run_here(PROMPTS, *arguments) == 0
+    report = (tmp_path / "results" / "tiny" / "prompts" / "report.md").read_text()
+    for shown in (report, capsys.readouterr().out):
+        assert not {"\x1b", "\r", "\u202e"} & set(shown)
+    (row,) = [line for line in report.splitlines() if line.startswith("| local")]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 9  # the borders of 8 columns
+
+
+@pytest.mark.parametrize("folder", ["[/x]", "[bold red]", "a b", "a'b\"", "*", "{a}", "$HOME", "é"])
+def test_a_folder_may_be_called_anything(tmp_path, folder):
+    (tmp_path / folder).mkdir(parents=True)
+    arguments = prompts_of(tmp_path / folder)
+    assert run_here(PROMPTS, *arguments) == 0
+    assert run_here(HARVEST, "--dry-run", *arguments) == 0
+
+
+# The machine
+
+
+def shell(command: str, **variables: str) -> subprocess.CompletedProcess:
+    """A line of the shell in which $PYTHON and $NULL stand for this interpreter and a prompts command that works."""
+    return subprocess.run(
+        ["bash", "-c", command], cwd=REPO_ROOT, capture_output=True, check=False, timeout=300,
+        env=environment(PYTHON=sys.executable, **variables),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "named"),
+    [
+        ("", 0, ""),
+        (">&- 2>&-", 0, ""),
+        (">/dev/full", 2, "standard output"),
+    ],
+)
+def test_standard_output_is_closed_or_full_or_plain(tmp_path, ending, code, named):
+    arguments = " ".join(prompts_of(tmp_path, lines([{**row, "category": "é – \U0001f600"} for row in GOOD])))
+    result = shell(f"$PYTHON {PROMPTS} {arguments} {ending}", PYTHONIOENCODING="ascii")
+    assert result.returncode == code, result.stderr
+    assert b"Traceback" not in result.stderr
+    assert b"Exception ignored" not in result.stderr
+    assert named.encode() in result.stderr
+    assert (tmp_path / "data" / "tiny" / "prompts" / "manifest.json").exists()
+
+
+def test_files_that_may_not_grow(tmp_path):
+    arguments = " ".join(prompts_of(tmp_path))
+    result = shell(f"trap '' XFSZ; ulimit -f 0; $PYTHON {PROMPTS} {arguments}")
+    assert result.returncode == 2, result.stderr
+    assert b"Traceback" not in result.stderr
+    assert b"Make room" in result.stderr
+    assert run_here(PROMPTS, *prompts_of(tmp_path)) == 0
+
+
+def test_a_file_system_that_is_read_only(tmp_path):
+    mount = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+    command = f"mount -t tmpfs -o ro none {tmp_path}/ro && $PYTHON {PROMPTS} {' '.join(prompts_of(tmp_path))}"
+    (tmp_path / "ro").mkdir()
+    result = subprocess.run(
+        [*mount, f"{command} output_dir={tmp_path}/ro || exit $?"], cwd=REPO_ROOT, capture_output=True, check=False,
+        env=environment(PYTHON=sys.executable),
+    )  # fmt: skip
+    if b"unshare" in result.stderr or b"mount:" in result.stderr:
+        pytest.skip("needs a user namespace in which a tmpfs can be mounted")
+    assert result.returncode == 2, result.stderr
+    assert b"Traceback" not in result.stderr
+    assert os.fsencode(tmp_path / "ro") in result.stderr
+    assert b"output_dir" in result.stderr
