@@ -11,8 +11,8 @@ same renormalised; a = sum_d min(p_d, q_d), the probability that rejection sampl
     greedy_acceptance  1 - sum_d softmax(z / tau)_d p_d
     cross_entropy      -log q at the draft token with the largest p, the label of greedy text
 
-greedy_acceptance is matched to vLLM's default, which drafts argmax(q) and accepts it with probability p[argmax q]. argmax
-has no gradient; its stand-in is the softmax at tau = 0.5, sharper than q.
+greedy_acceptance is matched to vLLM's default, which drafts argmax(q) and accepts it with probability p[argmax q].
+argmax has no gradient; its stand-in is the softmax at tau = 0.5, sharper than q.
 
 Any objective, and any mixture of them, is differentiated by autograd, a block of rows at a time. A gradient written
 down takes 40 to 70 % of the time: the default's stands below, `drafthead.losses.kernels` has
