@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from drafthead.artifacts import read_json
 from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.export import export_head
@@ -138,20 +139,24 @@ def test_a_key_left_where_vllm_does_not_look_is_refused(tmp_path):
         vllm.served_values({"speculators_model_type": "peagle"})
 
 
+PEAGLE = ("head.type=peagle", "head.mask_token_id=9", "head.fc_norm=true")
+
+
 @pytest.mark.slow
-def test_vllm_reads_what_we_say_it_reads(tmp_path):
+@pytest.mark.parametrize(("head", "architecture"), [((), "Eagle3"), (PEAGLE, "Peagle")])
+def test_vllm_reads_what_we_say_it_reads(tmp_path, head, architecture):
     from drafthead.engine.offline import import_vllm
 
     import_vllm()
     from vllm.transformers_utils.config import get_config, maybe_override_with_speculators
 
-    recipe = recipe_at(tmp_path, *FOUR_LAYERS, "export.format=speculators")
+    recipe = recipe_at(tmp_path, *FOUR_LAYERS, *head, "export.format=speculators")
     write_run(recipe)
     directory = export_head(recipe, serve_check=False)
     parsed = get_config(str(directory), trust_remote_code=False)
     assert type(parsed).__name__ == "SpeculatorsConfig"
-    assert parsed.architectures == ["Eagle3LlamaForCausalLM"]
+    assert parsed.architectures == [f"{architecture}LlamaForCausalLM"]
     check_config(parsed.to_dict(), shape_of(recipe), recipe.target.aux_layer_ids, 1024)
     model, tokenizer, speculative = maybe_override_with_speculators(str(directory), None, False)
     assert model == tokenizer == recipe.target_path
-    assert speculative == vllm.speculative_config(directory, 3)
+    assert speculative == drafter_of(recipe.head).vllm.speculative_config(directory, 3)

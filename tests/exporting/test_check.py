@@ -45,6 +45,13 @@ HEADS = {
         "target.aux_layer_ids=[0,2,5,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_output=true",
         "head.norm_before_residual=true", "export.format=speculators",
     ),
+    "P-EAGLE in the speculators layout, two layers, fc_norm": (
+        "target.aux_layer_ids=[2,5,8]", "head.type=peagle", "head.mask_token_id=9", "head.num_layers=2",
+        "head.fc_norm=true", "head.norm_before_fc=false", "export.format=speculators",
+    ),
+    "DFlash, two layers": (
+        "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2"
+    ),
     "weights in fp8": ("target.aux_layer_ids=[2,5,8]", "export.dtype=fp8"),
 }  # fmt: skip
 
@@ -75,7 +82,8 @@ def store_with_layers(responses: StateStore, recipe: Recipe) -> StateStore:
 def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tensor]:
     """A head that has learnt these very responses a little: acceptance far from none and from all."""
     spec, pieces = load_target_spec(recipe.target_path), load_pieces(recipe.target_path)
-    drafter = drafter_of(recipe.head.model_copy(update={"num_ttt_steps": recipe.eval.num_draft_tokens}))
+    K = "num_ttt_steps" if recipe.head.type == "eagle3" else "num_draft_positions"
+    drafter = drafter_of(recipe.head.model_copy(update={K: recipe.eval.num_draft_tokens}))
     batch = pack(store, [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))], drafter)
     batch = batch.to(torch.device("cpu"), torch.float32)
     counts = torch.bincount(batch.input_ids, minlength=spec.vocab_size)

@@ -33,14 +33,14 @@ ARCHITECTURES = (
     "Eagle3DraftModel",
 )  # in config.json
 TARGET_DEFAULT = "the target's default"
-_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # In the speculators layout vLLM builds the draft's config from `transformer_layer_config`, then copies these keys from
 # beside it, with its own defaults (None: not copied). The number of aux layers and `eagle_config` are not among them: a
 # head with another number of aux layers than three loads only when both stand inside.
 _BESIDE_LAYER = {
     "draft_vocab_size": None, "target_hidden_size": None, "norm_before_residual": True, "norm_before_fc": False,
-    "fc_norm": False, "norm_output": False, _LAYER_IDS: None,
+    "fc_norm": False, "norm_output": False, LAYER_IDS: None,
 }  # fmt: skip
 # The first layer's name in a checkpoint and in each layout; vLLM reads both, other tools their own.
 _FIRST_LAYER = {"vllm": "midlayer.", "speculators": "layers.0."}
@@ -70,36 +70,41 @@ def plain_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) 
         **norms,
         "num_aux_hidden_states": len(ids),
         # Model runner V2 reads the ids at the top level only, V1 takes the nested ones where there are none.
-        _LAYER_IDS: ids,
-        "eagle_config": {_LAYER_IDS: ids, "use_aux_hidden_state": True, "norm_before_fc": norms["norm_before_fc"]},
+        LAYER_IDS: ids,
+        "eagle_config": {LAYER_IDS: ids, "use_aux_hidden_state": True, "norm_before_fc": norms["norm_before_fc"]},
         "bos_token_id": None,
         "eos_token_id": None,
         **quantisation(dtype),
     }
 
 
-def speculators_config(config: Config, num_speculative_tokens: int, verifier: Config) -> Config:
+def speculators_config(
+    config: Config, num_speculative_tokens: int, verifier: Config, algorithm: str = METHOD,
+    beside_layer: Config = _BESIDE_LAYER,
+) -> Config:  # fmt: skip
     """config.json of the speculators layout, from the plain one.
 
     Args:
         config: plain.
         num_speculative_tokens: K to be served unless the user says otherwise.
         verifier: the target: `name_or_path`, a hub id or the absolute path of a directory, and `architectures`.
+        algorithm: as that layout names it.
+        beside_layer: keys that vLLM copies from beside the layer's, and their defaults.
     """
     proposal = {
         "proposal_type": "greedy", "speculative_tokens": num_speculative_tokens, "accept_tolerance": 0.0,
         "verifier_accept_k": 1,
     }  # fmt: skip
-    beside = ("architectures", "dtype", *_BESIDE_LAYER)
+    beside = ("architectures", "dtype", *beside_layer)
     return {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": METHOD,
+        "architectures": [{METHOD: "Eagle3DraftModel"}.get(algorithm, "PEagleDraftModel")],
+        "speculators_model_type": algorithm,
         "dtype": config["dtype"],
-        **{key: config[key] for key in _BESIDE_LAYER},
+        **{key: config[key] for key in beside_layer},
         "tie_word_embeddings": False,
         "transformer_layer_config": {key: value for key, value in config.items() if key not in beside},
         "speculators_config": {
-            "algorithm": METHOD,
+            "algorithm": algorithm,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": verifier,
@@ -114,27 +119,27 @@ def served_values(config: Config) -> Config:
         KeyError: a key without a default is missing.
         ValueError: it is of the speculators layout and describes another algorithm.
     """
-    plain = _plain(config)
+    plain = plain_form(config)
     nested = plain.get("eagle_config") or {}
-    ids, nested_ids = plain.get(_LAYER_IDS), nested.get(_LAYER_IDS)
+    ids, nested_ids = plain.get(LAYER_IDS), nested.get(LAYER_IDS)
     return {
         **served_decoder(plain),
         **{name: bool(plain.get(name, False)) for name in _NORMS},
         "norm_before_fc": bool(nested.get("norm_before_fc", plain.get("norm_before_fc", False))),
         # fc is sized by the count, else by the nested ids, else for three.
         "num_aux_hidden_states": plain.get("num_aux_hidden_states") or len(nested_ids or range(3)),
-        _LAYER_IDS: _ascending(ids),
-        f"eagle_config.{_LAYER_IDS}": _ascending(ids or nested_ids),
+        LAYER_IDS: _ascending(ids),
+        f"eagle_config.{LAYER_IDS}": _ascending(ids or nested_ids),
     }
 
 
-def _plain(config: Config) -> Config:
+def plain_form(config: Config, algorithm: str = METHOD, beside_layer: Config = _BESIDE_LAYER) -> Config:
     """The plain config that vLLM makes of a speculators one, its defaults included; a plain one as it is."""
     if "speculators_model_type" not in config and "speculators_config" not in config:
         return config
-    if config.get("speculators_model_type") != METHOD:
-        raise ValueError(f"speculators_model_type {config.get('speculators_model_type')!r} is not {METHOD}")
-    beside = {key: config.get(key, default) for key, default in _BESIDE_LAYER.items()}
+    if config.get("speculators_model_type") != algorithm:
+        raise ValueError(f"speculators_model_type {config.get('speculators_model_type')!r} is not {algorithm}")
+    beside = {key: config.get(key, default) for key, default in beside_layer.items()}
     return config["transformer_layer_config"] | {key: value for key, value in beside.items() if value is not None}
 
 
@@ -169,9 +174,9 @@ def describe(
     num_aux_layers = tensors["fc.weight"].shape[1] // spec.hidden_size
     shape = DraftShape(
         section(**{"type": "eagle3", **fields, **own}), spec.hidden_size, spec.vocab_size, num_aux_layers,
-        served["rms_norm_eps"], rope_parameters_of(_plain(config)), served["max_position_embeddings"],
+        served["rms_norm_eps"], rope_parameters_of(plain_form(config)), served["max_position_embeddings"],
     )  # fmt: skip
-    ids = served[f"eagle_config.{_LAYER_IDS}"]
+    ids = served[f"eagle_config.{LAYER_IDS}"]
     return shape, _boundaries(ids, num_aux_layers, spec.num_layers, layer_ids_are)
 
 
