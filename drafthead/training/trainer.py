@@ -298,7 +298,7 @@ class Trainer:
     def save(self, step: int, weights: dict[str, Tensor], measured: bool = False) -> None:
         """Write a checkpoint, note whether it is the best of those that were measured, and apply retention."""
         state = replace(self.state, step=step, world_size=self.accelerator.num_processes)
-        # Where every validation response loops, lengths are NaN and the newest checkpoint counts as the best.
+        # Where validation has no response at all, lengths are NaN and the newest checkpoint counts as the best.
         if measured and (state.best_step == 0 or not state.acceptance_length <= state.best_acceptance_length):
             state = replace(state, best_step=step, best_acceptance_length=state.acceptance_length)
         self.state = state
@@ -359,14 +359,18 @@ def replayed_documents(store: States, drafter: Drafter) -> list[Window]:
     """The validation documents that are replayed, whole, since rounds cross windows.
 
     Empty responses and those that loop are left out, by the rule by which evaluation leaves them out: the checkpoint
-    that is picked is to be the one that evaluation would pick.
+    that is picked is to be the one that evaluation would pick. Where all of them loop they are taken after all, as by
+    the serving check of an export.
     """
-    texts = (store.tokens(i) for i in range(len(store)))
-    return [
-        whole(i, mask, drafter)
-        for i, (ids, mask) in enumerate(texts)
-        if mask.any() and not loops(ids[last_answer(mask)])
-    ]
+    texts = [(i, *store.tokens(i)) for i in range(len(store))]
+    some = [(i, ids, mask) for i, ids, mask in texts if mask.any()]
+    straight = [text for text in some if not loops(text[1][last_answer(text[2])])]
+    if some and not straight:
+        logger.warning(
+            f"all {len(some)} validation responses loop: acceptance is predicted on them, which says little of other "
+            "text; regenerate validation with other prompts or a larger responses.max_tokens"
+        )
+    return [whole(i, mask, drafter) for i, _, mask in straight or some]
 
 
 def replayed(drafts: Tensor, target_ids: Tensor, batch: PackedBatch, like: Acceptance) -> Acceptance:

@@ -1,10 +1,8 @@
 """What the predicted acceptance counts: answers that evaluation counts too, and no others."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -72,7 +70,13 @@ def test_evaluation_leaves_out_the_same(tmp_path):
     assert summary.of("eagle3").prompts == len(replayed_documents(store, eagle3(NUM_STEPS))) == 1
 
 
-def test_where_every_answer_loops_nothing_is_predicted(tmp_path):
+def test_where_every_answer_loops_they_are_replayed_and_said_to(tmp_path, caplog):
     result = _acceptance(_store(tmp_path, loop=LOOP))
-    assert math.isnan(result.length)
-    assert np.isnan(result.rates).all()
+    assert result.drafts > 5
+    assert "all 1 validation responses loop" in caplog.text
+
+
+def test_without_an_answer_nothing_is_predicted(tmp_path):
+    silent = replace(_document("silent", FRESH), loss_mask=torch.zeros(len(FRESH), dtype=torch.uint8))
+    write_shard(shard_path(tmp_path, 0), [silent], num_target_layers=3)
+    assert replayed_documents(StateStore(tmp_path), eagle3(NUM_STEPS)) == []
