@@ -26,9 +26,8 @@ from openai_harmony import (
 from transformers import AutoTokenizer
 
 from drafthead.data.conversations import RowError, cut, parse_messages
-from drafthead.data.kept import KeptResponses
 from drafthead.data.prompts import Prompt, prompt_id
-from drafthead.data.rendering import Renderer, UnrenderableError
+from drafthead.data.rendering import KeptResponses, Renderer, UnrenderableError
 
 DAY, EFFORT = date(2025, 8, 5), "low"
 

@@ -4,7 +4,6 @@
     python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, memory, disk; nothing is run
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
     python data_gen/harvest.py --cluster [RECIPE] ...    one engine per GPU (or tensor-parallel group) of a Ray cluster
-    python data_gen/harvest.py --shards I/N [RECIPE] ... one of N independent processes, such as a Slurm array
 
 Interrupted, the same command continues with the shards that are missing.
 """
@@ -14,7 +13,6 @@ import sys
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.generation import running
 from drafthead.generation.harvest import harvest, print_states, print_verification
-from drafthead.generation.shards import WHOLE, parse_share
 from drafthead.planning import OPTIONS as PLANNING
 from drafthead.planning import dry_run
 from drafthead.planning.harvest_cache import check_fits
@@ -22,7 +20,6 @@ from drafthead.planning.harvest_cache import check_fits
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),
     *PLANNING, *running.OPTIONS,
-    ("--shards", {"metavar": "I/N", "help": "make every N-th shard from number I on, I from 0 to N - 1"}),
 )  # fmt: skip
 
 
@@ -34,9 +31,8 @@ def main() -> None:
         dry_run(recipe, args, {"harvest": args.tokens_per_second})
         return
     check_fits(recipe)
-    share = parse_share(args.shards) if args.shards else WHOLE
-    if harvest(recipe, share, running.runner(args)):
-        print_states(recipe)
+    harvest(recipe, running.runner(args))
+    print_states(recipe)
 
 
 if __name__ == "__main__":

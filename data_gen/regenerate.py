@@ -26,7 +26,8 @@ def main() -> None:
     run = running.runner(args)
     regenerate(recipe, run)
     print_responses(recipe)
-    if recipe.states.one_pass and harvest(recipe, run=run):
+    if recipe.states.one_pass:
+        harvest(recipe, run)
         print_states(recipe)
 
 

@@ -127,7 +127,7 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
         run_script("eval/acceptance.py", [*arguments, "--no-tables"])
         rows.append(served_rows(recipe))
     parameters = require(recipe.head_dir, "head", "python export/head.py RECIPE")["counts"]["parameters"]
-    which = {"kind": contestant.kind, "layers": contestant.layers, "seed": contestant.seed}
+    which: dict[str, Any] = {"kind": contestant.kind, "layers": contestant.layers, "seed": contestant.seed}
     with atomic_path(path) as temporary:
         found = pd.concat(rows, ignore_index=True).assign(**which, control=contestant.control, parameters=parameters)
         found.to_parquet(temporary, index=False)

@@ -1,7 +1,7 @@
 """The recipe's section on responses: how the target generates them, and which are kept.
 
 Distributions are lists of equal or mappings of weighted values; each conversation draws from them by a hash of
-`seed` and its prompt's id (drafthead/generation/draw.py), so a restart draws the same.
+`seed` and its prompt's id (drafthead/generation/dialogue.py), so a restart draws the same.
 """
 
 from collections import Counter

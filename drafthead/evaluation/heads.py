@@ -51,7 +51,7 @@ def comparison_table(rows: pd.DataFrame) -> Table:
     controls = rows[rows["control"]]
     for (kind, layers, how), found in rows[~rows["control"]].groupby(["kind", "layers", "how"], sort=False):
         line: dict[str, Any] = {
-            "head": str(kind), "counted": str(how), "layers": int(layers), "seeds": found["seed"].nunique(),
+            "head": str(kind), "counted": str(how), "layers": layers, "seeds": found["seed"].nunique(),
             "parameters (M)": Cell(f"{found['parameters'].iloc[0] / 1e6:.2f}"),
         }  # fmt: skip
         for k, at in found.groupby("k"):

@@ -9,29 +9,30 @@ states are harvested, once per turn.
 A round of turns is one batch for the engine, see `make_responses`. Responses that the data has take the same form.
 """
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import TYPE_CHECKING, Any, get_args
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from tqdm import tqdm
 
+from drafthead.artifacts import digest
 from drafthead.config import Recipe
-from drafthead.config.responses import Fault, ResponsesConfig
-from drafthead.data.kept import KeptResponses
+from drafthead.config.responses import Effort, Fault, ResponsesConfig
 from drafthead.data.prompts import Prompt
 from drafthead.data.reading import ParsedResponse, response_parser
-from drafthead.data.rendering import Renderer, UnrenderableError, renderer
+from drafthead.data.rendering import KeptResponses, UnrenderableError, renderer
 from drafthead.data.responses import LeftOut, Response, loops
 from drafthead.drafters.config import HeadConfig
 from drafthead.engine.generate import Engine, Generation, GenerationRequest
-from drafthead.generation.draw import Sampling, draw_sampling
 from drafthead.target.tokenizer import stop_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
+_T = TypeVar("_T")
 
 TRUNCATED, REFUSED, LOOPING = FLAGS = get_args(Fault)
 GIVEN = "given"  # finish_reason of a response that the data had
@@ -102,48 +103,59 @@ def _turns(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
     return [tuple(turn) for turn in turns]
 
 
-@dataclass(frozen=True)
-class SplitRules:
-    """How the prompts of one split get their responses.
-
-    Attributes:
-        settings: of the recipe.
-        tokenizer: of the target.
-        render: prompts to token ids, with that tokenizer.
-        given: the responses of the data, where they are kept; None: the target generates all.
-        max_model_len: of the engine.
-        greedy: whatever the settings say; validation is.
-        continuation: tokens generated past the stop.
-    """
-
-    settings: ResponsesConfig
-    tokenizer: "PreTrainedTokenizerBase"
-    render: Renderer
-    given: KeptResponses | None
-    max_model_len: int
-    greedy: bool
-    continuation: int
-
-
 def continuation(head: HeadConfig, split: str) -> int:
     """Tokens generated past the stop: K where acceptance is replayed, because vLLM counts before it trims."""
     return head.num_positions if split == "validation" else 0
 
 
-def rules_of(recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase") -> SplitRules:
-    """The rules of a recipe's training or validation split."""
-    render, given = renderer(recipe, tokenizer), None
-    if not recipe.responses.regenerates(split):
-        given = KeptResponses(render, tokenizer, stop_tokens(recipe, tokenizer))
-    return SplitRules(
-        recipe.responses,
-        tokenizer,
-        render,
-        given,
-        recipe.engine.max_model_len,
-        greedy=split == "validation",
-        continuation=continuation(recipe.head, split),
-    )
+class SplitRules:
+    """How the prompts of one split get their responses.
+
+    Attributes:
+        settings, max_model_len: of the recipe.
+        tokenizer: of the target.
+        render: prompts to token ids, with the target's tokenizer.
+        read: a response's token ids to its message.
+        given: the responses of the data, where they are kept; None: the target generates all.
+        greedy: whatever the settings say; validation is.
+        continuation: tokens generated past the stop.
+    """
+
+    def __init__(self, recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase"):
+        self.settings, self.max_model_len, self.tokenizer = recipe.responses, recipe.engine.max_model_len, tokenizer
+        self.render, self.read = renderer(recipe, tokenizer), response_parser(tokenizer)
+        keeps = not recipe.responses.regenerates(split)
+        self.given = KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
+        self.greedy, self.continuation = split == "validation", continuation(recipe.head, split)
+
+
+class Sampling(NamedTuple):
+    """How one response is sampled."""
+
+    temperature: float
+    effort: Effort
+    seed: int
+
+
+def draw_sampling(settings: ResponsesConfig, prompt_id: str, turn: int, greedy: bool) -> Sampling:
+    """Temperature and reasoning effort of a conversation, and the sampling seed of one of its turns.
+
+    They follow from responses.seed and the prompt's id alone, the seed from the turn too.
+    """
+    number = _number(settings.seed, prompt_id)
+    of_turn = number if turn == 0 else _number(settings.seed, prompt_id, turn)
+    temperature = _weighted(settings.temperatures, _number(settings.seed, "temperature", prompt_id))
+    return Sampling(0.0 if greedy else temperature, _weighted(settings.efforts, number), (of_turn >> 8) % 2**31)
+
+
+def _number(*key: int | str) -> int:
+    return int(digest(list(key))[:12], 16)
+
+
+def _weighted(weights: Mapping[_T, int], number: int) -> _T:
+    """The value on which a large number falls, modulo the sum of the weights."""
+    ends = list(accumulate(weights.values()))
+    return list(weights)[bisect(ends, number % ends[-1])]
 
 
 @dataclass(frozen=True)
@@ -152,14 +164,13 @@ class Turn:
 
     Attributes:
         dialogue: up to this turn.
-        sampling: drawn for it; of a response that the data has, the reasoning effort counts alone, because the
-            template writes it into the prompt.
+        effort: drawn for it; the template writes it into the prompt.
         request: for its response.
         given: the response of the data, stop token included; None: it is generated.
     """
 
     dialogue: Dialogue
-    sampling: Sampling
+    effort: Effort
     request: GenerationRequest
     given: list[int] | None
 
@@ -185,7 +196,7 @@ def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn
         keep = "" if rules.continuation else dialogue.id  # states are those of the whole sequence
         max_tokens = min(room, rules.settings.max_tokens)
         request = GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=keep)
-        turns.append(Turn(dialogue, sampling, request, given))
+        turns.append(Turn(dialogue, sampling.effort, request, given))
     return turns, left_out
 
 
@@ -206,7 +217,6 @@ def make_responses(
         prompts: of a part.
         bar: advances by the number of turns in `prompts`.
     """
-    read = response_parser(rules.tokenizer)
     responses: dict[str, list[Response]] = {prompt.id: [] for prompt in prompts}
     left_out: list[LeftOut] = []
     dialogues = [open_dialogue(prompt, rules.settings.turn_by_turn) for prompt in prompts]
@@ -214,7 +224,7 @@ def make_responses(
         turns, lost = prepare(rules, dialogues)
         dialogues = []
         for turn, (generation, beyond) in zip(turns, _generate(generator, turns, rules.continuation, bar), strict=True):
-            dialogue, message, was_given = turn.dialogue, read(generation.token_ids), turn.given is not None
+            dialogue, message, was_given = turn.dialogue, rules.read(generation.token_ids), turn.given is not None
             response = Response(
                 id=dialogue.id,
                 category=dialogue.prompt.category,
@@ -223,9 +233,9 @@ def make_responses(
                 continuation_ids=beyond,
                 text=str(rules.tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
                 finish_reason=generation.finish_reason,
-                temperature=None if was_given else turn.sampling.temperature,
-                reasoning_effort=turn.sampling.effort,
-                seed=None if was_given else turn.sampling.seed,
+                temperature=None if was_given else turn.request.temperature,
+                reasoning_effort=turn.effort,
+                seed=None if was_given else turn.request.seed,
                 turn=dialogue.turn,
                 flags=flags_of(rules.settings, message, generation),
             )

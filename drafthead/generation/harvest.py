@@ -1,10 +1,8 @@
 """Run the target over its own text and store its hidden states at every position.
 
 A sequence is prompt, response and continuation; the loss mask is 1 on the response only. The work is cut into shards
-(generation.shards), which one engine makes in this process, many on a Ray cluster (generation.cluster), or independent
-processes that take a share each. With states.one_pass the shards were captured while the target generated, and only
-what is missing is made. Several processes may begin and finish a store at the same time: they write the same, and each
-file appears whole or not at all.
+(generation.shards), which one engine makes in this process, or many on a Ray cluster (generation.cluster). With
+states.one_pass the shards were captured while the target generated, and only what is missing is made.
 
 Online mode (states.spool_shards): the validation split is harvested into an ordinary store, then the spool of the
 training split is kept full until training has all it needs. Shards follow in the order in which training reads them,
@@ -30,8 +28,8 @@ from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
 from drafthead.engine.generate import CapturingEngine, GenerationRequest, capturing_engine
-from drafthead.generation.running import Runner, Task, Worker, run_here, unwritten
-from drafthead.generation.shards import WHOLE, ShardJob, list_jobs, move_captured, states_identity, to_do
+from drafthead.generation.running import Runner, Task, Worker, run_here
+from drafthead.generation.shards import ShardJob, list_jobs, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_names
 
@@ -42,16 +40,12 @@ _MAKE_RESPONSES = "python data_gen/regenerate.py RECIPE"
 _MIN_AGREEMENT = 0.9  # of the T = 0 text; what is missing are near ties between two tokens
 
 
-def harvest(recipe: Recipe, share: slice = WHOLE, run: Runner = run_here) -> bool:
+def harvest(recipe: Recipe, run: Runner = run_here) -> None:
     """Make the states of both splits; finished shards are kept, and no model is loaded when all are.
 
     Args:
         recipe: target, engine and states sections are used.
-        share: make these shards only. The process that finds all shards of a split finishes it.
         run: makes the shards.
-
-    Returns:
-        Whether both splits are finished; False when shards of other shares are missing.
 
     Raises:
         ArtifactError: responses are missing or come from another target, or a directory holds something else.
@@ -60,26 +54,26 @@ def harvest(recipe: Recipe, share: slice = WHOLE, run: Runner = run_here) -> boo
     """
     spec, online = load_target_spec(recipe.target_path, recipe.target.revision), recipe.states.spool_shards is not None
     check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
-    if online and (run is not run_here or share != WHOLE):
+    if online and run is not run_here:
         raise ValueError(
             f"states.spool_shards {recipe.states.spool_shards}: one engine fills a spool, in the order in which "
-            "training reads it; leave out --cluster and --shards, or harvest the whole store without a spool"
+            "training reads it; leave out --cluster, or harvest the whole store without a spool"
         )
     unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
     jobs = {split: list_jobs(recipe, split) for split in unfinished if split == "validation" or not online}
     if recipe.states.one_pass:
         for split in jobs:
             move_captured(recipe, spec, split, jobs[split])
-    if missing := to_do([job for split in jobs for job in jobs[split][share]]):
+    if missing := to_do([job for split in jobs for job in jobs[split]]):
         started = time.monotonic()
         run(harvesting(recipe, spec), missing)
         tokens = sum(job.num_tokens for job in missing)
         rate = tokens / (time.monotonic() - started)
         logger.info("harvested %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
-    finished = [_finish_if_whole(jobs[split], split) for split in jobs]
+    for split in jobs:
+        _finish(jobs[split])
     if online:
         _harvest_online(recipe, spec)
-    return all(finished)
 
 
 def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
@@ -101,19 +95,12 @@ def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
     return begin(recipe.states_dir(split), KIND, identity)
 
 
-def _finish_if_whole(jobs: Sequence[ShardJob], split: str) -> bool:
-    """Check a store and write its manifest, unless shards are missing, which other processes make.
+def _finish(jobs: Sequence[ShardJob]) -> None:
+    """Check a store and write its manifest.
 
     Raises:
         ArtifactError: the states do not lead to the target's own text.
     """
-    if lacking := unwritten(jobs):
-        logger.info(
-            "%-10s %d of %d shards exist; the process that writes the last one finishes the store, or the command "
-            "without --shards",
-            *(split, len(jobs) - len(lacking), len(jobs)),
-        )
-        return False
     directory, counts, agreement = jobs[0].directory, _counts(jobs), argmax_agreement(jobs)
     if agreement is not None and agreement < _MIN_AGREEMENT:
         raise ArtifactError(
@@ -123,7 +110,6 @@ def _finish_if_whole(jobs: Sequence[ShardJob], split: str) -> bool:
         )
     density = sum(job.path.stat().st_size for job in jobs) / counts["tokens"]
     finish(directory, counts | {"shards": len(jobs), "bytes_per_token": density, "argmax_agreement": agreement})
-    return True
 
 
 def _counts(jobs: Sequence[ShardJob]) -> dict[str, int]:

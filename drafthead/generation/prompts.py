@@ -7,16 +7,18 @@ adding lines to a source disturbs as little as possible.
 """
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
-from drafthead.artifacts import MANIFEST, begin, finish, read_manifest
+import pandas as pd
+
+from drafthead.artifacts import MANIFEST, begin, digest, finish, read_manifest
 from drafthead.config import PromptsConfig, PromptSource, Recipe
 from drafthead.data.contamination import Overlap, find_overlaps
-from drafthead.data.prompts import KIND, Prompt, write_prompts
-from drafthead.generation.draw import draw_evenly
+from drafthead.data.prompts import KIND, SPLITS, Prompt, read_prompts, write_prompts
 from drafthead.generation.prompt_pool import Pool, drop_duplicates, gather
 from drafthead.generation.source_files import Located, locate
 
@@ -215,3 +217,26 @@ def split_prompts(
         "validation": validation,
         "heldout": draw_evenly(heldout, settings.max_heldout, settings.seed),
     }
+
+
+def draw_evenly(prompts: Sequence[Prompt], limit: int | None, seed: int) -> list[Prompt]:
+    """At most `limit` prompts, categories as even as their sizes allow; deterministic in seed and content."""
+    # Rank within the category first: the first n of this order hold every category's first n / categories.
+    ranked: list[tuple[int, int, Prompt]] = []
+    drawn: Counter[str] = Counter()
+    for place, prompt in enumerate(sorted(prompts, key=lambda p: digest([seed, p.id]))):
+        ranked.append((drawn[prompt.category], place, prompt))
+        drawn[prompt.category] += 1
+    return [prompt for _, _, prompt in sorted(sorted(ranked)[:limit], key=itemgetter(1))]
+
+
+def print_prompts(recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """A table of sources, categories and splits, and a line for whatever was left out."""
+    found = [(p.source, p.category, split) for split in SPLITS for p in read_prompts(recipe.prompts_dir, split)]
+    rows = pd.DataFrame(found, columns=["source", "category", "split"])
+    table = pd.crosstab([rows.source, rows.category], rows.split)[list(SPLITS)]
+    table.loc[("total", ""), :] = table.sum()
+    print(table.astype(int).to_string())
+    counts = manifest["counts"]
+    for note in (f"{counts['duplicates_dropped']} duplicate prompts were dropped", *counts["notes"]):
+        print(f"- {note}")

@@ -19,14 +19,13 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from rich.table import Table
 from tqdm import tqdm
 
 from drafthead.artifacts import ArtifactError, begin, finish, reference, require
@@ -40,14 +39,13 @@ from drafthead.engine.offline import offline_engine
 from drafthead.generation.dialogue import (
     DROPPED,
     FLAGS,
+    SplitRules,
     continuation,
     make_responses,
     open_dialogue,
-    rules_of,
 )
 from drafthead.generation.running import Runner, Task, run_here
 from drafthead.generation.shards import captured_dir, claim_captured, cut_shards
-from drafthead.progress import progress_bar, terminal
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
 
@@ -88,7 +86,8 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
         if not begin(recipe.responses_dir(split), KIND, _identity(recipe, spec, prompts, split) | day)
     ]
     missing = [part for split in unfinished for part in list_parts(recipe, split) if not part.path.exists()]
-    keep_parts(recipe, tokenizer, [part for part in missing if not settings.regenerates(part.split)])
+    if to_keep := [part for part in missing if not settings.regenerates(part.split)]:
+        run_here(Task(lambda: nullcontext(PartWorker(recipe, tokenizer)), 0, "keeping responses", "prompt"), to_keep)
     if to_generate := [part for part in missing if settings.regenerates(part.split)]:
         if recipe.states.one_pass:
             for split in {part.split for part in to_generate}:
@@ -146,25 +145,15 @@ def list_parts(recipe: Recipe, split: str) -> list[Part]:
     ]
 
 
-def keep_parts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", parts: Sequence[Part]) -> None:
-    """Write training parts from the responses that the data has."""
-    if not parts:
-        return
-    rules = rules_of(recipe, "train", tokenizer)
-    with progress_bar(sum(part.size for part in parts), "keeping responses", "prompt") as bar:
-        for part in parts:
-            write_part(part.path, *make_responses(rules, None, part.prompts, bar))
-
-
 @contextmanager
 def part_worker(recipe: Recipe, spec: TargetSpec) -> Iterator["PartWorker"]:
     """A running engine that makes parts."""
-    with running_generator(recipe, spec) as generator:
-        yield PartWorker(recipe, load_tokenizer(recipe, templated=True), generator)
+    with running_engine(recipe, spec) as engine:
+        yield PartWorker(recipe, load_tokenizer(recipe, templated=True), engine)
 
 
 @contextmanager
-def running_generator(recipe: Recipe, spec: TargetSpec) -> Iterator[Engine]:
+def running_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[Engine]:
     """An engine that runs the target, and keeps states where the recipe says so."""
     if recipe.states.one_pass:
         with capturing_engine(recipe, spec, seeded=True) as engine:
@@ -175,31 +164,32 @@ def running_generator(recipe: Recipe, spec: TargetSpec) -> Iterator[Engine]:
 
 
 class PartWorker:
-    """Makes parts with one running engine."""
+    """Makes parts with one running engine; without one, from the responses that the data has."""
 
-    def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", generator: Engine):
-        self._rules = {split: rules_of(recipe, split, tokenizer) for split in SPLITS}
+    def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", engine: Engine | None = None):
+        self._rules = {split: SplitRules(recipe, split, tokenizer) for split in SPLITS}
         self._captured = {split: captured_dir(recipe, split) for split in SPLITS}
         self._sequences_per_shard = recipe.states.sequences_per_shard
-        self._generator = generator
+        self._engine = engine
 
     def make(self, part: Part, bar: tqdm) -> None:
         """Generate a part and write it; states that were captured with it follow in the background."""
-        generator = self._generator
-        generator.reset_cache()
-        responses, left_out = make_responses(self._rules[part.split], generator, part.prompts, bar)
+        engine = self._engine
+        if engine is not None:
+            engine.reset_cache()
+        responses, left_out = make_responses(self._rules[part.split], engine, part.prompts, bar)
+        staged = self._captured[part.split] / part.path.stem
+        shutil.rmtree(staged, ignore_errors=True)  # of other responses to the same prompts
         write_part(part.path, responses, left_out)
-        if isinstance(generator, CapturingEngine):
-            staged = self._captured[part.split] / part.path.stem
-            shutil.rmtree(staged, ignore_errors=True)  # of the same part, when it was generated before
+        if isinstance(engine, CapturingEngine):
             jobs = cut_shards(staged, [responses], self._sequences_per_shard)
             slots = [slot for job in jobs for slot in job.slots()]
-            generator.store(slots, [ids for job in jobs for ids in job.sequences()])
+            engine.store(slots, [ids for job in jobs for ids in job.sequences()])
 
     def finish(self) -> None:
         """Wait until everything is on disk."""
-        if isinstance(self._generator, CapturingEngine):
-            self._generator.finish()
+        if isinstance(self._engine, CapturingEngine):
+            self._engine.finish()
 
 
 def finish_split(directory: Path) -> None:
@@ -231,40 +221,31 @@ def finish_split(directory: Path) -> None:
 
 def _response_rows(directory: Path) -> pd.DataFrame:
     """A row for every response, dropped ones included: category, tokens, whether it was dropped, a column per flag."""
-    rows = [
-        (r.category, len(r.prompt_ids), len(r.response_ids), False, *(flag in r.flags for flag in FLAGS))
+    found: list[tuple] = [
+        (r.category, len(r.prompt_ids), len(r.response_ids), False, r.flags)
         for part in read_parts(directory).values()
         for r in part
     ]
-    rows += [
-        (entry.category, 0, 0, True, *(flag in entry.flags for flag in FLAGS))
-        for entry in read_left_out(directory)
-        if entry.flags
-    ]
-    columns = ["category", "prompt_tokens", "response_tokens", "dropped", *FLAGS]
-    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(["dropped", *FLAGS], bool))
+    found += [(e.category, None, None, True, e.flags) for e in read_left_out(directory) if e.flags]
+    rows = pd.DataFrame(found, columns=["category", "prompt_tokens", "response_tokens", "dropped", "flags"])
+    return rows.assign(**{flag: [flag in flags for flags in rows["flags"]] for flag in FLAGS})
 
 
 def print_responses(recipe: Recipe) -> None:
-    """A table per split and category: lengths, and shares of what is wrong; a line per reason why some are missing.
+    """A table per split: responses by category, their mean tokens, and shares of what is wrong, dropped ones included.
 
-    Shares are of all responses, those that were dropped included.
+    A line per reason why some are missing follows.
     """
-    columns = ("split", "category", "kept", "dropped", "mean tokens", *FLAGS)
-    table, notes = Table(*columns, title="Responses", title_justify="left"), []
     for split in SPLITS:
         directory = recipe.responses_dir(split)
         counts = require(directory, KIND, "python data_gen/regenerate.py RECIPE")["counts"]
         rows = _response_rows(directory)
-        for category, some in [*rows.groupby("category"), ("all", rows)]:
-            kept = some[~some.dropped]
-            mean = f"{kept.response_tokens.mean():.0f}" if len(kept) else "0"
-            shares = [f"{some[flag].mean():.0%}" for flag in FLAGS]
-            table.add_row(split, str(category), str(len(kept)), str(len(some) - len(kept)), mean, *shares)
-        table.add_section()
-        notes += [f"{split}: without a response: {n}, {why}" for why, n in counts["skipped"].items()]
-        dropped = {flag: n["dropped"] for flag, n in counts["flagged"].items() if n["dropped"]}
-        notes += [f"{split}: dropped as {flag}: {n}" for flag, n in dropped.items()]
-    terminal().print(table)
-    for note in notes:
-        print(note)
+        groups = pd.concat([rows, rows.assign(category="total")]).groupby("category", sort=False)
+        sums = {"kept": groups.size() - groups.dropped.sum(), "dropped": groups.dropped.sum()}
+        table = pd.DataFrame(sums | {"mean tokens": groups.response_tokens.mean().round()})
+        print(f"{split} responses", table.join(groups[list(FLAGS)].mean().round(2)).to_string(), sep="\n")
+        for why, n in counts["skipped"].items():
+            print(f"- without a response: {n}, {why}")
+        for flag, n in counts["flagged"].items():
+            if n["dropped"]:
+                print(f"- dropped as {flag}: {n['dropped']}")

@@ -6,8 +6,8 @@ missing. That gives up prefix caching between shards and a full batch at each sh
 
 With states.one_pass the states are captured while the target generates. A store is made from finished responses, and
 its manifest names them; so the shards of a part are written to a staging directory of that part, and move into the
-store once the responses are finished. A part is written before its shards. Whatever a kill leaves without states is
-found missing by the harvest, which reads those texts once more.
+store once the responses are finished. A part is written before its shards, and after shards of an earlier part of its
+name are gone. Whatever a kill leaves without states is found missing by the harvest, which reads those texts once more.
 """
 
 import os
@@ -67,24 +67,6 @@ class ShardJob:
     def sequences(self) -> list[list[int]]:
         """Token ids of each sequence."""
         return [[*r.prompt_ids, *r.response_ids, *r.continuation_ids] for r in self.responses]
-
-
-WHOLE = slice(None)
-
-
-def parse_share(share: str) -> slice:
-    """What one of N independent processes makes of the shards of a split, from `I/N`: every N-th, from number I on.
-
-    Raises:
-        ValueError: it is of another form, or I is not one of 0 to N - 1.
-    """
-    index, _, of = share.partition("/")
-    if not (index.isdecimal() and of.isdecimal() and int(index) < int(of)):
-        raise ValueError(
-            f"--shards {share} is not of the form I/N with I from 0 to N - 1; for the tasks of a Slurm array of eight, "
-            "--array=0-7, it is 0/8 to 7/8"
-        )
-    return slice(int(index), None, int(of))
 
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
@@ -153,7 +135,7 @@ def claim_captured(recipe: Recipe, spec: TargetSpec, split: str) -> None:
 
 
 def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[ShardJob]) -> None:
-    """Give captured shards their names in the store; several processes may do it at the same time.
+    """Give captured shards their names in the store.
 
     Args:
         recipe: with states.one_pass.
@@ -162,7 +144,7 @@ def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[S
         jobs: the shards of its store.
 
     Raises:
-        ArtifactError: shards were captured otherwise, or are damaged.
+        ArtifactError: shards were captured otherwise.
     """
     directory = captured_dir(recipe, split)
     if not directory.exists():
@@ -172,15 +154,6 @@ def move_captured(recipe: Recipe, spec: TargetSpec, split: str, jobs: Sequence[S
     size = recipe.states.sequences_per_shard
     captured = [job for name, part in parts.items() for job in cut_shards(directory / name, [part], size)]
     for source, job in zip(captured, jobs, strict=True):
-        try:
-            if source.path.exists() and not job.path.exists() and _holds_responses(source):
-                os.replace(source.path, job.path)
-        except FileNotFoundError:
-            continue  # another process moved it
+        if source.path.exists() and not job.path.exists():
+            os.replace(source.path, job.path)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _holds_responses(job: ShardJob) -> bool:
-    """Whether a shard was captured over these very responses, and not over earlier ones to the same prompts."""
-    shard = open_checked(job.path, [response.id for response in job.responses])
-    return all(shard.rows(i, "input_ids").tolist() == ids for i, ids in enumerate(job.sequences()))

@@ -14,7 +14,7 @@ from openai_harmony import (
 )
 
 from drafthead.data.conversations import cut, parse_messages
-from drafthead.data.kept import ALTERED, IS_CALL, NO_RESPONSE, NO_STOP, UNSTABLE, KeptResponses
+from drafthead.data.rendering import ALTERED, IS_CALL, NO_RESPONSE, NO_STOP, UNSTABLE, KeptResponses
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.rendering import Renderer, UnrenderableError
 

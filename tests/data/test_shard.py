@@ -21,7 +21,6 @@ from tests.damage import cut_short
 from drafthead.drafters.fp8 import FP8, quantise
 from tests.drafters.small_draft import eagle3
 from tests.data.sequences import as_harvested, assert_same, sequence
-from tests.scripts import run_python
 
 
 def long_prompts(*lengths: int) -> list[StateSequence]:
@@ -88,30 +87,6 @@ def test_the_last_boundary_is_stored_once_when_it_is_an_aux_layer(tmp_path):
     torch.testing.assert_close(shard[0].last_hidden, one.aux[5][1:], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("last", [3, 9])  # boundary 3 is an aux layer, 9 is not
-def test_batches_are_the_same_where_a_row_can_be_a_teacher(tmp_path, last):
-    documents = long_prompts(9, 40, 21)
-    if last == 3:
-        documents = [dataclasses.replace(d, last_hidden=d.aux[3]) for d in documents]
-    batches = []
-    for name, kept in (("full", documents), ("tail", [as_harvested(d) for d in documents])):
-        write_shard(shard_path(tmp_path / name, 0), kept, num_target_layers=last)
-        store = StateStore(tmp_path / name)
-        windows = [w for i, d in enumerate(documents) for w in cut(i, d.loss_mask, budget=12, drafter=eagle3(2))]
-        batches.append(pack(store, windows, eagle3(2)))
-    full, tail = batches
-    has_teacher = tail.of_row >= 0
-    assert 0 < (~has_teacher).sum() <= len(windows)  # the teacher of a loss row is a later one
-    for field in dataclasses.fields(PackedBatch):
-        one, other = (getattr(batch, field.name) for batch in batches)
-        if field.name in ("last_hidden", "argmax", "lse"):
-            one, other = one[full.of_row[has_teacher]], other[tail.of_row[has_teacher]]
-        if isinstance(one, torch.Tensor) and field.name != "of_row":
-            assert torch.equal(one, other), field.name
-    sizes = [sum(p.stat().st_size for p in (tmp_path / name).iterdir()) for name in ("full", "tail")]
-    assert sizes[1] < sizes[0]
-
-
 def test_every_changed_byte_is_found(tmp_path):
     path = shard_path(tmp_path, 0)
     parts = [as_harvested(sequence("a", 5)), as_harvested(sequence("b", 3))]
@@ -158,22 +133,3 @@ def test_a_shard_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
     with pytest.raises(DiskFullError, match=r"shard-00001\S+ .*\b3\b"):
         write_shard(shard_path(tmp_path, 1), [sequence("b", 9)], num_target_layers=5)
     assert list(tmp_path.iterdir()) == [shard_path(tmp_path, 0)]
-
-
-OUTGROWS = """
-import resource, sys
-from pathlib import Path
-from drafthead.data.shard import shard_path, write_shard
-from tests.data.sequences import sequence
-directory = Path(sys.argv[1])
-write_shard(shard_path(directory, 0), [sequence("a", 9)], 5)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-write_shard(shard_path(directory, 1), [sequence("b", 9000)], 5)
-"""
-
-
-def test_a_write_that_fails_midway_leaves_no_partial_shard(tmp_path):
-    result = run_python("-c", OUTGROWS, str(tmp_path))
-    assert "DiskFullError" in result.stderr
-    assert list(tmp_path.iterdir()) == [shard_path(tmp_path, 0)]
-    assert len(Shard(shard_path(tmp_path, 0))) == 1

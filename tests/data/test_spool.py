@@ -53,15 +53,6 @@ def test_shards_are_written_in_order_up_to_the_capacity(tmp_path, present, first
     assert spool.demand(in_flight) == wanted
 
 
-def test_training_that_falls_back_gets_its_shards_again(tmp_path):
-    spool = spool_in(tmp_path, num_shards=10, epochs=1)
-    spool.release(5)
-    write(spool, 5, 6, 7, 8)
-    spool.release(3)  # the newest checkpoint was damaged
-    assert spool.present() == {5, 6}, "shards too far ahead would keep the room that 3 and 4 need"
-    assert spool.demand() == Demand(3, done=False)
-
-
 def test_one_harvester_at_a_time_and_leftovers_of_a_killed_one_go(tmp_path):
     spool = spool_in(tmp_path)
     leftover = half_written(tmp_path / "shard-00001.safetensors")
@@ -175,10 +166,3 @@ def test_one_group_of_everything_is_the_order_of_a_whole_store():
     stream = plan_stream(states, windows, 24, 5, 2)
     wanted = [[w.document + e * 50 for w in batch] for e in range(2) for batch in plan_epoch(windows, 24, 5, e)]
     assert [[w.document for w in batch] for batch in stream] == wanted
-
-
-def test_group_0_keeps_the_order_that_runs_had_before_there_were_groups():
-    windows = [whole(i, torch.ones(10), eagle3(2)) for i in range(100)]  # each fills a batch
-    for seed, epoch in ((0, 0), (7, 2), (2**40, 3)):
-        order = np.random.default_rng((seed, epoch)).permutation(100).tolist()
-        assert [[w.document for w in batch] for batch in plan_epoch(windows, 10, seed, epoch)] == [[i] for i in order]

@@ -47,10 +47,6 @@ def test_an_empty_store_and_shards_of_two_harvests_are_refused(tmp_path):
         StateStore(tmp_path)
 
 
-def test_a_whole_store_has_no_problems(store):
-    assert verify_store(store) == []
-
-
 def test_a_flipped_bit_a_lost_and_a_stray_shard_are_named(store):
     flip_bit(shard_path(store, 0))
     shard_path(store, 1).rename(shard_path(store, 2))
@@ -66,11 +62,6 @@ def test_a_byte_that_changed_before_the_store_was_published_is_named(store):
     artifacts.finish(store, {})  # the manifest has the changed file's SHA-256
     (problem,) = verify_store(store)
     assert re.search(r"shard-00001\S+: \w+ of sequence c", problem)
-
-
-def test_a_truncated_shard_is_named_by_the_manifest_and_as_unreadable(store):
-    cut_short(shard_path(store, 1))
-    assert [bool(re.search("shard-00001", problem)) for problem in verify_store(store)] == [True, True]
 
 
 @pytest.mark.parametrize("number_format", ["bf16", "fp8"])

@@ -34,7 +34,6 @@ RUN_BY = {
     "data_gen/harvest.py --verify": _DATA,
     "data_gen/harvest.py --cluster": f"{_SCALE}::test_a_ray_cluster_that_loses_a_worker_makes_the_same_store",
     "data_gen/harvest.py --cluster --workers": f"{_SCALE}::test_a_ray_cluster_that_loses_a_worker_makes_the_same_store",
-    "docs/slurm/harvest.sbatch": f"{_SCALE}::test_the_tasks_of_the_slurm_example_make_the_same_store",
     "train/eagle3.py": _CHAIN,
     "export/head.py": _CHAIN,
     "eval/acceptance.py": "tests/pipeline/test_chain.py::_lengths",

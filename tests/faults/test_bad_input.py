@@ -16,8 +16,7 @@ from transformers import AutoTokenizer
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
 from drafthead.data.prompts import Prompt, prompt_id, read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN, Renderer, UnrenderableError
-from drafthead.generation.prompt_report import report_prompts
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation.prompts import make_prompts, print_prompts
 
 GOOD = [
     {"split": split, "messages": [{"role": "user", "content": f"question {i} of {split}"}]}
@@ -72,7 +71,7 @@ def test_what_is_unusual_and_text_all_the_same_is_kept(tmp_path):
     texts = ["a\0b", "line\rend\u2028\x85", "word " * 210_000, "\ufeff\u202e\U0010ffff"]
     recipe = written(tmp_path, b"\n".join(map(line_of, texts)))
     manifest = make_prompts(recipe)
-    report_prompts(recipe, manifest)
+    print_prompts(recipe, manifest)
     prompts = [p for split in ("train", "validation") for p in read_prompts(recipe.prompts_dir, split)]
     assert set(texts) <= {p.messages[0]["content"] for p in prompts}
 
@@ -80,7 +79,7 @@ def test_what_is_unusual_and_text_all_the_same_is_kept(tmp_path):
 def test_names_of_data_are_never_paths(tmp_path):
     (tmp_path / "inside").mkdir()
     recipe = written(tmp_path / "inside", line_of("x", category="../../escaped", source="/etc"))
-    report_prompts(recipe, make_prompts(recipe))
+    print_prompts(recipe, make_prompts(recipe))
     assert [p.name for p in tmp_path.iterdir()] == ["inside"]
 
 

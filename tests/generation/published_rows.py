@@ -1,4 +1,4 @@
-"""Rows of every known source in the schema that its publisher gives, with invented content.
+"""Rows of sources whose schema is not the usual one, as their publisher gives it, with invented content.
 
 Each entry: the extension it is published in, two rows or more, and what the first of them should become.
 """
@@ -66,9 +66,6 @@ PUBLISHED: dict[str, Published] = {
         [{"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"} for i in range(2)],
         "Complete this Python function.\n\ndef f0():\n", "humaneval:HumanEval/0", "code",
     ),
-    "gsm8k": Published(
-        ".parquet", [{"question": f"How many {i}?", "answer": "#### 1"} for i in range(2)], "How many 0?", None, "math"
-    ),
     "instruct-coder": Published(
         ".json",
         [
@@ -90,33 +87,6 @@ PUBLISHED: dict[str, Published] = {
         [{"prompt": "[ WP ] A door opens .", "story": "..."}, {"prompt": "[ WP ] It rains .", "story": "..."}],
         "Write a short story for this prompt.\n\nA door opens .", None, "creative-writing",
     ),
-    "structured-output": Published(
-        ".json",
-        [
-            {
-                "id": f"row-{i}", "category": "CAD", "schema": "{}",
-                "conversations": [{"from": "system", "value": "Answer in JSON."}, *_shared(f"Extract {i}.", "{}")],
-            }
-            for i in range(2)
-        ],
-        "Extract 0.", "structured-output:row-0", "structured-output",
-    ),
-    "ultrachat-200k": Published(
-        ".parquet",
-        [{"prompt": f"Why {i}?", "prompt_id": f"p{i}", "messages": _chat(f"Why {i}?")} for i in range(2)],
-        "Why 0?", "ultrachat-200k:p0", "chat",
-    ),
-    "magpie": Published(
-        ".parquet",
-        [
-            {
-                "uuid": f"u{i}", "gen_input_configs": {"temperature": 1.0}, "instruction": f"Plan {i}.",
-                "conversations": _shared(f"Plan {i}."), "task_category": "Planning", "other_task_category": ["x"],
-            }
-            for i in range(2)
-        ],
-        "Plan 0.", "magpie:u0", "magpie/Planning",
-    ),
     "nemotron-v2": Published(
         ".parquet",
         [
@@ -127,11 +97,6 @@ PUBLISHED: dict[str, Published] = {
             for i in range(2)
         ],
         "Prove 0.", "nemotron-v2:u0", "nemotron/math",
-    ),
-    "perfect-blend": Published(
-        ".parquet",
-        [{"conversations": _shared(f"Compute {i}."), "source": "meta-math/MetaMathQA"} for i in range(2)],
-        "Compute 0.", None, "perfect-blend/meta-math/MetaMathQA",
     ),
     "burstgpt": Published(
         ".csv",

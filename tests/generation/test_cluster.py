@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,20 +17,20 @@ from drafthead.data.responses import read_responses
 from drafthead.data.shard import write_shard
 from drafthead.data.store import StateStore, verify_store
 from drafthead.generation.harvest import SPLITS, harvest
-from drafthead.generation.shards import ShardJob, parse_share, to_do
+from drafthead.generation.shards import ShardJob, to_do
 from tests.artifacts import response
 from tests.damage import flip_bit
 from tests.data.sequences import sequence
-from tests.generation.small import SMALL, copy_of
+from tests.generation.small import SMALL, copy_of, never
 from tests.scripts import environment
 
 RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
 
 
-def copy_for(regenerated: Recipe, directory: Path, backend: str) -> tuple[Recipe, list[str]]:
+def copy_for(regenerated: Recipe, directory: Path) -> tuple[Recipe, list[str]]:
     """The same responses to be harvested, one to a shard, and the overrides that say so on a command line."""
-    recipe = copy_of(regenerated, directory, sequences_per_shard=1, backend=backend)
-    return recipe, [f"output_dir={directory}", *SMALL, "states.sequences_per_shard=1", f"states.backend={backend}"]
+    recipe = copy_of(regenerated, directory, sequences_per_shard=1)
+    return recipe, [f"output_dir={directory}", *SMALL, "states.sequences_per_shard=1"]
 
 
 def checksums(recipe: Recipe) -> list[dict]:
@@ -43,10 +42,10 @@ def checksums(recipe: Recipe) -> list[dict]:
 
 
 @pytest.fixture
-def undisturbed(request, regenerated: Recipe, tmp_path: Path) -> list[dict]:
-    """Checksums of the store that one process makes with a backend."""
-    recipe, _ = copy_for(regenerated, tmp_path / "undisturbed", request.param)
-    assert harvest(recipe)
+def undisturbed(regenerated: Recipe, tmp_path: Path) -> list[dict]:
+    """Checksums of the store that one process makes."""
+    recipe, _ = copy_for(regenerated, tmp_path / "undisturbed")
+    harvest(recipe)
     return checksums(recipe)
 
 
@@ -87,9 +86,8 @@ def lose_a_worker(script: str, overrides: list[str], written: Callable[[], list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("undisturbed", ["vllm"], indirect=True)
 def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, regenerated: Recipe, tmp_path: Path):
-    recipe, overrides = copy_for(regenerated, tmp_path / "cluster", "vllm")
+    recipe, overrides = copy_for(regenerated, tmp_path / "cluster")
 
     def written() -> list[Path]:
         return list(recipe.states_dir("train").glob("shard-*"))
@@ -119,44 +117,9 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_responses(regenerated:
     assert "12 sequences" in output
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("undisturbed", ["transformers"], indirect=True)
-def test_the_tasks_of_the_slurm_example_make_the_same_store(undisturbed, regenerated: Recipe, tmp_path: Path):
-    recipe, overrides = copy_for(regenerated, tmp_path / "slurm", "transformers")
-    tasks = [
-        subprocess.Popen(
-            ["bash", "docs/slurm/harvest.sbatch", "configs/tiny.yaml", *overrides],
-            cwd=REPO_ROOT,
-            env=environment(PYTHON=sys.executable, SLURM_ARRAY_TASK_ID=i, SLURM_ARRAY_TASK_COUNT="2"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in "01"
-    ]
-    output = [task.communicate(timeout=240)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], output
-    assert checksums(recipe) == undisturbed
-    halves = ["harvesting            : 100%|██████████| 8/8"] * 2
-    assert all(half in text for half, text in zip(halves, output, strict=True)), "each makes its own shards only"
-    assert any("12 sequences" in text for text in output), "the last one finishes the store"
-
-
-def test_shares_divide_the_shards():
-    jobs = [ShardJob(Path("states"), index, []) for index in range(11)]
-    taken = [[job.index for job in jobs[parse_share(f"{i}/3")]] for i in range(3)]
-    assert taken == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]
-
-
-@pytest.mark.parametrize("text", ["3", "-1/4", "0/0", "4/4"])
-def test_a_share_that_is_none_is_refused(text: str):
-    with pytest.raises(ValueError, match=f"--shards {text}.*I/N"):
-        parse_share(text)
-
-
 def test_a_spool_has_one_harvester(recipe_in):
     with pytest.raises(ValueError, match="states.spool_shards 4"):
-        harvest(recipe_in("states.spool_shards=4"), parse_share("0/2"))
+        harvest(recipe_in("states.spool_shards=4"), never)
 
 
 def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):

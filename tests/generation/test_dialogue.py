@@ -1,4 +1,6 @@
-"""The turns of a conversation, the history of each, and the flags of a response."""
+"""The turns of a conversation, the history of each, the flags of a response, and what is drawn for it."""
+
+from collections import Counter
 
 import pytest
 
@@ -6,7 +8,7 @@ from drafthead.config.responses import ResponsesConfig
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.reading import ParsedResponse
 from drafthead.engine.generate import Generation
-from drafthead.generation.dialogue import REFUSED, TRUNCATED, flags_of, is_refusal, open_dialogue
+from drafthead.generation.dialogue import REFUSED, TRUNCATED, draw_sampling, flags_of, is_refusal, open_dialogue
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
@@ -73,3 +75,37 @@ def test_a_response_has_the_flags_that_the_settings_find():
     assert settings.drops([TRUNCATED, REFUSED])  # one is enough
     assert not settings.drops([REFUSED])
     assert not settings.drops([])
+
+
+IDS = [f"{i:016x}" for i in range(2000)]
+
+
+def settings(**more) -> ResponsesConfig:
+    return ResponsesConfig(max_tokens=8, **more)
+
+
+def test_the_draw_follows_from_seed_and_prompt_alone():
+    wide = settings(temperature={0.5: 1, 1.0: 1}, reasoning_efforts=("low", "high"))
+    drawn = [draw_sampling(wide, i, 0, greedy=False) for i in IDS]
+    assert drawn == [draw_sampling(wide, i, 0, greedy=False) for i in IDS]
+    other = wide.model_copy(update={"seed": 1})
+    assert drawn != [draw_sampling(other, i, 0, greedy=False) for i in IDS]
+    assert len({s.seed for s in drawn}) == len(IDS)
+
+
+def test_shares_are_the_weights_and_the_draws_are_independent():
+    wide = settings(temperature={0.0: 1, 0.7: 3}, reasoning_efforts={"low": 1, "high": 4})
+    pairs = Counter((s.temperature, s.effort) for s in (draw_sampling(wide, i, 0, greedy=False) for i in IDS))
+    expected = {(t, e): a * b / 20 for t, a in ((0.0, 1), (0.7, 3)) for e, b in (("low", 1), ("high", 4))}
+    assert set(pairs) == set(expected)
+    for pair, share in expected.items():
+        # Four standard deviations of a share over 2,000 draws; the draws are fixed, so this never flickers.
+        assert abs(pairs[pair] / len(IDS) - share) < 4 * (share * (1 - share) / len(IDS)) ** 0.5
+
+
+def test_turns_share_temperature_and_effort_but_not_the_seed():
+    wide = settings(temperature={0.5: 1, 1.0: 1}, reasoning_efforts=("low", "medium", "high"))
+    first, second = (draw_sampling(wide, IDS[7], turn, greedy=False) for turn in (0, 1))
+    assert (first.temperature, first.effort) == (second.temperature, second.effort)
+    assert first.seed != second.seed
+    assert draw_sampling(wide, IDS[7], 0, greedy=True).temperature == 0.0

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
-from drafthead.data.kept import NO_RESPONSE
 from drafthead.data.prompts import read_prompts
+from drafthead.data.rendering import NO_RESPONSE
 from drafthead.data.responses import ResponseTokens, read_left_out, read_responses
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import NO_ROOM
@@ -32,7 +33,9 @@ def mix(recipe_in: Callable[..., Recipe], folder: Path, *overrides: str) -> Reci
 
 def keep(recipe: Recipe) -> None:
     """The training split's parts, which is all that needs no engine."""
-    stage.keep_parts(recipe, stage.load_tokenizer(recipe), stage.list_parts(recipe, "train"))
+    worker = stage.PartWorker(recipe, stage.load_tokenizer(recipe))
+    for part in stage.list_parts(recipe, "train"):
+        worker.make(part, tqdm(disable=True))
 
 
 def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Callable[..., Recipe], tmp_path: Path):

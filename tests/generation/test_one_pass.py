@@ -6,27 +6,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from tqdm import tqdm
 
-from drafthead.artifacts import ArtifactError, begin, read_json
+from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import REPO_ROOT, Recipe
-from drafthead.data.responses import KIND, read_left_out, read_responses
+from drafthead.data.responses import read_left_out, read_responses
 from drafthead.data.store import StateStore, verify_store
-from drafthead.engine.generate import CapturingEngine, capturing_engine
 from drafthead.generation import regenerate as stage
-from drafthead.generation.harvest import SPLITS, harvest, harvesting
+from drafthead.generation.harvest import SPLITS, harvest
 from drafthead.generation.prompts import make_prompts
-from drafthead.generation.running import Worker
 from drafthead.generation.shards import captured_dir, claim_captured
-from drafthead.progress import progress_bar
 from drafthead.target.pieces import load_target_spec
 from drafthead.training.inputs import open_inputs
 from tests.generation.chats import chat_recipe
@@ -51,38 +44,6 @@ def with_one_pass(recipe: Recipe, folder: Path, **states: object) -> Recipe:
     return changed(recipe.model_copy(update={"output_dir": str(folder)}), "states", one_pass=True, **states)
 
 
-def generate(recipe: Recipe, engine: CapturingEngine) -> None:
-    """What regeneration does in one pass, with an engine that runs already."""
-    worker = stage.PartWorker(recipe, stage.load_tokenizer(recipe), engine)
-    for split in SPLITS:
-        begin(recipe.responses_dir(split), KIND, {"target": {"fingerprint": _spec(recipe).fingerprint}})
-        claim_captured(recipe, _spec(recipe), split)
-        parts = stage.list_parts(recipe, split)
-        with progress_bar(sum(part.size for part in parts), "test") as bar:
-            for part in parts:
-                worker.make(part, bar)
-            assert bar.n == sum(part.size for part in parts)
-    worker.finish()
-    for split in SPLITS:
-        stage.finish_split(recipe.responses_dir(split))
-
-
-@contextmanager
-def harvester_of(recipe: Recipe) -> Iterator:
-    """What makes shards, with one start for several harvests."""
-    with ExitStack() as stack:
-        task = harvesting(recipe, _spec(recipe))
-        start: Callable[[], Worker] = cache(lambda: stack.enter_context(task.start()))
-
-        def run(task, jobs) -> None:
-            worker = start()
-            for job in jobs:
-                worker.make(job, tqdm(disable=True))
-            worker.finish()
-
-        yield run
-
-
 def _spec(recipe: Recipe):
     return load_target_spec(recipe.target_path)
 
@@ -98,14 +59,11 @@ def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
         "single": Passes(with_one_pass(single, folder / "one"), single),
         "chats": Passes(with_one_pass(chats, folder / "one"), chats),
     }
-    with capturing_engine(found["single"].one, _spec(single), seeded=True) as engine:
-        for each in found.values():
-            generate(each.one, engine)
     stage.regenerate(chats)
-    with harvester_of(single) as run:
-        for each in found.values():
-            harvest(each.one, run=never)
-            harvest(each.two, run=run)
+    for each in found.values():
+        stage.regenerate(each.one)
+        harvest(each.one, run=never)
+        harvest(each.two)
     return found
 
 

@@ -11,10 +11,8 @@ import pytest
 from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
-from drafthead.generation.draw import draw_evenly
-from drafthead.generation.prompts import make_prompts
+from drafthead.generation.prompts import draw_evenly, make_prompts
 from tests.recipes import changed
-from tests.scripts import run_python
 
 SMALL = {"validation": 1, "max_train": None, "max_heldout": None}
 
@@ -26,25 +24,6 @@ def line(text: str, split: str | None = "train", **more: Any) -> str:
 def write(path: Path, *lines: str) -> Path:
     path.write_text("\n".join(lines))
     return path
-
-
-def made(recipe: Recipe, **prompts: Any) -> dict[str, list[Prompt]]:
-    """The splits of a recipe with other settings of its prompts."""
-    recipe = changed(recipe, "prompts", **SMALL, **prompts)
-    make_prompts(recipe)
-    return {split: read_prompts(recipe.prompts_dir, split) for split in SPLITS}
-
-
-GOOD = [line(f"{split} {i}", split) for split in ("train", "heldout") for i in range(3)]
-
-
-@pytest.mark.parametrize(("split", "message"), [("train", "no training prompts"), ("heldout", "no held-out prompts")])
-def test_a_split_without_prompts_is_an_error(tmp_path: Path, recipe_in: Callable[..., Recipe], split, message):
-    lines = [entry for entry in GOOD if f'"{split}"' not in entry]
-    recipe = recipe_in()
-    with pytest.raises(ValueError, match=message):
-        made(recipe, path=str(write(tmp_path / "p.jsonl", *lines)))
-    assert not recipe.prompts_dir.exists()
 
 
 def test_duplicates_are_dropped_and_counted_and_held_out_wins(tmp_path: Path, recipe_in: Callable[..., Recipe]):
@@ -97,10 +76,3 @@ def test_too_much_validation_is_refused(tmp_path: Path, recipe_in: Callable[...,
     source = write(tmp_path / "p.jsonl", line("one"), line("two", split="heldout"))
     with pytest.raises(ValueError, match=r"prompts\.validation 4 leaves 0 of 1"):
         make_prompts(recipe_in(f"prompts.path={source}"))
-
-
-def test_the_script_ends_with_a_message_not_a_traceback(tmp_path: Path):
-    result = run_python("data_gen/prompts.py", f"output_dir={tmp_path}", "prompts.path=nowhere.jsonl")
-    assert result.returncode == 2
-    assert "nowhere.jsonl" in result.stderr
-    assert "Traceback" not in result.stderr

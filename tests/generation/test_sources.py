@@ -30,10 +30,6 @@ def by_text(pool: Pool) -> dict[str, Prompt]:
     return {prompt.messages[-1]["content"]: prompt for prompt in prompts_of(pool) if prompt.messages}
 
 
-def test_every_known_source_has_rows_to_be_tested_on():
-    assert set(PUBLISHED) == set(CATALOGUE)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_rows_become_prompts(name, tmp_path):
     published = PUBLISHED[name]
@@ -52,13 +48,6 @@ def test_published_rows_become_prompts(name, tmp_path):
         prompt = by_text(pool)[published.prompt]
         assert prompt.document == published.document or published.document is None
         assert prompt.messages[-1]["role"] == "user"
-
-
-def test_burstgpt_is_read_by_column_name_and_leaves_out_failures(tmp_path):
-    old = [{"Request tokens": 3, "Timestamp": 1, "Response tokens": n, "Model": "GPT-4"} for n in (5, 0, 7)]
-    pool = pool_of("burstgpt", write_rows(tmp_path / "b.csv", old))
-    assert len(pool.heldout) == 2
-    assert list(pool.refused.values()) == [1]
 
 
 OWN = [
@@ -134,12 +123,6 @@ def test_a_few_bad_rows_of_a_public_data_set_are_counted_not_fatal(tmp_path):
 def test_json_of_one_object_per_line_is_read(tmp_path):
     (tmp_path / "lines.json").write_text('\ufeff{"prompt": "a"}\n{"prompt": "b"}\n', encoding="utf-8")
     assert [row["prompt"] for _, row in read(tmp_path / "lines.json")] == ["a", "b"]
-
-
-def test_reading_leaves_no_converted_copies(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    list(read(write_rows(tmp_path / "own.parquet", [{"prompt": "a"}])))
-    assert not list((tmp_path / "cache").rglob("*.arrow"))
 
 
 def test_a_missing_shard_is_noticed(tmp_path):
