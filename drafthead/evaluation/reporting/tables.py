@@ -124,9 +124,3 @@ def print_table(table: Table, console: Console | None = None) -> None:
         rich.add_row(*(Text(cell.text, style=_RICH[cell.tone]) for cell in row))
     # A log file has no width of its own; rich would wrap it at 80.
     (console or Console(width=None if sys.stdout.isatty() else 140)).print(rich)
-
-
-def print_tables(tables: Iterable[Table]) -> None:
-    """Show several."""
-    for one in tables:
-        print_table(one)
