@@ -13,8 +13,7 @@ from drafthead.artifacts import require
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
-from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, summarise_serving
-from drafthead.evaluation.results.serving_rows import read_serving
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import ALL, AcceptanceSummary, summarise_acceptance
 from drafthead.statistics import Interval
 

@@ -5,8 +5,8 @@ python eval/acceptance.py [RECIPE] [section.key=value ...]
 
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.acceptance import conditions, measure_acceptance, read_acceptance, read_conditions
-from drafthead.evaluation.reporting.acceptance_tables import acceptance_tables, conditions_table, workloads_table
-from drafthead.evaluation.reporting.tables import print_tables
+from drafthead.evaluation.reporting.acceptance_tables import acceptance_table, conditions_table
+from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
 
 
@@ -15,10 +15,9 @@ def main() -> None:
     directory = measure_acceptance(recipe)
     if args.no_tables:
         return
-    print_tables(acceptance_tables(summarise_acceptance(read_acceptance(directory))))
+    print_table(acceptance_table(summarise_acceptance(read_acceptance(directory))))
     if not all(condition.main for condition in conditions(recipe)):
-        entries = summarise_conditions(read_conditions(directory))
-        print_tables([conditions_table(entries), workloads_table(entries)])
+        print_table(conditions_table(summarise_conditions(read_conditions(directory))))
 
 
 if __name__ == "__main__":

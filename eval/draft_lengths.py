@@ -18,7 +18,7 @@ from drafthead.evaluation.decision.draft_lengths import (
     modelled_schedule,
     with_schedule,
 )
-from drafthead.evaluation.reporting.schedule_check import schedule_table
+from drafthead.evaluation.reporting.decision_tables import schedule_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import HEAD, speculative_config
 

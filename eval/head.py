@@ -14,7 +14,7 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.processes import run_child
 
 # One screen for all three: the tables of each stand in the report.
-PARTS = (("acceptance.py", "--no-tables"), ("serving.py", "--no-tables"), ("report.py", "--brief"))
+PARTS = (("acceptance.py", "--no-tables"), ("serving.py", "--no-tables"), ("report.py",))
 
 
 def main() -> None:

@@ -8,26 +8,29 @@ head's drafts are accepted at the assumed length by vLLM itself (synthetic accep
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.evaluation.decision.planning import rows_to_plan_from, untrained_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
-from drafthead.evaluation.reporting.plan_report import plan_tables, print_plan, rows_to_plan_from, untrained_recipe
+from drafthead.evaluation.reporting.plan_report import assumed_lengths, plan_tables
+from drafthead.evaluation.reporting.tables import print_table
 from drafthead.exporting.export import write_untrained
 
 OPTIONS = (
     ("--measure", {"action": "store_true", "help": "serve an untrained head of the recipe's shape first"}),
     ("--acceptance-length", {"type": float, "nargs": "+", "help": "assumed at eval.num_draft_tokens"}),
-    ("--training-cost", {"type": float, "help": "of responses, states and training, in the currency of the price"}),
-    ("--days", {"type": float, "default": 365.0, "help": "in which that must be earned (default: 365)"}),
-)  # fmt: skip
+)
 
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
+    lengths = assumed_lengths(recipe, args.acceptance_length)
     if args.measure:
-        untrained = untrained_recipe(recipe, args.acceptance_length)
+        untrained = untrained_recipe(recipe, lengths)
         write_untrained(untrained)
         measure_serving(untrained)
-    plan = plan_tables(recipe, rows_to_plan_from(recipe), args.acceptance_length, args.training_cost, args.days)
-    print_plan(plan)
+    plan = plan_tables(recipe, rows_to_plan_from(recipe), lengths)
+    for table in plan.tables:
+        print_table(table)
+    print(f"\n{plan.verdict}: {plan.reason}")
 
 
 if __name__ == "__main__":

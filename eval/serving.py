@@ -13,12 +13,11 @@ from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
-from drafthead.evaluation.reporting.preset_report import write_preset_report
-from drafthead.evaluation.reporting.serving_tables import imported_table, plan_table, serving_tables
-from drafthead.evaluation.reporting.tables import print_table, print_tables
+from drafthead.evaluation.reporting.report import write_preset_report
+from drafthead.evaluation.reporting.serving_tables import brief_table, imported_table, plan_table
+from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.imports import import_results
-from drafthead.evaluation.results.levels import summarise_serving
-from drafthead.evaluation.results.serving_rows import read_serving
+from drafthead.evaluation.results.levels import read_serving, summarise_serving
 
 FLAGS = (
     ("--preset", {"choices": preset_names(), "help": "repeat a published experiment"}),
@@ -32,7 +31,7 @@ FLAGS = (
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *FLAGS)
     if args.files:
-        print_table(imported_table([import_results(path) for path in args.files]))
+        print_table(imported_table(level for path in args.files for level in import_results(path)))
         return
     preset = load_preset(args.preset) if args.preset else None
     recipe = preset_recipe(recipe, preset) if preset else recipe
@@ -49,7 +48,7 @@ def main() -> None:
         page = write_preset_report(recipe, preset, plan, directory, recipe.results_dir / folder)
         print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
     elif not args.no_tables:
-        print_tables(serving_tables(summarise_serving(read_serving(directory)), recipe.eval.price_per_gpu_hour))
+        print_table(brief_table(summarise_serving(read_serving(directory))))
 
 
 if __name__ == "__main__":

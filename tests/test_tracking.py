@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from drafthead.evaluation.decision.analysis import analyse, read_results
-from drafthead.evaluation.reporting.report import tracked, write_report
+from drafthead.evaluation.reporting.report import build_report, tracked, write_pages
 from drafthead.tracking import log_results, wandb_run
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
@@ -41,9 +41,8 @@ def test_the_evaluation_stands_in_the_run_that_trained_the_head(tmp_path, monkey
         with wandb.init(project=recipe.name, **wandb_run(recipe)) as run:
             run.log({"train/loss": 1.0}, step=step)
     write_results(recipe, head_speed={1: 1.3, 8: 0.8})
-    results = read_results(recipe)
-    analysis = analyse(results)
-    log_results(recipe, tracked(analysis), write_report(results, analysis, recipe.results_dir))
+    analysis = analyse(read_results(recipe))
+    log_results(recipe, tracked(analysis), write_pages(build_report(recipe, analysis), recipe.results_dir))
     written = [_records(path) for path in sorted((recipe.run_dir / "wandb").glob("offline-run-*/*.wandb"))]
     runs = [record.run for records in written for record in records if record.HasField("run")]
     assert len(written) == 3

@@ -65,10 +65,11 @@ def check_reload(directory: Path, weights: dict[str, Tensor], shape: DraftShape,
 
 @dataclass(frozen=True)
 class Document:
-    """A validation document: its index in the store, what precedes the target's last turn, and that turn with its stop
-    token."""
+    """A validation document: its index and id in the store, what precedes the target's last turn, and that turn with
+    its stop token."""
 
     index: int
+    id: str
     prompt_ids: list[int]
     response_ids: list[int]
 
@@ -85,13 +86,18 @@ class ValidationDocuments:
             (data.responses).
     """
 
-    def __init__(self, recipe: Recipe, prompts: int = PROMPTS, tokens: int = TOKENS):
+    def __init__(self, recipe: Recipe, prompts: int = PROMPTS, tokens: int = TOKENS, directory: Path | None = None):
         """At most so many prompts and tokens, prompt and response together; at least one document.
+
+        Args:
+            recipe: target, engine, head and K.
+            prompts, tokens: at most.
+            directory: of states over other greedy responses; None: those of the validation split.
 
         Raises:
             ArtifactError: there are no validation states, or none of them fits.
         """
-        directory = recipe.states_dir("validation")
+        directory = directory or recipe.states_dir("validation")
         artifacts.require(
             directory, state_store.KIND, "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
         )
@@ -101,7 +107,7 @@ class ValidationDocuments:
             ids, mask = self._store.tokens(index)
             turn = last_answer(mask)
             if 0 < turn.start < turn.stop <= recipe.engine.max_model_len - self._num_drafts - 1:
-                fitting.append(Document(index, ids[: turn.start].tolist(), ids[turn].tolist()))
+                fitting.append(Document(index, self._store.ids[index], ids[: turn.start].tolist(), ids[turn].tolist()))
         if not fitting:
             raise artifacts.ArtifactError(
                 f"no response of {directory} fits engine.max_model_len {recipe.engine.max_model_len}; raise it, or "
@@ -225,9 +231,23 @@ def check_serving(
 
 
 def serve_documents(
-    recipe: Recipe, directory: Path, documents: list[Document], shape: DraftShape, aux_layer_ids: tuple[int, ...]
+    recipe: Recipe,
+    directory: Path,
+    documents: list[Document],
+    shape: DraftShape,
+    aux_layer_ids: tuple[int, ...],
+    *,
+    checked: bool = True,
 ) -> list[tuple[list[int], Acceptance]]:
     """Answer the prompts of validation documents in vLLM with the head of a directory, at temperature 0.
+
+    Args:
+        recipe: target, engine, export section and K.
+        directory: of the head.
+        documents: whose prompts are answered.
+        shape: of the trained head.
+        aux_layer_ids: it was trained on.
+        checked: refuse a head that the engine reads differently from how it was trained.
 
     Returns:
         Response ids and the engine's counters of every document.
@@ -243,10 +263,11 @@ def serve_documents(
     if recipe.export.format == "vllm":
         options = {"speculative_config": drafter_of(shape.head).vllm.speculative_config(directory, K)}
     with offline_engine(recipe, per_request_spec_decode_metrics="summary", **options) as llm:
-        running = llm.llm_engine.vllm_config.speculative_config
-        assert running is not None
-        parsed = running.draft_model_config.hf_config.to_dict()
-        check_config(parsed, shape, aux_layer_ids, recipe.engine.max_model_len, recipe.export.dtype)
+        if checked:
+            running = llm.llm_engine.vllm_config.speculative_config
+            assert running is not None
+            parsed = running.draft_model_config.hf_config.to_dict()
+            check_config(parsed, shape, aux_layer_ids, recipe.engine.max_model_len, recipe.export.dtype)
         outputs: list[Any] = [output.outputs[0] for output in generate(llm, [d.prompt_ids for d in documents], params)]
     found = []
     for output in outputs:

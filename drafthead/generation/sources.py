@@ -131,6 +131,17 @@ def burst_gpt(row: Row) -> Row:
     return {"prompt": " ".join("".join(chr(97 + letter) for letter in word) for word in drawn.tolist())}
 
 
+def speed_bench(row: Row) -> Row:
+    """A question with one or several turns; 494 of the 880 are published as a marker instead of their text.
+
+    Raises:
+        RowError: it is one of them.
+    """
+    if any("USING SPECDEC_BENCH" in str(turn) for turn in row.get("turns") or ()):
+        raise RowError("published without its text: run prepare_data.py of NVIDIA's specdec_bench, and give its file")
+    return row
+
+
 @dataclass(frozen=True)
 class Entry:
     """One public data set.
@@ -231,6 +242,19 @@ CATALOGUE: dict[str, Entry] = {
         fetch="curl --create-dirs -L -o {folder}/BurstGPT_1.csv "
         "https://raw.githubusercontent.com/HPMLL/BurstGPT/main/data/BurstGPT_1.csv",
     ),
+    "speed-bench": Entry(
+        "speed-bench", adapt=speed_bench, hub="nvidia/SPEED-Bench",
+        files=("qualitative/test-*.parquet", "qualitative.jsonl"), heldout_share=_EVALUATION, label="category",
+    ),
+    **{
+        f"speculators-{name.lower()}": Entry(
+            name.lower(), hub="RedHatAI/speculator_benchmarks", files=(f"{name}.jsonl",), heldout_share=_EVALUATION
+        )
+        for name in (
+            "HumanEval", "math_reasoning", "qa", "question", "rag", "summarization", "tool_call", "translation",
+            "writing",
+        )
+    },
 }  # fmt: skip
 
 LOCAL = Entry("all", label="category")  # a name that is not above

@@ -5,8 +5,7 @@ import re
 from benchmarks.readme_figures import IMAGES, PICTURE, acceptance_lines, serving_lines
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
-from drafthead.evaluation.results.levels import summarise_serving
-from drafthead.evaluation.results.serving_rows import read_serving
+from drafthead.evaluation.results.levels import read_serving, summarise_serving
 from drafthead.evaluation.results.summary import summarise_acceptance
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe

@@ -3,10 +3,9 @@
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.decision.analysis import analyse, read_results
-from drafthead.evaluation.reporting.report import build_report, print_report
-from drafthead.evaluation.reporting.serving_tables import serving_tables
-from drafthead.evaluation.results.one_file import Results
+from drafthead.evaluation.decision.analysis import Results, analyse, read_results
+from drafthead.evaluation.reporting.report import build_report, print_brief
+from drafthead.evaluation.reporting.serving_tables import levels_table, means_table
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
 
@@ -30,12 +29,12 @@ def test_the_verdict_is_by_requests_in_flight(results, capsys):
     assert (verdict.decision, [v.concurrency for v in verdict.levels]) == ("DEPLOY", [1, 8])
     assert {level.load for level in analysis.levels} == {"c1", "c8", "r4-c8", "r2to8linear"}
     assert {level.load for level in analysis.main_levels} == {"c1", "c8"}
-    measures, means, _ = serving_tables(analysis.levels)
-    assert measures.columns[1] == "Load"
+    measures, means = levels_table("Every load", analysis.levels), means_table(analysis.levels)
+    assert {row[1].text for row in measures.rows} == {"1", "8", "r4-c8", "r2to8linear"}
     assert "the verdict leaves such loads out" in measures.note
-    assert means.rows[0][-1].text == "2 / 0 of 2"
-    print_report(results.recipe, analysis)
-    assert "concurrency 0" not in capsys.readouterr().out
+    assert means.rows[0][3].tone == "better"  # at both loads of fixed concurrency
+    print_brief(results.recipe, analysis)
+    assert "linear" not in capsys.readouterr().out
 
 
 def test_rates_alone_give_no_verdict(results):

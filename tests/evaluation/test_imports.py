@@ -50,7 +50,7 @@ def test_what_guidellm_calls_itl_is_our_tpot(tmp_path):
     level = _import(tmp_path, GUIDELLM)[0]
     assert 1e3 * level.requests["tpot_s"].iloc[0] == pytest.approx(level.stated["ITL"])
     assert 1e3 * level.requests["tpot_all_s"].iloc[0] == pytest.approx(level.stated["TPOT"], rel=1e-3)
-    cells = [cell.text for cell in imported_table([[level]]).rows[0]]
+    cells = [cell.text for cell in imported_table([level]).rows[0]]
     assert cells[5:11] == ["1000.0", "2000.0", "500.0", "1500.0", "571.4", "4000.0"]
     assert cells[-1] == "TTFT 1000.0, TPOT 571.4, ITL 500.0"
 

@@ -5,10 +5,8 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
-from drafthead.evaluation.reporting.preset_report import build_preset_report
-from drafthead.evaluation.reporting.report import render, write_pages
-from drafthead.evaluation.results.levels import MEASURE
-from drafthead.evaluation.results.serving_rows import completed
+from drafthead.evaluation.reporting.report import build_preset_report, render, write_pages
+from drafthead.evaluation.results.levels import MEASURE, completed
 from tests.evaluation.rows import request_row, run_row
 from tests.recipes import tiny_recipe
 
@@ -45,7 +43,6 @@ def test_every_table_of_the_post_has_a_section_with_its_measures(tmp_path, name)
     for sweep, section in zip(preset.sweeps, report.sections, strict=False):
         wide, *others = section.tables
         assert {f"{MEASURE[key].label} ({MEASURE[key].unit})" for key in sweep.measures} <= set(wide.columns)
-        assert len(wide.rows) % 2 == 0 or name == "techniques"  # the baseline, then the methods
         faster = [row for row in wide.rows if "K = " in row[2].text]
         column = wide.columns.index("Output throughput (tok/s)")
         assert all(60 < float(row[column].text.split()[1]) < 140 for row in faster)

@@ -11,9 +11,8 @@ from drafthead.evaluation.decision.draft_lengths import (
     with_schedule,
 )
 from drafthead.evaluation.decision.variants import gain_over
-from drafthead.evaluation.reporting.schedule_check import schedule_table
-from drafthead.evaluation.results.levels import THROUGHPUT, Level, summarise_serving
-from drafthead.evaluation.results.serving_rows import ServingRows, read_serving
+from drafthead.evaluation.reporting.decision_tables import schedule_table
+from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.workload import speculative_config
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.reporting.acceptance_tables import conditions_table, workloads_table
+from drafthead.evaluation.reporting.acceptance_tables import conditions_table
 from drafthead.evaluation.results.summary import summarise_conditions
 
 
@@ -45,6 +45,6 @@ def test_counts_are_pooled_and_looping_prompts_left_out(summaries):
 
 def test_tables_name_the_condition(summaries):
     row = [cell.text for cell in conditions_table(summaries).rows[0]]
-    assert row[:5] == ["head", "2", "0", "low", "2"]
+    assert row[:6] == ["all", "head", "2", "0", "low", "2"]
     assert row[-4:-1] == ["80.0 20.0", "80.0 50.0", "20.0 60.0 20.0"]
-    assert workloads_table(summaries).columns[-1] == "chat"
+    assert [row[0].text for row in conditions_table(summaries).rows] == ["all", "chat"]

@@ -12,14 +12,13 @@ from drafthead.artifacts import begin, finish
 from drafthead.config.traffic import SLOConfig, TrafficConfig
 from drafthead.evaluation.decision.analysis import Analysis, plain_verdict, verdicts_of
 from drafthead.evaluation.decision.cost import payback_text
+from drafthead.evaluation.decision.cost_model import price
 from drafthead.evaluation.decision.deployment import Advice, advise
-from drafthead.evaluation.decision.pricing import price
 from drafthead.evaluation.decision.speed import speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.evaluation.reporting.serving_tables import memory_table
-from drafthead.evaluation.results.levels import Level, summarise_serving
-from drafthead.evaluation.results.serving_rows import ServingRows, completed, read_serving
+from drafthead.evaluation.results.levels import Level, ServingRows, completed, read_serving, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
 from tests.evaluation.rows import speed_at, write_results
 from tests.recipes import tiny_recipe

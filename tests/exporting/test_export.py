@@ -16,7 +16,7 @@ from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.vllm import check_config
-from drafthead.evaluation.reporting.plan_report import untrained_recipe
+from drafthead.evaluation.decision.planning import untrained_recipe
 from drafthead.exporting import export as exporting
 from drafthead.exporting.check import check_reload
 from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, served_shape, write_untrained
@@ -150,7 +150,7 @@ def test_missing_run_and_missing_checkpoint_say_what_to_do(tmp_path):
 
 
 def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):
-    recipe = untrained_recipe(tiny_recipe(tmp_path), None)
+    recipe = untrained_recipe(tiny_recipe(tmp_path), [2.0])
     directory = write_untrained(recipe)
     assert directory.name == "tiny-untrained"
     assert artifacts.verify_files(directory) == []

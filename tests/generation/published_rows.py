@@ -103,6 +103,21 @@ PUBLISHED: dict[str, Published] = {
         [{"Timestamp": 5 + i, "Model": "ChatGPT", "Request tokens": 4, "Response tokens": 18} for i in range(2)],
         "", None, "throughput-only",
     ),
+    "speed-bench": Published(
+        ".parquet",
+        [
+            {"question_id": f"{i:032}", "category": "coding", "sub_category": "", "turns": [f"Sort {i}.", "Faster."]}
+            for i in range(2)
+        ],
+        "Sort 0.", f"speed-bench:{0:032}", "speed-bench/coding",
+    ),
+    **{
+        f"speculators-{name}": Published(".jsonl", [{"prompt": f"Do {i}."} for i in range(2)], "Do 0.", None, name)
+        for name in (
+            "humaneval", "math_reasoning", "qa", "question", "rag", "summarization", "tool_call", "translation",
+            "writing",
+        )
+    },
 }  # fmt: skip
 
 

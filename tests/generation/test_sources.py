@@ -50,6 +50,14 @@ def test_published_rows_become_prompts(name, tmp_path):
         assert prompt.messages[-1]["role"] == "user"
 
 
+def test_speed_bench_leaves_out_questions_published_without_their_text(tmp_path):
+    marker = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    rows = [*PUBLISHED["speed-bench"].rows, {"question_id": "x", "category": "qa", "turns": [marker]}]
+    pool = pool_of("speed-bench", write_rows(tmp_path / "qualitative.jsonl", rows))
+    assert len(pool.heldout) == 2
+    assert "prepare_data.py" in str(pool.refused)
+
+
 OWN = [
     ({"messages": [{"role": "user", "content": "a"}]}, "a"),
     ({"conversations": [{"from": "human", "value": "b"}]}, "b"),

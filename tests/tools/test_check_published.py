@@ -3,8 +3,7 @@
 import pytest
 
 from drafthead.evaluation.reporting.published import figures, published, published_lengths, published_table
-from drafthead.evaluation.results.levels import MEASURE, summarise_serving
-from drafthead.evaluation.results.serving_rows import read_serving
+from drafthead.evaluation.results.levels import MEASURE, read_serving, summarise_serving
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
 from tools.check_published import errata

@@ -2,27 +2,35 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from drafthead.artifacts import require
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.config.traffic import TrafficConfig
-from drafthead.evaluation.decision.pricing import Priced, price
-from drafthead.evaluation.decision.schedule import Schedule, best_schedule
+from drafthead.evaluation.decision.cost_model import Priced, price
 from drafthead.evaluation.decision.speed import speed_samples
-from drafthead.evaluation.decision.variants import Variant, compare_variants
+from drafthead.evaluation.decision.variants import Schedule, Variant, best_schedule, compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import is_conversations, served_recipe
 from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.results.levels import Level, summarise_serving
-from drafthead.evaluation.results.one_file import Results
-from drafthead.evaluation.results.serving_rows import ServingRows, completed, main_length, steady
+from drafthead.evaluation.results.levels import Level, ServingRows, completed, main_length, steady, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
 from drafthead.evaluation.workload import BASELINE
+
+
+class Results(NamedTuple):
+    """Rows as the measurements wrote them, and where they come from; manifests by kind."""
+
+    recipe: Recipe
+    manifests: dict[str, dict[str, Any]]
+    acceptance: pd.DataFrame
+    requests: pd.DataFrame
+    runs: pd.DataFrame
 
 
 @dataclass(frozen=True)

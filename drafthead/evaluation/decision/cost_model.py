@@ -10,21 +10,22 @@ A speculative step costs what a plain one does, the drafter's passes, and K more
 
 base(b) is interpolated between measured loads. W(n) is the target's work on n tokens, up to a factor: flat until
 arithmetic outlasts the reading of weights and then linear (a ridge at n0 tokens), or a power of n below 1 where more
-tokens share experts. The runs choose the shape. What this gives up is everything finer; the error on pairs that were
-left out of the fit says what that costs.
+tokens share experts. The runs choose the shape. What this gives up is everything finer; what that costs is seen by
+leaving one load after the other out of the fit, baseline included, and predicting it. A price's interval holds that
+error and what resampling prompts does to the fit, added in quadrature on the scale of logarithms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.interpolate import make_interp_spline
-from scipy.optimize import brentq, nnls
+from scipy.optimize import nnls
 
-from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint
-from drafthead.statistics import Array, Interval
+from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
+from drafthead.statistics import CONFIDENCE, Array, Interval, stratified_draws
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,19 @@ class Work:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A (load, K) pair predicted by a model that was fitted without it."""
+    """Decoding speed at a load, predicted from the other loads alone; tokens per second of one request.
+
+    Attributes:
+        batch, K: which; K is None for the baseline.
+        measured, predicted: speed.
+        inside: the load lies between others; beyond them it is an extrapolation.
+    """
 
     batch: float
-    K: int
+    K: int | None
     measured: float
     predicted: float
+    inside: bool
 
     @property
     def error(self) -> float:
@@ -75,7 +83,7 @@ class CostModel:
         curve: AL(K).
         terms: which coefficients were fitted.
         batches, lengths: range of what was run with drafts.
-        held_out: one entry per pair that could be left out.
+        held_out: the baseline and every draft length at every load that could be left out.
     """
 
     baseline: tuple[SpeedPoint, ...]
@@ -107,33 +115,20 @@ class CostModel:
         """Tokens per second while decoding, relative to no speculation."""
         return self.curve.length(K) / self.step_ratio(batch, K)
 
-    def best_draft(self, batch: float, among: Sequence[int] | None = None) -> int:
-        """The draft length that decodes fastest in a schedule; 0 where none pays.
+    def tokens_per_s(self, batch: float, K: int | None) -> float:
+        """Of one request while decoding; K is None without a drafter."""
+        return (1.0 if K is None else self.speedup(batch, K)) / self.base_step_s(batch)
+
+    def best_draft(self, batch: float) -> int:
+        """The draft length that decodes fastest, of all whose acceptance is known; 0 where none pays.
 
         With a schedule K = 0 still pays for the drafter's first pass, so it is compared as such.
-
-        Args:
-            batch: requests in the batch.
-            among: lengths to choose from; None: all whose acceptance is known.
         """
-        lengths = self.curve.known if among is None else among
-        return max({0, *lengths}, key=lambda K: (self.speedup(batch, K), -K))
+        return max({0, *self.curve.known}, key=lambda K: (self.speedup(batch, K), -K))
 
-    def crossover(self, K: int, largest: float) -> float:
-        """The load from which on drafting K tokens no longer pays.
-
-        Args:
-            K: draft tokens.
-            largest: how far to look; infinity comes out when it still pays there, and 0 when it never does.
-        """
-        at = np.geomspace(1, largest, 64)
-        pays = np.array([self.speedup(b, K) for b in at]) > 1
-        if pays[-1]:
-            return np.inf
-        if not pays.any():
-            return 0.0
-        last = int(np.flatnonzero(pays)[-1])
-        return float(brentq(lambda b: self.speedup(b, K) - 1, at[last], at[last + 1]))
+    def pays_up_to(self, K: int, largest: int) -> int:
+        """The most requests in the batch, up to `largest`, for which drafting K tokens pays; 0 when it never does."""
+        return max((b for b in range(1, largest + 1) if self.speedup(b, K) > 1), default=0)
 
     def extrapolates(self, batch: float, K: int) -> bool:
         """Whether the pair lies outside what was run."""
@@ -141,11 +136,9 @@ class CostModel:
 
     @property
     def error(self) -> float | None:
-        """Root mean square of the logarithm of predicted / measured on held-out pairs; None when none could be."""
-        if not self.held_out:
-            return None
-        logs = [np.log(h.predicted / h.measured) for h in self.held_out]
-        return float(np.sqrt(np.mean(np.square(logs))))
+        """Root mean square of log(predicted / measured), of drafts at loads between others; None: no such."""
+        logs = [np.log(h.predicted / h.measured) for h in self.held_out if h.inside and h.K is not None]
+        return float(np.sqrt(np.mean(np.square(logs)))) if logs else None
 
     def widened(self, interval: Interval) -> Interval:
         """An interval over prompts with the model's own error added in quadrature, on the scale of logarithms."""
@@ -172,7 +165,7 @@ def interpolated(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Array:
     return np.maximum(make_interp_spline(distinct, mean, k=1)(at), mean.min())
 
 
-# Fitting the cost model to runs, and to resamplings of their prompts; every pair is predicted by a fit without it.
+# Fitting the model to runs, and to resamplings of their prompts.
 
 
 _POWERS = (1.0, 0.75, 0.5)
@@ -182,7 +175,7 @@ _TERMS = ("g", "v", "d0", "d1")
 
 
 def fit(points: Sequence[SpeedPoint], positions: Sequence[float] = ()) -> CostModel:
-    """Fit the model and predict every pair that can be left out.
+    """Fit the model, and predict every load by a fit without it.
 
     Args:
         points: plain steps (K None) and drafted ones; several of one (batch, K) are averaged by the fit.
@@ -192,10 +185,8 @@ def fit(points: Sequence[SpeedPoint], positions: Sequence[float] = ()) -> CostMo
         ValueError: there is no plain or no drafted step.
     """
     baseline, drafted = _split(points)
-    model = _fit(baseline, drafted, tuple(positions))
-    pairs = sorted({(p.batch, p.K) for p in drafted if p.K})
-    found = [_predict_left_out(model, baseline, drafted, pair) for pair in pairs]
-    return replace(model, held_out=tuple(h for h in found if h is not None))
+    found = [h for batch in sorted({p.batch for p in baseline}) for h in _leave_out(points, batch, tuple(positions))]
+    return replace(_fit(baseline, drafted, tuple(positions)), held_out=tuple(found))
 
 
 def refit(model: CostModel, points: Sequence[SpeedPoint]) -> CostModel:
@@ -215,23 +206,18 @@ def _split(points: Sequence[SpeedPoint]) -> tuple[tuple[SpeedPoint, ...], list[S
     return baseline, drafted
 
 
-def _predict_left_out(
-    model: CostModel, baseline: tuple[SpeedPoint, ...], drafted: Sequence[SpeedPoint], pair: tuple[float, int]
-) -> HeldOut | None:
-    """One pair, by a fit without it; None where what is left knows too little of it to carry the same model."""
-    batch, K = pair
-    inside = [p for p in drafted if (p.batch, p.K) != pair]
-    outside = [p for p in drafted if (p.batch, p.K) == pair]
-    if not any(p.K for p in inside):
-        return None
-    positions = model.curve.positions
-    without = _fit(baseline, inside, positions)
-    # The positions of the longest draft come from its own runs.
-    of_itself = len(positions) == K and K not in without.curve.measured
-    if of_itself or K not in without.curve.known or set(without.terms) != set(model.terms):
-        return None
-    measured = without.base_step_s(batch) / float(np.mean([p.tpot_s for p in outside]))
-    return HeldOut(batch, K, measured, without.speedup(batch, K))
+def _leave_out(points: Sequence[SpeedPoint], batch: float, positions: tuple[float, ...]) -> Iterator[HeldOut]:
+    """The baseline and every draft length at a load; nothing where fewer than two other loads are left."""
+    others = [p for p in points if p.batch != batch]
+    loads = {p.batch for p in others if p.K is None} & {p.batch for p in others if p.K is not None}
+    if len(loads) < 2:
+        return
+    model = _fit(*_split(others), positions)
+    inside = min(loads) < batch < max(loads)
+    for K in sorted({p.K for p in points if p.batch == batch}, key=lambda K: -1 if K is None else K):
+        if K is None or K == 0 or K in model.curve.known:
+            measured = 1 / float(np.mean([p.tpot_s for p in points if (p.batch, p.K) == (batch, K)]))
+            yield HeldOut(batch, K, measured, model.tokens_per_s(batch, K), inside)
 
 
 def _fit(
@@ -290,3 +276,73 @@ def _identified(work: Work, batch: tuple[float, ...], K: tuple[float, ...]) -> t
         if norms.all() and np.linalg.matrix_rank(matrix / norms, tol=1e-6) > len(used):
             used.append(term)
     return tuple(used)
+
+
+# Prices of every load and draft length, run or not.
+
+_RESAMPLES = 200  # of whole fits
+
+
+@dataclass(frozen=True)
+class Price:
+    """A load and a draft length.
+
+    Attributes:
+        speedup: of decoding, relative to no speculation.
+        ratio: r, which is also the break-even acceptance length.
+        extrapolated: outside what was run.
+    """
+
+    concurrency: int
+    K: int
+    speedup: Interval
+    ratio: float
+    extrapolated: bool
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The cost model of a method and its prices at every (concurrency, K) asked for."""
+
+    model: CostModel
+    prices: tuple[Price, ...]
+    max_batch: int
+
+    def at(self, concurrency: int, K: int) -> Price:
+        """The price of a pair."""
+        return next(p for p in self.prices if (p.concurrency, p.K) == (concurrency, K))
+
+    def text(self, concurrency: int, K: int) -> str:
+        """What the model says of a load that was not run; empty where it says nothing."""
+        if K not in self.model.curve.known or concurrency not in {p.concurrency for p in self.prices}:
+            return ""
+        found = self.at(concurrency, K)
+        i, where = found.speedup, ", outside what was run" if found.extrapolated else ""
+        return f"; the cost model says {i.value - 1:+.1%} [{i.low - 1:+.1%}, {i.high - 1:+.1%}] decoding{where}"
+
+
+def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, seed: int = 0) -> Priced:
+    """Fit the cost model and price every load at every draft length whose acceptance is known.
+
+    Args:
+        samples: decoding times by prompt.
+        concurrency: loads to price, run or not.
+        max_batch: the engine's max_num_seqs; a load above it decodes as that batch.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: there are no runs without or none with drafts.
+    """
+    model = fit(samples.points(), samples.positions)
+    pairs = [(c, K) for c in concurrency for K in model.curve.known]
+    batches, lengths = [min(c, max_batch) for c, _ in pairs], np.log([model.curve.length(K) for _, K in pairs])
+    draws = stratified_draws(samples.tokens > 0, _RESAMPLES, np.random.default_rng(seed))
+    fits = [refit(model, samples.points(drawn)) for drawn in draws]
+    logs = [lengths - np.log(one.step_ratios(batches, [K for _, K in pairs])) for one in fits]
+    bounds = np.exp(np.quantile(logs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0))
+    prices = []
+    for (c, K), batch, low, high in zip(pairs, batches, *bounds, strict=True):
+        value = model.speedup(batch, K)
+        interval = model.widened(Interval(value, min(value, low), max(value, high)))
+        prices.append(Price(c, K, interval, model.step_ratio(batch, K), model.extrapolates(batch, K)))
+    return Priced(model, tuple(prices), max_batch)

@@ -8,13 +8,11 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, OWN, MethodConfig
 from drafthead.evaluation.decision.analysis import verdicts_of
 from drafthead.evaluation.decision.cost_model import fit
-from drafthead.evaluation.decision.schedule import KEY, Schedule, best_schedule
 from drafthead.evaluation.decision.speed import speed_samples
-from drafthead.evaluation.decision.variants import Variant, compare_variants
+from drafthead.evaluation.decision.variants import KEY, Schedule, Variant, best_schedule, compare_variants
 from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
-from drafthead.evaluation.results.levels import Level, summarise_serving
-from drafthead.evaluation.results.serving_rows import read_serving, steady
+from drafthead.evaluation.results.levels import Level, read_serving, steady, summarise_serving
 from drafthead.evaluation.workload import HEAD
 
 SCHEDULED = "schedule"

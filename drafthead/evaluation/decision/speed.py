@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from drafthead.evaluation.results.serving_rows import ServingRows
+from drafthead.evaluation.results.levels import ServingRows
 from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import Array, acceptance_by_position, acceptance_length
 

@@ -5,20 +5,33 @@ speculative_config (a schedule of draft lengths, sampled drafts, cache blocks th
 gain over the traffic, against the best fixed draft length on the same prompts, lies above zero with its whole interval,
 and where it loses at no load. Where the recipe's own head is not served, the fastest method takes its place. The best
 fixed length is picked by the same measurement, which favours it a little.
+
+A schedule is what vLLM takes as `num_speculative_tokens_per_batch_size`: entries of first batch size, last batch size
+and K, both ends included; the first starts at 1 and the ranges do not overlap (vllm/v1/spec_decode/dynamic/utils.py).
+vLLM caps every K at num_speculative_tokens, carries the last K on to larger batches, and falls back to
+num_speculative_tokens with data parallelism. The cost model proposes one, eval/draft_lengths.py serves it. It never
+proposes K = 0: the drafter's first pass still runs there, and around a threshold to K = 0 throughput can collapse (vLLM
+issue 49548: from 232 to 24 tok/s). Where drafts do not pay, a server without the head is the better half of two.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
 from drafthead.config import Recipe
 from drafthead.evaluation.comparison import Change
-from drafthead.evaluation.decision.schedule import KEY, Schedule
+from drafthead.evaluation.decision.cost_model import CostModel
 from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, Verdict, change_text, traffic_change
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import NAMES, SAMPLED, method_of
 
+KEY = "num_speculative_tokens_per_batch_size"
+# A longer schedule for less than this is noise, and every draft length has CUDA graphs of its own.
+_WORTH = 0.01
+
+Schedule = list[list[int]]
 Loads = Mapping[int, Level]  # concurrency -> level
 
 
@@ -124,3 +137,27 @@ def gain_over(ours: Loads, plain: Loads, weights: dict[int, float]) -> Change:
 def _speedup(levels: Loads, weights: dict[int, float]) -> float:
     """Over the traffic, against no speculation, up to a factor: 1 / Σ share / speedup."""
     return 1 / sum(share / (1 + levels[c].change(THROUGHPUT)) for c, share in weights.items())
+
+
+# A schedule, proposed.
+
+
+def best_schedule(model: CostModel, max_batch: int) -> Schedule:
+    """The draft length, of those that were run, that decodes fastest at every batch size; within 1 % neighbours share.
+
+    Args:
+        model: fitted.
+        max_batch: the server's max_num_seqs.
+    """
+    among = [K for K in model.lengths if K]
+    chosen: list[int] = []
+    for batch in range(1, max_batch + 1):
+        best = max(among, key=lambda K: model.speedup(batch, K))
+        before = chosen[-1] if chosen else best
+        keeps = model.speedup(batch, before) >= (1 - _WORTH) * model.speedup(batch, best)
+        chosen.append(before if keeps else best)
+    ranges = []
+    for K, group in groupby(enumerate(chosen, 1), key=lambda pair: pair[1]):
+        batches = [batch for batch, _ in group]
+        ranges.append([batches[0], batches[-1], K])
+    return ranges

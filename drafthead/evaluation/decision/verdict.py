@@ -16,7 +16,7 @@ from scipy import stats
 
 from drafthead.config.traffic import SLOConfig
 from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
-from drafthead.evaluation.decision.pricing import Priced
+from drafthead.evaluation.decision.cost_model import Priced
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, NAMES
 from drafthead.statistics import CONFIDENCE, Array, Interval

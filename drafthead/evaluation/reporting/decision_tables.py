@@ -1,19 +1,18 @@
-"""Tables of the decision: prices of every load and draft length, how far to trust them, and what would break even."""
+"""Tables of the decision: prices of every load and draft length, how far to trust them, what would break even."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from drafthead.evaluation.decision.pricing import Price, Priced
+from drafthead.evaluation.decision.cost_model import CostModel, Price, Priced
+from drafthead.evaluation.decision.variants import Variant
 from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, number, table
-from drafthead.evaluation.results.levels import Level
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, number, table
+from drafthead.evaluation.results.levels import THROUGHPUT, Level
 
 
 def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> list[Table]:
-    """Prices of decoding, break-even lengths and the error on pairs left out, by workload.
+    """Prices of decoding, break-even lengths and the error on loads left out, by workload.
 
     Args:
         priced: workload -> the head's cost model.
@@ -21,29 +20,26 @@ def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> lis
     """
     tables = []
     for workload, prices in priced.items():
-        ran = [level for level in levels if level.workload == workload and level.method == HEAD and level.steady]
-        found = [_price_table(prices, ran), _break_even_table(prices)]
-        found += [_held_out_table(prices)] if prices.model.held_out else []
-        for one in found:
-            tables.append(one if len(priced) == 1 else replace(one, title=f"{one.title}: {workload} prompts"))
+        ran = {
+            (level.concurrency, level.K)
+            for level in levels
+            if (level.workload, level.method) == (workload, HEAD) and level.steady
+        }
+        found = [_price_table(prices, ran), _break_even(prices), *_held_out_tables(prices)]
+        tables += found if len(priced) == 1 else [replace(t, title=f"{t.title}: {workload} prompts") for t in found]
     return tables
 
 
-def _by_load(priced: Priced) -> list[int]:
-    return sorted({p.concurrency for p in priced.prices})
-
-
-def _price_table(priced: Priced, ran: Sequence[Level]) -> Table:
-    run = {(level.concurrency, level.K) for level in ran}
+def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
     rows = [
         {"Concurrency": str(c)}
-        | {f"K = {K} (%)": _price_cell(priced.at(c, K), (c, K) in run) for K in priced.model.curve.known}
+        | {f"K = {K} (%)": _price_cell(priced.at(c, K), (c, K) in ran) for K in priced.model.curve.known}
         | {"Best K": Cell(str(priced.model.best_draft(min(c, priced.max_batch))))}
-        for c in _by_load(priced)
+        for c in sorted({p.concurrency for p in priced.prices})
     ]
     note = (
         "Change of decoding speed against no speculation, speedup(c, K) − 1 with speedup = AL(K) / r(c, K); 95 % "
-        "intervals hold both the prompts and the model's error on pairs left out. * run; ° outside what was run. The "
+        "intervals hold both the prompts and the model's error on loads left out. * run; ° outside what was run. The "
         "wait for the first token is not in it."
     )
     return table("Every load and draft length, by the cost model", rows, note)
@@ -53,60 +49,98 @@ def _price_cell(price: Price, ran: bool) -> Cell:
     speed = price.speedup
     mark = "*" if ran else "°" if price.extrapolated else ""
     text = f"{100 * speed.value - 100:+.1f} [{100 * speed.low - 100:+.1f}, {100 * speed.high - 100:+.1f}]{mark}"
-    return Cell(text, _tone(price))
+    return Cell(text, "better" if speed.low > 1 else "worse" if speed.high < 1 else "unresolved")
 
 
-def _tone(price: Price) -> Tone:
-    return "better" if price.speedup.low > 1 else "worse" if price.speedup.high < 1 else "unresolved"
+def break_even_table(
+    model: CostModel,
+    loads: Iterable[int],
+    max_batch: int,
+    lengths: Sequence[int],
+    has: Callable[[int], tuple[float, float]],
+    *more: dict[str, Any],
+) -> Table:
+    """r(c, K), the acceptance length at which drafting neither pays nor costs, by load and draft length.
 
+    Args:
+        model: of the step times.
+        loads: requests in flight.
+        max_batch: the engine's max_num_seqs.
+        lengths: every K.
+        has: K -> least and most acceptance length of the head there.
+        more: further rows.
+    """
 
-def _break_even_table(priced: Priced) -> Table:
-    model, known = priced.model, priced.model.curve.known
+    def cell(c: int, K: int) -> Cell:
+        needed, (low, high) = model.step_ratio(min(c, max_batch), K), has(K)
+        tone: Tone = "better" if needed < low else "worse" if needed > high else "unresolved"
+        return Cell(f"{needed:.2f}" if needed <= K + 1 else f"above {K + 1}", tone)
 
-    def row(name: str, cell_of: Callable[[int], Cell]) -> dict[str, Any]:
-        return {"Concurrency": name} | {f"K = {K}": cell_of(K) for K in known}
-
-    def ratio(c: int, K: int) -> Cell:
-        price = priced.at(c, K)
-        return Cell(f"{price.ratio:.2f}" + (f" (above {K + 1})" if price.ratio > K + 1 else ""), _tone(price))
-
-    def pays_up_to(K: int) -> Cell:
-        crossover = model.crossover(K, priced.max_batch)
-        return Cell(f"{crossover:.0f}" if crossover < np.inf else f"{priced.max_batch} or more")
-
-    rows = [row(str(c), lambda K, c=c: ratio(c, K)) for c in _by_load(priced)]  # type: ignore[misc]
-    rows.append(row("this head has", lambda K: number(model.curve.length(K), 2)))
-    rows.append(row("pays up to", pays_up_to))
+    rows = [{"Concurrency": str(c)} | {f"K = {K}": cell(c, K) for K in lengths} for c in loads]
     note = (
-        "r(c, K), the time of a step with K drafts over that of a plain step: the acceptance length at which drafting "
-        "neither pays nor costs. No head can reach more than K + 1. Green: this head has it; grey: unresolved. "
-        "Pays up to: requests in the batch; 0 = never."
+        "r(c, K), the time of a step with K drafts over that of a plain step: the acceptance length below which "
+        "drafting costs more than it brings, at most K + 1. Green: the head has it; red: it has not. "
+        f"Verification: {model.work}."
     )
-    return table("Break-even acceptance length", rows, note)
+    return table("Break-even acceptance length", [*rows, *more], note)
 
 
-def _held_out_table(priced: Priced) -> Table:
+def _break_even(priced: Priced) -> Table:
+    model, most = priced.model, priced.max_batch
+    known, loads = model.curve.known, sorted({p.concurrency for p in priced.prices})
+    more = (
+        {"Concurrency": "this head has"} | {f"K = {K}": number(model.curve.length(K), 2) for K in known},
+        {"Concurrency": "pays up to"} | {f"K = {K}": Cell(str(model.pays_up_to(K, most))) for K in known},
+    )
+    return break_even_table(model, loads, most, known, lambda K: (model.curve.length(K), model.curve.length(K)), *more)
+
+
+def _held_out_tables(priced: Priced) -> list[Table]:
     rows = [
         {
-            "Concurrency": Cell(f"{h.batch:g}"),
-            "K": h.K,
-            "Speedup measured": number(h.measured, 3),
-            "Predicted without it": number(h.predicted, 3),
-            "Error (%)": Cell(f"{100 * h.error:+.1f}"),
+            "Concurrency": f"{h.batch:g}",
+            "Method": "no speculation" if h.K is None else f"K = {h.K}",
+            "Measured": number(h.measured, 1),
+            "Predicted": number(h.predicted, 1),
+            "Error (%)": Cell(f"{100 * h.error:+.1f}" + ("" if h.inside else "°")),
         }
         for h in priced.model.held_out
     ]
-    note = f"{model_text(priced)} Each pair predicted by a fit without it."
-    return table("Cost model: pairs it was not fitted to", rows, note)
+    note = (
+        f"{model_text(priced)} Decoding speed in tok/s of one request; each load predicted by a fit to the other loads "
+        "alone, the baseline included. ° beyond the other loads."
+    )
+    return [table("Speed at loads left out of the fit", rows, note)] if rows else []
 
 
 def model_text(priced: Priced) -> str:
     """The model and its error in a sentence or two."""
     model = priced.model
-    error = "no pair could be left out, so its error is not known: run more draft lengths or loads"
+    error = "its error is not known, which takes three loads"
     if model.error is not None:
-        largest = max(abs(h.error) for h in model.held_out)
+        inside = [h for h in model.held_out if h.inside and h.K is not None]
+        largest = max(abs(h.error) for h in inside)
         error = (
-            f"error on {len(model.held_out)} held-out pairs {model.error:.1%} (root mean square), at most {largest:.1%}"
+            f"error at {len(inside)} loads and draft lengths left out {model.error:.1%} (root mean square), at most "
+            f"{largest:.1%}"
         )
     return f"Verification: {model.work}; {error}."
+
+
+def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
+    """Output throughput of a served schedule at every load, against the best fixed draft length."""
+    against = f"Schedule against K = {schedule.against} (%)"
+    rows: dict[int, dict[str, Any]] = {c: {"Concurrency": str(c)} for c in schedule.by_load}
+    for level in levels:
+        if level.workload == schedule.verdict.workload and level.steady and level.concurrency in rows:
+            cell = change_cell(level.changes[THROUGHPUT.key], level.reached)
+            rows[level.concurrency][f"{level.method}, K = {level.K} (%)"] = cell
+    for c, change in schedule.by_load.items():
+        rows[c][against] = change
+    note = (
+        "Output throughput against no speculation, and of the schedule against the fixed draft length that is best for "
+        "the traffic; brackets: 95 % paired bootstrap over prompts, with what differs between blocks of server starts. "
+        "Grey: the interval includes zero, or there is none."
+    )
+    traffic = {"Concurrency": "the traffic", against: schedule.change}
+    return table("A schedule of draft lengths beside fixed ones", [*rows.values(), traffic], note)

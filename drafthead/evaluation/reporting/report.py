@@ -1,53 +1,49 @@
-"""The report: one HTML file that opens anywhere, the plots as PNGs, and the same in Markdown.
+"""The report, of a recipe or of a published experiment: one HTML file that opens anywhere, Markdown, and PNGs.
 
-Everything is computed from rows on disk, or from the one file that holds them all, so a report can be made again
-without measuring. Images
-are embedded and no script or style is loaded from elsewhere; what this gives up is interactive plots.
+Everything is computed from rows on disk, so a report can be made again without measuring, with other prices, traffic or
+service levels. Images are embedded and no script or style is loaded from elsewhere; what this gives up is interactive
+plots.
 """
 
 import base64
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
+from drafthead.artifacts import read_manifest
 from drafthead.config import Recipe
 from drafthead.evaluation.decision.analysis import Analysis
 from drafthead.evaluation.decision.cost import payback_text
 from drafthead.evaluation.decision.deployment import Advice, advise
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
+from drafthead.evaluation.measuring.plan import Plan, PlannedSweep
+from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.measuring.request_metrics import FORMULAS
-from drafthead.evaluation.reporting.acceptance_tables import acceptance_tables
+from drafthead.evaluation.reporting.acceptance_tables import acceptance_table
 from drafthead.evaluation.reporting.decision_tables import cost_model_tables, model_text
-from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures
+from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
-from drafthead.evaluation.reporting.serving_figures import decision_pictures, serving_pictures
 from drafthead.evaluation.reporting.serving_tables import (
     acceptance_under_load,
-    length_cell,
-    level_name,
+    brief_table,
+    cost_table,
+    levels_table,
+    limits_table,
     matrix_tables,
+    means_table,
     memory_table,
+    plan_table,
     series_name,
-    serving_tables,
 )
-from drafthead.evaluation.reporting.tables import (
-    Cell,
-    Table,
-    Tone,
-    change_cell,
-    interval_text,
-    print_table,
-    print_tables,
-    table,
-)
-from drafthead.evaluation.results.levels import THROUGHPUT, Level
-from drafthead.evaluation.results.one_file import NAME, Results, write_one_file
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, interval_text, print_table, table
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
@@ -78,70 +74,15 @@ class Report:
     advice: Advice | None = None
 
 
-def write_report(results: Results, analysis: Analysis, directory: Path) -> Path:
-    """Write report.html, report.md, the PNGs and results.parquet; returns the HTML's path.
-
-    Args:
-        results: what was measured.
-        analysis: of it.
-        directory: where to.
-    """
-    page = write_pages(build_report(results.recipe, analysis), directory)
-    write_one_file(directory / NAME, results)
-    return page
-
-
 def write_pages(report: Report, directory: Path) -> Path:
     """Write report.html, report.md and the PNGs; returns the HTML's path."""
     for picture in (p for section in report.sections for p in section.pictures):
         with atomic_path(directory / f"{picture.name}.png") as temporary:
-            temporary.write_bytes(picture.light)
+            temporary.write_bytes(picture.png)
     for name in ("report.html", "report.md"):
         with atomic_path(directory / name) as temporary:
             temporary.write_text(render(report, f"{name}.jinja"), encoding="utf-8")
     return directory / "report.html"
-
-
-def print_report(recipe: Recipe, analysis: Analysis) -> None:
-    """The same tables on the terminal, and the verdict after them."""
-    for section in _sections(recipe, analysis):
-        print_tables(section.tables)
-    for verdict in analysis.verdicts:
-        print(f"\n{verdict_text(verdict)}")
-        for level in verdict.levels:
-            print(f"  concurrency {level.concurrency}: {level.decision} - {level.reason}")
-    print_advice(recipe, analysis)
-
-
-def build_report(recipe: Recipe, analysis: Analysis) -> Report:
-    """Everything the templates need."""
-    return Report(
-        title=f"Draft head “{recipe.name}”",
-        question="Does this head make serving faster, and where?",
-        headline=analysis.main.headline,
-        facts=_facts(recipe, analysis),
-        sections=_sections(recipe, analysis),
-        caveats=_caveats(recipe, analysis),
-        verdicts=analysis.verdicts,
-        advice=advise(recipe, analysis),
-    )
-
-
-def _sections(recipe: Recipe, analysis: Analysis) -> list[Section]:
-    summary, levels, runs = analysis.acceptance, analysis.levels, analysis.rows.runs
-    workloads = [workloads_table(analysis.verdicts, levels), *matrix_tables(levels)]
-    served = serving_tables(levels, recipe.eval.price_per_gpu_hour, recipe.engine.tensor_parallel_size)
-    counted, memory = acceptance_under_load(runs), memory_table(runs)
-    beside = published_table(levels, recipe.target.path)
-    pictures = decision_pictures(analysis)
-    sections = [
-        Section("Workloads", workloads, []) if len({level.workload for level in levels}) > 1 else None,
-        Section("Acceptance", acceptance_tables(summary), acceptance_pictures(summary)),
-        Section("Serving", [*served, *filter(None, (counted, memory))], serving_pictures(levels)),
-        Section("Every load and draft length", cost_model_tables(analysis.priced, levels), pictures),
-        Section("Beside published figures", [beside], []) if beside else None,
-    ]
-    return [section for section in sections if section]
 
 
 def render(report: Report, template: str) -> str:
@@ -164,10 +105,48 @@ def _in_markdown(value: Any) -> Any:
     return value if isinstance(value, Markup) else in_markdown(value)
 
 
+def _section(title: str, tables: Sequence[Table | None], pictures: list[Picture] | None = None) -> Section:
+    """A table that is None is left out."""
+    return Section(title, [one for one in tables if one], pictures or [])
+
+
+# Of a recipe.
+
+
+def build_report(recipe: Recipe, analysis: Analysis) -> Report:
+    """Everything the templates need."""
+    levels, runs, price = analysis.levels, analysis.rows.runs, recipe.eval.price_per_gpu_hour
+    workloads = [workloads_table(analysis.verdicts, levels), *matrix_tables(levels)]
+    served = [
+        levels_table("Every load: same prompts as the baseline", levels),
+        means_table(levels),
+        cost_table(levels, price, recipe.engine.tensor_parallel_size) if price else None,
+        acceptance_under_load(runs),
+        memory_table(runs),
+    ]
+    sections = [
+        _section("Workloads", workloads if len({level.workload for level in levels}) > 1 else []),
+        _section("Acceptance", [acceptance_table(analysis.acceptance)], acceptance_pictures(analysis.acceptance)),
+        _section("Serving", served, serving_pictures(levels)),
+        _section("Every load and draft length", cost_model_tables(analysis.priced, levels)),
+        _section("Beside published figures", [published_table(levels, recipe.target.path)]),
+    ]
+    return Report(
+        title=f"Draft head “{recipe.name}”",
+        question="Does this head make serving faster, and where?",
+        headline=analysis.main.headline,
+        facts=_facts(recipe, analysis),
+        sections=[section for section in sections if section.tables],
+        caveats=_caveats(recipe, analysis),
+        verdicts=analysis.verdicts,
+        advice=advise(recipe, analysis),
+    )
+
+
 def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
     manifests: dict[str, dict[str, Any]] = analysis.manifests
     offline, served = manifests[acceptance.KIND], manifests[serving.KIND]
-    identity, made_by = offline["identity"], served["made_by"]
+    identity = offline["identity"]
     commands = ["python eval/" + shlex.join(m["made_by"]["command"]) for m in (offline, served)]
     return [
         ("Target", f"{identity['target']} ({identity['dtype']}, fingerprint {identity['target_fingerprint'][:12]})"),
@@ -179,11 +158,18 @@ def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
             "Prompts",
             f"{offline['counts']['prompts']} held out, {offline['counts']['too_long']} too long for the engine",
         ),
-        ("Machine", f"{made_by['machine']}, {served['counts']['device']}"),
-        ("Versions", ", ".join(f"{k} {v}" for k, v in made_by["versions"].items())),
-        ("Commit", str(made_by["git_commit"])),
-        ("Measured", f"{made_by['created']}, {served['counts']['servers']} servers"),
+        *_measured(served),
         ("Commands", "; ".join(dict.fromkeys(commands))),
+    ]
+
+
+def _measured(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """Machine, versions and commit of a serving measurement."""
+    made_by, counts = manifest["made_by"], manifest["counts"]
+    return [
+        ("Machine", f"{made_by['machine']}, {counts['device']}"),
+        ("Versions", ", ".join(f"{k} {v}" for k, v in made_by["versions"].items())),
+        ("Measured", f"{made_by['created']}, {counts['servers']} servers, commit {made_by['git_commit']}"),
     ]
 
 
@@ -222,58 +208,8 @@ def tracked(analysis: Analysis) -> dict[str, float | str]:
     return found
 
 
-# What a decider needs, on one screen: the verdict, one table, what to start. Everything else is in the report.
-
-
-def print_brief(recipe: Recipe, analysis: Analysis) -> None:
-    """The verdict on the terminal, with the one table it rests on."""
-    print_table(brief_table(analysis.verdicts, analysis.levels))
-    print(f"\n{acceptance_line(analysis.acceptance)}")
-    for verdict in analysis.verdicts:
-        if verdict.workload == analysis.main.workload:
-            print(f"\n{verdict_text(verdict)}")
-        else:
-            print(f"{verdict.workload} prompts, {verdict.method} at K = {verdict.K}: {verdict.headline}")
-    print_advice(recipe, analysis, brief=True)
-
-
-def print_advice(recipe: Recipe, analysis: Analysis, brief: bool = False) -> None:
-    """What to start, `brief` by its flag where there is one, and when the head has paid for itself."""
-    advice = advise(recipe, analysis)
-    print(f"\n{advice.text}\n  {(brief and advice.flag) or advice.command}")
-    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
-        print(f"\n{text}")
-
-
-def verdict_text(verdict: Verdict) -> str:
-    """A verdict in two lines."""
-    return f"{verdict.workload} prompts, {verdict.method} at K = {verdict.K}: {verdict.headline}\n  {verdict.reason}"
-
-
-def brief_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Table:
-    """Every judged load of the draft lengths that the verdicts are about."""
-    rows = []
-    for verdict in verdicts:
-        decisions = {level.concurrency: level.decision for level in verdict.levels}
-        for level in _levels_of(verdict, levels):
-            baseline, method = level.values[THROUGHPUT.key]
-            rows.append(
-                {
-                    "Concurrency": level_name(level, levels),
-                    "Method": series_name(level.method, level.K),
-                    "Output tok/s": Cell(f"{baseline:.1f} → {method:.1f}"),
-                    "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
-                    "Median latency (%)": change_cell(level.changes["e2e_p50"], level.reached),
-                    "Acceptance length": length_cell(level),
-                    "Verdict": Cell(decisions.get(level.concurrency, "not in the traffic")),
-                }
-            )
-    note = "Positive = better everywhere; brackets: 95 % paired bootstrap over prompts; grey: unresolved."
-    return table("Serving with the head, against no speculation", rows, note)
-
-
 def workloads_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Table:
-    """Verdict, acceptance length and throughput of every workload side by side."""
+    """Verdict and throughput of every workload side by side."""
     rows = [
         {
             "Workload": verdict.workload,
@@ -282,19 +218,32 @@ def workloads_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Tab
             "Over the traffic (%)": verdict.change,
         }
         | {f"c = {level.concurrency} (%)": level.changes[THROUGHPUT.key] for level in _levels_of(verdict, levels)}
-        | {f"Length, c = {level.concurrency}": length_cell(level) for level in _levels_of(verdict, levels)}
         for verdict in verdicts
     ]
-    note = (
-        "Each workload alone on the server, and all of them together in `all`. Change of output throughput; acceptance "
-        "length from the server's counters."
-    )
+    note = "Each workload alone on the server, and all of them together in `all`. Change of output throughput."
     return table("Every workload", rows, note)
 
 
 def _levels_of(verdict: Verdict, levels: Sequence[Level]) -> list[Level]:
     wanted = (verdict.workload, verdict.method, verdict.K)
     return [level for level in levels if level.steady and (level.workload, level.method, level.K) == wanted]
+
+
+# On the terminal: the verdict, the one table it rests on, what to start. Everything else is in the report.
+
+
+def print_brief(recipe: Recipe, analysis: Analysis) -> None:
+    """What a decider needs, on one screen."""
+    decisions = {(v.workload, v.method, v.K, at.concurrency): at.decision for v in analysis.verdicts for at in v.levels}
+    print_table(brief_table([x for v in analysis.verdicts for x in _levels_of(v, analysis.levels)], decisions))
+    print(f"\n{acceptance_line(analysis.acceptance)}")
+    for v in analysis.verdicts:
+        reason = f"\n  {v.reason}" if v.workload == analysis.main.workload else ""
+        print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}{reason}")
+    advice = advise(recipe, analysis)
+    print(f"\n{advice.text}\n  {advice.flag or advice.command}")
+    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
+        print(f"\n{text}")
 
 
 def acceptance_line(summary: AcceptanceSummary) -> str:
@@ -304,3 +253,74 @@ def acceptance_line(summary: AcceptanceSummary) -> str:
     same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
     text = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
     return f"{text} Responses identical to the baseline's: {same}." if same else text
+
+
+# Of a published experiment, repeated: the post's tables and curves with intervals, and its own numbers.
+
+
+def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, measured: Path, directory: Path) -> Path:
+    """Write report.html, report.md, the PNGs and runs.parquet, all runs in one file; returns the HTML's path.
+
+    Args:
+        recipe: of the measurement.
+        preset: the experiment.
+        plan: of it, with its tables.
+        measured: the serving artifact.
+        directory: where to.
+    """
+    rows = read_serving(measured)
+    page = write_pages(build_preset_report(recipe, preset, plan, rows, read_manifest(measured)), directory)
+    with atomic_path(directory / "runs.parquet") as temporary:
+        rows.runs.to_parquet(temporary, index=False)
+    return page
+
+
+def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: ServingRows, manifest: dict) -> Report:
+    """Every table of the post in a section of its own, then what stands over all of them."""
+    sections, every = [], []
+    for index, sweep in enumerate(plan.sweeps, 1):
+        own = _rows_of(sweep, rows)
+        # Advice needs the throughput, whatever the post shows.
+        measures = list(dict.fromkeys((THROUGHPUT.key, *sweep.measures)))
+        levels = summarise_serving(own, [MEASURE[key] for key in measures])
+        every += levels
+        pictures = serving_pictures(levels, f"table-{index}-", measures)
+        sections.append(_section(sweep.title, list(_sweep_tables(recipe, sweep, levels, own.runs)), pictures))
+    whole = [
+        limits_table(every, preset.tpot_limits_ms),
+        memory_table(rows.runs),
+        published_table(every, recipe.target.path),
+        plan_table(plan, preset),
+    ]
+    return Report(
+        title=preset.title,
+        question=preset.note,
+        headline=f"repeated with {recipe.name}",
+        facts=[("Target", recipe.target.path), ("Head", str(recipe.head_dir)), *_measured(manifest)],
+        sections=[*sections, _section("Over all of it", whole)],
+        caveats=[f"Left out: {reason}." for reason in plan.skipped],
+    )
+
+
+def _sweep_tables(
+    recipe: Recipe, sweep: PlannedSweep, levels: list[Level], runs: pd.DataFrame
+) -> Iterator[Table | None]:
+    yield levels_table(sweep.title, levels)
+    yield means_table(levels, only_reached=False)
+    yield acceptance_under_load(runs)
+    if len({level.load for level in levels}) > 1:
+        yield from matrix_tables(levels)
+    if recipe.eval.price_per_gpu_hour is not None:
+        yield cost_table(levels, recipe.eval.price_per_gpu_hour)
+
+
+def _rows_of(sweep: PlannedSweep, rows: ServingRows) -> ServingRows:
+    """The rows of a sweep's servers at its levels."""
+    levels = {(level.workload.name, level.load.name, level.temperature) for level in sweep.levels}
+
+    def own(frame: pd.DataFrame) -> pd.DataFrame:
+        series = zip(frame["arm"], frame["k"], strict=True)
+        keys = zip(frame["prompts_of"], frame["load"], frame["temperature"], strict=True)
+        return frame[[one in sweep.series and key in levels for one, key in zip(series, keys, strict=True)]]
+
+    return ServingRows(own(rows.requests), own(rows.runs))

@@ -123,9 +123,3 @@ def print_table(table: Table, console: Console | None = None) -> None:
     for row in table.rows:
         rich.add_row(*(Text(cell.text, style=_RICH[cell.tone]) for cell in row))
     (console or terminal()).print(rich)
-
-
-def print_tables(tables: Iterable[Table]) -> None:
-    """Show several."""
-    for one in tables:
-        print_table(one)

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from drafthead.evaluation.measuring.request_metrics import RequestMetrics, request_metrics
 from drafthead.engine.load import RequestTimes
+from drafthead.evaluation.measuring.request_metrics import RequestMetrics, request_metrics
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,7 @@ def _vllm_bench(path: str | Path, raw: dict[str, Any]) -> ImportedLevel:
     failed = [t.error for t in times if t.error]
     if not rows:
         raise ValueError(f"{path}: all {len(failed)} requests failed, the first with: {failed[0].strip()[-200:]}")
-    return ImportedLevel(
-        "vllm bench", _vllm_load(raw), pd.DataFrame(rows), len(failed), float(raw["duration"]), stated
-    )
+    return ImportedLevel("vllm bench", _vllm_load(raw), pd.DataFrame(rows), len(failed), float(raw["duration"]), stated)
 
 
 def _vllm_times(raw: dict[str, Any]) -> list[RequestTimes]:

@@ -1,16 +1,100 @@
-"""From rows to levels: one method beside the baseline at one load, every measure with its paired change; no formatting."""
+"""From rows to levels: one method beside the baseline at one load, every measure with its paired change.
+
+Rows are those of `evaluation.columns`. Columns may be absent in a measurement of one workload or one draft length,
+or is of an earlier layout: `read_serving` fills them in, so that everything after it can count on them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from drafthead.artifacts import IDENTITY, read_json
+from drafthead.config.evaluation import ALL
 from drafthead.evaluation.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
-from drafthead.evaluation.results.serving_rows import LEVEL_KEYS, ServingRows, methods_of
+from drafthead.evaluation.measuring import serving
+from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import Array, acceptance_length, geometric_mean
+
+LEVEL_KEYS = ["workload", "load", "concurrency"]
+
+
+class ServingRows(NamedTuple):
+    """Rows of requests and of runs, with every key column."""
+
+    requests: pd.DataFrame
+    runs: pd.DataFrame
+
+
+def read_serving(directory: Path) -> ServingRows:
+    """Every row of a serving artifact, completed.
+
+    Raises:
+        ArtifactError: the artifact's identity is damaged.
+    """
+    K = main_length(read_json(directory / IDENTITY))
+    return completed(serving.read_requests(directory), serving.read_runs(directory), K)
+
+
+def main_length(identity: dict[str, Any]) -> int:
+    """The draft length of rows that do not say theirs: the first that the measurement lists."""
+    given = identity["num_draft_tokens"]
+    return given[0] if isinstance(given, list) else given
+
+
+def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows:
+    """The rows with every key column present; `workload` with temperature and GPUs, `prompts_of` without.
+
+    Args:
+        requests, runs: as `evaluation.measuring.serving` reads them.
+        K: draft tokens of every method but the baseline, where the rows do not say.
+    """
+    runs = _completed(runs, K)
+    if "running" not in runs:
+        runs["running"] = np.nan
+    runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
+    if "prefix_queries" in runs:  # prompts that share nothing have no hits to lose
+        rate = 100 * runs["prefix_hits"] / runs["prefix_queries"].where(runs["prefix_queries"] > 0)
+        runs["prefix_hit_rate"] = rate.where(runs["workload"].map(is_conversations))
+    return ServingRows(_completed(requests, K), runs)
+
+
+def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
+    """The rows of one workload at loads whose places were filled as they became free; None: the first workload.
+
+    Only they say what a step of b requests costs.
+    """
+    workload = workload or rows.runs["workload"].iloc[0]
+    kept = (frame[frame["workload"] == workload] for frame in rows)
+    return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in kept))
+
+
+def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
+    rows = rows.copy()
+    drafted = rows["arm"] != BASELINE
+    load = "c" + rows["concurrency"].astype(str)
+    earlier: dict[str, Any] = {
+        "k": K, "workload": ALL, "load": load, "temperature": 0.0, "tensor_parallel": 0, "throughput_only": False,
+        "ttfot_s": np.nan, "prompt_tokens": 0,
+    }  # fmt: skip
+    for column, value in earlier.items():
+        if column not in rows:
+            rows[column] = value
+    rows["k"] = rows["k"].where(drafted, 0).astype(int)
+    rows["prompts_of"] = rows["workload"]
+    own = zip(rows["workload"], rows["temperature"], rows["tensor_parallel"], strict=True)
+    rows["workload"] = [_label(*values) for values in own]
+    return rows
+
+
+def _label(workload: str, temperature: float, gpus: int) -> str:
+    """The workload with what else sets its levels apart; rows of an earlier layout have it in their name."""
+    apart = (f" T={temperature:g}" if temperature else "") + (f" TP{gpus}" if gpus > 1 else "")
+    return workload if workload.endswith(apart) else workload + apart
 
 
 @dataclass(frozen=True)
@@ -48,7 +132,8 @@ _TIMES = {
     "tpot_all": ("TPOT with the first token", 2), "e2e": ("Latency", 0),
 }  # fmt: skip
 _STATISTICS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "mean": ("mean", np.mean), "p50": ("median", np.median), "p95": ("P95", percentile(95)), "p99": ("P99", percentile(99)),
+    "mean": ("mean", np.mean), "p50": ("median", np.median),
+    "p95": ("P95", percentile(95)), "p99": ("P99", percentile(99)),
 }  # fmt: skip
 MEASURE = {measure.key: measure for measure in _RATES} | {
     f"{time}_{name}": Measure(f"{time}_{name}", f"{label}, {word}", "ms", 1e3, digits, f"{time}_s", statistic)
@@ -145,7 +230,8 @@ def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES)
         requests = rows.requests[(rows.requests[LEVEL_KEYS] == list(key)).all(axis=1)]
         if BASELINE not in set(runs["arm"]):
             continue
-        for method, K in methods_of(runs):
+        drafted = runs[runs["arm"] != BASELINE]
+        for method, K in dict.fromkeys(zip(map(str, drafted["arm"]), map(int, drafted["k"]), strict=True)):
             chosen = [_chosen(frame, method, K) for frame in (requests, runs)]
             levels.append(_level(key, method, K, measures, *chosen))
     order = list(dict.fromkeys(rows.runs["workload"]))
@@ -183,7 +269,8 @@ def _level(
     workload, load, concurrency = str(key[0]), str(key[1]), int(key[2])
     base, head = _paired_prompts(requests, runs, method)
     blocks = [
-        _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], method) for b in sorted({*runs["block"]})
+        _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], method)
+        for b in sorted({*runs["block"]})
     ]
     methods = {name: runs[runs["arm"] == name] for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
@@ -191,9 +278,7 @@ def _level(
         alone = by_block[measure.key] = np.array([_change_of(measure, *block) for block in blocks])
         if measure.rate:
             values[measure.key] = (_rate(measure, methods[BASELINE]), _rate(measure, methods[method]))
-            change = throughput_change(
-                head[measure.column], head["share_s"], base[measure.column], base["share_s"]
-            )
+            change = throughput_change(head[measure.column], head["share_s"], base[measure.column], base["share_s"])
         else:
             pair = _pair(measure, base, head)
             values[measure.key] = (_statistic(measure, pair["b"]), _statistic(measure, pair["h"]))
@@ -252,13 +337,11 @@ def _rate(measure: Measure, runs: pd.DataFrame) -> float:
     output = runs["output_tokens"].sum()
     counted = {"output_tokens": output, "total_tokens": output + runs["prompt_tokens"].sum(), "answers": _answers(runs)}
     return float(counted[measure.column] / runs["duration_s"].sum())
+
+
 def _hits(runs: pd.DataFrame) -> float:
     queries = runs["prefix_queries"].sum() if "prefix_queries" in runs else 0
     return float(runs["prefix_hits"].sum() / queries) if queries else np.nan
-
-
-def _throughput(runs: pd.DataFrame) -> float:
-    return float(runs["output_tokens"].sum() / runs["duration_s"].sum())
 
 
 def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -286,7 +369,8 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> 
         **times,
     )
     base, other = (
-        pd.DataFrame(pooled[pooled.index.get_level_values("arm") == name].droplevel("arm")) for name in (BASELINE, method)
+        pd.DataFrame(pooled[pooled.index.get_level_values("arm") == name].droplevel("arm"))
+        for name in (BASELINE, method)
     )
     order = base.sort_values("sent", kind="stable").index
     return base.loc[order], other.loc[order]

@@ -7,6 +7,7 @@ import pandas as pd
 
 from drafthead.config.evaluation import ALL
 from drafthead.data.responses import LOOP_LIMIT
+from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN
 from drafthead.statistics import (
     Array,
     Interval,
@@ -16,8 +17,6 @@ from drafthead.statistics import (
     acceptance_rate,
     proportion_interval,
 )
-from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN
-
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,9 @@ def summarise_conditions(rows: pd.DataFrame) -> list[MethodAcceptance]:
     return found
 
 
-def _entry(first: pd.Series, category: str, own: pd.DataFrame, baseline: pd.DataFrame, kept: pd.Index) -> MethodAcceptance:
+def _entry(
+    first: pd.Series, category: str, own: pd.DataFrame, baseline: pd.DataFrame, kept: pd.Index
+) -> MethodAcceptance:
     same = own["output_sha256"] == baseline["output_sha256"].reindex(own.index)
     rows = own.loc[own.index.intersection(kept, sort=False)]
     K, drafts, accepted, tokens = int(first["k"]), rows["drafts"], rows["accepted"], rows["num_tokens"]

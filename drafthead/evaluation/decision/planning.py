@@ -1,41 +1,64 @@
 """Before any head exists: what acceptance a head would need, what one of a given acceptance would bring, and whether
-training it can pay.
+training it can pay. `eval/plan.py` prints it.
 
 The step times come from a measurement: of an untrained head (its steps take as long), or of an earlier head on the
 same target and machine. The acceptance is assumed. Every draft token is accepted with the same probability here, given
 those before it, so one number at one K gives AL(K) for every other. Decode only, as the cost model.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.optimize import brentq
 
-from drafthead.evaluation.decision.cost import cost_per_million
+from drafthead.artifacts import MANIFEST, ArtifactError
+from drafthead.config import Recipe
 from drafthead.evaluation.decision.cost_model import CostModel
 from drafthead.evaluation.decision.speed import AcceptanceCurve
+from drafthead.evaluation.results.levels import ServingRows, read_serving, steady
 
 CAN, CANNOT, DEPENDS = "TRAINING CAN PAY", "TRAINING CANNOT PAY", "IT DEPENDS ON THE HEAD"
 _WORTH = 0.01  # a gain below this is none
+_SUFFIX = "-untrained"
 
 
-@dataclass(frozen=True)
-class Money:
-    """What decides beside speed; all in one currency.
+def untrained_recipe(recipe: Recipe, lengths: Sequence[float]) -> Recipe:
+    """The recipe under a name of its own, so that its head and results lie beside the real ones; same prompts.
 
-    Attributes:
-        price_per_gpu_hour, gpus: of serving.
-        tokens_per_day: output tokens to serve.
-        training: what regenerating, harvesting and training will cost.
-        days: in which it must be earned.
+    On a GPU vLLM accepts its drafts at the middle of the assumed lengths.
     """
+    settings = recipe.eval
+    if torch.cuda.is_available():
+        settings = settings.model_copy(update={"synthetic_acceptance_length": sum(lengths) / len(lengths)})
+    other = recipe.model_copy(update={"name": recipe.name + _SUFFIX, "eval": settings})
+    if not other.prompts_dir.exists() and recipe.prompts_dir.exists():
+        other.prompts_dir.parent.mkdir(parents=True, exist_ok=True)
+        other.prompts_dir.symlink_to(recipe.prompts_dir.resolve())
+    return other
 
-    price_per_gpu_hour: float
-    gpus: int
-    tokens_per_day: float
-    training: float
-    days: float
+
+def rows_to_plan_from(recipe: Recipe) -> ServingRows:
+    """What was measured with the untrained head, else with any head of this recipe.
+
+    Raises:
+        ArtifactError: neither was, or not to the end.
+    """
+    directories = [
+        Path(recipe.model_copy(update={"name": name}).results_dir) / "serving"
+        for name in (recipe.name + _SUFFIX, recipe.name)
+    ]
+    for directory in directories:
+        if (directory / MANIFEST).exists():
+            logging.getLogger(__name__).info(f"step times from {directory}")
+            return steady(read_serving(directory))
+    raise ArtifactError(
+        f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
+        "run: python eval/plan.py RECIPE --measure"
+    )
 
 
 @dataclass(frozen=True)
@@ -92,43 +115,14 @@ def worth(model: CostModel, length: float, K: int, shares: dict[int, float], max
     return Worth(length, 1 / sum(share / loads[c][1] for c, share in shares.items()), loads)
 
 
-def needed_length(model: CostModel, K: int, shares: dict[int, float], max_batch: int, speedup: float = 1.0) -> float:
-    """The acceptance length at K that gives a speedup over the traffic at that K alone; infinity when none does."""
-
-    def over_traffic(length: float) -> float:
-        ratios = {c: model.step_ratio(min(c, max_batch), K) for c in shares}
-        return length / sum(share * ratios[c] for c, share in shares.items()) - speedup
-
-    if over_traffic(K + 1) < 0:
-        return np.inf
-    return 1.0 if over_traffic(1.0) >= 0 else float(brentq(over_traffic, 1.0, K + 1))
-
-
-def days_to_pay(money: Money, speedup: float, tokens_per_s: float) -> float:
-    """Days until a head that serves `speedup` times as fast has earned its training; infinity when it never does."""
-    cost = cost_per_million(money.price_per_gpu_hour, money.gpus, tokens_per_s)
-    saved = cost * (1 - 1 / speedup) * money.tokens_per_day / 1e6
-    return money.training / saved if saved > 0 else np.inf
-
-
-def judge_training(
-    model: CostModel, found: Sequence[Worth], tokens_per_s: float, money: Money | None = None
-) -> tuple[str, str]:
-    """The verdict over the assumed acceptance lengths, lowest to highest, and its reason.
+def judge_training(model: CostModel, found: Sequence[Worth]) -> tuple[str, str]:
+    """The verdict over the assumed acceptance lengths, and its reason: any gain of a per cent counts as paying.
 
     Args:
-        model: whose error on held-out pairs widens both ends.
+        model: whose error at loads left out widens both ends.
         found: one for every acceptance length assumed.
-        tokens_per_s: of the baseline over the traffic.
-        money: None: any gain of a per cent counts as paying.
     """
     margin = np.exp(1.96 * (model.error or 0.0))
     low, high = min(w.speedup for w in found) / margin, max(w.speedup for w in found) * margin
-    gain = f"{low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding"
-    if money is None:
-        verdict = CAN if low > 1 + _WORTH else CANNOT if high < 1 + _WORTH else DEPENDS
-        return verdict, gain
-    days = [days_to_pay(money, speedup, tokens_per_s) for speedup in (low, high)]
-    verdict = CAN if days[0] <= money.days else CANNOT if days[1] > money.days else DEPENDS
-    waits = [f"{d:,.1f} days" if np.isfinite(d) else "never" for d in days]
-    return verdict, f"{gain}; {money.training:,.2f} are earned after {waits[0]} at worst, {waits[1]} at best"
+    verdict = CAN if low > 1 + _WORTH else CANNOT if high < 1 + _WORTH else DEPENDS
+    return verdict, f"{low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding"

@@ -1,0 +1,207 @@
+"""Why is the served acceptance lower than the predicted one? What `eval/explain.py` looks at and says.
+
+Predicted is replay: the rounds of the checkpoint's weights over the target's own greedy text (drafters.replay). Served
+are an engine's counters over the same prompts with the exported head. On the same prompts the two differ by what
+serving changes: rounding, or a head that is not served as it was trained. Validation against held-out prompts, both
+predicted, differ by the prompts alone.
+
+K draft positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from drafthead.artifacts import MANIFEST, describe_difference, read_json, read_manifest
+from drafthead.config import Recipe
+from drafthead.config.evaluation import ALL
+from drafthead.drafters.base import DraftShape
+from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.replay import Acceptance, empty_acceptance
+from drafthead.drafters.trained import Checkpoint
+from drafthead.drafters.vllm import check_config, read_tensors, written_tensors
+from drafthead.evaluation.reporting.tables import Cell, Table, number, table
+from drafthead.statistics import Interval, length_difference
+from drafthead.target.pieces import load_target_spec, name_target, target_identity
+
+VALIDATION, HELDOUT = "validation", "held out"
+
+
+def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape: DraftShape) -> list[str]:
+    """How the head that is served differs from the one that was trained; a line for each kind of difference.
+
+    Args:
+        recipe: what is served, and how.
+        directory: of the served head.
+        source: the checkpoint it should come from.
+        shape: of the trained head, with the positions and the rotation to be served.
+    """
+    files, dtype = drafter_of(shape.head).vllm, recipe.export.dtype
+    found = _targets(recipe, directory, source)
+    described, trained = (
+        {"head": head.architecture(), "target.aux_layer_ids": list(ids)}
+        for head, ids in ((recipe.head, recipe.target.aux_layer_ids), (source.head(), source.aux_layer_ids))
+    )
+    if described != trained:
+        found.append(f"the recipe describes another head than was trained:\n{describe_difference(described, trained)}")
+    try:
+        config = read_json(directory / "config.json")
+        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len, dtype)
+    except KeyError as error:
+        found.append(f"config.json has no {error}")
+    except ValueError as error:
+        found.append(str(error))
+    wanted = read_tensors(written_tensors(source.weights(), shape, dtype))
+    return found + _tensors(files.checkpoint_tensors(load_file(directory / "model.safetensors")), wanted)
+
+
+def _targets(recipe: Recipe, directory: Path, source: Checkpoint) -> list[str]:
+    """Training and the head's manifest against the target that is served."""
+    target = target_identity(recipe, load_target_spec(recipe.target_path, recipe.target.revision))
+    made_for = {"the run": source.run["target"]}
+    if (directory / MANIFEST).exists():
+        made_for["the head"] = read_manifest(directory)["identity"]["target"]
+    return [
+        f"another target: {what} was made for {name_target(other)}, served is {name_target(target)}"
+        for what, other in made_for.items()
+        if other["fingerprint"] != target["fingerprint"]
+    ]
+
+
+def _tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
+    """The file's tensors against the checkpoint's in the file's type."""
+    lines = [f"model.safetensors has no {name}, which was trained" for name in sorted(wanted.keys() - found.keys())]
+    lines += [f"model.safetensors has {name}, which was not trained" for name in sorted(found.keys() - wanted.keys())]
+    both = sorted(found.keys() & wanted.keys())
+    if "t2d" in both and found["t2d"].shape == wanted["t2d"].shape:
+        others = int((found["t2d"].bool() & ~wanted["t2d"].bool()).sum())
+        if others:
+            lines.append(f"another draft vocabulary: {others} of {int(found['t2d'].sum())} tokens were not trained")
+    if changed := [name for name in both if not torch.equal(found[name], wanted[name])]:
+        counted = f"{len(changed)} of {len(both)} tensors"
+        lines.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
+    return lines
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One prompt, predicted and served.
+
+    Attributes:
+        id, workload, split: which prompt; the split is validation or held out.
+        predicted, served: its rounds.
+        differs_at: index of the first token of the served response that is not the stored one; None: the same text.
+    """
+
+    id: str
+    workload: str
+    split: str
+    predicted: Acceptance
+    served: Acceptance
+    differs_at: int | None
+
+
+def first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
+    """Where two responses part; None where they are equal."""
+    at = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
+    return None if len(ids) == len(other) == at else at
+
+
+def explain_gap(rows: Sequence[Compared]) -> list[str]:
+    """The gap between the prediction on validation and what is served on held-out prompts, and what it is made of."""
+    splits = {split: [row for row in rows if row.split == split] for split in (VALIDATION, HELDOUT)}
+    predicted = {split: _pooled(own, "predicted").length for split, own in splits.items()}
+    served = {split: _pooled(own, "served").length for split, own in splits.items()}
+    gap = served[HELDOUT] - predicted[VALIDATION]
+    other = predicted[HELDOUT] - predicted[VALIDATION]
+    lines = [
+        f"Acceptance length predicted on validation prompts {predicted[VALIDATION]:.3f}, served on held-out ones "
+        f"{served[HELDOUT]:.3f}: {gap:+.3f}.",
+        f"  {other:+.3f} are the other prompts: {predicted[HELDOUT]:.3f} is predicted on the held-out ones.",
+        f"  {_interval(_gap(splits[HELDOUT]))} is serving: the same held-out prompts, served against predicted; on the "
+        f"validation prompts {_interval(_gap(splits[VALIDATION]))}.",
+    ]
+    parted = next((row for row in rows if row.differs_at is not None or row.predicted != row.served), None)
+    if parted:
+        how = "the same text, other rounds"
+        if parted.differs_at is not None:
+            how = f"another token from number {parted.differs_at} of the response on"
+        lines.append(
+            f"First prompt that differs: {parted.id} ({parted.workload}, {parted.split}): {how}; predicted "
+            f"{_rounds(parted.predicted)}, served {_rounds(parted.served)}."
+        )
+    same = sum(row.differs_at is None for row in rows)
+    equal = sum(row.predicted == row.served for row in rows)
+    return [*lines, f"{same} of {len(rows)} responses are the stored ones; {equal} have exactly the predicted rounds."]
+
+
+def gap_table(rows: Sequence[Compared]) -> Table:
+    """Predicted and served, by workload and position."""
+    shown: list[dict[str, Any]] = []
+    for split in (VALIDATION, HELDOUT):
+        for workload in (ALL, *sorted({row.workload for row in rows if row.split == split})):
+            own = [row for row in rows if row.split == split and workload in (ALL, row.workload)]
+            predicted, served = _pooled(own, "predicted"), _pooled(own, "served")
+            pairs = zip(predicted.rates, served.rates, strict=True)
+            shown.append(
+                {
+                    "Prompts": split,
+                    "Workload": workload,
+                    "Number": len(own),
+                    "Predicted": number(predicted.length, 3),
+                    "Served": number(served.length, 3),
+                    "Gap": Cell(_interval(_gap(own))),
+                }
+                | {f"Position {k} (%)": Cell(f"{100 * p:.1f} | {100 * s:.1f}") for k, (p, s) in enumerate(pairs, 1)}
+            )
+    note = (
+        "Acceptance length in tokens; brackets: 95 % bootstrap over prompts, paired. By position: share of the drafts "
+        "accepted up to it, predicted | served."
+    )
+    return table("Predicted against served, on the same prompts", shown, note)
+
+
+def calibration_table(rows: Sequence[Compared]) -> Table:
+    """Acceptance by position over the held-out prompts: expected by replay, and counted by the engine."""
+    own = [row for row in rows if row.split == HELDOUT]
+    expected, counted = _pooled(own, "predicted"), _pooled(own, "served")
+    shown = [
+        {
+            "Position": str(k),
+            "Expected (%)": number(100 * p, 2),
+            "Counted (%)": number(100 * s, 2),
+            "Error (%)": Cell(f"{100 * (p / s - 1):+.2f}" if s else "–"),
+        }
+        for k, (p, s) in enumerate(zip(expected.rates, counted.rates, strict=True), 1)
+    ]
+    note = f"{len(own)} prompts, {counted.drafts} drafts counted. Error: expected / counted − 1."
+    return table("Calibration on held-out prompts", shown, note)
+
+
+def _pooled(rows: Sequence[Compared], side: str) -> Acceptance:
+    own: list[Acceptance] = [getattr(row, side) for row in rows]
+    return sum(own, start=empty_acceptance(len(own[0].accepted_per_position)))
+
+
+def _gap(rows: Sequence[Compared]) -> Interval:
+    """Served minus predicted, paired by prompt."""
+    served, predicted = [row.served for row in rows], [row.predicted for row in rows]
+    return length_difference(
+        [a.drafts for a in served], [a.accepted for a in served],
+        [a.drafts for a in predicted], [a.accepted for a in predicted],
+    )  # fmt: skip
+
+
+def _interval(interval: Interval) -> str:
+    bounds = f" [{interval.low:+.3f}, {interval.high:+.3f}]" if np.isfinite(interval.low) else ""
+    return f"{interval.value:+.3f}{bounds}"
+
+
+def _rounds(acceptance: Acceptance) -> str:
+    return f"{acceptance.drafts} rounds that accept {acceptance.accepted}"
