@@ -27,7 +27,7 @@ from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.engine.offline import on_cpu
-from drafthead.evaluation.heads import comparison_table, replayed_rows, served_rows
+from drafthead.evaluation.reporting.heads import comparison_table, replayed_rows, served_rows
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.exporting.check import ValidationDocuments
 from drafthead.files import atomic_path

@@ -57,9 +57,14 @@ def test_layer_ids_of_block_drafters_count_blocks(recipe):
         assert config["dflash_config"]["target_layer_ids"] == [1, 3, 5]
 
 
-def test_the_speculators_layout_is_refused(recipe):
+def test_the_speculators_layout_holds_the_same_head_or_is_refused(recipe):
+    vllm, config = drafter_of(recipe.head).vllm, config_of(recipe)
+    if recipe.head.type == "peagle":
+        nested = vllm.speculators_config(config, 3, {"name_or_path": "org/target"})
+        assert vllm.served_values(nested) == vllm.served_values(config)
+        return
     with pytest.raises(ValueError, match=r"export\.format"):
-        drafter_of(recipe.head).vllm.speculators_config({}, 3, {})
+        vllm.speculators_config(config, 3, {})
 
 
 def test_a_recipe_of_k_above_what_is_trained_is_refused():

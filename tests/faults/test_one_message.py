@@ -225,11 +225,8 @@ def test_a_name_is_shown_as_it_is(capsys, name):
 def test_a_category_is_only_a_name(tmp_path, capsys, category):
     arguments = prompts_of(tmp_path, lines([{**row, "category": category} for row in GOOD]))
     assert run_here(PROMPTS, *arguments) == 0
-    report = (tmp_path / "results" / "tiny" / "prompts" / "report.md").read_text()
-    for shown in (report, capsys.readouterr().out):
-        assert not {"\x1b", "\r", "\u202e"} & set(shown)
-    (row,) = [line for line in report.splitlines() if line.startswith("| local")]
-    assert len(re.findall(r"(?<!\\)\|", row)) == 9  # the borders of 8 columns
+    assert not {"\x1b", "\r", "\u202e"} & set(capsys.readouterr().out)
+
 
 
 @pytest.mark.parametrize("folder", ["[/x]", "[bold red]", "a b", "a'b\"", "*", "{a}", "$HOME", "é"])
