@@ -105,25 +105,6 @@ def test_requests_without_text_have_no_times(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"request_rate": 8.0}, "r8-c2"),
-        ({"max_concurrency": None}, "all at once"),
-        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 2, "ramp_up_end_rps": 8}, "r2to8linear-c2"),
-    ],
-)
-def test_loads_have_the_names_of_the_recipe(tmp_path, settings, name):
-    assert _import(tmp_path, VLLM | settings)[0].name == name
-
-
-def test_an_answer_of_one_token_has_no_gap(tmp_path):
-    single = VLLM | {"output_lens": [1, 0], "itls": [[], []], "ttfts": [1.0, 0.0]}
-    row = _import(tmp_path, single)[0].requests.iloc[0]
-    assert np.isnan(row["tpot_s"])
-    assert np.isnan(row["itl_s"])
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         ({k: v for k, v in VLLM.items() if k != "start_times"}, "--save-detailed"),

@@ -106,15 +106,10 @@ def _vllm_times(raw: dict[str, Any]) -> list[RequestTimes]:
 
 
 def _vllm_load(raw: dict[str, Any]) -> str:
-    """By the names of `LoadConfig`; the rate of a ramp stands under names of its own."""
-    rate, parts = raw.get("request_rate"), []
-    if ramp := raw.get("ramp_up_strategy"):
-        parts.append(f"r{raw['ramp_up_start_rps']:g}to{raw['ramp_up_end_rps']:g}{ramp}")
-    elif rate not in (None, "inf"):
-        parts.append(f"r{rate:g}")
-    if cap := raw.get("max_concurrency"):
-        parts.append(f"c{cap}")
-    return "-".join(parts) or "all at once"
+    """By the names of `LoadConfig`."""
+    rate, cap = raw.get("request_rate"), raw.get("max_concurrency")
+    parts = [f"r{rate}" if rate not in (None, "inf") else "", f"c{cap}" if cap else ""]
+    return "-".join(filter(None, parts)) or "all at once"
 
 
 def _row(times: RequestTimes, metrics: RequestMetrics) -> dict[str, Any]:
