@@ -28,6 +28,10 @@ RENAMED = {
     "responses.on_refused": "responses.drop, a list with `refused` in it",
     "responses.on_loop": "responses.drop, a list with `looping` in it",
     "responses.server_model": "read from the server: its only model, or the one named as target.path",
+    "export.dtype": "gone: a head is written in target.dtype, in which vLLM runs it. For fp8, add "
+    '"quantization": "fp8" to the speculative config: vLLM quantizes the head when it loads it',
+    "export.max_position_embeddings": "gone: a head has its target's positions",
+    "export.yarn_from": "gone: a head rotates as its target does",
     "engine.kv_cache_space_gib": "the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 
@@ -102,5 +106,5 @@ def _readable(path: Path, error: ValidationError) -> str:
 
 def _unknown(key: str) -> str:
     if key in RENAMED:
-        return f"this key is now {RENAMED[key]}"
+        return RENAMED[key] if RENAMED[key].startswith("gone") else f"this key is now {RENAMED[key]}"
     return "unknown key; see drafthead/config/ for the known ones"
