@@ -118,7 +118,7 @@ class _Planner:
             notes.insert(0, self.lengths[0].note)
         if self.recipe.head.coverage is not None:
             notes.append("head.coverage: counted with the whole vocabulary, an upper bound")
-        checkpoint = parameters * _FLOAT32 * (4 + (train.ema_decay is not None))  # weights, masters, moments
+        checkpoint = parameters * _FLOAT32 * 4  # weights, masters, moments
         work = f"{parameters / 1e6:,.1f} M parameters, {tokens:,} tokens in {train.epochs} epochs"
         disk = (train.keep_checkpoints + 1) * checkpoint  # and the best
         return StagePlan("train", work, tokens, ranks, sum(parts.values()), disk, notes=notes)
