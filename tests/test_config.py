@@ -42,6 +42,7 @@ def test_every_shipped_recipe_loads(path):
         ("train.seed=-1", r"train.seed.*-1"),
         ("name=../elsewhere", "name.*/elsewhere"),
         ("train", "'train'"),
+        (("train.precision=bf16", "train.zero_stage=0"), r"train.precision.*train.zero_stage"),
         ("head.coverage=0.98", r"head\.draft_vocab_size 2048 and head\.coverage 0.98"),
         ("head.draft_vocab_size=0", r"head\.draft_vocab_size 0 and head\.coverage None"),
         *((("head.draft_vocab_size=0", f"head.coverage={share}"), "head.coverage") for share in ("0", "1.01", "-1")),

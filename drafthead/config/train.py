@@ -1,8 +1,8 @@
 """The recipe's section on a training run."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, PositiveFloat, Tag
+from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
 from drafthead.section import Section
 
@@ -25,15 +25,33 @@ class TrainConfig(Section):
     # Micro batches of one optimiser step over all ranks; accumulation follows from the number of ranks, so the
     # same recipe takes the same steps on any machine.
     batches_per_step: int = Field(default=1, gt=0)
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for matrices between hidden states; the rest stays AdamW
     learning_rate: float = Field(gt=0)
+    muon_learning_rate: float = Field(default=0.02, gt=0)  # in units of spectral norm per step
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)  # validate and export the weights' moving average
     precision: Literal["fp32", "bf16"] = "bf16"
-    zero_stage: Literal[1, 2, 3] = 1
+    zero_stage: Literal[0, 1, 2, 3] = 1
     gradient_checkpointing: bool = False  # recompute draft steps in the backward: less memory, about a third more work
     # On CUDA: a resumed run repeats the undisturbed one to the last bit, as it does on CPU in any case; slower.
     deterministic: bool = False
     checkpoint_every: int = Field(gt=0)  # optimiser steps; also when validation runs
     keep_checkpoints: int = Field(default=2, gt=0)
     tracker: Literal["none", "wandb", "tensorboard"] = "none"
+    zero_hidden_states: bool = False  # control experiment: hide the target's states from the head
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _check_stage(self) -> Self:
+        if self.precision == "bf16" and self.zero_stage == 0:
+            raise ValueError(
+                "train.precision bf16 with train.zero_stage 0 starts Adam's bias correction one step off "
+                "in DeepSpeed: set train.zero_stage to 1 or higher"
+            )
+        if self.optimizer == "muon" and self.zero_stage == 0:
+            raise ValueError(
+                "train.optimizer muon with train.zero_stage 0 would step on a gradient whose norm nobody checks: "
+                "set train.zero_stage to 1 or higher"
+            )
+        return self

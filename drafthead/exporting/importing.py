@@ -25,7 +25,7 @@ KIND = "run"
 _CHECKPOINT = "step_00000000"
 # As training.checkpoint.TrainState writes it; nothing was trained or measured here.
 _STATE: dict[str, Any] = {
-    "step": 0, "world_size": 1, "acceptance_length": None, "best_step": 0,
+    "step": 0, "world_size": 1, "zero_stage": 0, "acceptance_length": None, "best_step": 0,
     "best_acceptance_length": None, "acceptance_per_position": [],
 }  # fmt: skip
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")

@@ -65,7 +65,9 @@ def deepspeed_config(config: TrainConfig, model: nn.Module) -> dict:
     return {
         "train_micro_batch_size_per_gpu": 1,  # a packed batch is one row
         "gradient_accumulation_steps": accumulation_steps(config),
-        "gradient_clipping": config.max_grad_norm,
+        # Of Muon, DeepSpeed would clip the orthogonalised update, whose norm says nothing of the gradient; at
+        # ZeRO 0 it clips without telling the norm, so training.optimizer does it.
+        "gradient_clipping": config.max_grad_norm if config.optimizer == "adamw" and config.zero_stage else 0.0,
         "zero_optimization": {
             "stage": config.zero_stage,
             "reduce_bucket_size": bucket,
@@ -73,7 +75,7 @@ def deepspeed_config(config: TrainConfig, model: nn.Module) -> dict:
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
             "overlap_comm": torch.cuda.is_available(),
-            "reduce_scatter": True,
+            "reduce_scatter": config.optimizer == "adamw",  # Muon needs whole gradients
         },
         "bf16": {"enabled": config.precision == "bf16"},
         # A torch optimiser is given, so DeepSpeed has no fused one to compile.
@@ -135,7 +137,10 @@ def _single_process_defaults() -> None:
 
 
 def _skip_runtime_compilation() -> None:
-    """On CPU DeepSpeed would compile an extension for shared memory for minutes; gloo gives the same losses."""
+    """On CPU DeepSpeed would compile for minutes: an extension for shared memory, and Muon's iteration.
+
+    gloo and eager execution give the same losses.
+    """
     if not torch.cuda.is_available():
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # known, so DeepSpeed need not warn that it found no other

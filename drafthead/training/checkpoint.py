@@ -22,17 +22,20 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafthead.artifacts import MANIFEST, ArtifactError, file_entries, read_json, verify_files
+from drafthead.config import TrainConfig
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.files import check_space, delete_folder, sync, write_json
+from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
 _STATE = "state.json"
 _COPIES = 5  # of the weights: consolidated, the engine's, its master and two moments
 _ENGINE = "deepspeed"
+_MODULE = "draft"  # of the engine's module, a LossModule, that holds the parameters
 logger = logging.getLogger(__name__)
 
 
@@ -43,6 +46,7 @@ class TrainState:
     Attributes:
         step: optimiser steps done.
         world_size: ranks that wrote the checkpoint.
+        zero_stage: of the run.
         acceptance_length: predicted on the validation split at this step.
         acceptance_per_position: joint prefix acceptance of draft tokens 1..K, likewise.
         best_step: step of the best checkpoint so far.
@@ -51,6 +55,7 @@ class TrainState:
 
     step: int
     world_size: int
+    zero_stage: int
     acceptance_length: float
     best_step: int
     best_acceptance_length: float
@@ -100,12 +105,20 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     accelerator.wait_for_everyone()
 
 
-def consolidated(accelerator: Any, engine: Any) -> dict[str, Tensor]:
-    """float32 weights on the CPU under their exported names; every rank calls this."""
-    from deepspeed.utils import safe_get_full_fp32_param
+def consolidated(accelerator: Any, engine: Any, averaged: bool) -> dict[str, Tensor]:
+    """float32 weights on the CPU under their exported names, or their moving average; every rank calls this."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    parameters = accelerator.unwrap_model(engine).draft.named_parameters()
-    return {name: safe_get_full_fp32_param(p).detach().float().cpu().clone() for name, p in parameters}
+    weights = {}
+    for name, parameter in accelerator.unwrap_model(engine).draft.named_parameters():
+        if averaged:
+            full = safe_get_full_optimizer_state(parameter, EMA_STATE)
+            full = engine.optimizer.state[parameter][EMA_STATE] if full is None else full
+        else:
+            full = safe_get_full_fp32_param(parameter)
+            full = parameter if full is None else full  # without a ZeRO optimiser the parameter is the master
+        weights[name] = full.detach().float().cpu().clone()
+    return weights
 
 
 def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
@@ -121,26 +134,30 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
     return None
 
 
-def load(accelerator: Any, engine: Any, path: Path, state: TrainState) -> None:
+def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged: bool) -> None:
     """Restore the engine from a verified checkpoint; every rank calls this.
 
-    On another number of ranks than wrote it, rank 0 first converts it to DeepSpeed's universal format.
+    On another number of ranks than wrote it, rank 0 first converts it to DeepSpeed's universal format. ZeRO 0
+    keeps everything on every rank and needs no conversion.
 
     Args:
         accelerator: of the run.
         engine: the DeepSpeed engine.
         path: the checkpoint.
         state: what it says of itself.
+        averaged: its model.safetensors holds the moving average, which the optimiser continues.
 
     Raises:
         ArtifactError: it does not load.
     """
     folder, tag = path / _ENGINE, "state"
-    reshaped = state.world_size != accelerator.num_processes
+    reshaped = state.world_size != accelerator.num_processes and state.zero_stage > 0
     if reshaped:
         folder, tag = path.with_name(f".{path.name}.universal"), "universal"
         if accelerator.is_main_process:
             _convert(path / _ENGINE / "state", folder / tag)
+            if averaged:
+                _add_average(path / MODEL_FILE, folder / tag / "zero")
         accelerator.wait_for_everyone()
         engine._config.load_universal_checkpoint = True  # DeepSpeed asks for it before a checkpoint is known
     loaded, _ = engine.load_checkpoint(str(folder), tag=tag)
@@ -177,6 +194,14 @@ def _to_parameters(optimizer: torch.optim.Optimizer) -> None:
         state.update({name: t.to(parameter.device) for name, t in state.items() if isinstance(t, Tensor)})
 
 
+def _add_average(weights: Path, parameters: Path) -> None:
+    """Put the moving average into the universal form, which is made of Adam's moments only but read by file name."""
+    for name, tensor in load_file(weights).items():
+        folder = parameters / f"{_MODULE}.{name}"
+        if folder.is_dir():  # d2t and t2d are no parameters
+            torch.save({"param": tensor}, folder / f"{EMA_STATE}.pt")
+
+
 def retain(run_dir: Path, keep: int, state: TrainState) -> None:
     """Delete all but the `keep` newest checkpoints and the best one, as of the newest that verified.
 
@@ -196,11 +221,14 @@ def remove_leftovers(run_dir: Path) -> None:
         delete_folder(path)
 
 
-def restore(run_dir: Path, accelerator: Any, engine: Any, vocabulary: DraftVocabulary) -> TrainState:
+def restore(
+    run_dir: Path, config: TrainConfig, accelerator: Any, engine: Any, vocabulary: DraftVocabulary
+) -> TrainState:
     """Where training stands: the newest whole checkpoint, loaded into the engine; every rank calls this.
 
     Raises:
         ArtifactError: it does not load, or rows of lm_head would stand for other tokens.
+        ValueError: it cannot be resumed on this number of ranks.
     """
     from accelerate.utils import broadcast_object_list
 
@@ -212,10 +240,17 @@ def restore(run_dir: Path, accelerator: Any, engine: Any, vocabulary: DraftVocab
         found = newest(run_dir)
     (found,) = broadcast_object_list([found])
     if found is None:
-        return TrainState(0, ranks, 0.0, 0, 0.0)
+        return TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
     path, state = found
     check_vocabulary(path, vocabulary)
-    load(accelerator, engine, path, state)
+    averaged = config.ema_decay is not None
+    if state.world_size != ranks and (config.optimizer == "muon" or (averaged and config.zero_stage == 3)):
+        raise ValueError(
+            f"{path} was written by {state.world_size} ranks and this run has {ranks}: DeepSpeed's universal "
+            "checkpoint leaves out the moments of train.optimizer muon, and those of train.ema_decay at "
+            f"train.zero_stage 3. Resume with {state.world_size} ranks"
+        )
+    load(accelerator, engine, path, state, averaged)
     if accelerator.is_main_process:
         reshaped = "" if state.world_size == ranks else f" (written by {state.world_size} ranks, now {ranks})"
         logger.info("resuming from step %d%s", state.step, reshaped)

@@ -1,6 +1,17 @@
-"""The optimiser: AdamW, and its learning rate as a pure function of the step, so that no scheduler state is resumed."""
+"""The optimiser: AdamW, or Muon for matrices with AdamW for the rest, and a moving average of the weights.
+
+Everything that changes from step to step (learning rates, the average's decay) is a pure function of the
+step, set on the parameter groups before it; so a resumed run needs no scheduler state. The moving average
+is kept as optimiser state: DeepSpeed partitions, saves and restores it as it does Adam's moments.
+
+Muon replaces a matrix's momentum by its nearest orthogonal matrix (Newton-Schulz iteration). It needs
+whole matrices, which ZeRO cuts up; DeepSpeed's own implementation gathers them. Its gradient norm is that
+of the orthogonalised update, which is not clipped.
+"""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -8,16 +19,48 @@ from torch.optim import AdamW
 
 from drafthead.config import TrainConfig
 
+EMA_STATE = "ema"
 _BETAS = (0.9, 0.95)
 
 
-def build_optimizer(config: TrainConfig, draft: nn.Module) -> AdamW:
-    """AdamW over all parameters of a head; fused: one pass, no temporaries of the weights' size."""
-    return AdamW(draft.parameters(), lr=config.learning_rate, betas=_BETAS, weight_decay=0.0, fused=True)
+def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimiser over all parameters of a head.
+
+    Args:
+        config: the recipe's train section.
+        draft: a `DraftModel`; Muon takes its two-dimensional weights but lm_head.
+    """
+    adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": 0.0}
+    if config.optimizer == "muon":
+        optimizer = _muon(config.muon_learning_rate, draft, adam)
+    else:
+        # Fused: one pass, no temporaries of the weights' size.
+        optimizer = AdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS, fused=True)
+    if config.zero_stage == 0:
+        optimizer.register_step_pre_hook(_clip(config.max_grad_norm))
+    if config.ema_decay is not None:
+        optimizer.register_step_post_hook(_move_average)
+    return optimizer
+
+
+def _muon(learning_rate: float, draft: nn.Module, adam: dict[str, float]) -> torch.optim.Optimizer:
+    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in draft.named_parameters():
+        suits = parameter.ndim == 2 and not name.startswith("lm_head")
+        setattr(parameter, "use_muon", suits)  # noqa: B010 - DeepSpeed reads it off the parameter
+        (matrices if suits else others).append(parameter)
+    muon = {"lr": learning_rate, "initial_lr": learning_rate, "momentum": 0.95, "weight_decay": 0.0}
+    return MuonWithAuxAdam([
+        {"params": matrices, "use_muon": True, **muon},
+        {"params": others, "use_muon": False, **adam, "betas": _BETAS, "eps": 1e-8},
+    ])  # fmt: skip
 
 
 def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, total_steps: int) -> float:
-    """Set the learning rate of a step, and return it.
+    """Set the groups' learning rates and average decay for a step; returns the rate of the first AdamW group.
 
     Args:
         optimizer: from `build_optimizer`, or accelerate's wrapper of it.
@@ -25,10 +68,12 @@ def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, t
         step: 0-based.
         total_steps: of the run.
     """
-    rate = config.learning_rate * rate_share(config.warmup_ratio, step, total_steps)
+    share = rate_share(config.warmup_ratio, step, total_steps)
     for group in optimizer.param_groups:
-        group["lr"] = rate
-    return rate
+        group["lr"] = group["initial_lr"] * share
+        if config.ema_decay is not None:  # young averages forget faster, or they would remember the start
+            group["ema_decay"] = min(config.ema_decay, (1 + step) / (10 + step))
+    return config.learning_rate * share
 
 
 def rate_share(warmup_ratio: float, step: int, total_steps: int) -> float:
@@ -38,3 +83,30 @@ def rate_share(warmup_ratio: float, step: int, total_steps: int) -> float:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@torch.no_grad()
+def _move_average(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    """After a step: every weight's average moves towards it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if EMA_STATE not in state:
+                state[EMA_STATE] = parameter.detach().clone()
+            state[EMA_STATE].lerp_(parameter, 1 - group["ema_decay"])
+
+
+def gradient_norm(engine: Any) -> float:
+    """Norm of the last step's gradient before clipping, the same on every rank."""
+    norm = engine.get_global_grad_norm()  # None at ZeRO 0
+    return float(engine.optimizer.grad_norm if norm is None else norm)
+
+
+def _clip(max_norm: float) -> Callable[[torch.optim.Optimizer, tuple, dict], None]:
+    """What a ZeRO optimiser does before its step, for ZeRO 0."""
+
+    def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.grad_norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    return before_step

@@ -48,7 +48,7 @@ from drafthead.training.inputs import (
     survey,
 )
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
-from drafthead.training.optimizer import build_optimizer, schedule
+from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
 
 KIND = "run"
 logger = logging.getLogger(__name__)
@@ -99,9 +99,16 @@ def train(recipe: Recipe) -> Path:
 class LossModule(nn.Module):
     """What DeepSpeed wraps: the draft model's rows, scored against the target in one fused pass."""
 
-    def __init__(self, draft: DraftModule, objective: Any = "forward_kl", recompute: bool = False):
+    def __init__(
+        self,
+        draft: DraftModule,
+        objective: Any = "forward_kl",
+        zero_hidden_states: bool = False,
+        recompute: bool = False,
+    ):
         super().__init__()
-        self.draft, self.objective, self.recompute = draft, objective, recompute
+        self.draft, self.objective = draft, objective
+        self.zero_hidden_states, self.recompute = zero_hidden_states, recompute
 
     def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
         """Loss over the scored rows of a batch.
@@ -111,6 +118,8 @@ class LossModule(nn.Module):
             target: frozen tensors.
             scale: (K,) weight of one row's loss at each draft position, normalisation included.
         """
+        if self.zero_hidden_states:
+            batch = replace(batch, aux=torch.zeros_like(batch.aux))
         rows = self.draft.head_rows(batch, target.embeddings, len(scale), self.recompute)
         give_back(rows.states)  # what the steps freed, before the loss needs buffers
         teacher = Teacher(target.normed(batch.last_hidden), target.head_rows, batch.lse)
@@ -144,7 +153,7 @@ class Trainer:
         check_mask_token(recipe.head, found.seen)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
-        module = LossModule(draft, config.objective, config.gradient_checkpointing)
+        module = LossModule(draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.dtype = _DTYPES[config.precision]
@@ -165,12 +174,13 @@ class Trainer:
         self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
         self.replayed = replayed_documents(inputs.validation, self.drafter)
         self.prefetch = Prefetch(self.stream, lambda w: pack(inputs.train, w, self.drafter), self.device.type == "cuda")
-        self.state = checkpoint.restore(recipe.run_dir, self.accelerator, self.engine, self.vocabulary)
+        self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
         if self.main:
             self._describe(found)
 
     def fit(self, log: MetricsLog) -> None:
         """Take the remaining optimiser steps."""
+        averaged = self.config.ema_decay is not None
         self.feed.release(self.state.step)
         if self.inputs.start is not None and self.state.step == 0:
             # What the head is worth that training goes on from: later validations are compared with it.
@@ -179,14 +189,14 @@ class Trainer:
             for step in range(self.state.step, self.total_steps):
                 # Online, the states of this step may not be written yet, or the harvester may need room to go on.
                 if self.feed.wants_checkpoint(step):
-                    self.save(step, self.weights())
+                    self.save(step, self.weights(averaged))
                 self.feed.wait(step)
                 log.step(self.step(step), sum(w.num_tokens for windows in self._group(step) for w in windows))
                 bar.update(1)
 
                 # Now and then: measure, and keep the weights.
                 if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == self.total_steps:
-                    weights = self.weights()
+                    weights = self.weights(averaged)
                     # Logged before the checkpoint: a run resumed from there does not validate it again.
                     log.validation(step + 1, self.validate(weights))
                     self.save(step + 1, weights, measured=True)
@@ -227,8 +237,8 @@ class Trainer:
         losses, accuracies = (self.accelerator.reduce(sums, "sum").cpu().view(2, K) / rows).unbind()
         metrics = StepMetrics(
             step=step + 1, loss=float((losses * weights).sum()), loss_per_step=tuple(losses.tolist()),
-            accuracy_per_step=tuple(accuracies.tolist()), grad_norm=float(self.engine.get_global_grad_norm()),
-            learning_rate=rate, memory_gib=peak_memory_gib(), acceptance_length=self.state.acceptance_length,
+            accuracy_per_step=tuple(accuracies.tolist()), grad_norm=gradient_norm(self.engine), learning_rate=rate,
+            memory_gib=peak_memory_gib(), acceptance_length=self.state.acceptance_length,
             acceptance_per_position=self.state.acceptance_per_position,
         )  # fmt: skip
         if not (math.isfinite(metrics.loss) and 0 <= metrics.grad_norm < math.inf):  # DeepSpeed's -1 is NaN or infinite
@@ -264,11 +274,11 @@ class Trainer:
     def validate(self, weights: dict[str, Tensor]) -> Validation:
         """Replay drafting rounds over the validation split, each rank its share of the batches.
 
-        A copy outside the engine computes: it needs no gathering.
+        A copy outside the engine computes: it needs no gathering, and the moving average can be judged as well.
         """
         K, accelerator = self.drafter.num_positions, self.accelerator
         draft = frozen_copy(self.shape, weights, self.device, self.dtype)
-        module = LossModule(draft, self.config.objective)
+        module = LossModule(draft, self.config.objective, self.config.zero_hidden_states)
         plan = plan_epoch(self.replayed, self.config.tokens_per_batch, 0, 0)
         nothing = torch.zeros(K, dtype=torch.float32, device=self.device)
         total, counted, acceptance = 0.0, 0, empty_acceptance(self.recipe.eval.num_draft_tokens)
@@ -300,9 +310,9 @@ class Trainer:
             checkpoint.retain(self.recipe.run_dir, self.config.keep_checkpoints, self.state)
         self.feed.release(step)
 
-    def weights(self) -> dict[str, Tensor]:
-        """What export reads of a checkpoint; every rank calls this."""
-        weights = checkpoint.consolidated(self.accelerator, self.engine)
+    def weights(self, averaged: bool = False) -> dict[str, Tensor]:
+        """What export reads of a checkpoint; every rank calls this. `averaged`: the moving average of the weights."""
+        weights = checkpoint.consolidated(self.accelerator, self.engine, averaged)
         return {**weights, "d2t": self.vocabulary.d2t, "t2d": self.vocabulary.t2d}
 
     def _new_head(self, found: Survey, pieces: Any) -> DraftModule:
@@ -320,6 +330,10 @@ class Trainer:
             self.shape = replace(resized(shape, len(self.vocabulary.d2t)), **own)
             draft = self.drafter.build(self.shape)
             draft.load_state_dict(weights)
+        if config.zero_hidden_states:
+            # Trained on zeroed states fc stays zero, so the served head ignores the states it is given, as it did in
+            # training; a random fc would feed it noise.
+            nn.init.zeros_(draft.fc.weight)  # type: ignore[arg-type]
         return draft
 
     def _describe(self, found: Survey) -> None:

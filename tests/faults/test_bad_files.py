@@ -150,7 +150,7 @@ def steps_at(run_dir: Path, *steps: int) -> list[Path]:
         (path / "deepspeed").mkdir(parents=True)
         (path / "deepspeed" / "optimizer.pt").write_bytes(bytes(200))
         (path / "model.safetensors").write_bytes(bytes(200))
-        state = checkpoint.TrainState(step, 1, 1.0, step, 1.0, (0.5,))
+        state = checkpoint.TrainState(step, 1, 1, 1.0, step, 1.0, (0.5,))
         write_json(path / "state.json", dataclasses.asdict(state))
         list_files(path)
         paths.append(path)

@@ -86,6 +86,6 @@ def test_retention_deletes_a_link_and_not_what_it_leads_to(tmp_path, disk):
     link(checkpoint.checkpoint_dir(tmp_path, 4), disk)
     for step in (8, 12):
         checkpoint.checkpoint_dir(tmp_path, step).mkdir()
-    checkpoint.retain(tmp_path, 1, checkpoint.TrainState(12, 1, 1.5, 12, 1.5))
+    checkpoint.retain(tmp_path, 1, checkpoint.TrainState(12, 1, 1, 1.5, 12, 1.5))
     assert names(tmp_path / "checkpoints") == ["step_00000012"]
     assert (disk / "weights").read_text() == "rows"

@@ -1,5 +1,7 @@
 """The chain at its smallest, run once through the recipe scripts as a user runs them."""
 
+from pathlib import Path
+
 import pytest
 
 from drafthead.config import Recipe, load_recipe
@@ -15,4 +17,15 @@ def tiny_run(tmp_path_factory) -> Recipe:
         run_ok(script, *overrides)
     run_ok(*accelerate(), "train/eagle3.py", *overrides)
     run_ok("export/head.py", *overrides)
+    return load_recipe(overrides=overrides)
+
+
+@pytest.fixture(scope="session")
+def blind_run(tiny_run, tmp_path_factory) -> Recipe:
+    """The same head trained on the same data with the target's hidden states zeroed."""
+    root = tmp_path_factory.mktemp("blind")
+    (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
+    overrides = overrides_for(root, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
+    run_ok(*accelerate(), "train/eagle3.py", *overrides)
+    run_ok("export/head.py", *overrides, "--no-serve-check")
     return load_recipe(overrides=overrides)

@@ -58,12 +58,16 @@ def test_greedy_float32_answers_are_the_same_as_the_baselines(tiny_run):
     assert summary.identical["eagle3"].value >= 0.99
 
 
-def test_the_head_beats_ngram(tiny_run):
-    """Its interval lies above n-gram's on the same prompts."""
+def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
+    """The head's interval lies above both controls on the same prompts."""
+    with safe_open(blind_run.head_dir / "model.safetensors", framework="pt") as file:
+        assert not file.get_tensor("fc.weight").any(), "the blind twin must ignore states when served, too"
     head = _lengths(tiny_run, "acceptance")
+    blind = _lengths(blind_run, "acceptance")
     assert head["eagle3"].low > head["ngram"].high, head
+    assert head["eagle3"].low > blind["eagle3"].high, (head, blind)
     # Exported again, the card has what was measured, by workload.
-    run_ok("export/head.py", *overrides_for(Path(tiny_run.output_dir)))
+    run_ok("export/head.py", *overrides_of(tiny_run))
     card = (tiny_run.head_dir / "README.md").read_text()
     for category in ("chat", "code", "long", "structured", "all"):
         assert f"{category} | 3 | 0 | " in card
@@ -72,7 +76,7 @@ def test_the_head_beats_ngram(tiny_run):
 def _lengths(recipe, name: str) -> dict:
     """Method -> acceptance length with its interval, over prompts whose baseline answer does not loop."""
     # A process of its own: no engine starts in one that ran vLLM's n-gram method.
-    run_ok("eval/acceptance.py", *overrides_for(Path(recipe.output_dir)))
+    run_ok("eval/acceptance.py", *overrides_of(recipe))
     rows = read_acceptance(recipe.results_dir / name)
     baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
     kept = set(baseline.index[baseline["repeated"] <= LOOP_LIMIT])
@@ -81,3 +85,8 @@ def _lengths(recipe, name: str) -> dict:
         arm: acceptance_length_interval(group["drafts"], group["accepted"])
         for arm, group in rows[rows["drafts"] > 0].groupby("arm")
     }
+
+
+def overrides_of(recipe) -> tuple[str, ...]:
+    extra = ("train.zero_hidden_states=true", "eval.methods=[eagle3]") if recipe.train.zero_hidden_states else ()
+    return overrides_for(Path(recipe.output_dir), *extra)

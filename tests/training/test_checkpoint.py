@@ -14,7 +14,7 @@ from drafthead.training.accelerator import check_ranks
 
 
 def state(step, best_step):
-    return checkpoint.TrainState(step, 1, 1.5, best_step, 1.5)
+    return checkpoint.TrainState(step, 1, 1, 1.5, best_step, 1.5)
 
 
 def names(run_dir):

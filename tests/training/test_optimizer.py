@@ -1,8 +1,44 @@
-"""The learning rate of every step."""
+"""The optimiser by itself: its average, its rate, and clipping."""
 
 import pytest
+import torch
 
-from drafthead.training.optimizer import rate_share
+from drafthead.config import load_recipe
+from drafthead.training.optimizer import build_optimizer, rate_share, schedule
+
+
+def adamw(**train) -> tuple:
+    config = load_recipe(overrides=[f"train.{key}={value}" for key, value in train.items()]).train
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    return config, model, build_optimizer(config, model)
+
+
+def test_the_average_follows_its_definition():
+    config, model, optimizer = adamw(ema_decay=0.8)
+    average, total = None, 6
+    for step in range(total):
+        schedule(optimizer, config, step, total)
+        model(torch.ones(1, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        decay = min(0.8, (1 + step) / (10 + step))
+        weight = model.weight.detach().clone()
+        average = weight if average is None else decay * average + (1 - decay) * weight
+    torch.testing.assert_close(optimizer.state[model.weight]["ema"], average)
+
+
+def test_without_an_average_the_optimiser_is_plain_adamw():
+    config, model, optimizer = adamw(zero_stage=1)
+    twin = torch.nn.Linear(3, 2)
+    twin.load_state_dict(model.state_dict())
+    plain = torch.optim.AdamW(twin.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    for _ in range(3):
+        for network, update in ((model, optimizer), (twin, plain)):
+            network(torch.ones(1, 3)).square().sum().backward()
+            update.step()
+            update.zero_grad()
+    assert torch.equal(model.weight, twin.weight)
 
 
 def test_the_rate_warms_up_and_falls_to_a_tenth():
@@ -11,3 +47,11 @@ def test_the_rate_warms_up_and_falls_to_a_tenth():
     assert shares[9] == shares[10] == 1.0
     assert shares[10:] == sorted(shares[10:], reverse=True)
     assert shares[99] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_at_zero_0_the_gradient_is_clipped_and_its_norm_told():
+    _, model, optimizer = adamw(zero_stage=0, precision="fp32", max_grad_norm=0.1)
+    (model(torch.ones(1, 3)) * torch.tensor([3.0, 4.0])).sum().backward()
+    optimizer.step()
+    assert optimizer.grad_norm == pytest.approx(10.0)  # rows of (3, 3, 3, 3) and (4, 4, 4, 4), bias included
+    assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() == pytest.approx(0.1, rel=1e-4)

@@ -1,11 +1,11 @@
-"""Precisions, trackers and recomputation, each in a real run that is stopped and resumed."""
+"""Optimisers, averages, precisions and trackers, each in a real run that is stopped and resumed."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.faults.secrets import MARKER, files_with, set_secrets
-from tests.training.launching import checkpoints, entries, forget_after, losses, run
+from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +20,26 @@ def resumes_exactly(recipe, *options: str, ranks: int) -> None:
     assert all(torch.equal(again[name], final[name]) for name in final)
 
 
-def test_bfloat16_with_wandb_learns_and_resumes(fresh_recipe, monkeypatch):
+def test_muon_on_two_ranks_with_tensorboard_learns_and_resumes(fresh_recipe):
+    recipe, options = fresh_recipe(), ("train.optimizer=muon", "train.zero_stage=2", "train.batches_per_step=2")
+    options = (*options, "train.tracker=tensorboard", "train.keep_checkpoints=3")
+    run(recipe, *options, ranks=2)
+    steps = entries(recipe.run_dir)
+    assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
+    (events,) = (recipe.run_dir / "tiny").glob("events.out.tfevents.*")
+    content = events.read_bytes()
+    assert b"train/loss_per_step/2" in content
+    assert b"validation/acceptance_length" in content
+    resumes_exactly(recipe, *options, ranks=2)
+    forget_after(recipe.run_dir, 4)
+    refused = launch(recipe, *options, ranks=1)
+    assert "was written by 2 ranks and this run has 1" in refused.stderr
+
+
+def test_bfloat16_with_averaged_weights_and_wandb_learns_and_resumes(fresh_recipe, monkeypatch):
     set_secrets(monkeypatch)
     recipe = fresh_recipe()
-    options = ("train.precision=bf16", "train.tracker=wandb", "train.batches_per_step=2")
+    options = ("train.precision=bf16", "train.ema_decay=0.9", "train.tracker=wandb", "train.batches_per_step=2")
     options = (*options, "train.keep_checkpoints=3")
     printed = run(recipe, *options)
     assert MARKER not in printed

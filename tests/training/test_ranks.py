@@ -1,4 +1,4 @@
-"""ZeRO 1 to 3 on one and two ranks: one arithmetic, and a resume that changes the number of ranks."""
+"""ZeRO 0 to 3 on one and two ranks: one arithmetic, and a resume that changes the number of ranks."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from drafthead.config import REPO_ROOT
 from drafthead.drafters.trained import best_checkpoint
 from drafthead.exporting.export import export_head
 from tests.scripts import environment, free_port
-from tests.training.launching import command, entries, forget_after, losses, run
+from tests.training.launching import checkpoints, command, entries, forget_after, losses, run
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +35,9 @@ def runs(run_factory):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_and_rank_count_takes_the_same_steps_to_the_same_head(runs, monkeypatch, stage, ranks):
-    recipe, reference = runs(stage, ranks), runs(1, 1)
+    recipe, reference = runs(stage, ranks), runs(0, 1)
     steps, wanted_steps = entries(recipe.run_dir), entries(reference.run_dir)
     assert steps[0]["grad_norm"] == pytest.approx(wanted_steps[0]["grad_norm"], rel=1e-6)
     for step, wanted in zip(steps, wanted_steps, strict=True):
@@ -53,7 +53,7 @@ def test_every_stage_and_rank_count_takes_the_same_steps_to_the_same_head(runs, 
     shutil.rmtree(head)  # the run is stopped and resumed by another test
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [(1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 2), (2, 1), (3, 2)])
 def test_a_run_resumes_on_another_number_of_ranks(runs, run_factory, stage, ranks):
     finished, other = runs(stage, ranks), 3 - ranks
     recipe = run_factory(f"resumed{stage}x{ranks}")
@@ -64,6 +64,18 @@ def test_a_run_resumes_on_another_number_of_ranks(runs, run_factory, stage, rank
     assert f"resuming from step 4 (written by {ranks} ranks, now {other})" in printed
     assert losses(recipe.run_dir) == pytest.approx(undisturbed, rel=1e-6)
     assert not list((recipe.run_dir / "checkpoints").glob(".*"))  # the converted copy is gone
+
+
+def test_the_moving_average_goes_on_with_another_number_of_ranks(run_factory):
+    options = (*TWO_PER_STEP, "train.zero_stage=1", "train.ema_decay=0.9")
+    recipe = run_factory("averaged")
+    run(recipe, *options, ranks=1)
+    undisturbed = load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors")
+    forget_after(recipe.run_dir, 4)
+    assert "resuming from step 4 (written by 1 ranks, now 2)" in run(recipe, *options, ranks=2)
+    average = load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors")
+    for name, wanted in undisturbed.items():
+        torch.testing.assert_close(average[name], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_sent_during_the_backward_are_the_same(runs, run_factory):

@@ -43,3 +43,15 @@ def test_any_packing_gives_the_same_gradient(store, objective, micro_batches):
     for ours, wanted in zip(gradients(store, micro_batches, objective), together, strict=True):
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
     assert any(g.abs().max() > 1e-3 for g in together)
+
+
+def test_zeroed_hidden_states_hide_the_target(store):
+    model, drafter = small_model(), eagle3(NUM_STEPS)
+    windows = [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
+    batch = pack(store, windows, drafter).to(torch.device("cpu"), torch.float64)
+    losses = []
+    for aux in (batch.aux, batch.aux.flip(0)):
+        changed = type(batch)(**{**batch.__dict__, "aux": aux})
+        blind = LossModule(model, zero_hidden_states=True)
+        losses.append(blind(changed, frozen(model), torch.ones(NUM_STEPS)).loss.item())
+    assert losses[0] == losses[1]
