@@ -19,10 +19,9 @@ import torch
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_epoch, whole
-from drafthead.data.shard import StateSequence, dequantise
+from drafthead.data.shard import StateSequence, dequantise, quantise
 from drafthead.data.spool import States
 from drafthead.drafters.base import draft_shape
-from drafthead.drafters.fp8 import quantise
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.progress import progress

@@ -24,12 +24,13 @@ import torch
 from drafthead.artifacts import MANIFEST, require
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.engine.offline import on_cpu
 from drafthead.evaluation.reporting.heads import comparison_table, replayed_rows, served_rows
 from drafthead.evaluation.reporting.tables import print_table
-from drafthead.exporting.check import ValidationDocuments
+from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.files import atomic_path
 from drafthead.processes import run_child
 from drafthead.target.pieces import load_target_spec
@@ -118,10 +119,11 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
     run_script("export/head.py", arguments)
     source = read_checkpoint(best_checkpoint(recipe.run_dir))
     shape, weights = source.shape(load_target_spec(recipe.target_path, recipe.target.revision)), source.weights()
-    rounds = {}
+    store, rounds = StateStore(recipe.states_dir("validation")), {}
     for k in lengths:
         at = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"draft_tokens": (k,)})})
-        rounds[k] = ValidationDocuments(at, prompts=sys.maxsize, tokens=sys.maxsize).rounds(weights, shape)
+        documents, _ = choose_documents(store, at, sys.maxsize, sys.maxsize)
+        rounds[k] = replayed_rounds(at, store, documents, weights, shape)
     rows = [replayed_rows(rounds)]
     if servable(recipe):
         run_script("eval/acceptance.py", [*arguments, "--no-tables"])

@@ -14,8 +14,8 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import Response
+from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape
-from drafthead.drafters.fp8 import as_served
 from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
@@ -31,8 +31,7 @@ from drafthead.evaluation.reporting.explaining import (
 )
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import EvalPrompt, load_workload
-from drafthead.exporting.check import ValidationDocuments, serve_documents
-from drafthead.exporting.export import served_shape
+from drafthead.exporting.check import choose_documents, replayed_rounds, serve_documents
 from drafthead.generation.harvest import backend
 from drafthead.generation.shards import ShardJob, states_identity
 from drafthead.progress import progress_bar
@@ -48,7 +47,7 @@ def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
     head = args.head or recipe.head_dir
     source = read_checkpoint(best_checkpoint(recipe.run_dir))
-    shape = served_shape(source.shape(load_target_spec(recipe.target_path, recipe.target.revision)), recipe.export)
+    shape = source.shape(load_target_spec(recipe.target_path, recipe.target.revision))
     differences = head_differences(recipe, head, source, shape)
     print(f"{head} against {source.path}: " + ("served as it was trained" if not differences else "it differs"))
     for line in differences:
@@ -61,16 +60,16 @@ def main() -> None:
 
 def compared(recipe: Recipe, head: Path, source: Checkpoint, shape: DraftShape, prompts: int) -> list[Compared]:
     """Validation and held-out prompts, each predicted and served."""
-    weights = source.weights() if recipe.export.dtype != "fp8" else as_served(source.weights(), "fp8")
+    weights = source.weights()
     prompts_of = [p for split in ("validation", "heldout") for p in read_prompts(recipe.prompts_dir, split)]
     workloads = {prompt.id: prompt.category for prompt in prompts_of}
-    trained = source.shape(load_target_spec(recipe.target_path, recipe.target.revision))
     documents, splits, predicted = [], [], []
-    for split, states in ((VALIDATION, None), (HELDOUT, heldout_states(recipe, prompts))):
-        found = ValidationDocuments(recipe, prompts, recipe.engine.max_model_len * prompts, states)
-        documents += found.chosen
-        splits += [split] * len(found.chosen)
-        predicted += found.rounds(weights, trained)
+    for split, states in ((VALIDATION, recipe.states_dir("validation")), (HELDOUT, heldout_states(recipe, prompts))):
+        store = StateStore(states)
+        found, _ = choose_documents(store, recipe, prompts, recipe.engine.max_model_len * prompts)
+        documents += found
+        splits += [split] * len(found)
+        predicted += replayed_rounds(recipe, store, found, weights, shape)
     served = serve_documents(recipe, head, documents, shape, source.aux_layer_ids, checked=False)
     return [
         Compared(

@@ -1,13 +1,13 @@
 """Export a trained head to a directory that vLLM serves.
 
     python export/head.py [RECIPE] [section.key=value ...] [--checkpoint runs/NAME/checkpoints/step_N]
-                          [--format vllm|speculators] [--no-serve-check] [--push REPO [--public]]
+                          [--no-serve-check] [--push REPO [--public]]
 
-By default the checkpoint with the best predicted acceptance length is exported. The directory is reloaded, served in
-vLLM and compared with the checkpoint's own prediction before it gets its name; --no-serve-check leaves vLLM out.
---format speculators (or export.format=speculators) writes heads/NAME-speculators, which `vllm serve` starts without
-being told the target. A model card is written beside the weights; once eval/head.py has measured the head, the same
-command puts the results on it. Nothing is uploaded without --push.
+By default the checkpoint with the best predicted acceptance length is exported. The directory is served in vLLM and
+compared with the checkpoint's own prediction before it gets its name; --no-serve-check leaves vLLM out.
+export.format=speculators writes heads/NAME-speculators, which `vllm serve` starts without being told the target. A
+model card is written beside the weights; once eval/head.py has measured the head, the same command puts the results on
+it. Nothing is uploaded without --push.
 """
 
 from pathlib import Path
@@ -24,13 +24,10 @@ def main() -> None:
     recipe, args = recipe_from_command_line(
         __doc__,
         ("--checkpoint", {"type": Path, "help": "a checkpoint other than the best"}),
-        ("--format", {"choices": ["vllm", "speculators"], "help": "instead of the recipe's export.format"}),
         ("--no-serve-check", {"action": "store_true", "help": "do not start vLLM to compare acceptance"}),
         ("--push", {"metavar": "REPO", "help": "upload to this Hugging Face repository, created private"}),
         ("--public", {"action": "store_true", "help": "with --push: create it public"}),
     )
-    if args.format:
-        recipe = recipe.model_copy(update={"export": recipe.export.model_copy(update={"format": args.format})})
     from drafthead.exporting.card import push_head, write_card
     from drafthead.exporting.export import export_head
 

@@ -37,7 +37,9 @@ def write_response_artifact(directory: Path, given: list[Response]) -> str:
     """All responses in one part. Returns the artifact's reference."""
     artifacts.begin(directory, responses.KIND, {})
     responses.write_part(responses.part_path(directory, 0), given)
-    return artifacts.reference(artifacts.finish(directory, {}))
+    prompts, generated = sum(len(r.prompt_ids) for r in given), sum(len(r.response_ids) for r in given)
+    counts = {"responses": len(given), "prompt_tokens": prompts, "response_tokens": generated}
+    return artifacts.reference(artifacts.finish(directory, counts))
 
 
 def cached_snapshot(hub: Path, repository: str, commit: str) -> Path:

@@ -9,7 +9,6 @@ from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.model import DraftModel
 from drafthead.drafters.vllm import check_config, expected_shapes
-from drafthead.exporting.export import served_shape
 from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
@@ -44,17 +43,17 @@ def by_hand(shape: DraftShape) -> int:
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_head_has_its_size_and_keeps_the_contract(name, hub):
     recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
-    shape = served_shape(shape_of(recipe), recipe.export)
+    shape = shape_of(recipe)
     with torch.device("meta"):
         model = DraftModel(shape)
     assert sum(p.numel() for p in model.parameters()) == by_hand(shape)
-    config = vllm.plain_config(shape, recipe.target.aux_layer_ids, recipe.export.dtype)
+    config = vllm.plain_config(shape, recipe.target.aux_layer_ids, recipe.target.dtype)
     check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
     maps = {
         "d2t": torch.empty(shape.head.draft_vocab_size, dtype=torch.int64, device="meta"),
         "t2d": torch.empty(shape.vocab_size, dtype=torch.bool, device="meta"),
     }
-    written = vllm.exported_tensors({**model.state_dict(), **maps}, shape, recipe.export.dtype)
+    written = vllm.exported_tensors({**model.state_dict(), **maps}, shape, recipe.target.dtype)
     assert {k: tuple(v.shape) for k, v in vllm.checkpoint_tensors(written).items()} == expected_shapes(shape)
 
 

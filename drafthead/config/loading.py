@@ -30,6 +30,10 @@ RENAMED = {
     "responses.on_loop": "responses.drop, a list with `looping` in it",
     "responses.server_url": _NO_SERVER,
     "responses.server_model": _NO_SERVER,
+    "export.dtype": "gone: a head is written in target.dtype, in which vLLM runs it. For fp8, add "
+    '"quantization": "fp8" to the speculative config: vLLM quantizes the head when it loads it',
+    "export.max_position_embeddings": "gone: a head has its target's positions",
+    "export.yarn_from": "gone: a head rotates as its target does",
     "engine.kv_cache_space_gib": "the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 
@@ -105,5 +109,5 @@ def _readable(path: Path, error: ValidationError) -> str:
 
 def _unknown(key: str) -> str:
     if key in RENAMED:
-        return f"this key is now {RENAMED[key]}"
+        return RENAMED[key] if RENAMED[key].startswith("gone") else f"this key is now {RENAMED[key]}"
     return "unknown key; see drafthead/config/ for the known ones"

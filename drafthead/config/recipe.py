@@ -33,7 +33,7 @@ class Recipe(Section):
     states: StatesConfig
     head: Head
     train: TrainConfig
-    export: ExportConfig
+    export: ExportConfig = ExportConfig()
     eval: EvalConfig
 
     @model_validator(mode="after")

@@ -40,11 +40,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead.artifacts import ArtifactError, digest
-from drafthead.drafters.fp8 import quantise
 from drafthead.files import atomic_path, check_space, remove_leftovers
 
 LAYOUT = 4  # 1: teacher rows for every token; 2: without sums; 3: without index_sha256, one more teacher row
 Format = Literal["bf16", "fp8"]
+FP8 = torch.float8_e4m3fn
 TEACHER_ROWS = ("last_hidden", "argmax", "lse")
 _INDEX = ("offsets", "teacher_offsets", "sums")
 _METADATA = "drafthead"
@@ -108,7 +108,19 @@ def shard_path(directory: Path, index: int) -> Path:
     return directory / f"shard-{index:05d}.safetensors"
 
 
-# fp8
+# fp8: e4m3 values with a float32 scale per row
+
+
+def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(T, H) of any float type -> (T, H) e4m3 and (T,) float32 scales. A row that is not finite stays so.
+
+    A row is scaled so that its largest entry meets the largest e4m3 number. Three bits of mantissa leave a relative
+    error of 2.6 % (root mean square, measured on states of the embedded target).
+    """
+    wide = rows.float()
+    largest = wide.abs().amax(-1)
+    scale = torch.where(largest == 0, 1.0, largest / torch.finfo(FP8).max)
+    return (wide / scale[:, None]).to(FP8), scale
 
 
 def dequantise(values: Tensor, scale: Tensor) -> Tensor:

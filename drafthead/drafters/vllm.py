@@ -14,7 +14,6 @@ from torch import Tensor
 
 from drafthead.artifacts import describe_difference, read_json
 from drafthead.drafters.base import DraftShape, parameter_shapes
-from drafthead.drafters.fp8 import cast, dequantised
 from drafthead.drafters.registry import drafter_of
 from drafthead.target.pieces import TargetPieces, TargetSpec
 from drafthead.target.rope import rope_parameters_of
@@ -34,10 +33,10 @@ def decoder_config(shape: DraftShape, dtype: str) -> Config:
 
     Args:
         shape: of the head, with the positions and the rotation to be served.
-        dtype: `export.dtype`.
+        dtype: of the weights, by torch's name.
     """
     return {
-        "dtype": "bfloat16" if dtype == "fp8" else dtype,
+        "dtype": dtype,
         "hidden_size": shape.hidden_size,
         "target_hidden_size": shape.hidden_size,
         **{key: getattr(shape.head, field) for field, key in _SIZES.items()},
@@ -71,7 +70,6 @@ def served_decoder(config: Config) -> Config:
         "draft_vocab_size": config.get("draft_vocab_size") or vocab_size,
         "max_position_embeddings": config["max_position_embeddings"],
         "rope_parameters": {key: value for key, value in rope_parameters_of(config).items() if value is not None},
-        "quantization_config.quant_method": (config.get("quantization_config") or {}).get("quant_method"),
     }
 
 
@@ -88,9 +86,7 @@ def decoder_section(served: Config, spec: TargetSpec) -> dict[str, Any]:
     return {field: served[key] for field, key in {**_SIZES, "draft_vocab_size": "draft_vocab_size"}.items()}
 
 
-def check_config(
-    config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ...], positions: int, dtype: str = "bfloat16"
-) -> None:
+def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ...], positions: int) -> None:
     """Refuse a config.json that vLLM would read differently from how the head was trained.
 
     Args:
@@ -98,13 +94,12 @@ def check_config(
         shape: of the trained head.
         aux_layer_ids: it was trained on.
         positions: that must be servable.
-        dtype: `export.dtype`.
 
     Raises:
         ValueError: naming every key that differs, with the served and the trained value.
     """
     files = drafter_of(shape.head).vllm
-    plain, served = files.plain_config(shape, aux_layer_ids, dtype), files.served_values(config)
+    plain, served = files.plain_config(shape, aux_layer_ids, "bfloat16"), files.served_values(config)
     nested = {f"{outer}.{key}": v for outer, of in plain.items() if isinstance(of, dict) for key, v in of.items()}
     wanted = {key: {**plain, **nested}.get(key) for key in served}
     wanted["rope_parameters"] = served_decoder(plain)["rope_parameters"]
@@ -117,24 +112,25 @@ def check_config(
 
 
 def written_tensors(weights: dict[str, Tensor], shape: DraftShape, dtype: str) -> dict[str, Tensor]:
-    """A checkpoint's tensors as a file in `export.dtype` holds them.
+    """A checkpoint's tensors as a file of that dtype holds them: parameters rounded, maps as they are.
 
     d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
     """
     whole = shape.head.draft_vocab_size == shape.vocab_size
-    return cast({name: tensor for name, tensor in weights.items() if not (whole and name in _MAPS)}, dtype)
+    kept = {name: tensor for name, tensor in weights.items() if not (whole and name in _MAPS)}
+    return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in kept.items()}
 
 
 def read_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors without the prefix `model.`, fp8 weights multiplied out.
+    """A file's tensors without the prefix `model.`.
 
     Raises:
-        ValueError: a tensor is there twice, or one in fp8 has no fitting scale.
+        ValueError: a tensor is there twice.
     """
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     if len(plain) != len(tensors):
         raise ValueError("the head holds the same tensor with and without the prefix `model.`")
-    return dequantised(plain)
+    return plain
 
 
 def expected_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:

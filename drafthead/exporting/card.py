@@ -53,6 +53,7 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
     facts = {
         **manifest,
         "name": recipe.name,
+        "dtype": config["dtype"],
         "directory": directory,
         "is_hub": not Path(recipe.target_path).exists(),
         "licence": recipe.export.license,

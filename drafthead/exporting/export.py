@@ -2,7 +2,7 @@
 
 Reads the consolidated safetensors of a checkpoint and nothing else: no pickle, no DeepSpeed. Parameter names in the
 checkpoint are the exported ones, so the work is a cast, a configuration and the checks: names, shapes and config.json
-(the drafter's vllm module), equal logits from the written file and acceptance in vLLM (check). Files are written into
+(the drafter's vllm module) and acceptance in vLLM (check). Files are written into
 `.candidate` inside the head's directory and moved out when every check has passed: an engine pointed at a directory
 whose export failed or was killed finds no config.json.
 """
@@ -10,7 +10,6 @@ whose export failed or was killed finds no config.json.
 import logging
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from drafthead import artifacts, locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, reference
-from drafthead.config import ExportConfig, Recipe
+from drafthead.config import Recipe
 from drafthead.data.prompts import ids_of
 from drafthead.data.trained_on import known_before, write_trained_on
 from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
@@ -30,10 +29,17 @@ from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.engine.offline import on_cpu
 from drafthead.exporting.card import CARD
-from drafthead.exporting.check import check_reload, check_serving
+from drafthead.exporting.check import check_serving
 from drafthead.files import atomic_path, sha256_file, sync, write_json
 from drafthead.target.files import local_files
-from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity, target_names
+from drafthead.target.pieces import (
+    TargetSpec,
+    check_aux_layer_ids,
+    compute_dtype,
+    load_target_spec,
+    target_identity,
+    target_names,
+)  # fmt: skip
 
 KIND = "head"
 _CANDIDATE = ".candidate"
@@ -115,38 +121,12 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
     return source
 
 
-def served_shape(shape: DraftShape, export: ExportConfig) -> DraftShape:
-    """The head's shape with the exported positions.
-
-    With `export.yarn_from` = P the rotation is interpolated by YaRN (arXiv:2309.00071) from P to
-    max_position_embeddings. Given up: exactness. The head then rotates otherwise than it was trained, which costs
-    acceptance at short positions too; measure both.
-
-    Raises:
-        ValueError: the target's own rotation is scaled already, or there is nothing to stretch.
-    """
-    positions = export.max_position_embeddings or shape.max_position_embeddings
-    if export.yarn_from is None:
-        return replace(shape, max_position_embeddings=positions)
-    kind = shape.rope_parameters["rope_type"]
-    if kind != "default" or export.yarn_from >= positions:
-        raise ValueError(
-            f"export.yarn_from {export.yarn_from} stretches a rotation of type default (the target's is {kind}) to "
-            f"more positions (to be served: {positions}); leave it out, or raise export.max_position_embeddings"
-        )
-    rope = {
-        "rope_type": "yarn",
-        "rope_theta": shape.rope_parameters["rope_theta"],
-        "factor": positions / export.yarn_from,
-        "original_max_position_embeddings": export.yarn_from,
-    }
-    return replace(shape, rope_parameters=rope, max_position_embeddings=positions)
-
-
 def write_head(
     recipe: Recipe, directory: Path, weights: dict[str, Tensor], shape: DraftShape, aux_layer_ids: tuple[int, ...]
 ) -> dict[str, Any]:
     """Write the two files that an engine reads, each whole or absent; returns config.json.
+
+    Weights are rounded to the dtype that the target computes in: vLLM runs its draft in no other.
 
     Args:
         recipe: export section, target, and K.
@@ -155,15 +135,17 @@ def write_head(
         shape: to be served.
         aux_layer_ids: the head was trained on.
     """
-    files, export = drafter_of(shape.head).vllm, recipe.export
-    config = files.plain_config(shape, aux_layer_ids, export.dtype)
-    if export.format == "speculators":
+    files, layout = drafter_of(shape.head).vllm, recipe.export.format
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
+    config = files.plain_config(shape, aux_layer_ids, dtype)
+    if layout == "speculators":
         target = read_json(local_files(recipe.target_path, recipe.target.revision, ("config.json",)) / "config.json")
         verifier = {"name_or_path": recipe.target_path, "architectures": target.get("architectures", [])}
         config = files.speculators_config(config, recipe.eval.num_draft_tokens, verifier)
     write_json(directory / "config.json", config)
     with atomic_path(directory / "model.safetensors") as temporary:
-        tensors = files.exported_tensors(weights, shape, export.dtype, export.format)
+        tensors = files.exported_tensors(weights, shape, dtype, layout)
         save_file(tensors, temporary, metadata={"format": "pt"})
     return config
 
@@ -188,16 +170,14 @@ def _write_checked(
 ) -> dict[str, Any]:
     """Fill the candidate's directory and run the checks on it; what they found goes into the manifest."""
     check_aux_layer_ids(spec, source.aux_layer_ids)
-    trained, weights, dtype = source.shape(spec), source.weights(), recipe.export.dtype
-    check_tensors(weights, trained)
-    shape = served_shape(trained, recipe.export)
+    shape, weights = source.shape(spec), source.weights()
+    check_tensors(weights, shape)
     config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
     record_prompts(recipe, candidate)
-    check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len, dtype)
-    check_reload(candidate, weights, shape, dtype)
+    check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
     counts = {"parameters": num_parameters(shape), "training": _training_cost(source.run_dir), "serve_check": None}
     if serve_check:
-        counts |= check_serving(recipe, candidate, weights, shape, source.aux_layer_ids)
+        counts["serve_check"] = check_serving(recipe, candidate, weights, shape, source.aux_layer_ids)
     return counts
 
 
@@ -212,8 +192,8 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
     if not serve_check or counts.get("serve_check"):
         log.info(f"{directory} is complete; nothing to do")
         return
-    shape = served_shape(source.shape(spec), recipe.export)
-    counts |= check_serving(recipe, directory, source.weights(), shape, source.aux_layer_ids)
+    shape, weights = source.shape(spec), source.weights()
+    counts["serve_check"] = check_serving(recipe, directory, weights, shape, source.aux_layer_ids)
     _finish(directory, counts)
 
 

@@ -187,12 +187,6 @@ def _overlap_notes(overlaps: Sequence[Overlap], settings: PromptsConfig) -> list
     return notes
 
 
-def own_prompts(settings: PromptsConfig) -> dict[str, list[Prompt]]:
-    """What `make_prompts` draws from `prompts.path`, without writing it."""
-    mix = make_mix(settings, locate_sources(settings))
-    return split_prompts(settings, mix.train, mix.heldout)
-
-
 def split_prompts(
     settings: PromptsConfig, train: Sequence[Prompt], heldout: Sequence[Prompt]
 ) -> dict[str, list[Prompt]]:

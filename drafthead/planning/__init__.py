@@ -24,7 +24,7 @@ class Assumed(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     prompts: PositiveInt | None = Field(None, description="training conversations, while none are drawn")
-    prompt_tokens: PositiveInt = Field(1_000, description="of a prompt, while none are drawn (1,000)")
+    prompt_tokens: PositiveInt = Field(1_000, description="of a prompt, while there are no responses (1,000)")
     response_tokens: PositiveInt | None = Field(None, description="of a response, while there are none (max_tokens)")
     gpus: PositiveInt | None = Field(None, description="that share a harvest or a training run")
     gpu_memory_gib: PositiveFloat = Field(80, description="of one GPU (80)")

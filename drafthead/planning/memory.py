@@ -18,14 +18,13 @@ from drafthead.training.accelerator import bucket_elements
 _FLOAT32 = 4
 _MXFP4_BYTES = 17 / 32  # 32 values of 4 bits share a scale of 8
 _CACHE_BYTES = 2  # of a key or value: engines cache in bf16 unless told otherwise
-_BLOCK = 16  # tokens in a block of vLLM's cache
 
 
 class EngineMemory:
     """One engine: weights, and the cache of the sequences under way.
 
     vLLM itself takes engine.gpu_memory_utilization of a GPU in any case, and keeps fewer sequences under way where the
-    cache is short. The arithmetic of vLLM's cache belongs into `cache_bytes` and `captured_bytes`.
+    cache is short. What a request with captured states takes is in `planning.harvest_cache`.
     """
 
     def __init__(self, recipe: Recipe):
@@ -51,7 +50,7 @@ class EngineMemory:
         weights = sum(p.numel() * _width(name, p.dim(), quantisation) for name, p in model.named_parameters())
         self.gpus = recipe.engine.tensor_parallel_size
         self.weight_bytes = int(weights) // self.gpus  # on one GPU
-        self._hidden_size, self._layers = config.hidden_size, config.num_hidden_layers
+        self._layers = config.num_hidden_layers
         self._windowed = sum(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or [])
         self._window = getattr(config, "sliding_window", None) or 0
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -61,16 +60,6 @@ class EngineMemory:
         """Of one sequence, on each GPU of the engine; a layer with a window keeps no more than that."""
         kept = (self._layers - self._windowed) * tokens + self._windowed * min(tokens, self._window)
         return int(kept * self._layer_token_bytes) // self.gpus
-
-    def captured_bytes(self, boundaries: int) -> int:
-        """Cache of one token's captured states in a harvest (vLLM 0.32, vllm/v1/core/kv_cache_utils.py).
-
-        The states share blocks with the attention layers: a block is a page of 16 tokens for every layer of a group,
-        of which the states of as many tokens are used as fit one page, at least one.
-        """
-        page, row = _BLOCK * self._layer_token_bytes, boundaries * self._hidden_size * 2
-        group = self._layers - self._windowed or self._layers
-        return group * max(page, row) // max(1, page // row)
 
 
 def _width(name: str, dimensions: int, method: str | None) -> float:

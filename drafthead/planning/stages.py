@@ -1,22 +1,71 @@
-"""The plan of every stage: tokens, bytes on disk, memory per GPU. It refuses what the stage would refuse."""
+"""The plan of every stage: tokens, bytes on disk, memory per GPU. It refuses what the stage would refuse.
+
+Tokens are those of the responses once they exist. Before, every response is counted with the length that the recipe
+allows, an upper bound, after a prompt whose length is given on the command line.
+"""
 
 import shutil
 from collections.abc import Iterable
-from functools import cached_property
-
-import numpy as np
+from dataclasses import dataclass
 
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
+from drafthead.data.prompts import read_prompts
 from drafthead.drafters.base import draft_shape, num_parameters
-from drafthead.planning import Assumed, StagePlan, size_text
-from drafthead.planning.harvest_cache import refusal
-from drafthead.planning.lengths import SplitLengths, all_lengths
+from drafthead.generation.dialogue import continuation, open_dialogue
+from drafthead.generation.prompts import planned_prompts
+from drafthead.generation.regenerate import SPLITS
+from drafthead.planning import DEFAULT_PROMPTS, Assumed, StagePlan, size_text
+from drafthead.planning.harvest_cache import recipe_request_bytes, refusal
 from drafthead.planning.memory import EngineMemory, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, check_aux_layer_ids, compute_dtype, load_target_spec
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them
 _FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Amount:
+    """The sequences of a split, and their tokens in all.
+
+    Attributes:
+        sequences: one for each response.
+        prompt: tokens of all prompts.
+        generated: tokens of all responses, with what is generated past their stop.
+        note: what was assumed; empty once the responses exist.
+    """
+
+    sequences: int
+    prompt: int
+    generated: int
+    note: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.generated
+
+
+def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
+    """Of the "train" or the "validation" split."""
+    after = continuation(recipe.head, split)
+    if (recipe.responses_dir(split) / MANIFEST).exists():
+        counts = read_manifest(recipe.responses_dir(split))["counts"]
+        generated = counts["response_tokens"] + counts["responses"] * after
+        return Amount(counts["responses"], counts["prompt_tokens"], generated)
+    if (recipe.prompts_dir / MANIFEST).exists():
+        chats, turn_by_turn = read_prompts(recipe.prompts_dir, split), recipe.responses.turn_by_turn
+        sequences = sum(open_dialogue(chat, turn_by_turn).turns_left for chat in chats)
+    else:
+        planned = {"validation": recipe.prompts.validation, **planned_prompts(recipe.prompts)}
+        if assumed.prompts:
+            planned["train"] = assumed.prompts
+        sequences = planned.get(split, DEFAULT_PROMPTS)
+    room = recipe.engine.max_model_len - 1 - after
+    response = min(assumed.response_tokens or recipe.responses.max_tokens, room - 1)
+    prompt = min(assumed.prompt_tokens, room - response)
+    note = f"no responses yet: {prompt:,} tokens of a prompt and {response:,} of a response are assumed (--prompts, "
+    note += "--prompt-tokens, --response-tokens)"
+    return Amount(sequences, sequences * prompt, sequences * (response + after), note)
 
 
 def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list[StagePlan]:
@@ -28,7 +77,7 @@ def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list
         stages: by name.
 
     Raises:
-        FileNotFoundError: the target's config.json, or the recipe's file of prompts, is missing.
+        FileNotFoundError: the target's config.json is missing.
         ValueError: the recipe does not fit its target, or the GPUs cannot share the work.
     """
     planner, plans = _Planner(recipe, assumed), []
@@ -47,13 +96,8 @@ class _Planner:
         self.recipe, self.assumed = recipe, assumed
         self.spec = load_target_spec(recipe.target_path, recipe.target.revision)
         check_aux_layer_ids(self.spec, recipe.target.aux_layer_ids)
-        self.shape = draft_shape(recipe.head, self.spec, recipe.target.aux_layer_ids)
+        self.amounts = {split: amount_of(recipe, split, assumed) for split in SPLITS}
         self.usable_bytes = int(assumed.gpu_memory_gib * 2**30 * recipe.engine.gpu_memory_utilization)
-
-    @cached_property
-    def lengths(self) -> list[SplitLengths]:
-        """Of the training and the validation split."""
-        return all_lengths(self.recipe, self.assumed)
 
     def regenerate(self) -> StagePlan:
         """One engine, with as many sequences of mean length at once as it may have or as fit.
@@ -61,78 +105,72 @@ class _Planner:
         A rate is of generated tokens, reading the prompts included.
         """
         recipe, engine = self.recipe, EngineMemory(self.recipe)
-        parts = np.concatenate([one.parts for one in self.lengths if recipe.responses.regenerates(one.split)])
-        tokens, generated = int(parts.sum()), int(parts[:, 1:].sum())
-        each = engine.cache_bytes(tokens / len(parts))
+        made = [amount for split, amount in self.amounts.items() if recipe.responses.regenerates(split)]
+        sequences, tokens = sum(one.sequences for one in made), sum(one.tokens for one in made)
+        prompts = sum(one.prompt for one in made)
+        each = engine.cache_bytes(tokens / sequences)
         at_once = max(1, min(recipe.engine.max_num_seqs, (self.usable_bytes - engine.weight_bytes) // each))
-        prompts = tokens - generated
-        work = f"{len(parts):,} responses, {generated:,} tokens after {prompts:,} of prompts, {at_once} at once"
+        generated = tokens - prompts
+        work = f"{sequences:,} responses, {generated:,} tokens after {prompts:,} of prompts, {at_once} at once"
         memory, disk = engine.weight_bytes + at_once * each, _RESPONSE_BYTES * tokens
-        return StagePlan("regenerate", work, generated, engine.gpus, memory, disk, notes=[self.lengths[0].note])
+        return StagePlan("regenerate", work, generated, engine.gpus, memory, disk, notes=[self.amounts["train"].note])
 
     def harvest(self) -> StagePlan:
         """Both splits as one stage, whose shards the engines share; a rate is one engine's."""
-        recipe, engine = self.recipe, EngineMemory(self.recipe)
+        recipe, engine, train = self.recipe, EngineMemory(self.recipe), self.amounts["train"]
         too_large = refusal(recipe, self.assumed.gpu_memory_gib)
-        notes = [*([too_large] if too_large else []), self.lengths[0].note]
+        notes = [*([too_large] if too_large else []), train.note]
         gpus = self.assumed.gpus or engine.gpus
         if gpus % engine.gpus:
             raise ValueError(f"--gpus {gpus} is no multiple of engine.tensor_parallel_size {engine.gpus}")
         tokens = on_disk = 0
-        for one in self.lengths:
-            spooled = one.split == "train" and recipe.states.spool_shards is not None  # every epoch is harvested anew
-            size = states_bytes(recipe, self.spec, one)
-            notes.append(f"{one.split}: {one.total:,} tokens, {size_text(size)} on disk in {recipe.states.format}")
-            tokens, on_disk = tokens + one.total * (recipe.train.epochs if spooled else 1), on_disk + size
+        for split, amount in self.amounts.items():
+            size, epochs = states_bytes(recipe, self.spec, amount), 1
+            if split == "train" and recipe.states.spool_shards:  # few shards at once, every epoch harvested anew
+                at_once = min(recipe.states.spool_shards * recipe.states.sequences_per_shard, amount.sequences)
+                size, epochs = size * at_once // amount.sequences, recipe.train.epochs
+            notes.append(f"{split}: {amount.tokens:,} tokens, {size_text(size)} on disk in {recipe.states.format}")
+            tokens, on_disk = tokens + amount.tokens * epochs, on_disk + size
         place = recipe.directory()
         free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
         if on_disk > free:
             notes.append(f"{place}: {size_text(free)} free; states.format=fp8 halves, states.spool_shards=32 bounds it")
-        boundaries = len(captured_ids(self.spec, recipe.target.aux_layer_ids))
-        longest = max(int(one.tokens.max()) for one in self.lengths)
-        captured = longest * engine.captured_bytes(boundaries) // engine.gpus
-        notes.append(f"harvest: room for one sequence of {longest:,} tokens, {size_text(captured)} of captured states")
         if recipe.states.one_pass:
-            rows = int(self.lengths[0].tokens.mean()) * recipe.responses.prompts_per_part * boundaries
+            boundaries = len(captured_ids(self.spec, recipe.target.aux_layer_ids))
+            rows = train.tokens // train.sequences * recipe.responses.prompts_per_part * boundaries
             host = size_text(rows * self.spec.hidden_size * compute_dtype(self.spec, recipe.target.dtype).itemsize)
             notes.append(f"states.one_pass: part of regenerate, {host} of host memory (responses.prompts_per_part)")
-        work, memory = f"{tokens:,} tokens", engine.weight_bytes + engine.cache_bytes(longest) + captured
-        return StagePlan("harvest", work, tokens, gpus, memory, on_disk, gpus // engine.gpus, notes)
+        memory = engine.weight_bytes + recipe_request_bytes(recipe)
+        return StagePlan("harvest", f"{tokens:,} tokens", tokens, gpus, memory, on_disk, gpus // engine.gpus, notes)
 
     def train(self) -> StagePlan:
         """On the GPUs that are given, or one for each micro batch of a step; a rate is the whole run's."""
-        train = self.recipe.train
+        train, amount = self.recipe.train, self.amounts["train"]
         ranks = self.assumed.gpus or train.batches_per_step
         if train.batches_per_step % ranks:
             raise ValueError(
                 f"train.batches_per_step {train.batches_per_step} cannot be shared by {ranks} GPUs: choose a divisor "
                 "with --gpus"
             )
-        parts, parameters = training_memory(self.shape, train, ranks), num_parameters(self.shape)
-        notes = ["train: " + ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())]
-        states = self.recipe.states_dir("train")
-        if (states / MANIFEST).exists():
-            tokens = train.epochs * read_manifest(states)["counts"]["tokens"]
-        else:
-            tokens = train.epochs * self.lengths[0].total
-            notes.insert(0, self.lengths[0].note)
+        shape = draft_shape(self.recipe.head, self.spec, self.recipe.target.aux_layer_ids)
+        parts, parameters = training_memory(shape, train, ranks), num_parameters(shape)
+        notes = [amount.note, "train: " + ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())]
         if self.recipe.head.coverage is not None:
             notes.append("head.coverage: counted with the whole vocabulary, an upper bound")
         checkpoint = parameters * _FLOAT32 * (4 + (train.ema_decay is not None))  # weights, masters, moments
+        tokens = train.epochs * amount.tokens
         work = f"{parameters / 1e6:,.1f} M parameters, {tokens:,} tokens in {train.epochs} epochs"
         disk = (train.keep_checkpoints + 1) * checkpoint  # and the best
         return StagePlan("train", work, tokens, ranks, sum(parts.values()), disk, notes=notes)
 
 
-def states_bytes(recipe: Recipe, spec: TargetSpec, lengths: SplitLengths) -> int:
-    """Bytes of a split's states on disk at once, but for the header and index of each shard (see data.shard)."""
+def states_bytes(recipe: Recipe, spec: TargetSpec, amount: Amount) -> int:
+    """Bytes of a split's states on disk, but for the header and index of each shard (see data.shard)."""
     width, layers = compute_dtype(spec, recipe.target.dtype).itemsize, recipe.target.aux_layer_ids
     fp8 = recipe.states.format == "fp8"
     per_layer = spec.hidden_size + 4 if fp8 else spec.hidden_size * width  # fp8 has a scale per token
     per_token = len(layers) * per_layer + 4 + 1  # with id and mask
     separate = fp8 or spec.num_layers not in layers
     per_row = (spec.hidden_size * width if separate else 0) + 4 + 4  # with argmax and lse
-    sizes = lengths.tokens * per_token + lengths.rows * per_row
-    shards = np.add.reduceat(sizes, range(0, len(sizes), recipe.states.sequences_per_shard))
-    at_once = recipe.states.spool_shards if lengths.split == "train" else None
-    return int(np.sort(shards)[::-1][:at_once].sum())
+    rows = amount.generated + amount.sequences  # teachers: from one before the first generated token on
+    return amount.tokens * per_token + rows * per_row

@@ -93,7 +93,6 @@ def test_layer_ids_stand_in_all_three_places_and_no_switch_is_left_to_a_default(
         ({"draft_vocab_size": None}, "draft_vocab_size: found 3072, wanted 256"),
         ({"head_dim": None}, "head_dim: found 96, wanted 32"),
         ({"max_position_embeddings": 512}, "max_position_embeddings: found 512, wanted 1024"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method: found 'fp8', wanted None"),
     ],
 )
 def test_a_config_that_vllm_reads_otherwise_is_refused(recipe, change, message):

@@ -19,7 +19,7 @@ from drafthead.evaluation.reporting.explaining import (
     gap_table,
     head_differences,
 )
-from drafthead.exporting.export import export_head, served_shape
+from drafthead.exporting.export import export_head
 from drafthead.files import write_json
 from drafthead.target.pieces import load_target_spec
 from tests.exporting.runs import random_weights, recipe_at, shape_of, write_run
@@ -36,7 +36,7 @@ def exported(request, tmp_path_factory):
 
 def _differences(recipe, directory) -> str:
     source = read_checkpoint(best_checkpoint(recipe.run_dir))
-    shape = served_shape(source.shape(load_target_spec(recipe.target_path)), recipe.export)
+    shape = source.shape(load_target_spec(recipe.target_path))
     return "\n".join(head_differences(recipe, directory, source, shape))
 
 

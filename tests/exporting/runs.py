@@ -30,7 +30,7 @@ def shape_of(recipe: Recipe) -> DraftShape:
 def config_of(recipe: Recipe) -> dict[str, Any]:
     """config.json of the recipe's head, as vLLM finds it."""
     vllm = drafter_of(recipe.head).vllm
-    config = vllm.plain_config(shape_of(recipe), recipe.target.aux_layer_ids, recipe.export.dtype)
+    config = vllm.plain_config(shape_of(recipe), recipe.target.aux_layer_ids, recipe.target.dtype)
     if recipe.export.format == "speculators":
         verifier = {"name_or_path": "org/target", "architectures": ["GptOssForCausalLM"]}
         config = vllm.speculators_config(config, recipe.eval.num_draft_tokens, verifier)

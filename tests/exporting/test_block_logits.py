@@ -36,7 +36,7 @@ def draft(tmp_path_factory):
 @pytest.mark.parametrize("kind", CLASSES)
 def test_blocks_have_the_logits_of_vllm(draft, tmp_path, kind, num_layers, vocabulary):
     recipe = recipe_at(
-        tmp_path, f"head.type={kind}", "head.mask_token_id=9", f"head.num_layers={num_layers}", "export.dtype=float32",
+        tmp_path, f"head.type={kind}", "head.mask_token_id=9", f"head.num_layers={num_layers}", "target.dtype=float32",
         f"head.draft_vocab_size={vocabulary}",
     )  # fmt: skip
     shape = shape_of(recipe)

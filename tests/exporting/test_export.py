@@ -2,13 +2,12 @@
 
 import logging
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError, begin, finish, read_json, reference
@@ -18,8 +17,7 @@ from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.vllm import check_config
 from drafthead.evaluation.decision.planning import untrained_recipe
 from drafthead.exporting import export as exporting
-from drafthead.exporting.check import check_reload
-from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, served_shape, write_untrained
+from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, write_untrained
 from drafthead.target.pieces import load_target_spec
 from tests.artifacts import ask, write_prompt_artifact
 from tests.exporting.runs import recipe_at, shape_of, write_run
@@ -33,29 +31,14 @@ def recipe(tmp_path):
     return recipe
 
 
-def test_rotation_and_positions_are_the_targets_unless_the_recipe_says_otherwise(recipe, tmp_path):
-    config = read_json(export_head(recipe, serve_check=False) / "config.json")
+@pytest.mark.parametrize("layout", ["vllm", "speculators"])
+def test_rotation_and_positions_are_the_targets(recipe, tmp_path, layout):
+    exported = export_head(recipe_at(tmp_path, f"export.format={layout}"), serve_check=False)
+    config = vllm.served_values(read_json(exported / "config.json"))
     target = read_json(Path(recipe.target_path) / "config.json")
     assert config["rope_parameters"] == target["rope_parameters"]
     assert config["rope_parameters"]["rope_type"] == "yarn"
     assert config["max_position_embeddings"] == target["max_position_embeddings"]
-    shorter = recipe_at(tmp_path, "export.max_position_embeddings=1500", "export.format=speculators")
-    config = read_json(export_head(shorter, serve_check=False) / "config.json")
-    assert vllm.served_values(config)["max_position_embeddings"] == 1500
-
-
-def test_yarn_stretches_an_unscaled_rotation_only(tmp_path):
-    recipe = recipe_at(tmp_path, "export.yarn_from=512", "export.max_position_embeddings=2048")
-    with pytest.raises(ValueError, match="yarn"):
-        served_shape(shape_of(recipe), recipe.export)
-    plain = replace(shape_of(recipe), rope_parameters={"rope_type": "default", "rope_theta": 1e4})
-    stretched = served_shape(plain, recipe.export)
-    assert stretched.rope_parameters == {
-        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4, "original_max_position_embeddings": 512,
-    }  # fmt: skip
-    assert stretched.max_position_embeddings == 2048
-    with pytest.raises(ValueError, match=r"4096 [\s\S]* 2048"):
-        served_shape(plain, recipe.export.model_copy(update={"yarn_from": 4096}))
 
 
 def test_export_is_whole_checked_and_done_once(recipe, caplog):
@@ -104,7 +87,7 @@ def test_a_failed_check_leaves_nothing_to_serve(recipe, monkeypatch):
 
 def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "check_reload", lambda *_: 1 / 0)
+        patch.setattr(exporting, "check_config", lambda *_: 1 / 0)
         # As SIGKILL would leave it.
         patch.setattr(exporting, "shutil", SimpleNamespace(rmtree=lambda *_args, **_options: None))
         with pytest.raises(ZeroDivisionError):
@@ -113,16 +96,6 @@ def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
     export_head(recipe, serve_check=False)
     assert not (recipe.head_dir / ".candidate").exists()
     assert not artifacts.verify_files(recipe.head_dir)
-
-
-def test_reload_finds_a_single_changed_weight(recipe):
-    directory = export_head(recipe, serve_check=False)
-    weights = load_file(recipe.run_dir / "checkpoints/step_00000007/model.safetensors")
-    tensors = load_file(directory / "model.safetensors")
-    tensors["fc.weight"][3, 5] += 1
-    save_file(tensors, directory / "model.safetensors")
-    with pytest.raises(ValueError, match="fc.weight"):
-        check_reload(directory, weights, shape_of(recipe), "bfloat16")
 
 
 def test_the_whole_vocabulary_is_exported_without_maps(tmp_path):

@@ -1,7 +1,7 @@
 """Every shape of head that can be configured, through vLLM's own model class: the logits it gives are ours."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.vllm import check_config
-from drafthead.exporting.export import served_shape, write_head
+from drafthead.exporting.export import write_head
 from drafthead.target.pieces import TargetSpec, load_target_spec
 from tests.damage import edit_config
 from tests.exporting.runs import random_weights, recipe_at
@@ -43,14 +43,14 @@ def recipe_of(root: Path, norms: tuple[bool, ...], read: int, layers: int, vocab
     name = "-".join([*(str(int(on)) for on in norms), str(read), str(layers), str(vocabulary)])
     return recipe_at(
         root, f"name=h{name}", f"target.aux_layer_ids={list(READ[read])}", f"head.num_layers={layers}",
-        f"head.draft_vocab_size={vocabulary}", "export.dtype=float32", *switches,
+        f"head.draft_vocab_size={vocabulary}", "target.dtype=float32", *switches,
     )  # fmt: skip
 
 
 def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor], **changed: bool) -> Path:
     """The files of an export, with keys of config.json replaced."""
     config = write_head(recipe, recipe.head_dir, weights, shape, recipe.target.aux_layer_ids)
-    check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len, recipe.export.dtype)
+    check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
     edit_config(recipe.head_dir, **changed)
     return recipe.head_dir
 
@@ -71,9 +71,9 @@ def draft(inputs, tmp_path_factory) -> Iterator[VllmDraft]:
         yield VllmDraft(recipe, write(recipe, shape, random_weights(shape)))
 
 
-def agrees(draft: VllmDraft, inputs: Inputs, recipe: Recipe, spec: TargetSpec | None = None, **changed: bool) -> bool:
+def agrees(draft: VllmDraft, inputs: Inputs, recipe: Recipe, **changed: bool) -> bool:
     """Whether vLLM and our code give the same logits for a head."""
-    shape = served_shape(draft_shape(recipe.head, spec or inputs.spec, recipe.target.aux_layer_ids), recipe.export)
+    shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
     weights = random_weights(shape)
     aux = inputs.aux[:, : shape.num_aux_layers * shape.hidden_size]
     model = draft.load(write(recipe, shape, weights, **changed))
@@ -92,10 +92,3 @@ def test_one_switch_read_otherwise_shows_in_the_logits(draft, inputs, tmp_path, 
     recipe = recipe_of(tmp_path, (False, True, False, False), 3, 1, 256)
     assert agrees(draft, inputs, recipe)
     assert not agrees(draft, inputs, recipe, **{switch: True})
-
-
-def test_a_rotation_stretched_at_export_is_the_one_vllm_computes(draft, inputs, tmp_path):
-    """The target of the other cases has YaRN of its own; here the head was trained on an unscaled rotation."""
-    spec = replace(inputs.spec, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-    options = ("export.dtype=float32", "export.yarn_from=300", "export.max_position_embeddings=2048")
-    assert agrees(draft, inputs, recipe_at(tmp_path, *options), spec)

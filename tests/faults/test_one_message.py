@@ -228,7 +228,6 @@ def test_a_category_is_only_a_name(tmp_path, capsys, category):
     assert not {"\x1b", "\r", "\u202e"} & set(capsys.readouterr().out)
 
 
-
 @pytest.mark.parametrize("folder", ["[/x]", "[bold red]", "a b", "a'b\"", "*", "{a}", "$HOME", "é"])
 def test_a_folder_may_be_called_anything(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)

@@ -36,7 +36,7 @@ def test_stages_write_down_nothing_of_the_environment(tmp_path, monkeypatch):
 def test_a_recipe_cannot_ask_for_the_environment(tmp_path, monkeypatch):
     set_secrets(monkeypatch)
     path, asks = tmp_path / "asks.yaml", "${oc.env:HF_TOKEN}"
-    path.write_text(DEFAULT_RECIPE.read_text().replace("export:\n", f"export:\n  license: {asks}\n"))
+    path.write_text(DEFAULT_RECIPE.read_text().replace("eval:\n", f"export:\n  license: {asks}\n\neval:\n"))
     assert load_recipe(path).export.license == asks  # as it stands there
     with pytest.raises(ValueError, match="export.license") as caught:
         load_recipe(overrides=[f"export.license={asks}"])

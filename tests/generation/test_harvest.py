@@ -11,14 +11,12 @@ import torch
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
-from drafthead.data.shard import LAYOUT, Shard, dequantise, shard_path, write_shard
+from drafthead.data.shard import LAYOUT, Shard, dequantise, quantise, shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
-from drafthead.drafters.fp8 import quantise
 from drafthead.generation import harvest as stage
 from drafthead.generation.shards import list_jobs
 from drafthead.planning import Assumed
-from drafthead.planning.lengths import all_lengths
-from drafthead.planning.stages import states_bytes
+from drafthead.planning.stages import amount_of, states_bytes
 from drafthead.target.pieces import load_target_spec
 from tests.damage import edit_config, flip_bit, half_written
 from tests.generation.small import copy_of, never, small_recipe
@@ -158,10 +156,11 @@ def test_both_backends_agree(stores, split):
 def test_the_dry_run_knows_the_bytes_and_verification_finds_them_whole(stores, number_format, capsys):
     recipe = stores["vllm", number_format]
     spec = load_target_spec(recipe.target_path)
-    for one in all_lengths(recipe, Assumed()):
-        paths = recipe.states_dir(one.split).glob("shard-*")
-        assert sum(path.stat().st_size for path in paths) == pytest.approx(states_bytes(recipe, spec, one), rel=0.01)
-        assert verify_store(recipe.states_dir(one.split)) == []
+    for split in ("train", "validation"):
+        planned = states_bytes(recipe, spec, amount_of(recipe, split, Assumed()))
+        paths = recipe.states_dir(split).glob("shard-*")
+        assert sum(path.stat().st_size for path in paths) == pytest.approx(planned, rel=0.01)
+        assert verify_store(recipe.states_dir(split)) == []
     assert stage.print_verification(recipe)
 
 

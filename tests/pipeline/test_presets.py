@@ -121,7 +121,7 @@ def test_a_plan_is_made_before_any_head(tiny_run):
 @pytest.mark.presets
 def test_the_speculators_layout_needs_no_target_named(tiny_run, tmp_path):
     """The head's directory is the model; nothing else is given but a port, and no CUDA graphs."""
-    run_ok("export/head.py", *overrides_for(Path(tiny_run.output_dir)), "--format", "speculators", "--no-serve-check")
+    run_ok("export/head.py", *overrides_for(Path(tiny_run.output_dir)), "export.format=speculators", "--no-serve-check")
     head = tiny_run.head_dir.with_name("tiny-speculators")
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(head), "--enforce-eager"]

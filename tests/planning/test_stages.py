@@ -1,24 +1,20 @@
 """Plans: exact once the responses exist, an upper bound before, and hours only for a rate of the user's."""
 
 import pytest
-import torch
 
 from drafthead.config import load_recipe
-from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.generation.prompts import make_prompts
 from drafthead.planning import Assumed
-from drafthead.planning.lengths import SplitLengths, all_lengths
-from drafthead.planning.stages import plan_stages, states_bytes
+from drafthead.planning.stages import amount_of, plan_stages, states_bytes
 from drafthead.target.pieces import load_target_spec
 from tests.artifacts import response, write_response_artifact
-from tests.engine.slots import writer_of
 from tests.generation.small import small_recipe
 from tests.scripts import run_here
 
 
-def with_responses(tmp_path, *overrides: str, lengths=((5, 3, 0), (7, 0, 0), (1, 4, 2))):
-    """A recipe with responses of these lengths (prompt, response, continuation) in both splits."""
-    recipe = small_recipe(tmp_path, *overrides)
+def with_responses(tmp_path, *overrides: str, lengths=((5, 3), (7, 2), (1, 4))):
+    """A recipe with responses of these lengths (prompt, response) in both splits."""
+    recipe = small_recipe(tmp_path, "head.num_ttt_steps=4", *overrides)
     for split in ("train", "validation"):
         write_response_artifact(recipe.responses_dir(split), [response(str(i), *n) for i, n in enumerate(lengths)])
     return recipe
@@ -27,17 +23,6 @@ def with_responses(tmp_path, *overrides: str, lengths=((5, 3, 0), (7, 0, 0), (1,
 def plan_of(stage, recipe, **assumed):
     (plan,) = plan_stages(recipe, Assumed(**assumed), [stage])
     return plan
-
-
-def test_rows_are_those_that_the_store_keeps(tmp_path):
-    for lengths in ((5, 3, 0), (7, 0, 0), (1, 4, 2), (0, 3, 1)):
-        writer, (prompt, generated, _) = writer_of(2), lengths
-        planned = SplitLengths("train", torch.tensor([lengths]).numpy())
-        rows = torch.randn(planned.total, 2, 4)
-        writer.add(ShardSlot(str(tmp_path), 0, 0, 2, "x", prompt, generated), torch.zeros(planned.total), rows)
-        (held,) = writer._pending.values()
-        assert len(held[0].result().argmax) == planned.rows[0]
-        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -50,21 +35,24 @@ def test_rows_are_those_that_the_store_keeps(tmp_path):
     ids=["bf16", "fp8 has a scale per token", "an aux layer on the last boundary is not stored twice"],
 )
 def test_tokens_and_bytes_are_those_counted_by_hand(overrides, per_token, per_row, tmp_path):
-    # 8 + 7 + 7 tokens with id and mask, 4 + 0 + 7 rows with argmax and lse
+    # 8 + 9 + 5 tokens with id and mask, 4 + 3 + 5 rows with argmax and lse
     recipe = with_responses(tmp_path, *overrides)
-    for lengths in all_lengths(recipe, Assumed()):
-        assert (lengths.note, len(lengths.parts), lengths.total) == ("", 3, 22)
-        stored = states_bytes(recipe, load_target_spec(recipe.target_path), lengths)
-        assert stored == 22 * (per_token + 5) + 11 * (per_row + 8)
+    amount = amount_of(recipe, "train", Assumed())
+    assert (amount.note, amount.sequences, amount.tokens) == ("", 3, 22)
+    assert states_bytes(recipe, load_target_spec(recipe.target_path), amount) == 22 * (per_token + 5) + 12 * (
+        per_row + 8
+    )
+    assert amount_of(recipe, "validation", Assumed()).tokens == 22 + 3 * recipe.head.num_positions
 
 
 def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):
-    options = ("states.spool_shards=2", "states.sequences_per_shard=1", "train.epochs=3")
-    recipe = with_responses(tmp_path, *options)
-    spec = load_target_spec(recipe.target_path)
-    train, validation = (states_bytes(recipe, spec, lengths) for lengths in all_lengths(recipe, Assumed()))
-    assert train < validation
-    assert plan_of("harvest", recipe).tokens == 3 * 22 + 22
+    options = ("states.sequences_per_shard=1", "train.epochs=3")
+    whole, online = (
+        plan_of("harvest", with_responses(tmp_path / name, *options, *more))
+        for name, more in (("whole", ()), ("online", ("states.spool_shards=2",)))
+    )
+    assert online.tokens == whole.tokens + 2 * 22
+    assert online.disk_bytes < whole.disk_bytes
 
 
 @pytest.mark.parametrize(
@@ -78,32 +66,28 @@ def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):
 def test_before_there_are_prompts_recipe_and_command_line_give_their_number(settings, prompts, tmp_path):
     overrides = ("path=null", "max_train=null", "max_heldout=null", *settings)
     recipe = small_recipe(tmp_path, *(f"prompts.{override}" for override in overrides))
-    train, validation = all_lengths(recipe, Assumed())
-    assert (len(train.parts), len(validation.parts)) == (prompts, recipe.prompts.validation)
-    train, validation = all_lengths(recipe, Assumed(prompts=5, prompt_tokens=100, response_tokens=20))
-    assert (len(train.parts), train.total) == (5, 5 * 120)
-    assert validation.parts[0].tolist() == [100, 20, recipe.head.num_positions]
+    assert amount_of(recipe, "train", Assumed()).sequences == prompts
+    assert amount_of(recipe, "validation", Assumed()).sequences == recipe.prompts.validation
+    amount = amount_of(recipe, "train", Assumed(prompts=5, prompt_tokens=100, response_tokens=20))
+    assert (amount.sequences, amount.prompt, amount.generated) == (5, 5 * 100, 5 * 20)
 
 
-def test_the_prompts_of_a_file_are_counted_before_they_are_drawn(tmp_path):
-    recipe = small_recipe(tmp_path, "prompts.max_train=null")
-    planned = all_lengths(recipe, Assumed())
-    assert not list(tmp_path.iterdir())
+def test_drawn_prompts_are_counted(tmp_path):
+    recipe = small_recipe(tmp_path)
     counts = make_prompts(recipe)["counts"]
-    for before, drawn in zip(planned, all_lengths(recipe, Assumed()), strict=True):
-        assert len(before.parts) == counts[before.split]
-        assert before.parts.tolist() == drawn.parts.tolist()
-    train = planned[0]
-    assert (train.parts[:, 1] == recipe.responses.max_tokens).all(), "an upper bound"
-    assert str(recipe.responses.max_tokens) in train.note
+    amount = amount_of(recipe, "train", Assumed(prompt_tokens=10))
+    assert amount.sequences >= counts["train"]  # turns of a chat
+    assert amount.prompt == amount.sequences * 10
+    assert amount.generated == amount.sequences * recipe.responses.max_tokens, "an upper bound"
+    assert str(recipe.responses.max_tokens) in amount.note
 
 
 def test_hours_come_from_a_given_rate_and_are_shared_by_engines(tmp_path):
     recipe = with_responses(tmp_path)
     one, four = (plan_of("harvest", recipe, gpus=n) for n in (1, 4))
     assert one.hours(None) is None
-    assert one.hours(1) == pytest.approx(44 / 3600)
-    assert four.hours(1) == pytest.approx(11 / 3600)
+    assert one.hours(1) == pytest.approx((44 + 3 * 4) / 3600)
+    assert four.hours(1) == pytest.approx((44 + 3 * 4) / 4 / 3600)
 
 
 def test_what_does_not_fit_is_noted(tmp_path):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from drafthead.drafters.base import DraftShape
 from drafthead.drafters.dflash.config import BlockHead, DFlashHead
-from drafthead.drafters.fp8 import quantisation
 from drafthead.drafters.vllm import (
     Config,
     decoder_config,
@@ -40,7 +39,7 @@ def plain_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) 
     Args:
         shape: of the head, with the positions and the rotation to be served.
         aux_layer_ids: ascending boundary indices.
-        dtype: `export.dtype`.
+        dtype: of the weights, by torch's name.
     """
     assert isinstance(shape.head, BlockHead)
     blocks = [i - 1 for i in aux_layer_ids]
@@ -51,7 +50,6 @@ def plain_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) 
         _OWN: {"mask_token_id": shape.head.mask_token_id, "target_layer_ids": blocks, "causal": False},
         "bos_token_id": None,
         "eos_token_id": None,
-        **quantisation(dtype),
     }
 
 
@@ -116,7 +114,7 @@ def describe(
 def exported_tensors(
     weights: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
 ) -> dict[str, Tensor]:
-    """A checkpoint's tensors as a file in `export.dtype` holds them, under the same names."""
+    """A checkpoint's tensors as a file of that dtype holds them, under the same names."""
     return written_tensors(weights, shape, dtype)
 
 

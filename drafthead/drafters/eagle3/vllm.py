@@ -13,7 +13,6 @@ from torch import Tensor
 
 from drafthead.drafters.base import DraftShape
 from drafthead.drafters.eagle3.config import Eagle3Head, EagleHead
-from drafthead.drafters.fp8 import quantisation
 from drafthead.drafters.vllm import (
     Config,
     decoder_config,
@@ -59,7 +58,7 @@ def plain_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) 
     Args:
         shape: of the head, with the positions and the rotation to be served.
         aux_layer_ids: ascending boundary indices.
-        dtype: `export.dtype`.
+        dtype: of the weights, by torch's name.
     """
     norms = {name: getattr(shape.head, name) for name in _NORMS}
     ids = list(aux_layer_ids)
@@ -74,7 +73,6 @@ def plain_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) 
         "eagle_config": {LAYER_IDS: ids, "use_aux_hidden_state": True, "norm_before_fc": norms["norm_before_fc"]},
         "bos_token_id": None,
         "eos_token_id": None,
-        **quantisation(dtype),
     }
 
 
@@ -201,7 +199,7 @@ def _boundaries(
 def exported_tensors(
     weights: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
 ) -> dict[str, Tensor]:
-    """A checkpoint's tensors as a file in `export.dtype` holds them."""
+    """A checkpoint's tensors as a file of that dtype holds them."""
     written = written_tensors(weights, shape, dtype)
     return {name.replace(_FIRST_LAYER["vllm"], _FIRST_LAYER[layout]): tensor for name, tensor in written.items()}
 

@@ -28,7 +28,7 @@ from drafthead.drafters.trained import Checkpoint
 from drafthead.drafters.vllm import check_config, read_tensors, written_tensors
 from drafthead.evaluation.reporting.tables import Cell, Table, number, table
 from drafthead.statistics import Interval, length_difference
-from drafthead.target.pieces import load_target_spec, name_target, target_identity
+from drafthead.target.pieces import compute_dtype, load_target_spec, name_target, target_identity
 
 VALIDATION, HELDOUT = "validation", "held out"
 
@@ -40,9 +40,9 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         recipe: what is served, and how.
         directory: of the served head.
         source: the checkpoint it should come from.
-        shape: of the trained head, with the positions and the rotation to be served.
+        shape: of the trained head.
     """
-    files, dtype = drafter_of(shape.head).vllm, recipe.export.dtype
+    files = drafter_of(shape.head).vllm
     found = _targets(recipe, directory, source)
     described, trained = (
         {"head": head.architecture(), "target.aux_layer_ids": list(ids)}
@@ -52,11 +52,13 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         found.append(f"the recipe describes another head than was trained:\n{describe_difference(described, trained)}")
     try:
         config = read_json(directory / "config.json")
-        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len, dtype)
+        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
     except KeyError as error:
         found.append(f"config.json has no {error}")
     except ValueError as error:
         found.append(str(error))
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
     wanted = read_tensors(written_tensors(source.weights(), shape, dtype))
     return found + _tensors(files.checkpoint_tensors(load_file(directory / "model.safetensors")), wanted)
 
