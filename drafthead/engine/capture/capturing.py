@@ -9,6 +9,7 @@ What it costs on the device: the captured boundaries of every token in flight li
 requests fit. On the host: the rows of all responses between two calls of `store`.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,13 @@ from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.generate import EngineGenerator
-from drafthead.target.pieces import TargetSpec
+from drafthead.target.pieces import SCORED_ROWS, TargetSpec, compute_dtype
 
 if TYPE_CHECKING:
     from vllm import LLM
 
+BATCHED_TOKENS = 16_384  # of a step, vLLM's own choice on GPUs of 70 GiB and more; 8,192 on smaller ones
+_FLOAT32 = 4  # bytes
 _CONNECTOR = "drafthead.engine.capture.connector"
 
 
@@ -51,8 +54,23 @@ class CapturingEngine(EngineGenerator):
 @contextmanager
 def capturing_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[CapturingEngine]:
     """The recipe's target in an engine of this process that generates and captures states while it does."""
-    with harvest_engine(recipe, spec, seeded=True, scheduler_cls=f"{_CONNECTOR}.WithoutDrafts") as llm:
+    more: dict[str, Any] = {"seeded": True, "scheduler_cls": f"{_CONNECTOR}.WithoutDrafts"}
+    if _runs_v2():
+        # No drafts at any batch size: CUDA graphs of decode steps are captured for one token of each request, not for
+        # two. V1 does not know this for captured states, and decodes without full graphs.
+        speculative = harvest_engine_options(recipe, spec)["speculative_config"]
+        more["speculative_config"] = speculative | {"num_speculative_tokens_per_batch_size": [(1, 1, 0)]}
+    with harvest_engine(recipe, spec, **more) as llm:
         yield CapturingEngine(llm)
+
+
+def _runs_v2() -> bool:
+    """Whether vLLM takes its model runner V2: on GPUs, unless the user says otherwise."""
+    from drafthead.engine.offline import on_cpu
+
+    if "VLLM_USE_V2_MODEL_RUNNER" in os.environ:
+        return os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    return not on_cpu()
 
 
 @contextmanager
@@ -62,14 +80,29 @@ def harvest_engine(recipe: Recipe, spec: TargetSpec, **more: Any) -> Iterator["L
     Args:
         recipe: target, engine, head and states sections are used.
         spec: of the target.
-        more: further arguments of `offline_engine`.
+        more: further arguments of `offline_engine`, or others than a harvester's.
     """
-    from drafthead.engine.offline import offline_engine  # vLLM takes seconds to import
+    from drafthead.engine.offline import offline_engine, on_cpu  # vLLM takes seconds to import
 
     # Without cached prefixes every row is computed by the request it belongs to.
     options = {"enable_prefix_caching": False, "disable_log_stats": True, **harvest_engine_options(recipe, spec)}
-    with offline_engine(recipe, **options, **more) as llm:
+    if not on_cpu():
+        from vllm.platforms import current_platform  # asks NVML: CUDA is not initialised before the engine forks
+
+        share = reserved_bytes(recipe, spec) / current_platform.get_device_total_memory()
+        options["gpu_memory_utilization"] = recipe.engine.gpu_memory_utilization - share
+    with offline_engine(recipe, **{**options, **more}) as llm:
         yield llm
+
+
+def reserved_bytes(recipe: Recipe, spec: TargetSpec) -> int:
+    """Of a GPU beside the engine, which sizes its cache before the connector exists: the target's head, logits of the
+    rows that it scores at a time and their exponentials, and the captured rows of two steps."""
+    boundaries = len(drafter_of(recipe.head).needs(spec, recipe.target.aux_layer_ids))
+    tokens = recipe.engine.max_num_batched_tokens or BATCHED_TOKENS
+    width = compute_dtype(spec, recipe.target.dtype).itemsize
+    head = spec.vocab_size * (spec.hidden_size * width + 2 * SCORED_ROWS * _FLOAT32)
+    return head + 2 * tokens * boundaries * spec.hidden_size * width
 
 
 def harvest_engine_options(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
