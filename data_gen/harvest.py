@@ -3,7 +3,8 @@
     python data_gen/harvest.py [RECIPE] [section.key=value ...]
     python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, memory, disk; nothing is run
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
-    python data_gen/harvest.py --cluster [RECIPE] ...    one engine per GPU (or tensor-parallel group) of a Ray cluster
+    python data_gen/harvest.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
+    python data_gen/harvest.py --cluster [RECIPE] ...    the same of a Ray cluster
     python data_gen/harvest.py --shards I/N [RECIPE] ... one of N independent processes, such as a Slurm array
 
 Interrupted, the same command continues with the shards that are missing.
@@ -35,7 +36,8 @@ def main() -> None:
         return
     check_fits(recipe)
     share = parse_share(args.shards) if args.shards else WHOLE
-    if harvest(recipe, share, running.runner(args)):
+    one_engine = recipe.states.spool_shards is not None  # fills a spool in order
+    if harvest(recipe, share, running.runner(args, recipe.engine.tensor_parallel_size, one_engine)):
         print_states(recipe)
 
 

@@ -74,8 +74,8 @@ def rotation(positions: Tensor, inverse_frequencies: Tensor, factor: float) -> t
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys (T, heads, head_dim); halves are paired, as in Llama and gpt-oss."""
-    if kernels_for(states):
-        return _Rotated.apply(states, cos, sin)
+    if kernels := kernels_for(states):
+        return _Rotated.apply(states, cos, sin, kernels)
     first, second = states.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return (states * cos + turned * sin).to(states.dtype)
@@ -85,11 +85,12 @@ class _Rotated(torch.autograd.Function):
     """By one kernel: a rotation's gradient is rotated back."""
 
     @staticmethod
-    def forward(ctx, states, cos, sin):
+    def forward(ctx, states, cos, sin, kernels):
         ctx.save_for_backward(cos, sin)
-        return kernels_for(states).rotate(states, cos, sin)
+        ctx.kernels = kernels
+        return kernels.rotate(states, cos, sin)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return kernels_for(grad).rotate(grad, *ctx.saved_tensors, back=True), None, None
+        return ctx.kernels.rotate(grad, *ctx.saved_tensors, back=True), None, None, None

@@ -17,7 +17,7 @@ from drafthead.data.responses import read_parts
 from drafthead.generation.dialogue import continuation, open_dialogue
 from drafthead.generation.prompts import own_prompts, planned_prompts
 from drafthead.generation.regenerate import SPLITS
-from drafthead.planning import DEFAULT_PROMPTS, Assumed
+from drafthead.planning import DEFAULT_PROMPTS, TYPICAL_RESPONSE, Assumed
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def _known_prompts(recipe: Recipe) -> Mapping[str, Sequence[Prompt]] | None:
 def _assumed(
     recipe: Recipe, split: str, assumed: Assumed, prompts: Mapping[str, Sequence[Prompt]] | None
 ) -> SplitLengths:
-    longest, after = assumed.response_tokens or recipe.responses.max_tokens, continuation(recipe.head, split)
+    longest = assumed.response_tokens or min(recipe.responses.max_tokens, TYPICAL_RESPONSE)
+    after = continuation(recipe.head, split)
     note = f"no responses yet: each counted with {longest:,} tokens (--response-tokens)"
     if prompts:
         counted = [turn for prompt in prompts[split] for turn in _turns(recipe, split, prompt, longest)]

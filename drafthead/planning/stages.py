@@ -9,6 +9,7 @@ import numpy as np
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
 from drafthead.drafters.base import draft_shape, num_parameters
+from drafthead.generation.running import node_engines
 from drafthead.planning import Assumed, StagePlan, size_text
 from drafthead.planning.harvest_cache import refusal
 from drafthead.planning.lengths import SplitLengths, all_lengths
@@ -56,9 +57,9 @@ class _Planner:
         return all_lengths(self.recipe, self.assumed)
 
     def regenerate(self) -> StagePlan:
-        """One engine, with as many sequences of mean length at once as it may have or as fit.
+        """Engines with as many sequences of mean length at once as they may have or as fit.
 
-        A rate is of generated tokens, reading the prompts included.
+        A rate is one engine's, of generated tokens, reading the prompts included.
         """
         recipe, engine = self.recipe, EngineMemory(self.recipe)
         parts = np.concatenate([one.parts for one in self.lengths if recipe.responses.regenerates(one.split)])
@@ -68,16 +69,22 @@ class _Planner:
         prompts = tokens - generated
         work = f"{len(parts):,} responses, {generated:,} tokens after {prompts:,} of prompts, {at_once} at once"
         memory, disk = engine.weight_bytes + at_once * each, _RESPONSE_BYTES * tokens
-        return StagePlan("regenerate", work, generated, engine.gpus, memory, disk, notes=[self.lengths[0].note])
+        gpus = self._gpus(engine.gpus)
+        return StagePlan("regenerate", work, generated, gpus, memory, disk, gpus // engine.gpus, [self.lengths[0].note])
+
+    def _gpus(self, per_engine: int) -> int:
+        """Those given, or those of this machine in groups of one engine."""
+        gpus = self.assumed.gpus or per_engine * node_engines(per_engine)
+        if gpus % per_engine:
+            raise ValueError(f"--gpus {gpus} is no multiple of engine.tensor_parallel_size {per_engine}")
+        return gpus
 
     def harvest(self) -> StagePlan:
         """Both splits as one stage, whose shards the engines share; a rate is one engine's."""
         recipe, engine = self.recipe, EngineMemory(self.recipe)
         too_large = refusal(recipe, self.assumed.gpu_memory_gib)
         notes = [*([too_large] if too_large else []), self.lengths[0].note]
-        gpus = self.assumed.gpus or engine.gpus
-        if gpus % engine.gpus:
-            raise ValueError(f"--gpus {gpus} is no multiple of engine.tensor_parallel_size {engine.gpus}")
+        gpus = self._gpus(engine.gpus)
         tokens = on_disk = 0
         for one in self.lengths:
             spooled = one.split == "train" and recipe.states.spool_shards is not None  # every epoch is harvested anew

@@ -3,7 +3,7 @@
     python -m tests.gpu.fake_step configs/gpt-oss-120b.yaml [section.key=value ...]
 
 `Trainer.step` itself runs: batch to the device, unroll, loss, backward, metrics. Stood in for: DeepSpeed (gradients are
-checked for device and type instead), the Triton kernels (counted by the bytes that they move), and the values by which the
+checked for device and type instead), the Triton kernels (counted by the bytes they move), and the values by which the
 loss's chunks are cut (computed from the real masks).
 """
 
