@@ -3,7 +3,8 @@
     python data_gen/harvest.py [RECIPE] [section.key=value ...]
     python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, memory, disk; nothing is run
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
-    python data_gen/harvest.py --cluster [RECIPE] ...    one engine per GPU (or tensor-parallel group) of a Ray cluster
+    python data_gen/harvest.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
+    python data_gen/harvest.py --cluster [RECIPE] ...    the same of a Ray cluster
 
 Interrupted, the same command continues with the shards that are missing.
 """
@@ -31,7 +32,8 @@ def main() -> None:
         dry_run(recipe, args, {"harvest": args.tokens_per_second})
         return
     check_fits(recipe)
-    harvest(recipe, running.runner(args))
+    one_engine = recipe.states.spool_shards is not None  # fills a spool in order
+    harvest(recipe, running.runner(args, recipe.engine.tensor_parallel_size, one_engine))
     print_states(recipe)
 
 

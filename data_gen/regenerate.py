@@ -2,7 +2,8 @@
 
     python data_gen/regenerate.py [RECIPE] [section.key=value ...]
     python data_gen/regenerate.py --dry-run [RECIPE] ...  responses, tokens, memory, disk; nothing is run
-    python data_gen/regenerate.py --cluster [RECIPE] ...  one engine per GPU (or tensor-parallel group) of a Ray cluster
+    python data_gen/regenerate.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
+    python data_gen/regenerate.py --cluster [RECIPE] ...  the same of a Ray cluster
 
 With states.one_pass the hidden states are captured while the target generates, and stage 3 is done here too.
 Interrupted, the same command continues with the parts that are missing.
@@ -23,7 +24,7 @@ def main() -> None:
         return
     if recipe.states.one_pass:
         check_fits(recipe)
-    run = running.runner(args)
+    run = running.runner(args, recipe.engine.tensor_parallel_size)
     regenerate(recipe, run)
     print_responses(recipe)
     if recipe.states.one_pass:

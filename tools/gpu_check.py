@@ -3,6 +3,7 @@
     python tools/gpu_check.py              # or: make gpu-check
     python tools/gpu_check.py --only kernels,step
     python tools/gpu_check.py --list       # what it would run; works anywhere
+    python tools/gpu_check.py --without-vllm kernels    # then step, training: see tools/gpu_bare.py
 
 Each check is a command of its own with a log in results/gpu-check. One that fails does not stop the others. Until
 somebody has run a line, the documentation calls it untested.
@@ -54,6 +55,7 @@ def _stages(recipe: tuple[str, ...], *scripts: str) -> tuple[tuple[str, ...], ..
     return tuple((PYTHON, script, *recipe) for script in scripts)
 
 
+PARTS = ("kernels", "step", "training")  # of --without-vllm, at most ten minutes each
 _LAUNCH = (PYTHON, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1")
 _DATA = ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py")
 
@@ -61,7 +63,7 @@ CHECKS = (
     Check(
         "kernels", "Triton kernels and flash attention equal their references",
         ((PYTHON, "-m", "pytest", "-q", "-m", "requires_gpu", "tests"),
-         (PYTHON, "-m", "pytest", "-q", "tests/losses/kernel_cases.py")),
+         (PYTHON, "-m", "pytest", "-q", "tests/losses/kernel_cases.py", "tests/drafters/kernel_cases.py")),
     ),
     Check(
         "step", "one training step at gpt-oss-120b's shape: tokens/s, memory, share of the matmul peak",
@@ -133,16 +135,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names, with commas between them")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
+    parser.add_argument(
+        "--without-vllm", metavar="PART", choices=PARTS, help=f"a machine without vLLM: {', '.join(PARTS)}"
+    )
+    parser.add_argument("--on-cpu", action="store_true", help="try --without-vllm where there is no GPU")
     options = parser.parse_args()
     checks, console = chosen(options.only), Console()
+    if not (torch.cuda.is_available() or options.list or options.on_cpu):
+        raise SystemExit("gpu-check needs a CUDA GPU and torch finds none; --list shows what it would run")
+    if options.without_vllm:
+        import gpu_bare  # beside this file
+
+        gpu_bare.main(options.without_vllm, options.on_cpu, RESULTS)
     if options.list:
         for check in checks:
             console.print(f"[bold]{check.name}[/]  {check.shows}")
             for command in check.commands:
                 print("   ", " ".join((*(f"{k}={v}" for k, v in check.environment.items()), *command)))
         return
-    if not torch.cuda.is_available():
-        raise SystemExit("gpu-check needs a CUDA GPU and torch finds none; --list shows what it would run")
     RESULTS.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for check in checks:

@@ -27,6 +27,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from drafthead.drafters.recompute import kernels_for
+
 
 def draft_attention(
     query: Tensor,
@@ -58,12 +60,7 @@ class _DraftAttention(torch.autograd.Function):
     def forward(ctx, query, key, value, cu_queries, cu_keys, longest, *pairs):
         scale = query.shape[-1] ** -0.5
         block_out, block_lse, saved_rng = _block_forward(query, key, value, cu_queries, cu_keys, longest, scale)
-        diagonal = [_grouped_dot(query, k_j) * scale for k_j in pairs[0::2]]  # each (R, Q)
-        lse = torch.logsumexp(torch.stack([block_lse, *diagonal]), dim=0)  # (R, Q)
-        out = (block_lse - lse).exp()[..., None] * block_out
-        for score, v_j in zip(diagonal, pairs[1::2], strict=True):
-            _add_scaled(out, (score - lse).exp(), v_j)
-        out = out.to(query.dtype)
+        out, lse = _merge_pairs(query, pairs, block_out, block_lse, scale)
         ctx.save_for_backward(query, key, value, cu_queries, cu_keys, out, lse, *saved_rng, *pairs)
         ctx.num_rng, ctx.longest = len(saved_rng), longest
         return out
@@ -76,6 +73,9 @@ class _DraftAttention(torch.autograd.Function):
         grad_query, grad_key, grad_value = _block_backward(
             grad_out.contiguous(), query, key, value, out, lse, cu_queries, cu_keys, ctx.longest, scale, rng
         )
+        if pairs and (kernels := kernels_for(query)):
+            grads = kernels.merge_backward(grad_out.contiguous(), query, pairs, out, lse.T, grad_query, scale)
+            return grad_query, grad_key, grad_value, None, None, None, *grads
         row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
         grad_query, grad_pairs = grad_query.to(lse.dtype), []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
@@ -85,6 +85,21 @@ class _DraftAttention(torch.autograd.Function):
             grad_pairs.append(_reduce(grad_score[..., None] * query, groups).to(k_j.dtype))
             grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
         return grad_query.to(query.dtype), grad_key, grad_value, None, None, None, *grad_pairs
+
+
+def _merge_pairs(
+    query: Tensor, pairs: Sequence[Tensor], block_out: Tensor, block_lse: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output (R, Q, D) and log-sum-exp (R, Q) over the text and each pair's entry."""
+    if kernels := kernels_for(query):
+        out, lse = kernels.merge(query, pairs, block_out, block_lse.T, scale) if pairs else (block_out, block_lse.T)
+        return out, lse.T
+    diagonal = [_grouped_dot(query, k_j) * scale for k_j in pairs[0::2]]  # each (R, Q)
+    lse = torch.logsumexp(torch.stack([block_lse, *diagonal]), dim=0)  # (R, Q)
+    out = (block_lse - lse).exp()[..., None] * block_out
+    for score, v_j in zip(diagonal, pairs[1::2], strict=True):
+        _add_scaled(out, (score - lse).exp(), v_j)
+    return out.to(query.dtype), lse
 
 
 def _expand(states: Tensor, num_heads: int) -> Tensor:

@@ -20,7 +20,7 @@ class HeadConfig(Section):
     intermediate_size: int = Field(gt=0)
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0, multiple_of=8)  # as flash attention wants it, in training and in vLLM
+    head_dim: int = Field(gt=0, le=256, multiple_of=8)  # as flash attention wants it, in training and in vLLM
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:

@@ -7,10 +7,11 @@ in float32 (float64 for float64 inputs).
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from drafthead.drafters.recompute import gated, rms_norm
+from drafthead.drafters.recompute import gated, kernels_for, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -73,6 +74,23 @@ def rotation(positions: Tensor, inverse_frequencies: Tensor, factor: float) -> t
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys (T, heads, head_dim); halves are paired, as in Llama and gpt-oss."""
+    if kernels := kernels_for(states):
+        return _Rotated.apply(states, cos, sin, kernels)
     first, second = states.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return (states * cos + turned * sin).to(states.dtype)
+
+
+class _Rotated(torch.autograd.Function):
+    """By one kernel: a rotation's gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx, states, cos, sin, kernels):
+        ctx.save_for_backward(cos, sin)
+        ctx.kernels = kernels
+        return kernels.rotate(states, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return ctx.kernels.rotate(grad, *ctx.saved_tensors, back=True), None, None, None

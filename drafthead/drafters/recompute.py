@@ -22,6 +22,9 @@ Shapes: R rows, H features.
 import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -65,21 +68,43 @@ def _recomputes(ctx: Any, how: Callable[[Any], Tensor]) -> None:
     ctx.recompute, ctx.made = how, None
 
 
+def kernels_for(states: Tensor) -> ModuleType | None:
+    """`drafters.kernels` where they serve these states: half precision on CUDA, with Triton; else None."""
+    served = states.is_cuda and states.dtype in (torch.bfloat16, torch.float16)
+    return _kernels() if served else None
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    if not find_spec("triton"):
+        return None
+    from drafthead.drafters import kernels  # imports Triton
+
+    return kernels
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, weight, eps):
-        wide = states.to(torch.promote_types(states.dtype, torch.float32))
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # (R, 1)
+        ctx.eps, kernels = eps, kernels_for(states)
+        if kernels:
+            normed, scale = kernels.rms_norm(states, weight, eps)
+        else:
+            wide = states.to(torch.promote_types(states.dtype, torch.float32))
+            scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # (R, 1)
+            normed = (wide * scale).mul_(weight).to(states.dtype)
         # A copy of the weight: under ZeRO-3 the parameter is empty whenever its own module does not run.
         ctx.save_for_backward(states, weight.detach().clone(), scale)
         _recomputes(ctx, _normed)
-        return (wide * scale).mul_(weight).to(states.dtype)
+        return normed
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         ctx.made = None
         states, weight, scale = ctx.saved_tensors
+        if kernels := kernels_for(states):
+            return *kernels.rms_norm_backward(grad, states, weight, scale, ctx.needs_input_grad[0]), None
         unit = states * scale  # (R, H), float32 or wider
         inner = grad * weight if ctx.needs_input_grad[0] else None
         grad_weight = (grad * unit).flatten(0, -2).sum(0).to(weight.dtype)
@@ -93,25 +118,30 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up):
         ctx.save_for_backward(gate, up)
-        _recomputes(ctx, _gated)
-        return torch.nn.functional.silu(gate).mul_(up)
+        _recomputes(ctx, lambda node: _gated(*node.saved_tensors))
+        return _gated(gate, up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         ctx.made = None
         gate, up = ctx.saved_tensors
+        if kernels := kernels_for(gate):
+            return kernels.gated_backward(grad, gate, up)
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
         return grad_gate, torch.nn.functional.silu(gate).mul_(grad)
 
 
 def _normed(node: Any) -> Tensor:
     states, weight, scale = node.saved_tensors
+    if kernels := kernels_for(states):
+        return kernels.rms_norm(states, weight, node.eps)[0]
     return (states * scale).mul_(weight).to(states.dtype)
 
 
-def _gated(node: Any) -> Tensor:
-    gate, up = node.saved_tensors
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    if kernels := kernels_for(gate):
+        return kernels.gated(gate, up)
     return torch.nn.functional.silu(gate).mul_(up)
 
 

@@ -14,6 +14,7 @@ What capturing costs on the device: the captured boundaries of every token in fl
 requests fit. On the host: the rows of all texts between two calls of `store`.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,13 +25,15 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.capture.shard_writer import ShardSlot
-from drafthead.engine.offline import generate, offline_engine
+from drafthead.engine.offline import generate, offline_engine, on_cpu
 from drafthead.progress import wait_until
-from drafthead.target.pieces import TargetSpec
+from drafthead.target.pieces import SCORED_ROWS, TargetSpec, compute_dtype
 
 if TYPE_CHECKING:
     from vllm import LLM
 
+BATCHED_TOKENS = 16_384  # of a step, vLLM's own choice on GPUs of 70 GiB and more; 8,192 on smaller ones
+_FLOAT32 = 4  # bytes
 _CONNECTOR = "drafthead.engine.capture.connector"
 
 
@@ -134,8 +137,32 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec, seeded: bool = False) -> 
         seeded: responses will be sampled, with seeds of their own.
     """
     options = {"enable_prefix_caching": False, "disable_log_stats": True, **capture_options(recipe, spec)}
+    if seeded and _runs_v2():
+        # No drafts at any batch size: CUDA graphs of decode steps are captured for one token of each request, not for
+        # two. V1 does not know this for captured states, and decodes without full graphs.
+        options["speculative_config"] |= {"num_speculative_tokens_per_batch_size": [(1, 1, 0)]}
+    if not on_cpu():
+        from vllm.platforms import current_platform  # asks NVML: CUDA is not initialised before the engine forks
+
+        share = reserved_bytes(recipe, spec) / current_platform.get_device_total_memory()
+        options["gpu_memory_utilization"] = recipe.engine.gpu_memory_utilization - share
     with offline_engine(recipe, seeded=seeded, **options) as llm:
         yield CapturingEngine(llm)
+
+
+def _runs_v2() -> bool:
+    """Whether vLLM takes its model runner V2: on GPUs, unless the user says otherwise."""
+    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0" if on_cpu() else "1") == "1"
+
+
+def reserved_bytes(recipe: Recipe, spec: TargetSpec) -> int:
+    """Of a GPU beside the engine, which sizes its cache before the connector exists: the target's head, logits of the
+    rows that it scores at a time and their exponentials, and the captured rows of two steps."""
+    boundaries = len(drafter_of(recipe.head).needs(spec, recipe.target.aux_layer_ids))
+    tokens = recipe.engine.max_num_batched_tokens or BATCHED_TOKENS
+    width = compute_dtype(spec, recipe.target.dtype).itemsize
+    head = spec.vocab_size * (spec.hidden_size * width + 2 * SCORED_ROWS * _FLOAT32)
+    return head + 2 * tokens * boundaries * spec.hidden_size * width
 
 
 def capture_options(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:

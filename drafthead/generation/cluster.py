@@ -11,13 +11,11 @@ other work on the cluster holds is waited for.
 import logging
 import os
 from collections.abc import Sequence
-from queue import Empty
 from typing import Any
 
 from tqdm import tqdm
 
-from drafthead.engine.offline import keep_engines_in_this_process
-from drafthead.generation.running import Job, Task, unwritten
+from drafthead.generation.running import LOOK_EVERY, Job, Task, run_engine, unwritten
 from drafthead.progress import progress_bar
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -31,7 +29,6 @@ except ImportError as error:
     ) from error
 
 ATTEMPTS = 3  # rounds in a row that may write nothing
-_LOOK_EVERY = 5.0  # seconds; how often the bar follows the files
 _ON_HEAD = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}  # the one node without which Ray ends
 
 
@@ -81,11 +78,11 @@ def _round(task: Task, jobs: Sequence[Job], engines: int, needs: dict[str, int],
     """Give every job to one of the engines once; returns what became of an engine that died twice."""
     queue = Queue(actor_options=_ON_HEAD)
     queue.put_nowait_batch([[ray.put(job)] for job in jobs])  # by reference: a queue of all tokens would be large
-    start: Any = ray.remote(run_engine).options(**{"num_cpus": 0, **needs}, max_retries=1)
+    start: Any = ray.remote(run_ray_engine).options(**{"num_cpus": 0, **needs}, max_retries=1)
     running, lost = [start.remote(task, queue) for _ in range(engines)], None
     try:
         while running:
-            ended, running = ray.wait(running, timeout=_LOOK_EVERY)
+            ended, running = ray.wait(running, timeout=LOOK_EVERY)
             bar.update(bar.total - sum(job.size for job in unwritten(jobs)) - bar.n)
             try:
                 ray.get(ended)
@@ -100,18 +97,11 @@ def _round(task: Task, jobs: Sequence[Job], engines: int, needs: dict[str, int],
     return lost
 
 
-def run_engine(task: Task, queue: Queue) -> None:
-    """Do jobs until the queue is empty, and wait until their files are on disk."""
-    keep_engines_in_this_process()
-    if queue.empty():
-        return
-    with task.start() as worker:
-        while True:
-            try:
-                [reference] = queue.get_nowait()
-            except Empty:
-                break
-            job = ray.get(reference)
-            if not job.path.exists():
-                worker.make(job, tqdm(disable=True))
-        worker.finish()
+def run_ray_engine(task: Task, queue: Queue) -> None:
+    """Do jobs until the queue is empty."""
+
+    def take() -> Job:
+        [reference] = queue.get_nowait()
+        return ray.get(reference)
+
+    run_engine(task, take)

@@ -57,7 +57,7 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
     if online and run is not run_here:
         raise ValueError(
             f"states.spool_shards {recipe.states.spool_shards}: one engine fills a spool, in the order in which "
-            "training reads it; leave out --cluster, or harvest the whole store without a spool"
+            "training reads it; leave out --cluster and --workers, or harvest the whole store without a spool"
         )
     unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
     jobs = {split: list_jobs(recipe, split) for split in unfinished if split == "validation" or not online}

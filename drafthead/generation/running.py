@@ -1,22 +1,35 @@
-"""Who does the work of generation: one worker in this process, or many on a Ray cluster.
+"""Who does the work of generation: one worker in this process, one for each GPU of this machine, or a Ray cluster.
 
 Work is a list of jobs, each a file that is whole or absent and that follows from its inputs alone: a part of the
 responses, or a shard of the states. A worker is a running engine. Resuming, retrying and spreading over processes and
 nodes are therefore the same thing: make the files that are missing.
+
+On a machine with several GPUs, as many engines as they have room for run in processes of their own and take jobs from
+one queue. Given up against Ray: an engine that dies is not started again; the others finish, then the stage ends with
+an error, and the same command continues.
 """
 
 import argparse
+import multiprocessing
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import Empty
 from typing import Any, Protocol, TypeVar
 
+import torch
 from tqdm import tqdm
 
+from drafthead.engine.offline import keep_engines_in_this_process
+from drafthead.processes import end_with_pool
 from drafthead.progress import progress_bar
+
+LOOK_EVERY = 5.0  # seconds; how often the bar follows the files
 
 
 class Job(Protocol):
@@ -61,19 +74,31 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 
 OPTIONS = (
     ("--cluster", {"action": "store_true", "help": "spread the work over a Ray cluster (RAY_ADDRESS, or local)"}),
-    ("--workers", {"type": int, "metavar": "N", "help": "engines on the cluster; default: all it has room for"}),
+    ("--workers", {"type": int, "metavar": "N", "help": "engines; default: all that the GPUs have room for"}),
 )
 
 
-def runner(args: argparse.Namespace) -> Runner:
-    """What does the work, by the command line's OPTIONS."""
+def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
+    """What does the work.
+
+    Args:
+        args: the command line's OPTIONS.
+        gpus: that an engine takes.
+        alone: one engine unless the command line wants more.
+    """
     if args.cluster:
         from drafthead.generation.cluster import run_on_cluster  # Ray is an extra
 
         return partial(run_on_cluster, workers=args.workers)
-    if args.workers is not None:
-        raise ValueError(f"--workers {args.workers} needs --cluster; add it, or leave out --workers")
-    return run_here
+    workers = (1 if alone else node_engines(gpus)) if args.workers is None else args.workers
+    if workers < 1:
+        raise ValueError(f"--workers {workers} does no work; give 1 or more, or leave it out")
+    return run_here if workers == 1 else partial(run_on_node, workers=workers)
+
+
+def node_engines(gpus: int) -> int:
+    """Engines of so many GPUs each that this machine has room for; 1 without a GPU."""
+    return max(1, torch.cuda.device_count() // gpus)  # asks NVML: CUDA is not initialised before engines start
 
 
 def run_here(task: Task, jobs: Sequence[Job]) -> None:
@@ -86,6 +111,76 @@ def run_here(task: Task, jobs: Sequence[Job]) -> None:
         for job in jobs:
             worker.make(job, bar)
         worker.finish()
+    _all_written(jobs)
+
+
+def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
+    """Do jobs with several workers, each a process with GPUs of its own.
+
+    Raises:
+        ValueError: a worker died, or a file does not exist.
+        Exception: whatever a worker raised.
+    """
+    workers, total = min(workers, len(jobs)), sum(job.size for job in jobs)
+    context = multiprocessing.get_context("spawn")
+    with (
+        context.Manager() as manager,
+        ProcessPoolExecutor(workers, context, end_with_pool) as pool,
+        progress_bar(total, task.doing, task.unit) as bar,
+    ):
+        queue = manager.Queue()
+        for job in jobs:
+            queue.put(job)
+        running = {pool.submit(run_engine, task, queue.get_nowait, devices) for devices in _devices(task.gpus, workers)}
+        while running:
+            ended, running = wait(running, timeout=LOOK_EVERY, return_when=FIRST_EXCEPTION)
+            bar.update(total - sum(job.size for job in unwritten(jobs)) - bar.n)
+            for worker in ended:
+                if isinstance(error := worker.exception(), BrokenProcessPool):
+                    raise ValueError("an engine's process died; what it said is above. Run the same command again")
+                if error:
+                    raise error
+    _all_written(jobs)
+
+
+def run_engine(task: Task, take: Callable[[], Job], devices: str | None = None) -> None:
+    """Do jobs until there are none (`queue.Empty`), and wait until their files are on disk.
+
+    Args:
+        task: what to do.
+        take: the next job.
+        devices: CUDA_VISIBLE_DEVICES, instead of what it is.
+    """
+    if devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    keep_engines_in_this_process()
+    try:
+        job = take()
+    except Empty:
+        return
+    with task.start() as worker:
+        while True:
+            if not job.path.exists():
+                worker.make(job, tqdm(disable=True))
+            try:
+                job = take()
+            except Empty:
+                break
+        worker.finish()
+
+
+def _devices(gpus: int, workers: int) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each worker; None where there are no GPUs to share."""
+    count = torch.cuda.device_count()
+    if count < gpus * workers:
+        if count:
+            raise ValueError(f"--workers {workers} of {gpus} GPUs each: this machine has {count}; give fewer")
+        return [None] * workers
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    return [",".join(named[i * gpus : (i + 1) * gpus]) for i in range(workers)]
+
+
+def _all_written(jobs: Sequence[Job]) -> None:
     if lacking := unwritten(jobs):
         raise ValueError(
             f"the engine returned but {len(lacking)} of {len(jobs)} files were not written, {lacking[0].path} first; "

@@ -16,6 +16,7 @@ from drafthead.config import Recipe
 from drafthead.progress import terminal
 
 DEFAULT_PROMPTS = 100_000
+TYPICAL_RESPONSE = 1_460  # tokens; published workloads have means of about 930, 1,460 and 2,560
 
 
 class Assumed(BaseModel):
@@ -25,8 +26,8 @@ class Assumed(BaseModel):
 
     prompts: PositiveInt | None = Field(None, description="training conversations, while none are drawn")
     prompt_tokens: PositiveInt = Field(1_000, description="of a prompt, while there are no responses (1,000)")
-    response_tokens: PositiveInt | None = Field(None, description="of a response, while there are none (max_tokens)")
-    gpus: PositiveInt | None = Field(None, description="that share a harvest or a training run")
+    response_tokens: PositiveInt | None = Field(None, description="of a response, while there are none (1,460)")
+    gpus: PositiveInt | None = Field(None, description="that share the work (all of this machine)")
     gpu_memory_gib: PositiveFloat = Field(80, description="of one GPU (80)")
 
 

@@ -13,6 +13,7 @@ import math
 
 from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of
+from drafthead.engine.generate import BATCHED_TOKENS, reserved_bytes
 from drafthead.engine.offline import cache_group_size, import_vllm
 from drafthead.planning import size_text
 from drafthead.planning.memory import EngineMemory
@@ -20,13 +21,18 @@ from drafthead.target.pieces import load_target_spec, model_config
 
 _BLOCK = 16  # tokens
 _WIDTH = 2  # bytes of a captured state, a key or a value
-_BATCHED = 16_384  # vLLM's own choice on GPUs of 70 GiB and more; 8,192 on smaller ones needs a little less
 # Activations of a full batch, CUDA graphs, context: estimated, not measured, at the lower end.
 _BESIDES = 2 * 2**30
 
 
 def request_bytes(
-    layers: int, windowed: int, window: int, token_bytes: int, states_bytes: int, length: int, batched: int = _BATCHED
+    layers: int,
+    windowed: int,
+    window: int,
+    token_bytes: int,
+    states_bytes: int,
+    length: int,
+    batched: int = BATCHED_TOKENS,
 ) -> int:
     """Cache that one request of `length` tokens takes with its captured states.
 
@@ -70,7 +76,7 @@ def recipe_request_bytes(recipe: Recipe) -> int:
         token_bytes=2 * heads * head_dim * _WIDTH,
         states_bytes=len(boundaries) * spec.hidden_size * _WIDTH,
         length=engine.max_model_len,
-        batched=engine.max_num_batched_tokens or _BATCHED,
+        batched=engine.max_num_batched_tokens or BATCHED_TOKENS,
     )
 
 
@@ -79,11 +85,12 @@ def refusal(recipe: Recipe, gpu_memory_gib: float) -> str | None:
     engine = recipe.engine
     usable = int(gpu_memory_gib * 2**30 * engine.gpu_memory_utilization)
     weights, needed = EngineMemory(recipe).weight_bytes, recipe_request_bytes(recipe)
-    if weights + needed + _BESIDES <= usable:
+    besides = _BESIDES + reserved_bytes(recipe, load_target_spec(recipe.target_path, recipe.target.revision))
+    if weights + needed + besides <= usable:
         return None
     return (
         f"a harvest does not start: weights of {size_text(weights)}, {size_text(needed)} of cache for one request of "
-        f"engine.max_model_len {engine.max_model_len} with its states and about {size_text(_BESIDES)} besides do not "
+        f"engine.max_model_len {engine.max_model_len} with its states and about {size_text(besides)} besides do not "
         f"fit the {size_text(usable)} that the engine takes of a GPU. Set engine.tensor_parallel_size above "
         f"{engine.tensor_parallel_size} (for the harvest alone, on its command line), use GPUs with more memory, or "
         "lower engine.max_model_len"

@@ -15,7 +15,8 @@ from drafthead.drafters.base import draft_shape, num_parameters
 from drafthead.generation.dialogue import continuation, open_dialogue
 from drafthead.generation.prompts import planned_prompts
 from drafthead.generation.regenerate import SPLITS
-from drafthead.planning import DEFAULT_PROMPTS, Assumed, StagePlan, size_text
+from drafthead.generation.running import node_engines
+from drafthead.planning import DEFAULT_PROMPTS, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
 from drafthead.planning.harvest_cache import recipe_request_bytes, refusal
 from drafthead.planning.memory import EngineMemory, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, check_aux_layer_ids, compute_dtype, load_target_spec
@@ -61,7 +62,8 @@ def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
             planned["train"] = assumed.prompts
         sequences = planned.get(split, DEFAULT_PROMPTS)
     room = recipe.engine.max_model_len - 1 - after
-    response = min(assumed.response_tokens or recipe.responses.max_tokens, room - 1)
+    response = assumed.response_tokens or min(recipe.responses.max_tokens, TYPICAL_RESPONSE)
+    response = min(response, room - 1)
     prompt = min(assumed.prompt_tokens, room - response)
     note = f"no responses yet: {prompt:,} tokens of a prompt and {response:,} of a response are assumed (--prompts, "
     note += "--prompt-tokens, --response-tokens)"
@@ -100,9 +102,9 @@ class _Planner:
         self.usable_bytes = int(assumed.gpu_memory_gib * 2**30 * recipe.engine.gpu_memory_utilization)
 
     def regenerate(self) -> StagePlan:
-        """One engine, with as many sequences of mean length at once as it may have or as fit.
+        """Engines with as many sequences of mean length at once as they may have or as fit.
 
-        A rate is of generated tokens, reading the prompts included.
+        A rate is one engine's, of generated tokens, reading the prompts included.
         """
         recipe, engine = self.recipe, EngineMemory(self.recipe)
         made = [amount for split, amount in self.amounts.items() if recipe.responses.regenerates(split)]
@@ -113,16 +115,22 @@ class _Planner:
         generated = tokens - prompts
         work = f"{sequences:,} responses, {generated:,} tokens after {prompts:,} of prompts, {at_once} at once"
         memory, disk = engine.weight_bytes + at_once * each, _RESPONSE_BYTES * tokens
-        return StagePlan("regenerate", work, generated, engine.gpus, memory, disk, notes=[self.amounts["train"].note])
+        gpus, notes = self._gpus(engine.gpus), [self.amounts["train"].note]
+        return StagePlan("regenerate", work, generated, gpus, memory, disk, gpus // engine.gpus, notes)
+
+    def _gpus(self, per_engine: int) -> int:
+        """Those given, or those of this machine in groups of one engine."""
+        gpus = self.assumed.gpus or per_engine * node_engines(per_engine)
+        if gpus % per_engine:
+            raise ValueError(f"--gpus {gpus} is no multiple of engine.tensor_parallel_size {per_engine}")
+        return gpus
 
     def harvest(self) -> StagePlan:
         """Both splits as one stage, whose shards the engines share; a rate is one engine's."""
         recipe, engine, train = self.recipe, EngineMemory(self.recipe), self.amounts["train"]
         too_large = refusal(recipe, self.assumed.gpu_memory_gib)
         notes = [*([too_large] if too_large else []), train.note]
-        gpus = self.assumed.gpus or engine.gpus
-        if gpus % engine.gpus:
-            raise ValueError(f"--gpus {gpus} is no multiple of engine.tensor_parallel_size {engine.gpus}")
+        gpus = self._gpus(engine.gpus)
         tokens = on_disk = 0
         for split, amount in self.amounts.items():
             size, epochs = states_bytes(recipe, self.spec, amount), 1

@@ -26,6 +26,7 @@ from drafthead.target.rope import head_rope
 
 _EMBEDDING = ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "embed_tokens.weight")
 _NORM = ("model.norm.weight", "language_model.model.norm.weight", "norm.weight")
+SCORED_ROWS = 512  # whose logits `TargetHead.stats` holds at a time; of gpt-oss 412 MB
 _HEAD = ("lm_head.weight", "language_model.lm_head.weight")
 # Keys that scale or cap logits beyond lm_head(norm(h)).
 _LOGITS = (
@@ -300,6 +301,11 @@ class TargetHead:
         spec = load_target_spec(path, revision)
         return cls(load_pieces(path, revision), spec.rms_norm_eps, compute_dtype(spec, dtype), device)
 
+    @property
+    def device(self) -> torch.device:
+        """Where logits are computed."""
+        return self._norm.device
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(T, H) inputs of the final norm -> (T, V) float32 logits, on the device of the weights."""
         rounded = final_normed(hidden.to(self._norm.device, torch.float32), self._norm, self._eps).to(self._dtype)
@@ -307,12 +313,12 @@ class TargetHead:
             return torch.mm(rounded, self._lm_head.t(), out_dtype=torch.float32)
         return rounded.float() @ self._lm_head.t()
 
-    def stats(self, hidden: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
+    def stats(self, hidden: Tensor, chunk: int = SCORED_ROWS) -> tuple[Tensor, Tensor]:
         """What training keeps of the full distribution.
 
         Args:
             hidden: (T, H), input of the final norm.
-            chunk: tokens at a time; 512 rows of gpt-oss logits are 412 MB.
+            chunk: tokens at a time.
 
         Returns:
             argmax (T,) int32 and log-sum-exp at temperature 1 (T,) float32, on the device of `hidden`.

@@ -130,7 +130,7 @@ def _single_process_defaults() -> None:
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ:
         raise ValueError(
             "accelerate was asked for several processes and started one: add --multi_gpu to `accelerate launch` "
-            "(on CPU too, where it only means several processes)"
+            "(on CPU too, where it only means several processes). If one was meant, unset MASTER_ADDR"
         )
     # Port 0: any that is free.
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")

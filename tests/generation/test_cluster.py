@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,13 +17,14 @@ from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import read_responses
 from drafthead.data.shard import write_shard
 from drafthead.data.store import StateStore, verify_store
+from drafthead.generation import running
 from drafthead.generation.harvest import SPLITS, harvest
 from drafthead.generation.shards import ShardJob, to_do
 from tests.artifacts import response
 from tests.damage import flip_bit
 from tests.data.sequences import sequence
 from tests.generation.small import SMALL, copy_of, never
-from tests.scripts import environment
+from tests.scripts import environment, run_ok
 
 RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
 
@@ -53,7 +55,7 @@ def busy_engines(driver: psutil.Popen) -> Iterator[int]:
     """Process ids of the engines that Ray runs for a driver."""
     for process in driver.children(recursive=True):
         try:
-            if process.cmdline()[0].startswith("ray::run_engine"):  # Ray writes its state there
+            if process.cmdline()[0].startswith("ray::run_ray_engine"):  # Ray writes its state there
                 yield process.pid
         except (psutil.Error, IndexError):
             continue  # it has just ended
@@ -95,6 +97,59 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, reg
     output = lose_a_worker("data_gen/harvest.py", overrides, written, 12, tmp_path / "log")
     assert checksums(recipe) == undisturbed
     assert "12 sequences" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("undisturbed", ["vllm"], indirect=True)
+def test_two_engines_of_this_machine_make_the_same_store(undisturbed, regenerated: Recipe, tmp_path: Path):
+    recipe, overrides = copy_for(regenerated, tmp_path / "node", "vllm")
+    output = run_ok("data_gen/harvest.py", "--workers", "2", *overrides)
+    assert checksums(recipe) == undisturbed
+    assert "12 sequences" in output
+
+
+def test_every_engine_gets_gpus_of_its_own(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (running.node_engines(1), running.node_engines(2), running.node_engines(3)) == (8, 4, 2)
+    assert running._devices(2, 4) == ["0,1", "2,3", "4,5", "6,7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2,1,0")
+    assert running._devices(3, 2) == ["7,6,5", "4,3,2"]
+    with pytest.raises(ValueError, match="--workers 5 of 2 GPUs"):
+        running._devices(2, 5)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert (running.node_engines(4), running._devices(1, 2)) == (1, [None, None])
+
+
+class Dying:
+    """A worker that writes its first file, then dies, or raises."""
+
+    def __init__(self, how: str):
+        self.how = how
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def make(self, job, bar) -> None:
+        if job.index == 0:
+            job.path.write_text("whole")
+        elif self.how == "raises":
+            raise ValueError("states are wrong")
+        else:
+            os._exit(3)
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("how", "said"), [("raises", "states are wrong"), ("dies", "Run the same command again")])
+def test_what_ends_an_engine_of_this_machine_ends_the_stage(tmp_path: Path, how: str, said: str):
+    jobs = [ShardJob(tmp_path, index, []) for index in range(3)]
+    with pytest.raises(ValueError, match=said):
+        running.run_on_node(running.Task(partial(Dying, how), 1, "testing", "seq"), jobs, workers=2)
 
 
 @pytest.mark.slow

@@ -150,6 +150,8 @@ class Counter(TorchDispatchMode):
         if name == "_to_copy" and not kwargs.get("non_blocking"):
             to = torch.device(kwargs.get("device") or source.device)
             waits = to.type != source.device.type
+        if name == "copy_" and not (args[2:] or [kwargs.get("non_blocking")])[0]:
+            waits = args[1].device.type != source.device.type
         if waits:
             frames = [f for f in traceback.extract_stack() if f.filename.startswith(f"{REPO_ROOT}/drafthead/")]
             place = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "elsewhere"

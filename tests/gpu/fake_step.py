@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.packing import Window
+from drafthead.drafters import kernels, recompute
 from drafthead.drafters.base import planned_shape
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.registry import drafter_of
@@ -57,6 +58,56 @@ class Kernels:
             assert tensor.is_cuda
             assert tensor.is_contiguous()
             assert tensor.dtype == torch.float32
+
+
+class BlockKernels:
+    """`drafthead.drafters.kernels` likewise: each reads what it is given and writes what it makes, once."""
+
+    def __init__(self, counter: Counter):
+        self._counter = counter
+
+    def _pass(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            assert tensor.is_cuda
+            assert tensor.is_contiguous()
+        self._counter.kernel(sum(tensor.nbytes for tensor in tensors))
+
+    def rms_norm(self, states: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        out, scale = torch.empty_like(states), states.new_empty(*states.shape[:-1], 1, dtype=torch.float32)
+        self._pass(states, weight, out, scale)
+        return out, scale
+
+    def rms_norm_backward(self, grad, states, weight, scale, needs_states) -> tuple[Tensor | None, Tensor]:
+        parts = states.new_empty(kernels._PROGRAMS, states.shape[-1], dtype=torch.float32)
+        grad_states = [torch.empty_like(states)] if needs_states else []
+        self._pass(grad.contiguous(), states, weight, scale, parts, *grad_states)
+        return (grad_states or [None])[0], parts.sum(0).to(weight.dtype)
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        out = torch.empty_like(gate)
+        self._pass(gate, up, out)
+        return out
+
+    def gated_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        grads = torch.empty_like(gate), torch.empty_like(up)
+        self._pass(grad.contiguous(), gate, up, *grads)
+        return grads
+
+    def rotate(self, states: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+        out = torch.empty_like(states)
+        assert cos.dtype == sin.dtype == torch.float32
+        self._pass(states.contiguous(), cos, sin, out)
+        return out
+
+    def merge(self, query, pairs, block_out, block_lse, scale) -> tuple[Tensor, Tensor]:
+        out, lse = torch.empty_like(block_out), torch.empty_like(block_lse)
+        self._pass(query, *pairs, block_out, block_lse, out, lse)
+        return out, lse
+
+    def merge_backward(self, grad_out, query, pairs, out, lse, grad_query, scale) -> list[Tensor]:
+        grads = [torch.empty_like(states) for states in pairs]
+        self._pass(grad_out, query, *pairs, out, lse, grad_query, grad_query, *grads)
+        return grads
 
 
 class Accelerator(SimpleNamespace):
@@ -136,6 +187,7 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
         on_device = [tuple(torch.empty_like(mode.from_tensor(t), device=DEVICE) for t in parts) for parts in chunks]
         fused._chunks = lambda *_: on_device
         fused._passes = lambda *_: Kernels(counter)
+        recompute._kernels = lambda: BlockKernels(counter)
         trainer = object.__new__(Trainer)
         window = Window(0, 0, T, 0, T, valid)
         vars(trainer).update(

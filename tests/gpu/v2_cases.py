@@ -3,6 +3,8 @@
 Not collected by its name: run with the plugin tests.gpu.interpreted_triton, as `test_model_runner_v2.py` does.
 """
 
+from copy import copy
+
 import pytest
 import torch
 
@@ -19,6 +21,21 @@ ENGINE = ("target.dtype=float32", "engine.max_model_len=256", "engine.max_num_ba
 RESPONSE = 10
 
 
+def captured_decode_lengths(worker) -> set[int]:
+    """Tokens of a request in the decode steps that vLLM would capture as full CUDA graphs; the steps have one."""
+    from vllm.config import CUDAGraphMode
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+    type(current_platform)._global_graph_pool = object()
+    config, runner = copy(worker.vllm_config), worker.model_runner
+    config.compilation_config = copy(config.compilation_config)
+    config.compilation_config.cudagraph_capture_sizes = [1, 2, 4, 8]
+    config.compilation_config.max_cudagraph_capture_size = 8
+    manager = CudaGraphManager(config, runner.device, CUDAGraphMode.FULL_DECODE_ONLY, runner.decode_query_len)
+    return {graph.uniform_token_count for graphs in manager._capture_descs.values() for graph in graphs}
+
+
 def test_one_pass_stores_what_transformers_computes(tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -32,6 +49,7 @@ def test_one_pass_stores_what_transformers_computes(tmp_path):
     with capturing_engine(recipe, spec, seeded=True) as engine:
         worker = engine._llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
         assert "vllm.v1.worker.gpu.model_runner" in {c.__module__ for c in type(worker.model_runner).__mro__}
+        assert captured_decode_lengths(worker) == {1}
         responses = engine.generate(requests)
         texts = [prompt + response.token_ids for prompt, response in zip(prompts, responses, strict=True)]
         engine.store(

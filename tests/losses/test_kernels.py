@@ -16,7 +16,8 @@ VOCABULARIES = [32000, 32003]  # a usual one; a prime, so that no block divides 
 
 def test_cases_where_this_machine_can_run_them():
     interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    said = run_ok("-m", "pytest", "tests/losses/kernel_cases.py", "-q", "-p", "no:cacheprovider", **interpreted)
+    cases = ("tests/losses/kernel_cases.py", "tests/drafters/kernel_cases.py")
+    said = run_ok("-m", "pytest", *cases, "-q", "-p", "no:cacheprovider", **interpreted)
     assert " passed" in said
 
 

@@ -37,3 +37,10 @@ def test_without_a_gpu_it_says_so_and_an_unknown_check_is_named():
     assert refused.returncode == 1
     assert "needs a CUDA GPU" in refused.stderr
     assert "no check speed; there are kernels, step" in gpu_check("--only", "speed").stderr
+
+
+def test_a_machine_without_vllm_is_checked_in_parts():
+    """Here on a CPU, at a small shape: a table with what was expected, seen and found."""
+    tried = gpu_check("--without-vllm", "step", "--on-cpu")
+    assert tried.returncode == 0, tried.stderr
+    assert all(word in tried.stdout for word in ("expected", "step of 256 tokens", "passed"))

@@ -1,10 +1,10 @@
 """The hidden-state connector: from vLLM's cache-only layer straight into shards of the state store.
 
 vLLM's method `extract_hidden_states` keeps the captured boundaries of every token in a paged cache beside the
-KV cache. Rows are copied at the end of a step that computed them: nothing outlives the request, no block is held
-back, and it is the same on CPU and CUDA. Given up: overlap of the device-to-host copy with the next step (about 5 ms
-for 1,000 tokens of gpt-oss-120b); side streams and pinned buffers would buy that back. vLLM's own example writes one
-file per request and needs CUDA.
+KV cache. Rows are taken out of it at the end of a step that computed them: nothing outlives the request, no block is
+held back, and it is the same on CPU and CUDA. On CUDA they go to the host during the next step, which ends only when
+they are there: so those of two steps lie on the device at most, and `reserved_bytes` sets room aside. vLLM's own
+example writes one file per request and needs CUDA.
 
 A request takes part when its sampling parameters carry `extra_args={"kv_transfer_params": {"keep": NAME}}`. The rows of
 every step are kept in host memory under that name, whether they are of a finished text, read as a prompt, or of a
@@ -33,7 +33,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from drafthead.engine.capture.shard_writer import KeptRows, ShardSlot, ShardWriter
+from drafthead.engine.capture.shard_writer import KeptRows, ShardSlot, ShardWriter, SideStream, to_host
 from drafthead.target.pieces import TargetHead
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         self._cache: Tensor | None = None  # worker side, (blocks, C, block_size, H)
         self._writer: ShardWriter | None = None
         self._kept = KeptRows()
+        self._side = SideStream()
+        self._arriving: list[tuple[_Request, Tensor]] = []  # rows on their way to the host
         self._error: str | None = None
 
     # Scheduler side
@@ -191,22 +193,34 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(metadata, _Metadata)
         if requests := metadata.rows:
             with self._recorded_error():
+                self._keep_arrived()
                 # Rows of all requests in one copy: a decode step has one row of each.
-                parts = self._copy(self._cache, requests).split([r.stop - r.start for r in requests])
-                for request, part in zip(requests, parts, strict=True):
-                    self._kept.add(request.keep, request.start, part)
+                rows = self._copy(self._cache, requests)
+                with self._side.beside(rows.device, rows):
+                    parts = to_host(rows).split([r.stop - r.start for r in requests])
+                self._arriving += zip(requests, parts, strict=True)
+
+    def _keep_arrived(self) -> None:
+        """Wait for the rows of the step before, and move them out of page-locked memory."""
+        self._side.wait()
+        for request, rows in self._arriving:
+            self._kept.add(request.keep, request.start, rows.clone())
+        self._arriving.clear()
 
     def _copy(self, cache: Tensor, requests: Sequence[_Request]) -> Tensor:
-        """(n, C, H) in host memory: rows `start` to `stop` of all requests, end to end."""
+        """(n, C, H): rows `start` to `stop` of all requests, end to end."""
         positions = [torch.arange(request.start, request.stop) for request in requests]
         blocks = [torch.tensor(r.block_ids)[t // self._block_size] for r, t in zip(requests, positions, strict=True)]
-        offsets = torch.cat(positions) % self._block_size
-        return cache[torch.cat(blocks).to(cache.device), :, offsets.to(cache.device)].cpu()
+        indices = torch.stack([torch.cat(blocks), torch.cat(positions) % self._block_size])
+        if cache.is_cuda:
+            indices = indices.pin_memory().to(cache.device, non_blocking=True)
+        return cache[indices[0], :, indices[1]]
 
     def store(self, slots: list[ShardSlot], texts: list[list[int]]) -> str | None:
         """Pass kept texts to the writer and drop the others; the first error so far."""
         if self._writer is not None and not self._error:
             with self._recorded_error():
+                self._keep_arrived()
                 for slot, text in zip(slots, texts, strict=True):
                     rows = self._kept.take(slot.prompt_id, len(text))
                     self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)

@@ -3,13 +3,15 @@
 Every backend passes a sequence's rows together with its slot: which shard, which position in it. The order of arrival
 therefore does not matter, and a shard's bytes depend on its sequences alone. One background thread writes, so that the
 engine computes the next shard meanwhile; a second shard waits for the first, which bounds memory to about three shards.
-The thread computes argmax and lse too, a product with lm_head for every teacher row. The alternative, both in the
-engine's step, stalls it for as long as a gigabyte takes to reach the disk.
+The thread computes argmax and lse too, a product with lm_head for every teacher row, on CUDA on a stream of its own.
+The alternative, both in the engine's step, stalls it for as long as a gigabyte takes to reach the disk.
 
 Shapes: T tokens, C captured boundaries (the aux layers and L, ascending), H hidden.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,45 @@ class KeptRows:
         self._rows.clear()
 
 
+class SideStream:
+    """Where work on a GPU goes on beside the engine's next step; elsewhere everything happens at once."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
+    @contextmanager
+    def beside(self, device: torch.device, rows: Tensor | None = None) -> Iterator[None]:
+        """Inside, work on a device is queued behind what was queued there before, and nothing waits for it.
+
+        Args:
+            device: on which it is done.
+            rows: on that device; their memory is not given to somebody else before it is done.
+        """
+        if device.type != "cuda":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        if rows is not None:
+            rows.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Return when all of it is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+def to_host(states: Tensor) -> Tensor:
+    """A contiguous copy in host memory; from a GPU it is complete only when its stream has come so far."""
+    if not states.is_cuda:
+        return states.cpu().contiguous()
+    out = torch.empty(states.shape, dtype=states.dtype, pin_memory=True)
+    return out.copy_(states.contiguous(), non_blocking=True)
+
+
 class ShardWriter:
     """Turns captured rows into shards."""
 
@@ -113,6 +154,7 @@ class ShardWriter:
         # The number of threads is set for this thread alone; a team of them would fight the engine's for its cores.
         self._thread = ThreadPoolExecutor(1, "shard-writer", torch.set_num_threads, (1,))
         self._writing: Future[None] | None = None
+        self._side = SideStream()
 
     def add(self, slot: ShardSlot, input_ids: Tensor, rows: Tensor) -> None:
         """Take over one sequence; the last one of a shard starts the writing.
@@ -139,7 +181,8 @@ class ShardWriter:
 
         def sequence() -> StateSequence:
             last_hidden = rows[first:, self._captured.index(self._num_layers)].contiguous()
-            argmax, lse = self._head.stats(last_hidden)
+            with self._side.beside(self._head.device):
+                argmax, lse = self._head.stats(last_hidden)
             aux = {layer_id: rows[:, column].contiguous() for layer_id, column in self._columns.items()}
             return StateSequence(slot.prompt_id, input_ids.to(torch.int32), mask, aux, last_hidden, argmax, lse, first)
 

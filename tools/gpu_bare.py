@@ -1,0 +1,275 @@
+"""What a GPU machine without vLLM can show of training, in three parts of at most ten minutes each.
+
+    python tools/gpu_check.py --without-vllm kernels     Triton kernels and flash attention against their references
+    python tools/gpu_check.py --without-vllm step        a step at gpt-oss-120b's shape: time, MFU, memory, profile
+    python tools/gpu_check.py --without-vllm training    DeepSpeed on synthetic states: learns, resumes, changes ranks
+
+Each prints one table: check, expected, seen, verdict. docs/gpu.md says what such a machine needs installed. Without a
+GPU, `--on-cpu` tries the same code at a small shape: its figures mean nothing.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from drafthead.artifacts import file_entries, read_json
+from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.drafters.base import planned_shape
+from drafthead.drafters.batch import PackedBatch, tail_layout
+from drafthead.drafters.registry import drafter_of
+from drafthead.files import write_json
+from drafthead.planning.memory import training_memory
+from drafthead.target.pieces import FrozenTarget
+from drafthead.training.trainer import LossModule
+
+sys.path.insert(0, str(REPO_ROOT))  # tests' references and synthetic states
+
+# Of a data sheet: dense bf16 TFLOP/s. MFU is never against a rate that was just measured.
+DATA_SHEET = {"H100 PCIe": 756, "H100": 989, "H200": 989, "H20": 148, "GH200": 989, "B200": 2250, "A100": 312}
+# A modelled H100's milliseconds of a step (tests/gpu/test_step.py's model, forward and backward) by tokens.
+MODELLED_MS = {4096: 88, 8192: 177, 16384: 373}
+# Regions of the profile, by names of kernels; the first that fits.
+REGIONS = {
+    "flash attention": r"flash|fmha",
+    "matrix products": r"gemm|cutlass|cublas|nvjet|xmma|mm_",
+    "loss kernels": r"score_kernel|target_kernel",
+    "block kernels": r"norm_kernel|norm_backward|gated_|rotate_kernel|merge_",
+    "copies": r"memcpy|memset",
+}
+
+
+class Row(NamedTuple):
+    check: str
+    expected: str
+    seen: str
+    passed: bool
+
+
+def kernels(on_cpu: bool) -> Iterator[Row]:
+    """Cases against their references: natively, or interpreted on a CPU."""
+    from tests.scripts import environment
+
+    interpreted = {} if not on_cpu else {"TRITON_INTERPRET": "1"}
+    suites = {
+        "kernels of the loss": ("tests/losses/kernel_cases.py",),
+        "kernels of the block": ("tests/drafters/kernel_cases.py",),
+        "at full size, head loss, attention": (
+            "-m",
+            "requires_gpu",
+            "tests/losses",
+            "tests/drafters/test_attention.py",
+        ),
+    }
+    for name, arguments in suites.items():
+        start = time.perf_counter()
+        command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
+        done = subprocess.run(
+            command, cwd=REPO_ROOT, capture_output=True, text=True, env=environment(**interpreted), check=False
+        )
+        last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+        yield Row(name, "all pass", f"{last} ({time.perf_counter() - start:.0f} s)", done.returncode == 0)
+
+
+def step(on_cpu: bool) -> Iterator[Row]:
+    """Time, MFU and memory of forward and backward at 4k, 8k and 16k tokens; at 8k where the time goes."""
+    device = torch.device("cpu" if on_cpu else "cuda")
+    _config_of_public_targets()
+    for tokens in (256,) if on_cpu else MODELLED_MS:
+        budget = f"train.tokens_per_batch={tokens}"
+        name, overrides = ("tiny", [budget]) if on_cpu else ("gpt-oss-120b", [budget])
+        recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml", overrides)
+        take, flops = _step_of(recipe, tokens, device)
+        take()  # compiles
+        seconds = min(_timed(take, device) for _ in range(5))
+        expected = MODELLED_MS.get(tokens)
+        yield Row(
+            f"step of {tokens} tokens", f"<= {expected} ms (model)" if expected else "", f"{1000 * seconds:.0f} ms",
+            expected is None or 1000 * seconds <= 1.1 * expected,
+        )  # fmt: skip
+        if on_cpu:
+            continue
+        name = torch.cuda.get_device_name()
+        peak = next((rate for key, rate in DATA_SHEET.items() if key in name), None)
+        mfu = flops / seconds / (peak * 1e12) if peak else None
+        yield Row(
+            f"MFU, {tokens} tokens", ">= 50 % of the data sheet", f"{mfu:.1%}" if mfu else f"no data sheet of {name}",
+            bool(mfu and mfu >= 0.5),
+        )  # fmt: skip
+        torch.cuda.reset_peak_memory_stats()
+        take()
+        gib, parts = torch.cuda.max_memory_allocated() / 2**30, training_memory(planned_shape(recipe), recipe.train, 1)
+        planned = sum(parts[part] for part in ("target", "activations", "loss")) / 2**30
+        planned += 2 * parts["gradients"] / 2**30 + parts["batch"] / 2**31  # weights and gradients; one batch
+        yield Row(f"memory, {tokens} tokens", f"<= {planned:.1f} GiB", f"{gib:.1f} GiB", gib <= 1.1 * planned)
+        if tokens == 8192:
+            yield from _profile(take)
+
+
+def _config_of_public_targets() -> None:
+    """A cache of the hub that holds what the tests have of public targets, and no network."""
+    import huggingface_hub.constants
+
+    from tests.public_targets import fill_hub
+
+    folder = tempfile.mkdtemp(prefix="drafthead-hub-")
+    huggingface_hub.constants.HF_HUB_CACHE, huggingface_hub.constants.HF_HUB_OFFLINE = folder, True
+    fill_hub(Path(folder))
+
+
+def _step_of(recipe: Recipe, tokens: int, device: torch.device) -> tuple[Callable[[], None], float]:
+    """Forward and backward of four documents, every row in the loss; and its matrix products' operations."""
+    drafter, shape, dtype = drafter_of(recipe.head), planned_shape(recipe), torch.bfloat16
+    lengths, H, V, D = [tokens // 4] * 4, shape.hidden_size, shape.vocab_size, shape.head.draft_vocab_size
+    mask = torch.ones(tokens // 4, dtype=torch.bool)
+    scored = drafter.loss_rows(mask).repeat(1, 4)
+    K = len(scored)
+    torch.manual_seed(0)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, dtype=dtype, device=device)
+
+    index = torch.arange(tokens)
+    batch = PackedBatch(
+        ids=("a",) * 4, layout=tail_layout(lengths, [0] * 4), input_ids=torch.randint(V, (tokens,)),
+        positions=index % (tokens // 4), aux=random(tokens, shape.num_aux_layers * H), loss_mask=mask.repeat(4),
+        scored=scored, of_row=index, last_hidden=random(tokens, H), argmax=torch.randint(V, (tokens,)),
+        lse=torch.full((tokens,), 15.0),
+    ).to(device, dtype)  # fmt: skip
+    target = FrozenTarget(
+        random(V, H), torch.ones(H, device=device), random(D, H), shape.rms_norm_eps, torch.arange(D, device=device)
+    )
+    draft = drafter.build(shape).to(device, dtype)
+    module = LossModule(draft, recipe.train.objective)
+    scale = torch.full((K,), 1 / tokens, device=device)
+    heads, groups = (n * shape.head.head_dim for n in (shape.head.num_attention_heads, shape.head.num_key_value_heads))
+    # Weights of the block that every TTT step multiplies; embeddings' half of q, k, v once. 6: forward and backward.
+    block = H * (2 * heads + 2 * groups) + 3 * H * shape.head.intermediate_size
+    once = shape.num_aux_layers * H * H + H * (heads + 2 * groups)
+    rows, length = int(scored.sum()), tokens // 4
+    flops = 6.0 * (tokens * (K * block + once) + rows * D * H) - 2.0 * tokens * shape.num_aux_layers * H * H
+    flops += 2.0 * tokens * D * H + 3.5 * K * 4 * heads * tokens * (length + 1) / 2
+
+    def take() -> None:
+        module.zero_grad()
+        module(batch, target, scale).loss.backward()
+
+    return take, flops
+
+
+def _timed(take: Callable[[], None], device: torch.device) -> float:
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    synchronize()
+    start = time.perf_counter()
+    take()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def _profile(take: Callable[[], None]) -> Iterator[Row]:
+    """Milliseconds of a step by region, and the ten longest kernels of the rest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        take()
+        torch.cuda.synchronize()
+    spent: dict[str, float] = defaultdict(float)
+    rest: dict[str, float] = defaultdict(float)
+    for event in profiler.key_averages():
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        region = next((name for name, p in REGIONS.items() if re.search(p, event.key, re.IGNORECASE)), "other")
+        spent[region] += event.self_device_time_total / 1000
+        if region == "other":
+            rest[event.key[:60]] += event.self_device_time_total / 1000
+    paper = {"matrix products": 136.6, "flash attention": 11.5}
+    for region, ms in sorted(spent.items(), key=lambda item: -item[1]):
+        expected = f"about {paper[region]} ms on an H100" if region in paper else "see docs/gpu.md"
+        yield Row(f"of it {region}", expected, f"{ms:.1f} ms", True)
+    for kernel, ms in sorted(rest.items(), key=lambda item: -item[1])[:10]:
+        yield Row(f"  {kernel}", "", f"{ms:.2f} ms", True)
+
+
+def training(on_cpu: bool) -> Iterator[Row]:
+    """DeepSpeed ZeRO 1 through accelerate, on states that no target computed."""
+    from tests.scripts import run_ok
+    from tests.training import launching
+    from tests.training.synthetic import small_recipe, synthetic_store
+
+    settings = () if on_cpu else ("train.precision=bf16", "train.deterministic=true")
+    with tempfile.TemporaryDirectory(prefix="drafthead-gpu-") as folder:
+        data = small_recipe(Path(folder) / "whole", *settings)
+        for split, count, seed in (("train", 60, 0), ("validation", 6, 1)):
+            synthetic_store(data, split, count, seed)
+        launching.run(data, *settings)
+        losses = launching.losses(data.run_dir)
+        seen = f"{losses[0]:.3f} -> {losses[-1]:.3f}"
+        yield Row("learns", "last loss < half of the first", seen, losses[-1] < losses[0] / 2)
+
+        for name, ranks in (("resumed", None), ("resumed after 2 ranks", 2)):
+            recipe = small_recipe(Path(folder) / name.replace(" ", "-"), *settings)
+            shutil.copytree(data.directory(), recipe.directory())
+            *_, kept, _ = launching.checkpoints(recipe.run_dir)
+            launching.forget_after(recipe.run_dir, int(kept.name.removeprefix("step_")))
+            if ranks:
+                _claim_ranks(launching.checkpoints(recipe.run_dir)[-1], ranks)
+            launching.run(recipe, *settings)
+            same = _weights(recipe) == _weights(data)
+            again = launching.losses(recipe.run_dir)
+            worst = max(abs(a - b) / b for a, b in zip(again, losses, strict=True))
+            if ranks:
+                yield Row(name, "losses within 1 %", f"{worst:.2e}", worst < 0.01)
+            else:
+                seen = "equal" if same else f"differ, losses by {worst:.1e}"
+                yield Row(name, "weights equal to the last bit", seen, same)
+    backend = "gloo" if on_cpu else "nccl"
+    code = (
+        "import os, torch, torch.distributed as d; os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0');"
+        f"d.init_process_group('{backend}', rank=0, world_size=1, store=d.HashStore());"
+        f"t = torch.ones(4, device='{'cpu' if on_cpu else 'cuda'}'); d.all_reduce(t); print(t.sum().item())"
+    )
+    seen = run_ok("-c", code).split()[-1]
+    yield Row(f"{backend} on one rank", "4.0", seen, seen == "4.0")
+
+
+def _claim_ranks(checkpoint: Path, ranks: int) -> None:
+    """Let a checkpoint say that so many ranks wrote it: it is loaded through DeepSpeed's universal form then."""
+    write_json(checkpoint / "state.json", {**read_json(checkpoint / "state.json"), "world_size": ranks})
+    names = list(read_json(checkpoint / "manifest.json")["files"])
+    write_json(checkpoint / "manifest.json", {"files": file_entries(checkpoint, names)})
+
+
+def _weights(recipe: Recipe) -> str:
+    newest = sorted((recipe.run_dir / "checkpoints").glob("step_*"))[-1]
+    return hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+
+
+PARTS = {"kernels": kernels, "step": step, "training": training}
+
+
+def main(part: str, on_cpu: bool, results: Path) -> None:
+    """Run a part, print its table, write it beside the logs; exit code 1 if a check failed."""
+    from rich.console import Console
+    from rich.table import Table
+
+    name = "CPU, a trial" if on_cpu else torch.cuda.get_device_name()
+    table, rows = Table("check", "expected", "seen", "verdict", title=f"{part}: {name}"), []
+    for row in PARTS[part](on_cpu):
+        print(f"{row.check}: {row.seen}", flush=True)
+        rows.append(row)
+        table.add_row(row.check, row.expected, row.seen, "passed" if row.passed else "FAILED")
+    Console(width=140).print(table)
+    results.mkdir(parents=True, exist_ok=True)
+    written = {"device": name, "rows": [row._asdict() for row in rows]}
+    (results / f"{part}.json").write_text(json.dumps(written, indent=1))
+    sys.exit(0 if all(row.passed for row in rows) else 1)
