@@ -10,7 +10,9 @@ RUN := $(VENV)/bin/python
 # The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
 STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
 
-.PHONY: quickstart test soak gpu-check presets check install plan data train export evaluate clean
+POINTS ?=
+
+.PHONY: quickstart test soak crash-points gpu-check presets check install plan data train export evaluate clean
 
 quickstart: data train export evaluate  ## from nothing to a measured head
 
@@ -49,6 +51,9 @@ test: install  ## everything, with real vLLM and real DeepSpeed
 
 soak: install  ## thirty random kills, some of every stage; prints the table of docs/faults.md
 	$(RUN) -m pytest tests -m soak -s
+
+crash-points: install  ## a kill and each kind of I/O error at every file operation of the stages without an engine; needs gcc
+	$(RUN) -m tests.faults.crash_points $(POINTS)
 
 presets: install  ## every published experiment in miniature, against real servers; other target families
 	$(RUN) -m pytest tests -m presets

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 import drafthead.processes  # noqa: F401  engines that a recipe spawns import the recipe's module, and with it this one
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
-from drafthead.files import describe
+from drafthead.files import describe, from_torch_file
 
 # Of scripts that end with tables.
 NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print no table"})
@@ -34,7 +34,9 @@ def run_recipe(main: Callable[[], None]) -> None:
             sys.stdout.flush()
     except (ValueError, FloatingPointError) as error:
         _refuse(f"{type(error).__name__}: {error}")
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not from_torch_file(error):
+            raise
         _refuse(describe(error))
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes", file=sys.stderr, flush=True)

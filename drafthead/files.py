@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import SafetensorError
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -58,6 +59,15 @@ def ran_out(error: BaseException) -> bool:
     return any(f"os error {code})" in str(error) for code in _DISK_FULL)
 
 
+# How torch's own readers and writers say that a file failed.
+_TORCH_FILE = re.compile(r"unable to (open|mmap|stat|map) |PytorchStream|unexpected pos|cannot be opened")
+
+
+def from_torch_file(error: RuntimeError) -> bool:
+    """Whether torch means a file that it could not read or write: it has no other type for that."""
+    return _TORCH_FILE.search(str(error)) is not None
+
+
 def describe(error: Exception) -> str:
     """One message for what the operating system, or safetensors, says of a file: which, what, and what to do.
 
@@ -70,7 +80,7 @@ def describe(error: Exception) -> str:
     of = "" if getattr(error, "filename", None) else f"{_file_of(error)}: "
     if ran_out(error):
         advice = "make room and run the same command, which continues"
-    elif code is None and "os error" not in said:
+    elif isinstance(error, SafetensorError) and "os error" not in said:
         advice = "it is damaged or cut short: delete it and make it again, or fetch it again"
     else:
         advice = _ADVICE.get(code or 0, _LOOK)

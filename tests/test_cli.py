@@ -51,7 +51,15 @@ def test_status_lines_go_to_standard_output(rank, start, capsys, monkeypatch):
     assert not logging.getLogger("drafthead").handlers
 
 
-@pytest.mark.parametrize("error", [ValueError("wrong"), FileNotFoundError("gone"), OSError(errno.ENOSPC, "full")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("wrong"),
+        FileNotFoundError("gone"),
+        OSError(errno.ENOSPC, "full"),
+        RuntimeError("unable to open file <x>"),
+    ],
+)
 def test_errors_of_users_are_one_message_and_code_2(error, capsys):
     def main() -> None:
         raise error

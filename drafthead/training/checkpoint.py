@@ -13,9 +13,12 @@ optimiser files without an error.
 
 import io
 import logging
+import os
+import pickle
 import shutil
 from argparse import Namespace
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +32,14 @@ from drafthead.artifacts import MANIFEST, ArtifactError, file_entries, read_json
 from drafthead.config import TrainConfig
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.files import check_space, delete_folder, sync, write_json
+from drafthead.training.metrics import METRICS
 from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
 _STATE = "state.json"
 _COPIES = 5  # of the weights: consolidated, the engine's, its master and two moments
 _ENGINE = "deepspeed"
+_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _MODULE = "draft"  # of the engine's module, a LossModule, that holds the parameters
 logger = logging.getLogger(__name__)
 
@@ -95,7 +100,7 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary / MODEL_FILE)
         write_json(temporary / _STATE, asdict(state))
         files = [p for p in sorted(temporary.rglob("*")) if p.is_file()]
-        for path in files:
+        for path in (run_dir / METRICS, *files):  # a checkpoint must not outlive the entries before it
             sync(path)
         names = [str(path.relative_to(temporary)) for path in files]
         write_json(temporary / MANIFEST, {"files": file_entries(temporary, names)})
@@ -152,15 +157,16 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
     """
     folder, tag = path / _ENGINE, "state"
     reshaped = state.world_size != accelerator.num_processes and state.zero_stage > 0
-    if reshaped:
-        folder, tag = path.with_name(f".{path.name}.universal"), "universal"
-        if accelerator.is_main_process:
-            _convert(path / _ENGINE / "state", folder / tag)
-            if averaged:
-                _add_average(path / MODEL_FILE, folder / tag / "zero")
-        accelerator.wait_for_everyone()
-        engine._config.load_universal_checkpoint = True  # DeepSpeed asks for it before a checkpoint is known
-    loaded, _ = engine.load_checkpoint(str(folder), tag=tag)
+    with _nothing_runs(path):
+        if reshaped:
+            folder, tag = path.with_name(f".{path.name}.universal"), "universal"
+            if accelerator.is_main_process:
+                _convert(path / _ENGINE / "state", folder / tag)
+                if averaged:
+                    _add_average(path / MODEL_FILE, folder / tag / "zero")
+            accelerator.wait_for_everyone()
+            engine._config.load_universal_checkpoint = True  # DeepSpeed asks for it before a checkpoint is known
+        loaded, _ = engine.load_checkpoint(str(folder), tag=tag)
     if loaded is None or engine.global_steps != state.step:
         raise ArtifactError(
             f"{path} did not load: it says step {state.step}, DeepSpeed restored step {engine.global_steps}; "
@@ -172,6 +178,34 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             shutil.rmtree(folder)
+
+
+@contextmanager
+def _nothing_runs(path: Path) -> Iterator[None]:
+    """Load DeepSpeed's state without running code from it.
+
+    It is a pickle, which DeepSpeed opens in many places with weights_only=False. torch's own switch overrules that:
+    tensors, plain values and DeepSpeed's three classes are made, anything else is refused unmade.
+
+    Raises:
+        ArtifactError: the state holds something else.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    os.environ[_WEIGHTS_ONLY] = "1"
+    try:
+        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+            yield
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        raise ArtifactError(
+            f"{path} holds more than the state of a training run, and is not loaded ({reason}); somebody changed it: "
+            "delete it to resume from an older checkpoint"
+        ) from error
+    finally:
+        del os.environ[_WEIGHTS_ONLY]
 
 
 def _convert(source: Path, destination: Path) -> None:

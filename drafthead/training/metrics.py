@@ -18,6 +18,7 @@ from drafthead.files import atomic_path
 from drafthead.tracking import wandb_run
 
 logger = logging.getLogger(__name__)
+METRICS = "metrics.jsonl"
 _LOG_LINES = 50  # a run prints about as many, whatever its length
 
 
@@ -90,7 +91,7 @@ class MetricsLog:
     """
 
     def __init__(self, accelerator: Any, run_dir: Path, resumed_step: int, total_steps: int):
-        self._accelerator, self._path = accelerator, run_dir / "metrics.jsonl"
+        self._accelerator, self._path = accelerator, run_dir / METRICS
         self._total_steps, self._log_every = total_steps, max(1, total_steps // _LOG_LINES)
         self._before = time.perf_counter()
         self.restart_clock(resumed_step)

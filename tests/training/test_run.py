@@ -1,11 +1,16 @@
 """Training through `accelerate launch` with real DeepSpeed: what a run leaves behind, and what it refuses."""
 
+import os
+import re
 import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import torch
 
 from drafthead import artifacts
+from tests.exporting.runs import list_files
 from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
 
 pytestmark = pytest.mark.slow
@@ -45,6 +50,31 @@ def test_a_damaged_checkpoint_is_passed_over(finished_run, fresh_recipe):
     victim.write_bytes(content)
     assert f"checkpoint {newest.name} is damaged" in run(recipe)
     assert losses(recipe.run_dir) == before
+
+
+class Code:
+    """What a pickle runs when it is opened."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("planted", ["*optim_states.pt", "*model_states.pt"])
+def test_code_in_a_checkpoint_is_not_run(finished_run, fresh_recipe, tmp_path, planted):
+    recipe = fresh_recipe()
+    shutil.copytree(finished_run.run_dir, recipe.run_dir)
+    newest = checkpoints(recipe.run_dir)[-1]
+    forget_after(recipe.run_dir, int(newest.name.removeprefix("step_")))
+    torch.save({"state": Code(tmp_path / "ran")}, next(newest.rglob(planted)))
+    list_files(newest)  # whoever plants it rewrites the manifest, too
+    result = launch(recipe)
+    assert result.returncode != 0
+    assert not (tmp_path / "ran").exists()
+    assert re.search(rf"ArtifactError: .*{newest.name} .*: delete it", result.stderr)
+    assert 'Traceback (most recent call last):\n  File "train' not in result.stderr
 
 
 @pytest.mark.parametrize(
