@@ -64,7 +64,7 @@ class Conversation:
 
 
 def parse_messages(rows: Any) -> tuple[Message, ...]:
-    """Messages in chat templates' roles, without empty system messages and what comes from an assistant before any user.
+    """Messages in chat templates' roles, without empty system messages and what an assistant says before any user.
 
     Raises:
         RowError: there is no user, or a message has an unknown role or no text.

@@ -1,4 +1,4 @@
-"""Packed micro batches: documents, or windows of long ones, end to end in a token budget, never attending to one another.
+"""Packed micro batches: documents, or windows of long ones, end to end in a token budget, each attending to itself.
 
 A window is a stretch of one document with its true positions. Its loss rows are half the budget, the rest is the
 context before them, so no row sees less than about half a budget of text; every loss row of the document belongs
@@ -12,9 +12,10 @@ budget. With a loss that looks two tokens ahead:
 
 The plan of an epoch is a pure function of the windows' lengths, the seed and the epoch: a list of micro batches that
 every rank computes alike. Optimiser step s takes the next `ranks x accumulation` of them, and rank r those at r,
-r + ranks, ... So the data of a step does not depend on how many ranks share it, and resuming needs no more than the step
-number. Micro batches that ranks compute side by side cost about the same (`leveled`). There is no padding at all: a batch is as long as its documents, at most the budget. Windows are placed first-fit
-into a few open batches; a perfect packing would fill budgets tighter but tie their order to their lengths.
+r + ranks, ... So the data of a step does not depend on how many ranks share it, and resuming needs no more than the
+step number. Micro batches that ranks compute side by side cost about the same (`leveled`). There is no padding at all:
+a batch is as long as its documents, at most the budget. Windows are placed first-fit into a few open batches; a perfect
+packing would fill budgets tighter but tie their order to their lengths.
 
 Shapes: T tokens, R rows, K draft positions.
 """
@@ -32,7 +33,9 @@ from drafthead.drafters.base import Drafter
 from drafthead.drafters.batch import PackedBatch, tail_layout
 
 _OPEN_BATCHES = 8
-_POOL = 32  # optimiser steps whose micro batches change places; with 8 ranks, 3 % of their time is spent waiting or less
+_POOL = (
+    32  # optimiser steps whose micro batches change places; with 8 ranks, 3 % of their time is spent waiting or less
+)
 _ROW_COST = 12  # of a row that carries loss, in tokens that only give context (tests/gpu/fake_step.py, gpt-oss-120b)
 
 
@@ -60,7 +63,7 @@ class Window:
 
 
 def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
-    """A document as one window, whatever its length; `loss_mask` (T,) is nonzero where the target generated the token."""
+    """A document as one window, whatever its length; `loss_mask` (T,) is nonzero where the target generated."""
     length, first = loss_mask.shape[0], drafter.first_row(loss_mask)
     valid = tuple(drafter.loss_rows(loss_mask)[:, first:].sum(1).tolist())
     return Window(document, 0, length, first, length, valid)
@@ -156,9 +159,7 @@ def cost(batch: Sequence[Window]) -> int:
     return sum(_ROW_COST * (window.stop - window.first_row) + window.num_tokens for window in batch)
 
 
-def plan_epoch(
-    windows: Sequence[Window], budget: int, seed: int, epoch: int, group: int = 0
-) -> list[list[Window]]:
+def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int, group: int = 0) -> list[list[Window]]:
     """Shuffle windows and pack them.
 
     Args:

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from drafthead.files import atomic_path
 from drafthead.artifacts import ArtifactError, digest
+from drafthead.files import atomic_path
 
 SPLITS = ("train", "validation", "heldout")
 KIND = "prompts"

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
 
-from drafthead.config import Recipe
 from drafthead.artifacts import MANIFEST, read_json
+from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
 from drafthead.data.reading import response_parser
 
@@ -114,7 +114,7 @@ class Renderer:
 
 
 class KeptResponses:
-    """Responses that the data already has, as tokens: where the prompt ends and what the target would have generated."""
+    """Responses that the data already has, as tokens: where the prompt ends, what the target would have generated."""
 
     def __init__(self, render: Renderer, tokenizer: "PreTrainedTokenizerBase", stop_ids: set[int]):
         """

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
-from drafthead.files import atomic_path
 from drafthead.artifacts import ArtifactError
+from drafthead.files import atomic_path
 
 KIND = "responses"
 LOOP_NGRAM = 8  # a repeated run of eight tokens is rarely honest text
@@ -205,7 +205,7 @@ def loops(token_ids: ArrayLike) -> bool:
     """Whether more than `LOOP_LIMIT` of a response repeats itself: one rule for every stage.
 
     Cheap, and blind to meaning; honest tables and code can reach the limit too. Looping responses are counted when they
-    are generated, and left out of acceptance, predicted in training and measured in evaluation alike: nearly every draft
-    of a loop is accepted, by any head, so loops would decide which checkpoint is best.
+    are generated, and left out of acceptance, predicted in training and measured in evaluation alike: nearly every
+    draft of a loop is accepted, by any head, so loops would decide which checkpoint is best.
     """
     return repeated_share(token_ids) > LOOP_LIMIT

@@ -2,8 +2,8 @@
 
 A shard is a safetensors file without padding. All its sequences lie end to end along the token axis, and `offsets`
 gives where each begins. What only a loss reads is stored for the rows that can be a teacher (see `first_teacher_row`),
-which lie end to end along an axis of their own. Sizes: N aux layers, H hidden, T tokens and R teacher rows in the shard,
-S sequences.
+which lie end to end along an axis of their own. Sizes: N aux layers, H hidden, T tokens and R teacher rows in the
+shard, S sequences.
 
     input_ids        int32    (T,)
     loss_mask        uint8    (T,)     1 where the target generated the token

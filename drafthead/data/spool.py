@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from drafthead import locks
+from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.data.responses import ResponseTokens
 from drafthead.data.shard import Shard, StateSequence, open_checked, shard_path
 from drafthead.data.store import StateStore
 from drafthead.files import remove_aside, write_json
-from drafthead.artifacts import read_json
 
 KIND = "spool"
 _PROGRESS = "progress.json"
@@ -138,8 +138,8 @@ def terms(recipe: Recipe) -> dict[str, Any]:
 
 
 class SpooledStates:
-    """The documents of a spool, read like those of a store (see data.store.StateStore): tokens from the responses, states
-    from the shards that are there.
+    """The documents of a spool, read like those of a store (see data.store.StateStore): tokens from the responses,
+    states from the shards that are there.
 
     Document d of epoch e has the index e * N + d, N being the documents of one epoch, so its states lie in a shard
     of its own epoch.

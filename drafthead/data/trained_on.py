@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from drafthead.files import sha256_file, write_json
 from drafthead.artifacts import ArtifactError, read_json
+from drafthead.files import sha256_file, write_json
 
 FILE = "training_prompts.json"
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafthead.data.contamination import N, Candidate, find_overlaps, words_of
+from drafthead.data.contamination import Candidate, N, find_overlaps, words_of
 from drafthead.data.prompts import Prompt
 
 QUESTION = "a train leaves the station at nine and travels sixty miles an hour towards the sea how late is it"
@@ -77,6 +77,8 @@ def by_hand(train: str, held: str) -> bool:
 @settings(max_examples=200)
 @given(st.lists(words, max_size=5), st.lists(words, max_size=5))
 def test_the_same_as_a_search_by_hand(train, held):
-    found = find_overlaps([text(f"t{i}", t) for i, t in enumerate(train)], [text(f"h{i}", h) for i, h in enumerate(held)])
+    found = find_overlaps(
+        [text(f"t{i}", t) for i, t in enumerate(train)], [text(f"h{i}", h) for i, h in enumerate(held)]
+    )
     expected = {f"t{i}" for i, t in enumerate(train) if any(by_hand(t, h) for h in held)}
     assert {o.train.id for o in found} == expected

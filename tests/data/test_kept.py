@@ -14,9 +14,17 @@ from openai_harmony import (
 )
 
 from drafthead.data.conversations import cut, parse_messages
-from drafthead.data.rendering import ALTERED, IS_CALL, NO_RESPONSE, NO_STOP, UNSTABLE, KeptResponses
 from drafthead.data.prompts import Prompt, prompt_id
-from drafthead.data.rendering import Renderer, UnrenderableError
+from drafthead.data.rendering import (
+    ALTERED,
+    IS_CALL,
+    NO_RESPONSE,
+    NO_STOP,
+    UNSTABLE,
+    KeptResponses,
+    Renderer,
+    UnrenderableError,
+)
 
 CHATML = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"

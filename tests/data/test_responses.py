@@ -5,10 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafthead.data.responses import (
-    Response, ResponseTokens, loops, part_path, read_parts, read_responses, repeated_share, write_part,
-)  # fmt: skip
 from drafthead.artifacts import ArtifactError
+from drafthead.data.responses import (
+    Response,
+    ResponseTokens,
+    loops,
+    part_path,
+    read_parts,
+    read_responses,
+    repeated_share,
+    write_part,
+)  # fmt: skip
 from tests.artifacts import response
 
 WANTED = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2), response("d", 1, 1), response("e", 2, 2)]

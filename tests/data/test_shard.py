@@ -9,16 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafthead.data.packing import PackedBatch, pack
-from drafthead.data.shard import (
-    FP8, Shard, StateSequence, dequantise, first_teacher_row, open_checked, quantise, shard_path, write_shard,
-)  # fmt: skip
-from drafthead.data.store import StateStore
-from drafthead.data.packing import cut
 from drafthead.artifacts import ArtifactError
+from drafthead.data.shard import (
+    FP8,
+    Shard,
+    StateSequence,
+    dequantise,
+    first_teacher_row,
+    open_checked,
+    quantise,
+    shard_path,
+    write_shard,
+)  # fmt: skip
 from drafthead.files import DiskFullError
 from tests.damage import cut_short
-from tests.drafters.small_draft import eagle3
 from tests.data.sequences import as_harvested, assert_same, sequence
 
 

@@ -2,24 +2,22 @@
 
 import os
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafthead.data.packing import plan_epoch, plan_stream
+from drafthead.artifacts import ArtifactError
+from drafthead.data.packing import Window, plan_epoch, plan_stream, whole
 from drafthead.data.responses import ResponseTokens, part_path, write_part
 from drafthead.data.shard import write_shard
 from drafthead.data.spool import Demand, Spool, SpooledStates
-from drafthead.data.packing import Window, whole
 from drafthead.locks import InUseError
-from drafthead.artifacts import ArtifactError
-from tests.drafters.small_draft import eagle3
-from tests.damage import half_written
 from tests.artifacts import response
+from tests.damage import half_written
 from tests.data.sequences import sequence
 from tests.data.spools import planned
+from tests.drafters.small_draft import eagle3
 
 
 def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:

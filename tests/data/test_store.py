@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from drafthead import artifacts
+from drafthead.artifacts import ArtifactError
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import KIND, StateStore, verify_shard, verify_store
-from drafthead.artifacts import ArtifactError
-from tests.damage import cut_short, flip_bit
+from tests.damage import flip_bit
 from tests.data.sequences import as_harvested, assert_same, sequence
 
 
