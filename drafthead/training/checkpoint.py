@@ -15,6 +15,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
@@ -194,12 +195,23 @@ def _nothing_runs(path: Path) -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
+    members = ZeroStageEnum.__members__
+
+    def member(kind: object, name: str) -> Any:
+        """Python before 3.11.4 writes a member of an enum as getattr(kind, name): nothing else is got."""
+        if kind is not ZeroStageEnum:
+            raise pickle.UnpicklingError(f"getattr of {kind!r}")
+        return members[name]
+
     os.environ[_WEIGHTS_ONLY] = "1"
     try:
-        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+        known = [LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr")]
+        with torch.serialization.safe_globals(known):
             yield
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
+        # What follows is torch's advice to load it all the same.
+        found = re.search(r"WeightsUnpickler error: (.+?)(?: was not an allowed|$)", str(error), re.MULTILINE)
+        reason = found[1] if found else str(error).partition("\n")[0]
         raise ArtifactError(
             f"{path} holds more than the state of a training run, and is not loaded ({reason}); somebody changed it: "
             "delete it to resume from an older checkpoint"

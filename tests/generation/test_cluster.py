@@ -100,9 +100,8 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, reg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("undisturbed", ["vllm"], indirect=True)
 def test_two_engines_of_this_machine_make_the_same_store(undisturbed, regenerated: Recipe, tmp_path: Path):
-    recipe, overrides = copy_for(regenerated, tmp_path / "node", "vllm")
+    recipe, overrides = copy_for(regenerated, tmp_path / "node")
     output = run_ok("data_gen/harvest.py", "--workers", "2", *overrides)
     assert checksums(recipe) == undisturbed
     assert "12 sequences" in output
