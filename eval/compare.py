@@ -2,8 +2,8 @@
 
     python eval/compare.py [RECIPE] --mask-token-id ID [--heads dflash eagle3 ...] [--layers 1 2] [--seeds 0] [--serve]
 
-Each head is a recipe of its own, NAME-HEAD.LAYERS.SEED, that differs in head and train.seed and uses the recipe's data,
-which is made first where it is missing. It is trained, exported, and served by vLLM at every draft length of --lengths;
+Each head is a recipe of its own, such as NAME-dflash_l2_s0, that differs in head and train.seed and uses the recipe's
+data, which is made first where it is missing. It is trained, exported, and served by vLLM at every draft length of --lengths;
 a drafter that vLLM does not serve on this machine is replayed only, as all are. The head of the first seed is trained
 once more without hidden states (`--no-control`: not). With --serve the first seed's heads are served under load beside
 the baseline, and the report's verdict picks one of them by measured speed.
@@ -64,7 +64,7 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        return f"{self.kind}.{self.layers}.{self.seed}{'.control' if self.control else ''}"
+        return f"{self.kind}_l{self.layers}_s{self.seed}{'_control' if self.control else ''}"
 
     def overrides(self, recipe: Recipe, args: Any) -> list[str]:
         """What makes its recipe of the given one."""
@@ -148,7 +148,7 @@ def serving_overrides(recipe: Recipe, recipes: dict[Contestant, Recipe], args: A
         if contestant.seed == args.seeds[0] and not contestant.control and servable(own):
             config = drafter_of(own.head).vllm.speculative_config(own.head_dir, 1)
             method, head, _ = (config.pop(key) for key in ("method", "model", "num_speculative_tokens"))
-            named = {"name": f"{contestant.kind}.{contestant.layers}", "method": method, "head": head, "extra": config}
+            named = {"name": f"{contestant.kind}_l{contestant.layers}", "method": method, "head": head, "extra": config}
             methods.append(named)
     served = [method["name"] for method in methods]
     return [

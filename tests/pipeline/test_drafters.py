@@ -34,7 +34,7 @@ def compared(tiny_run, tmp_path_factory) -> tuple[Path, str]:
 @pytest.fixture(params=KINDS)
 def recipe(request, compared):
     head = (f"head.type={request.param}", "head.mask_token_id=9")
-    return load_recipe(overrides=overrides_for(compared[0], f"name=all-{request.param}.2.0", *head))
+    return load_recipe(overrides=overrides_for(compared[0], f"name=all-{request.param}_l2_s0", *head))
 
 
 def test_it_learns_and_is_served_as_predicted(recipe):
@@ -57,7 +57,7 @@ def test_the_card_names_it(recipe):
 def test_the_table_has_what_was_counted(compared):
     root, printed = compared
     for kind in KINDS:
-        rows = pd.read_parquet(root / "results" / f"all-{kind}.2.0" / "heads.parquet")
+        rows = pd.read_parquet(root / "results" / f"all-{kind}_l2_s0" / "heads.parquet")
         assert set(rows["how"]) == ({"replayed"} if kind == "dspark" else {"served", "replayed"})
         assert set(rows["k"]) == {K}
         for _, counted in rows.groupby("how"):
@@ -66,5 +66,5 @@ def test_the_table_has_what_was_counted(compared):
 
 
 def test_the_confidence_head_has_learned(compared):
-    tensors = load_file(compared[0] / "heads" / "all-dspark.2.0" / "model.safetensors")
+    tensors = load_file(compared[0] / "heads" / "all-dspark_l2_s0" / "model.safetensors")
     assert tensors["confidence_head.proj.weight"].abs().max() > 0
