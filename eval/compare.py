@@ -3,10 +3,10 @@
     python eval/compare.py [RECIPE] --mask-token-id ID [--heads dflash eagle3 ...] [--layers 1 2] [--seeds 0] [--serve]
 
 Each head is a recipe of its own, such as NAME-dflash_l2_s0, that differs in head and train.seed and uses the recipe's
-data, which is made first where it is missing. It is trained, exported, and served by vLLM at every draft length of --lengths;
-a drafter that vLLM does not serve on this machine is replayed only, as all are. The head of the first seed is trained
-once more without hidden states (`--no-control`: not). With --serve the first seed's heads are served under load beside
-the baseline, and the report's verdict picks one of them by measured speed.
+data, which is made first where it is missing. It is trained, exported, and served by vLLM at every draft length of
+--lengths; a drafter that vLLM does not serve on this machine is replayed only, as all are. The head of the first seed
+is trained once more without hidden states (`--no-control`: not). With --serve the first seed's heads are served under
+load beside the baseline, and the report's verdict picks one of them by measured speed.
 
 Interrupted, the same command continues; so it does with more heads, layers or seeds.
 """
