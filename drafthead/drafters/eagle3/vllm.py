@@ -95,7 +95,7 @@ def speculators_config(
     }  # fmt: skip
     beside = ("architectures", "dtype", *beside_layer)
     return {
-        "architectures": [{METHOD: "Eagle3DraftModel"}.get(algorithm, "PEagleDraftModel")],
+        "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": algorithm,
         "dtype": config["dtype"],
         **{key: config[key] for key in beside_layer},

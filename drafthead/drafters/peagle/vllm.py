@@ -46,7 +46,7 @@ def plain_config(shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) 
 def speculators_config(config: Config, num_speculative_tokens: int, verifier: Config) -> Config:
     """config.json of the speculators layout; arguments as of `drafters.eagle3.vllm.speculators_config`."""
     found = eagle.speculators_config(config, num_speculative_tokens, verifier, _SPECULATORS, _BESIDE_LAYER)
-    return {**found, "mask_token_id": config[_MASK]}
+    return {**found, "architectures": ["PEagleDraftModel"], "mask_token_id": config[_MASK]}
 
 
 def served_values(config: Config) -> Config:
