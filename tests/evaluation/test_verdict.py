@@ -212,24 +212,33 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speed, method):
 
 
 @pytest.mark.parametrize(
-    ("speeds", "picked"),
+    ("speeds", "losing", "picked"),
     [
-        ({"eagle3": 1.0, "other": 1.2}, "other"),
-        ({"eagle3": 1.0, "other": 0.95}, "eagle3"),
-        ({"other": 0.95, "third": 1.0}, "third"),  # the recipe's own is not served
+        ({"eagle3": 1.0, "other": 1.2}, (), "other"),
+        (
+            {"eagle3": 1.0, "other": 1.2},
+            ("eagle3", "other"),
+            "other",
+        ),  # conversations, which are no part of the traffic
+        ({"eagle3": 1.0, "other": 1.2}, ("other",), "eagle3"),
+        ({"eagle3": 1.0, "other": 0.95}, (), "eagle3"),
+        ({"other": 0.95, "third": 1.0}, (), "third"),  # the recipe's own is not served
     ],
 )
-def test_the_verdict_picks_the_head_that_serves_fastest(recipe, rows, speeds, picked):
+def test_the_verdict_picks_the_head_that_serves_fastest(recipe, rows, speeds, losing, picked):
     heads = "{name: other, method: dflash, head: org/other}, {name: third, method: eagle3, head: org/third}"
     several = tiny_recipe(recipe.output_dir, f"eval.methods=[eagle3,{heads}]")
 
     def of_all(frame: pd.DataFrame, *times: str) -> pd.DataFrame:
         frame = frame[frame["concurrency"] < 8]
-        found = [frame[frame["arm"] == "none"]]
+        plain = frame[frame["arm"] == "none"]
+        found = [plain, plain.assign(workload="multi-turn")]
         for method, speed in speeds.items():
             copy = frame[frame["k"] == 3].assign(arm=method)
             copy[list(times)] /= speed
-            found.append(copy)
+            again = copy.assign(workload="multi-turn")
+            again[list(times)] *= 3 if method in losing else 1
+            found += [copy, again]
         return pd.concat(found, ignore_index=True)
 
     served = ServingRows(of_all(rows.requests, "e2e_s", "ttft_s", "tpot_s"), of_all(rows.runs, "duration_s"))

@@ -87,7 +87,11 @@ def compare_variants(
         best = max(fixed, key=lambda K: _speedup(fixed[K], weights))
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
-        lost = [v.workload for v in verdicts if v.method == verdict.method and v.decision == DO_NOT]
+        losing = {
+            m: {v.workload for v in verdicts if (v.method, v.decision) == (m, DO_NOT)}
+            for m in (verdict.method, first.method)
+        }
+        lost = sorted(losing[verdict.method] - losing[first.method])
         doubt = _doubt(verdict, lost, change, by_load, variants[verdict.method].get(KEY))
         found.append(Variant(verdict, first.method, best, change, by_load, doubt))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.interval.value))
@@ -98,9 +102,9 @@ def _doubt(
 ) -> str:
     """Why a variant is not advised."""
     if lost:
-        return f"it loses against no speculation on {', '.join(lost)} prompts"
-    if verdict.decision == UNKNOWN:
-        return f"{UNKNOWN} against no speculation"
+        return f"it loses against no speculation on {', '.join(lost)} prompts, where the other does not"
+    if verdict.decision in (UNKNOWN, DO_NOT):
+        return f"{verdict.decision} against no speculation"
     if not change.interval.low > 0:
         return "no resolved gain"
     worse = [str(c) for c, at in by_load.items() if at.resolved and at.interval.high < 0]
