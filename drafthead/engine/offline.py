@@ -119,7 +119,7 @@ def needs_one_cache_group(recipe: Recipe, head: str | None) -> bool:
     target, draft = target.get("text_config", target), draft.get("transformer_layer_config", draft)
     kinds, layers = target.get("layer_types") or (), draft.get("num_hidden_layers") or 0
     windowed = kinds.count("sliding_attention")
-    if not windowed or not layers:
+    if not windowed or not layers or "num_attention_heads" not in draft:  # heads of Medusa attend to nothing
         return False
 
     def heads(config: Mapping[str, Any]) -> tuple[int, int]:  # on one GPU

@@ -62,6 +62,11 @@ def test_five_layers_for_gpt_oss_120b_need_no_flag_and_nine_do(tmp_path):
     assert groups_with_a_draft(TARGETS["gpt-oss-120b"], 9, 8, 64) == 2
 
 
+def test_nothing_is_asked_for_without_attention(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa", "num_hidden_layers": 1}))
+    assert not needs_one_cache_group(tiny_recipe(tmp_path), str(tmp_path))
+
+
 def test_nothing_is_asked_for_without_a_draft_model(tmp_path):
     assert not needs_one_cache_group(tiny_recipe(tmp_path), None)
     assert not needs_one_cache_group(tiny_recipe(tmp_path), "org/not-here")

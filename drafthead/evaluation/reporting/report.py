@@ -189,7 +189,10 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
         caveats.append(
             "No traffic is given, so every measured load counts alike: set eval.traffic.concurrency.C=SHARE for each."
         )
-    caveats += [f"Cost model, {workload} prompts. {model_text(priced)}" for workload, priced in analysis.priced.items()]
+    models: dict[str, list[str]] = {}
+    for workload, priced in analysis.priced.items():
+        models.setdefault(model_text(priced), []).append(workload)
+    caveats += [f"Cost model, prompts of {', '.join(workloads)}. {text}" for text, workloads in models.items()]
     if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
         caveats.append(text)
     return caveats
