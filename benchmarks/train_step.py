@@ -1,8 +1,9 @@
-"""One optimiser step of an EAGLE-3 head, ours beside SpecForge's and speculators', on the same tensors.
+"""One optimiser step of a draft model, ours beside SpecForge's and speculators', on the same tensors.
 
     python benchmarks/train_step.py                            # CPU: everything from nothing, about 15 minutes
     python benchmarks/train_step.py --shape gpt-oss-120b       # GPU: ours at the true shape, share of the peak
     python benchmarks/train_step.py --shape tiny --contestants ours
+    python benchmarks/train_step.py --drafter dflash           # or peagle, dspark: beside speculators'
 
 A step is forward, unroll, loss, backward and AdamW. What is measured, and what is not: README.md beside this.
 """
@@ -32,6 +33,7 @@ console = Console(stderr=True)
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="cpu")
+    parser.add_argument("--drafter", choices=("eagle3", "peagle", "dflash", "dspark"), default="eagle3")
     parser.add_argument("--contestants", help=f"comma-separated, of {','.join(CONTESTANTS)}; default: all on a CPU")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each contestant, after one warm-up")
     parser.add_argument("--threads", type=int, default=2, help="of the CPU")
@@ -58,7 +60,7 @@ def main() -> None:
         inputs = Path(directory)
         write_inputs(shape, inputs)
         entries, products = compete(shape, names, inputs, options)
-        summary = results.summarise(shape, entries, products.best, target_entropy(shape, inputs))
+        summary = results.summarise(shape, options.drafter, entries, products.best, target_entropy(shape, inputs))
     summary |= {"made_by": made_by(), "threads": options.threads, "processor": processor(shape.device)}
     summary["matmul_rates"] = products.rates
     report(summary, options)
@@ -71,15 +73,18 @@ def compete(
     players: list[Player] = []
     entries: list[Entry] = []
     for contestant in (CONTESTANTS[name] for name in names):
+        ways = contestant.ways(options.drafter, shape.device)
+        if not ways:
+            console.print(f"{contestant.name} trains no {options.drafter}")
+            continue
         try:
             python = python_of(contestant, options.envs)
         except RuntimeError as error:
             entries.append(Entry(contestant.name, error=str(error)))
             continue
-        variants = contestant.gpu_variants if shape.device == "cuda" else contestant.variants
-        for variant in variants:
+        for variant in ways:
             console.print(f"first step of {contestant.name} {variant}")
-            player = Player(contestant, variant, python, shape, inputs, shape.device, options.threads)
+            player = Player(contestant, variant, options.drafter, python, shape, inputs, shape.device, options.threads)
             player.prepare()
             players.append(player)
     products = HeadProducts(shape, shape.device)
@@ -117,7 +122,8 @@ def report(summary: dict, options: argparse.Namespace) -> None:
     else:
         Console(width=130).print(results.rich_table(summary))
         peak = summary["matmul_peak_flops_per_second"]
-        print(f"matmul peak {peak / 1e9:.1f} GFLOP/s, one step {summary['flops_per_step'] / 1e9:.1f} GFLOP")
+        print(f"matmul peak {peak / 1e9:.1f} GFLOP/s; operations of a step, GFLOP:")
+        print({row["name"]: round(row["flops"] / 1e9, 1) for row in summary["contestants"]})
         print(json.dumps(summary["goals"], indent=2))
     for error in summary["failed"].values():
         console.print(f"[red]failed[/red] {error}", markup=True, highlight=False)

@@ -28,8 +28,10 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.engine.offline import on_cpu
-from drafthead.evaluation.reporting.heads import comparison_table, replayed_rows, served_rows
+from drafthead.evaluation.measuring import serving
+from drafthead.evaluation.reporting.heads import comparison_table, replayed_rows, served_rows, speed_table
 from drafthead.evaluation.reporting.tables import print_table
+from drafthead.evaluation.results.levels import read_serving, summarise_serving
 from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.files import atomic_path
 from drafthead.processes import run_child
@@ -106,7 +108,10 @@ def main() -> None:
     files = [measured(c, own, given + c.overrides(recipe, args), args.lengths) for c, own in recipes.items()]
     print_table(comparison_table(pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)))
     if args.serve:
-        run_script("eval/head.py", given + serving_overrides(recipe, recipes, args))
+        served = serving_overrides(recipe, recipes, args)
+        run_script("eval/head.py", given + served)
+        own = load_recipe(args.recipe, [*args.overrides, *served])
+        print_table(speed_table(summarise_serving(read_serving(own.results_dir / serving.KIND))))
 
 
 def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengths: list[int]) -> Path:

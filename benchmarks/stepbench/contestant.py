@@ -15,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from stepbench.memory import PeakMemory
 from stepbench.shapes import SHAPES, Shape
@@ -27,8 +28,16 @@ from stepbench.shapes import SHAPES, Shape
 STEP_DECAY = 0.8  # TTT step k weighs 0.8**k, the default of all three trainers
 LEARNING_RATE = 1e-4
 
-# One optimiser step; returns the loss of each TTT step as that trainer reports it.
-TrainStep = Callable[[], list[float]]
+
+class Done(NamedTuple):
+    """One optimiser step: the loss of each draft position as that trainer reports it, and how many rows carried loss,
+    all positions together; None: every token at every position."""
+
+    losses: list[float]
+    rows: int | None = None
+
+
+TrainStep = Callable[[], Done]
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Assignment:
         shape: of the step.
         device: "cpu" or "cuda".
         variant: which of the contestant's ways of running.
+        drafter: whose head is trained, by `head.type`.
         tensors: by the names of `inputs.write_inputs`, on the device.
         target: directory of the target in Hugging Face layout.
     """
@@ -46,6 +56,7 @@ class Assignment:
     shape: Shape
     device: str
     variant: str
+    drafter: str
     tensors: dict[str, Tensor]
     target: Path
 
@@ -62,6 +73,7 @@ def serve(build: Callable[[Assignment], TrainStep], package: str) -> None:
     parser.add_argument("--inputs", type=Path, required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--variant", required=True)
+    parser.add_argument("--drafter", required=True)
     parser.add_argument("--threads", type=int, required=True)
     arguments = parser.parse_args()
     answers = _private_stdout()
@@ -73,8 +85,9 @@ def serve(build: Callable[[Assignment], TrainStep], package: str) -> None:
         for name, value in load_file(arguments.inputs / "tensors.safetensors").items()
     }
     assignment = Assignment(
-        SHAPES[arguments.shape], arguments.device, arguments.variant, tensors, arguments.inputs / "target"
-    )
+        SHAPES[arguments.shape], arguments.device, arguments.variant, arguments.drafter, tensors,
+        arguments.inputs / "target",
+    )  # fmt: skip
     step = build(assignment)
     _answer(answers, {"ready": True, "version": version(package), "torch": torch.__version__})
     for number, _ in enumerate(sys.stdin):
@@ -82,17 +95,23 @@ def serve(build: Callable[[Assignment], TrainStep], package: str) -> None:
 
 
 def _first(step: TrainStep, device: str) -> dict:
-    with PeakMemory(device) as memory:
+    with PeakMemory(device) as memory, FlopCounterMode(display=False) as counter:
         timed = _timed(step, device)
-    return {**timed, "memory_bytes": memory.needed, "before_bytes": memory.before, "memory_from": memory.how}
+    return {
+        **timed,
+        "flops": counter.get_total_flops(),
+        "memory_bytes": memory.needed,
+        "before_bytes": memory.before,
+        "memory_from": memory.how,
+    }
 
 
 def _timed(step: TrainStep, device: str) -> dict:
     _wait(device)
     start = time.perf_counter()
-    losses = step()
+    done = step()
     _wait(device)
-    return {"seconds": time.perf_counter() - start, "losses": losses}
+    return {"seconds": time.perf_counter() - start, **done._asdict()}
 
 
 def _wait(device: str) -> None:

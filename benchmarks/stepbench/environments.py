@@ -26,6 +26,7 @@ class Contestant:
         requirements: what is installed for it; empty for ours, which runs in this environment.
         variants: its ways of running on a CPU, the rows of the table.
         gpu_variants: its ways of running on a GPU.
+        parallel: its way of training P-EAGLE, DFlash and DSpark; None: it does not, or not in a step of its own.
     """
 
     name: str
@@ -33,18 +34,26 @@ class Contestant:
     requirements: tuple[str, ...]
     variants: tuple[str, ...]
     gpu_variants: tuple[str, ...]
+    parallel: str | None = None
+
+    def ways(self, drafter: str, device: str) -> tuple[str, ...]:
+        """Its ways of training a drafter."""
+        if drafter != "eagle3":
+            return (self.parallel,) if self.parallel else ()
+        return self.gpu_variants if device == "cuda" else self.variants
 
 
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
-        Contestant("ours", "stepbench.ours", (), ("packed",), ("packed",)),
+        Contestant("ours", "stepbench.ours", (), ("packed",), ("packed",), "packed"),
         Contestant(
             "specforge", "stepbench.specforge_step", ("specforge==0.2.0",), ("full", "compact"), ("full", "compact")
         ),
         Contestant(
             "speculators", "stepbench.speculators_step", ("speculators==0.9.0", "hs-connectors==0.9.0"),
             ("documents-trained", "packed-trained", "documents-frozen"), ("packed-trained", "packed-frozen"),
+            "documents",
         ),
     )
 }  # fmt: skip

@@ -19,6 +19,7 @@ from stepbench.shapes import Shape
 
 EPS = 1e-5
 ROPE_THETA = 10000.0
+MASK = 0  # the mask token of parallel drafters
 
 
 def target_config(shape: Shape) -> dict:

@@ -2,55 +2,64 @@
 
 import torch
 
-from drafthead.drafters.base import DraftShape, valid_positions
+from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch, tail_layout
-from drafthead.drafters.eagle3.config import Eagle3Head
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.target.pieces import FrozenTarget
 from drafthead.training.trainer import LossModule
-from stepbench.contestant import STEP_DECAY, Assignment, TrainStep, adamw, serve
-from stepbench.inputs import EPS, ROPE_THETA
+from stepbench.contestant import Assignment, Done, TrainStep, adamw, serve
+from stepbench.inputs import EPS, MASK, ROPE_THETA
 from stepbench.shapes import Shape
 
 
-def draft_model(shape: Shape) -> DraftModel:
-    """A head of this shape, in the arithmetic that both peers share: no norm before fc, residual un-normed."""
-    head = Eagle3Head(
-        type="eagle3", draft_vocab_size=shape.draft_vocab, intermediate_size=shape.intermediate,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, norm_before_fc=False,
-    )  # fmt: skip
+def drafter_at(kind: str, shape: Shape) -> Drafter:
+    """A drafter of this shape, with one layer; EAGLE-3 in the arithmetic that both peers share."""
+    own: dict = {"num_draft_positions": shape.ttt_steps, "mask_token_id": MASK}
+    if kind == "eagle3":
+        own = {"num_ttt_steps": shape.ttt_steps, "norm_before_fc": False}
+    sizes = {
+        "draft_vocab_size": shape.draft_vocab, "intermediate_size": shape.intermediate, "head_dim": shape.head_dim,
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+    }  # fmt: skip
+    return drafter_of(parse_head({"type": kind, **sizes, **own}))
+
+
+def draft_model(drafter: Drafter, shape: Shape) -> DraftModule:
+    """Its module with random weights."""
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    return DraftModel(DraftShape(head, shape.hidden, shape.vocab, shape.layers, EPS, rope, 2 * shape.tokens))
+    return drafter.build(DraftShape(drafter.head, shape.hidden, shape.vocab, shape.layers, EPS, rope, 2 * shape.tokens))
 
 
 def build(assignment: Assignment) -> TrainStep:
     """Weights, batch and optimiser."""
     shape, tensors = assignment.shape, assignment.tensors
-    model = draft_model(shape)
-    weights = {name.removeprefix("draft."): value for name, value in tensors.items() if name.startswith("draft.")}
-    missing = model.load_state_dict(weights, strict=False)
-    assert not missing.unexpected_keys
+    drafter = drafter_at(assignment.drafter, shape)
+    model = draft_model(drafter, shape)
+    compared = assignment.drafter == "eagle3"
+    if compared:
+        weights = {name.removeprefix("draft."): value for name, value in tensors.items() if name.startswith("draft.")}
+        assert not model.load_state_dict(weights, strict=False).unexpected_keys
     model.to(assignment.device, getattr(torch, shape.dtype))
     module = LossModule(model)
     optimizer = adamw(list(module.parameters()))
-    batch, target = packed_batch(assignment), frozen_target(assignment)
+    batch, target = packed_batch(assignment, drafter), frozen_target(assignment)
     # Counting positions belongs to the plan of an epoch, not to its steps.
     counts = batch.scored.sum(1)  # (K,)
-    scale = (STEP_DECAY ** torch.arange(shape.ttt_steps, device=counts.device) / counts).to(torch.float32)
+    scale = (drafter.position_weights().to(counts.device) / counts).to(torch.float32)
+    rows = None if compared else int(counts.sum())
 
-    def step() -> list[float]:
+    def step() -> Done:
         scored = module(batch, target, scale)
         scored.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return (scored.position_sums / counts).tolist()
+        return Done((scored.position_sums / counts).tolist(), rows)
 
     return step
 
 
-def packed_batch(assignment: Assignment) -> PackedBatch:
-    """The B documents end to end, every row with a loss."""
+def packed_batch(assignment: Assignment, drafter: Drafter) -> PackedBatch:
+    """The B documents end to end, every row with a loss where the drafter trains it."""
     shape, tensors = assignment.shape, assignment.tensors
     flat = {name: tensors[name].flatten(0, 1) for name in ("input_ids", "aux", "last_hidden", "lse", "argmax")}
     device, B = torch.device(assignment.device), shape.batch
@@ -60,7 +69,7 @@ def packed_batch(assignment: Assignment) -> PackedBatch:
         layout=tail_layout([shape.tokens] * B, [0] * B).to(device),
         positions=torch.arange(shape.tokens, device=device).repeat(B),
         loss_mask=ones,
-        scored=valid_positions(ones[: shape.tokens], shape.ttt_steps).repeat(1, B),
+        scored=drafter.trained_rows(torch.ones(shape.tokens, dtype=torch.bool)).repeat(1, B).to(device),
         of_row=torch.arange(shape.tokens_per_step, device=device),
         **flat,
     )

@@ -25,7 +25,7 @@ class Entry:
     Attributes:
         name: "contestant variant".
         version: of its package.
-        first: its answer to the first step (memory_bytes, before_bytes, memory_from, losses).
+        first: its answer to the first step (memory_bytes, before_bytes, memory_from, flops, losses, rows).
         seconds: one per round.
         error: why it left, or None.
     """
@@ -41,13 +41,14 @@ class Player:
     """A contestant's process and the line it talks over."""
 
     def __init__(
-        self, contestant: Contestant, variant: str, python: Path, shape: Shape, inputs: Path, device: str, threads: int
-    ):
+        self, contestant: Contestant, variant: str, drafter: str, python: Path, shape: Shape, inputs: Path,
+        device: str, threads: int,
+    ):  # fmt: skip
         self.entry = Entry(f"{contestant.name} {variant}")
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in close)
         command = [
             str(python), "-m", contestant.module, "--shape", shape.name, "--inputs", str(inputs), "--device", device,
-            "--variant", variant, "--threads", str(threads),
+            "--variant", variant, "--drafter", drafter, "--threads", str(threads),
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, (str(PARTS), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(

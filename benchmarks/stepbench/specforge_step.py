@@ -16,7 +16,7 @@ from specforge.training.strategies.base import Eagle3TrainStrategy
 from torch import Tensor
 from transformers import LlamaConfig
 
-from stepbench.contestant import STEP_DECAY, Assignment, TrainStep, adamw, serve
+from stepbench.contestant import STEP_DECAY, Assignment, Done, TrainStep, adamw, serve
 from stepbench.inputs import normed, target_config
 
 
@@ -59,12 +59,12 @@ def build(assignment: Assignment) -> TrainStep:
     batch = train_batch(assignment)
     optimizer = adamw([p for p in module.parameters() if p.requires_grad])
 
-    def step() -> list[float]:
+    def step() -> Done:
         output = strategy.forward_loss(batch)
         output.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return [float(loss) for loss in output.metrics["plosses"]]
+        return Done([float(loss) for loss in output.metrics["plosses"]])
 
     return step
 

@@ -1,26 +1,36 @@
-"""speculators' own step: its EAGLE-3 draft model, shift and loss.
+"""speculators' own step: its draft models, shift and losses.
 
 On a CPU its fused Triton loss cannot run, so its own option `--loss-implementation eager` takes its place,
 and attention is its option `sdpa`. As shipped it keeps lm_head frozen, which saves it a third of the head's
 arithmetic and most of the optimiser's memory; `trained` variants let lm_head learn, as the other two
 trainers do. Documents come one at a time (`documents`, gradients accumulated, one update) or packed into one
 sequence, as its data loader does (`packed`).
+
+P-EAGLE, DFlash and DSpark come in documents, with its defaults but for K, and lm_head trained: rows of P-EAGLE thinned
+by 0.7 a depth, 512 anchors of DFlash and DSpark in each document. Embeddings, which its P-EAGLE trains, are frozen.
 """
+
+from importlib import import_module
+from typing import Any
 
 import torch
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
-from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig, shift_batch
+from speculators.models.eagle3 import shift_batch
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 
-from stepbench.contestant import STEP_DECAY, Assignment, TrainStep, adamw, serve
-from stepbench.inputs import target_config
+from stepbench.contestant import STEP_DECAY, Assignment, Done, TrainStep, adamw, serve
+from stepbench.inputs import MASK, target_config
+
+_CLASSES = ("SpeculatorConfig", "DraftModel")  # how its names end
 
 
 def build(assignment: Assignment) -> TrainStep:
-    """Variants: `documents` or `packed`, then `-frozen` (lm_head as shipped) or `-trained`."""
+    """Variants: `documents` or `packed`, then `-frozen` (lm_head as shipped) or `-trained`; others: `documents`."""
+    if assignment.drafter != "eagle3":
+        return build_parallel(assignment)
     shape = assignment.shape
     layout, head = assignment.variant.split("-")
     model = draft_model(assignment)
@@ -32,7 +42,7 @@ def build(assignment: Assignment) -> TrainStep:
     sequences = [packed(documents)] if layout == "packed" else [packed([d]) for d in documents]
     optimizer = adamw([p for p in model.parameters() if p.requires_grad])
 
-    def step() -> list[float]:
+    def step() -> Done:
         sums = torch.zeros(shape.ttt_steps)
         for sequence in sequences:
             _, loss, metrics = model(
@@ -43,55 +53,104 @@ def build(assignment: Assignment) -> TrainStep:
         optimizer.step()
         optimizer.zero_grad()
         decay = torch.tensor([STEP_DECAY**k for k in range(shape.ttt_steps)])  # its step losses carry the weight
-        return (sums / decay / len(sequences)).tolist()
+        return Done((sums / decay / len(sequences)).tolist())
 
     return step
 
 
-def draft_model(assignment: Assignment) -> Eagle3DraftModel:
-    """The model with everyone's weights; the target's come through its own loader."""
-    shape, tensors = assignment.shape, assignment.tensors
-    layer = LlamaConfig(**{**target_config(shape), "num_hidden_layers": 1})
-    layer._attn_implementation = "sdpa" if assignment.device == "cpu" else "simple_flex_attention"
-    verifier = VerifierConfig.from_pretrained(str(assignment.target))
-    proposal = GreedyTokenProposalConfig(speculative_tokens=shape.ttt_steps)
-    model = Eagle3DraftModel(
-        Eagle3SpeculatorConfig(
-            transformer_layer_config=layer,
-            draft_vocab_size=shape.draft_vocab,
-            eagle_aux_hidden_state_layer_ids=list(range(shape.layers)),
-            speculators_config=SpeculatorsConfig(
-                algorithm="eagle3", proposal_methods=[proposal], default_proposal_method="greedy", verifier=verifier
-            ),
-        )
-    )
-    ids = tensors["target_ids"].cpu()
-    t2d = torch.zeros(shape.vocab, dtype=torch.bool)
-    t2d[ids] = True
-    model.load_vocab_mappings(t2d, ids - torch.arange(len(ids)))
-    model.load_verifier_weights()
+def build_parallel(assignment: Assignment) -> TrainStep:
+    """A head that fills all positions in one pass, document by document."""
+    shape = assignment.shape
+    sizes: dict = {"dflash": {"block_size": shape.ttt_steps + 1}, "dspark": {"block_size": shape.ttt_steps}}
+    own = {"mask_token_id": MASK, **sizes.get(assignment.drafter, {})}
+    layers = "eagle_aux_hidden_state_layer_ids" if assignment.drafter == "peagle" else "aux_hidden_state_layer_ids"
+    model = with_target(assignment, f"speculators.models.{assignment.drafter}", layers, **own)
+    model.lm_head.weight.requires_grad_(True)
+    model.embed_tokens.weight.requires_grad_(False)
+    model.train()
+    options = {"num_depths": shape.ttt_steps} if assignment.drafter == "peagle" else {}
+    loss_config = resolve_loss_config("kl_div", "eager" if assignment.device == "cpu" else "fused")
+    align = shifted if assignment.drafter == "peagle" else unshifted
+    sequences = [packed([align(assignment, number)]) for number in range(shape.batch)]
+    optimizer = adamw([p for p in model.parameters() if p.requires_grad])
+
+    def step() -> Done:
+        rows, losses = 0, []
+        for sequence in sequences:
+            _, loss, metrics = model(**sequence, loss_config=loss_config, **options)
+            (loss / len(sequences)).backward()
+            rows += int(metrics["full_acc_total"])
+            losses.append(float(loss))
+        optimizer.step()
+        optimizer.zero_grad()
+        return Done(losses, rows)
+
+    return step
+
+
+def draft_model(assignment: Assignment) -> Any:
+    """The EAGLE-3 model with everyone's weights."""
+    tensors = assignment.tensors
+    model = with_target(assignment, "speculators.models.eagle3", "eagle_aux_hidden_state_layer_ids")
     weights = {
         name.removeprefix("draft.").replace("midlayer.", "layers.0."): value
         for name, value in tensors.items()
         if name.startswith("draft.")
     }
     assert not model.load_state_dict(weights, strict=False).unexpected_keys
+    return model
+
+
+def with_target(assignment: Assignment, module: str, layers: str, **own: Any) -> Any:
+    """A model of one of its modules, on the device; what it takes from the target comes through its own loader.
+
+    Args:
+        assignment: shape, device and tensors.
+        module: that has the model and its configuration.
+        layers: the configuration's name for aux layers.
+        own: further fields of the configuration.
+    """
+    shape, kind = assignment.shape, assignment.drafter
+    found = vars(import_module(module))
+    config_class, model_class = (next(found[n] for n in found if n.endswith(end)) for end in _CLASSES)
+    family = LlamaConfig if "eagle" in kind else Qwen3Config
+    given = {**target_config(shape), "num_hidden_layers": 1, "model_type": family.model_type}
+    layer = family(**given)
+    layer._attn_implementation = "sdpa" if assignment.device == "cpu" else "simple_flex_attention"
+    verifier = VerifierConfig.from_pretrained(str(assignment.target))
+    proposal = GreedyTokenProposalConfig(speculative_tokens=shape.ttt_steps)
+    speculators = SpeculatorsConfig(
+        algorithm=kind, proposal_methods=[proposal], default_proposal_method="greedy", verifier=verifier
+    )
+    model = model_class(
+        config_class(
+            transformer_layer_config=layer, draft_vocab_size=shape.draft_vocab, speculators_config=speculators,
+            **{layers: list(range(shape.layers))}, **own,
+        )
+    )  # fmt: skip
+    ids = assignment.tensors["target_ids"].cpu()
+    t2d = torch.zeros(shape.vocab, dtype=torch.bool)
+    t2d[ids] = True
+    model.load_vocab_mappings(t2d, ids - torch.arange(len(ids)))
+    model.load_verifier_weights()
     return model.to(assignment.device, getattr(torch, shape.dtype))
+
+
+def unshifted(assignment: Assignment, number: int) -> dict[str, Tensor]:
+    """One document as it is: T positions."""
+    tensors, T = assignment.tensors, assignment.shape.tokens
+    return {
+        "input_ids": tensors["input_ids"][number],
+        "hidden_states": tensors["aux"][number],
+        "verifier_last_hidden_states": tensors["last_hidden"][number],
+        "loss_mask": tensors["loss_mask"][number],
+        "position_ids": torch.arange(T),
+    }
 
 
 def shifted(assignment: Assignment, number: int) -> dict[str, Tensor]:
     """One document through its own shift: T - 1 positions."""
-    tensors, T = assignment.tensors, assignment.shape.tokens
-    return shift_batch(
-        {
-            "input_ids": tensors["input_ids"][number],
-            "hidden_states": tensors["aux"][number],
-            "verifier_last_hidden_states": tensors["last_hidden"][number],
-            "loss_mask": tensors["loss_mask"][number],
-            "lengths": torch.tensor([T]),
-            "position_ids": torch.arange(T),
-        }
-    )
+    return shift_batch({**unshifted(assignment, number), "lengths": torch.tensor([assignment.shape.tokens])})
 
 
 def packed(documents: list[dict[str, Tensor]]) -> dict[str, Tensor]:

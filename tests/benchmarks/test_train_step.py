@@ -43,15 +43,27 @@ def test_the_tiny_shape_runs_without_vllm_and_deepspeed(tmp_path):
     summary = json.loads(target.read_text())
     (row,) = summary["contestants"]
     assert not summary["failed"]
-    assert row["tokens_per_second"] > 0
+    assert row["per_second"] > 0
     assert len(row["seconds"]) == 2
     assert row["memory_bytes"] > 0
     assert row["memory_before_bytes"] > row["memory_bytes"]
-    assert len(row["loss_per_ttt_step"]) == summary["shape"]["ttt_steps"]
-    assert all(0 < loss < 10 for loss in row["loss_per_ttt_step"])
+    assert len(row["loss_per_position"]) == summary["shape"]["ttt_steps"]
+    assert all(0 < loss < 10 for loss in row["loss_per_position"])
     assert summary["matmul_peak_flops_per_second"] > 0
     assert summary["made_by"]["versions"]["torch"] == torch.__version__
     assert "tokens/s" in result.stdout
+
+
+@pytest.mark.parametrize(("drafter", "rows"), [("peagle", 2 * (22 + 15 + 10)), ("dspark", 2 * 63)])
+def test_a_step_of_every_drafter_counts_its_rows(tmp_path, drafter, rows):
+    target = tmp_path / "result.json"
+    asked = ("--drafter", drafter, "--shape", "tiny", "--contestants", "ours,specforge", "--rounds", "1")
+    result = run_benchmark(tmp_path, *asked, "--threads", "1", "--json", str(target))
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(target.read_text())["contestants"]
+    assert row["rows"] == rows  # 24 tokens: 22, 21 and 20 roots have a teacher at positions 0 to 2
+    assert row["flops"] > 0
+    assert f"specforge trains no {drafter}" in result.stderr
 
 
 def test_the_true_shape_needs_a_gpu(tmp_path):
@@ -65,7 +77,8 @@ def test_the_formula_counts_the_matrix_products_of_a_step(parts, tmp_path):
     shape = shapes.Shape("test", 32, 64, 4, 2, 8, vocab=96, draft_vocab=48, tokens=256, batch=1, ttt_steps=3)
     parts["inputs"].write_inputs(shape, tmp_path)
     tensors = parts["contestant"].load_file(tmp_path / "tensors.safetensors")
-    step = parts["ours"].build(parts["contestant"].Assignment(shape, "cpu", "packed", tensors, tmp_path / "target"))
+    target = tmp_path / "target"
+    step = parts["ours"].build(parts["contestant"].Assignment(shape, "cpu", "packed", "eagle3", tensors, target))
     with FlopCounterMode(display=False) as counter:
         step()
     counts = counter.get_flop_counts()["Global"]

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from drafthead.artifacts import require
 from drafthead.config import load_recipe
+from drafthead.evaluation.measuring.serving import read_runs
 from drafthead.exporting.check import TOLERANCE
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import run_ok
@@ -19,8 +20,8 @@ KINDS = {"peagle": "P-EAGLE", "dflash": "DFlash", "dspark": "DSpark"}
 
 
 @pytest.fixture(scope="module")
-def compared(tiny_run, tmp_path_factory) -> tuple[Path, str]:
-    """Where heads of two layers lie, and what the command printed when it was run again."""
+def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...]]:
+    """Where heads of two layers lie, and the command that made them."""
     root = tmp_path_factory.mktemp("compared")
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
     command = (
@@ -28,7 +29,7 @@ def compared(tiny_run, tmp_path_factory) -> tuple[Path, str]:
         "--mask-token-id", "9", "--heads", *KINDS, "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",
     )  # fmt: skip
     run_ok(*command)
-    return root, run_ok(*command)
+    return root, command
 
 
 @pytest.fixture(params=KINDS)
@@ -55,7 +56,8 @@ def test_the_card_names_it(recipe):
 
 
 def test_the_table_has_what_was_counted(compared):
-    root, printed = compared
+    root, command = compared
+    printed = run_ok(*command)
     for kind in KINDS:
         rows = pd.read_parquet(root / "results" / f"all-{kind}_l2_s0" / "heads.parquet")
         assert set(rows["how"]) == ({"replayed"} if kind == "dspark" else {"served", "replayed"})
@@ -68,3 +70,15 @@ def test_the_table_has_what_was_counted(compared):
 def test_the_confidence_head_has_learned(compared):
     tensors = load_file(compared[0] / "heads" / "all-dspark_l2_s0" / "model.safetensors")
     assert tensors["confidence_head.proj.weight"].abs().max() > 0
+
+
+@pytest.mark.presets
+def test_served_under_load_every_head_has_its_line(compared):
+    root, command = compared
+    load = ("eval.concurrency=[2]", "eval.prompts_per_level=8", "eval.workloads=all")
+    printed = run_ok(*command, "--heads", "peagle", "dflash", "--serve", *load)
+    runs = read_runs(root / "results" / "all-served" / "serving")
+    for kind in ("peagle", "dflash"):
+        own = runs[(runs["arm"] == f"{kind}_l2") & (runs["workload"] == "all")]
+        line = next(line for line in printed.splitlines() if f"{kind}_l2 " in line and "│ 2 " in line)
+        assert f"{own['output_tokens'].sum() / own['duration_s'].sum():.1f}" in line
