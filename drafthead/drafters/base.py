@@ -20,11 +20,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import LlamaConfig
 
 from drafthead.config import Recipe
 from drafthead.drafters.batch import PackedBatch
@@ -33,6 +33,9 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.losses.fused import HeadRows
 from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids, check_aux_layer_ids, load_target_spec
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,10 @@ class DraftShape:
     rope_parameters: dict
     max_position_embeddings: int
 
-    def rope_config(self) -> LlamaConfig:
+    def rope_config(self) -> "LlamaConfig":
         """The part of a Llama configuration that fixes the rotary embedding."""
+        from transformers import LlamaConfig  # seconds, which a report would wait for in vain
+
         return LlamaConfig(
             hidden_size=self.hidden_size,
             num_attention_heads=self.head.num_attention_heads,
