@@ -32,6 +32,7 @@ class Stage:
         deep: whether everything below the folders is the stage's; otherwise the files directly in them.
         lost: the most that a kill costs, in words.
         ranks: processes of accelerate's launcher; 0: the script is started by itself.
+        more: overrides that are its own.
     """
 
     name: str
@@ -40,11 +41,12 @@ class Stage:
     lost: str
     deep: bool = True
     ranks: int = 0
+    more: tuple[str, ...] = ()
 
     def command(self, root: Path, *overrides: str) -> list[str]:
         """What a user types, with this interpreter."""
         launcher = accelerate(self.ranks) if self.ranks else ()
-        return [sys.executable, *launcher, self.script, f"output_dir={root}", *SMALL, *overrides]
+        return [sys.executable, *launcher, self.script, f"output_dir={root}", *SMALL, *self.more, *overrides]
 
     def names(self, root: Path) -> set[str]:
         """Everything that lies in the stage's folders, hidden or not."""
@@ -82,7 +84,7 @@ class Stage:
                 (root / folder).rmdir()
 
 
-TRAIN = ("train/eagle3.py", (f"runs/{NAME}",), "the steps since the newest checkpoint")
+TRAIN, LOST = "train/eagle3.py", "the steps since the newest checkpoint"
 RESULTS = f"results/{NAME}"
 STAGES = {
     stage.name: stage
@@ -90,14 +92,21 @@ STAGES = {
         Stage("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts", f"{RESULTS}/prompts"), "all of it: seconds"),
         Stage("regenerate", "data_gen/regenerate.py", (f"data/{NAME}/responses",), "the part being answered"),
         Stage("harvest", "data_gen/harvest.py", (f"data/{NAME}/states",), "the shards in the engine and being written"),
-        Stage("train, 1 rank", *TRAIN, ranks=1),
-        Stage("train, 2 ranks", *TRAIN, ranks=2),
+        Stage("train, 1 rank", TRAIN, (f"runs/{NAME}",), LOST, ranks=1),
+        Stage("train, 2 ranks", TRAIN, (f"runs/{NAME}",), LOST, ranks=2),
         Stage("export", "export/head.py", (f"heads/{NAME}",), "all of it: the checks have to pass in one go"),
         Stage("acceptance", "eval/acceptance.py", (f"{RESULTS}/acceptance",), "the method being measured"),
         Stage("serving", "eval/serving.py", (f"{RESULTS}/serving",), "the server being measured"),
         Stage("report", "eval/report.py", (RESULTS,), "all of it: seconds", deep=False),
+        *(
+            Stage(
+                f"train, {kind}", TRAIN, (f"runs/{kind}",), LOST, ranks=1,
+                more=(f"name={kind}", f"data={NAME}", f"head.type={kind}", "head.mask_token_id=9", "head.num_layers=2"),
+            )
+            for kind in ("peagle", "dflash", "dspark")
+        ),
     )
-}
+}  # fmt: skip
 
 
 def progress(stage: Stage, root: Path, whole: dict[str, str]) -> str:

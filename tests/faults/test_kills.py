@@ -18,7 +18,7 @@ ONE_PROCESS = (("work", "group"), ("writing", "main"), ("start-up", "main"), ("w
 SEVERAL = (("work", "child"), ("work", "main"), ("writing", "child"), ("start-up", "main"), ("writing", "group"))
 KILLS = {
     "prompts": 2, "regenerate": 3, "harvest": 4, "train, 1 rank": 4, "train, 2 ranks": 6, "export": 3, "acceptance": 3,
-    "serving": 3, "report": 2,
+    "serving": 3, "report": 2, "train, peagle": 2, "train, dflash": 2, "train, dspark": 2,
 }  # fmt: skip
 # What a measurement under load looks like; two servers more would cost a minute.
 ROUGHLY = Undisturbed({}, seconds=40.0, first_name=5.0, names=10, temporary=4)
