@@ -12,7 +12,7 @@ Interrupted, the same command continues with the shards that are missing.
 import sys
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.generation import running
+from drafthead.engine import running
 from drafthead.generation.harvest import harvest, print_states, print_verification
 from drafthead.planning import OPTIONS as PLANNING
 from drafthead.planning import dry_run

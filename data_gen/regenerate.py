@@ -10,7 +10,7 @@ Interrupted, the same command continues with the parts that are missing.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.generation import running
+from drafthead.engine import running
 from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import print_responses, regenerate
 from drafthead.planning import OPTIONS, dry_run

@@ -1,7 +1,7 @@
 """Run the target over its own text and store its hidden states at every position.
 
 A sequence is prompt, response and continuation; the loss mask is 1 on the response only. The work is cut into shards
-(generation.shards), which one engine makes in this process, or many on a Ray cluster (generation.cluster). With
+(generation.shards), which one engine makes in this process, or many on a Ray cluster (engine.cluster). With
 states.one_pass the shards were captured while the target generated, and only what is missing is made.
 
 Online mode (states.spool_shards): the validation split is harvested into an ordinary store, then the spool of the
@@ -28,7 +28,7 @@ from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
 from drafthead.engine.generate import CapturingEngine, GenerationRequest, capturing_engine
-from drafthead.generation.running import Runner, Task, Worker, run_here
+from drafthead.engine.running import Runner, Task, Worker, run_here
 from drafthead.generation.shards import ShardJob, list_jobs, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_names

@@ -12,10 +12,10 @@ from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.base import draft_shape, num_parameters
+from drafthead.engine.running import node_engines
 from drafthead.generation.dialogue import continuation, open_dialogue
 from drafthead.generation.prompts import planned_prompts
 from drafthead.generation.regenerate import SPLITS
-from drafthead.generation.running import node_engines
 from drafthead.planning import DEFAULT_PROMPTS, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
 from drafthead.planning.harvest_cache import recipe_request_bytes, refusal
 from drafthead.planning.memory import EngineMemory, training_memory

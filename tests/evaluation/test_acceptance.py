@@ -1,6 +1,7 @@
 """Acceptance against real vLLM, with drafts that need no head of ours: n-gram, and random ones of other methods."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from drafthead.artifacts import verify_files
@@ -71,6 +72,25 @@ def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
     assert lost.exists()
     assert (directory / "arm-none.parquet").stat().st_mtime_ns == written
     assert verify_files(directory) == []
+
+
+@pytest.mark.slow
+def test_several_engines_make_the_rows_of_one(tmp_path):
+    """Four take the baseline in two shares and n-gram in one; in float32, where text does not depend on the batch."""
+    settings = ("eval.methods=[ngram]", "eval.max_tokens=16", "eval.temperatures=[0,0.7]", "target.dtype=float32")
+    found = {}
+    for workers in (1, 4):
+        recipe = tiny_recipe(tmp_path / str(workers), *settings)
+        write_some_prompts(recipe)
+        overrides = (f"output_dir={recipe.output_dir}", *settings)
+        run_ok("eval/acceptance.py", "--workers", str(workers), *overrides, timeout_s=240)
+        directory = recipe.results_dir / "acceptance-float32"
+        assert verify_files(directory) == []
+        found[workers] = {path.name: pd.read_parquet(path) for path in directory.rglob("*.parquet")}
+    assert found[1].keys() == found[4].keys()
+    assert len(found[1]) == 4
+    for name, rows in found[1].items():
+        pd.testing.assert_frame_equal(rows, found[4][name])
 
 
 @pytest.mark.presets

@@ -17,7 +17,7 @@ from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import read_responses
 from drafthead.data.shard import write_shard
 from drafthead.data.store import StateStore, verify_store
-from drafthead.generation import running
+from drafthead.engine import running
 from drafthead.generation.harvest import SPLITS, harvest
 from drafthead.generation.shards import ShardJob, to_do
 from tests.artifacts import response

@@ -1,8 +1,8 @@
-"""Who does the work of generation: one worker in this process, one for each GPU of this machine, or a Ray cluster.
+"""Who does the work of a stage: one worker in this process, one for each GPU of this machine, or a Ray cluster.
 
 Work is a list of jobs, each a file that is whole or absent and that follows from its inputs alone: a part of the
-responses, or a shard of the states. A worker is a running engine. Resuming, retrying and spreading over processes and
-nodes are therefore the same thing: make the files that are missing.
+responses, a shard of the states, or responses whose acceptance is counted. A worker is a running engine. Resuming,
+retrying and spreading over processes and nodes are therefore the same thing: make the files that are missing.
 
 On a machine with several GPUs, as many engines as they have room for run in processes of their own and take jobs from
 one queue. Given up against Ray: an engine that dies is not started again; the others finish, then the stage ends with
@@ -72,9 +72,10 @@ class Task:
 Runner = Callable[[Task, Sequence[Job]], None]
 AnyJob = TypeVar("AnyJob", bound=Job)
 
+WORKERS = ("--workers", {"type": int, "metavar": "N", "help": "engines; default: all that the GPUs have room for"})
 OPTIONS = (
     ("--cluster", {"action": "store_true", "help": "spread the work over a Ray cluster (RAY_ADDRESS, or local)"}),
-    ("--workers", {"type": int, "metavar": "N", "help": "engines; default: all that the GPUs have room for"}),
+    WORKERS,
 )
 
 
@@ -87,18 +88,20 @@ def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
         alone: one engine unless the command line wants more.
     """
     if args.cluster:
-        from drafthead.generation.cluster import run_on_cluster  # Ray is an extra
+        from drafthead.engine.cluster import run_on_cluster  # Ray is an extra
 
         return partial(run_on_cluster, workers=args.workers)
-    workers = (1 if alone else node_engines(gpus)) if args.workers is None else args.workers
-    if workers < 1:
-        raise ValueError(f"--workers {workers} does no work; give 1 or more, or leave it out")
+    workers = node_engines(gpus, 1 if alone and args.workers is None else args.workers)
     return run_here if workers == 1 else partial(run_on_node, workers=workers)
 
 
-def node_engines(gpus: int) -> int:
-    """Engines of so many GPUs each that this machine has room for; 1 without a GPU."""
-    return max(1, torch.cuda.device_count() // gpus)  # asks NVML: CUDA is not initialised before engines start
+def node_engines(gpus: int, wanted: int | None = None) -> int:
+    """Engines of so many GPUs each that this machine has room for, 1 without a GPU; or as many as are wanted."""
+    if wanted is None:
+        return max(1, torch.cuda.device_count() // gpus)  # asks NVML: CUDA is not initialised before engines start
+    if wanted < 1:
+        raise ValueError(f"--workers {wanted} does no work; give 1 or more, or leave it out")
+    return wanted
 
 
 def run_here(task: Task, jobs: Sequence[Job]) -> None:
