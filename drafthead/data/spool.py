@@ -170,12 +170,20 @@ class SpooledStates:
         return epoch * self.spool.num_shards + document // self._size
 
     def __getitem__(self, index: int) -> StateSequence:
-        """A document; raises FileNotFoundError before its shard is written, ArtifactError when that is damaged."""
+        return self.stored(index).dequantised()
+
+    def stored(self, index: int) -> StateSequence:
+        """A document with its states as they are stored.
+
+        Raises:
+            FileNotFoundError: its shard is not written yet.
+            ArtifactError: its shard is damaged.
+        """
         number = self.shard_of(index)
         if number not in self._open:
             start = number % self.spool.num_shards * self._size
             self._open[number] = open_checked(self.spool.path(number), self.ids[start : start + self._size])
-        return self._open[number][index % len(self) % self._size]
+        return self._open[number].stored(index % len(self) % self._size)
 
     def close_before(self, first_needed: int) -> None:
         """Close shards that are no longer needed, so that deleting them frees their space."""

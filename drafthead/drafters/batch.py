@@ -41,6 +41,9 @@ class Layout:
 
     _TENSORS = ("cu_seqlens", "rows", "cu_rows")
 
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._TENSORS]
+
     def to(self, device: torch.device) -> "Layout":
         """The same layout on a device."""
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in self._TENSORS})
@@ -68,13 +71,14 @@ class PackedBatch:
         layout: documents and rows.
         input_ids: (T,) int64.
         positions: (T,) int64, the target's own.
-        aux: (T, N * H), aux hidden states, layer ids ascending.
+        aux: (T, N * H), aux hidden states, layer ids ascending; as stored, or in a compute type.
         loss_mask: (R,) bool, rows whose token the target generated.
         scored: (K, R) bool, rows that carry loss at each draft position, by the drafter's plan.
         of_row: (R,) int64, the teacher row of each row's token, -1 where it has none.
         last_hidden: (Q, H), input of the target's final norm.
         argmax: (Q,) int64, the target's most likely next token.
         lse: (Q,) float32, log-sum-exp of the target's logits over its full vocabulary.
+        aux_scale: (T, N) float32, of each layer of `aux` where that is in e4m3.
     """
 
     ids: tuple[str, ...]
@@ -88,6 +92,7 @@ class PackedBatch:
     last_hidden: Tensor
     argmax: Tensor
     lse: Tensor
+    aux_scale: Tensor | None = None
 
     @property
     def row_ids(self) -> Tensor:
@@ -102,11 +107,28 @@ class PackedBatch:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
-        moved: Any = {
-            name: tensor.to(device, dtype if name in ("aux", "last_hidden") else tensor.dtype, non_blocking=True)
-            for name, tensor in self._tensors().items()
-        }
+        return self.on(device).cast(dtype)
+
+    def on(self, device: torch.device) -> "PackedBatch":
+        """The batch on a device; from page-locked memory the host does not wait."""
+        moved: Any = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors().items()}
         return replace(self, layout=self.layout.to(device), **moved)
+
+    def cast(self, dtype: torch.dtype) -> "PackedBatch":
+        """The batch with its states in the compute type; e4m3 becomes bf16 first."""
+        aux = self.aux
+        if self.aux_scale is not None:
+            aux = torch.empty(aux.shape, dtype=torch.bfloat16, device=aux.device)
+            layers = self.aux_scale.shape[1]
+            parts = zip(aux.chunk(layers, -1), self.aux.chunk(layers, -1), self.aux_scale.T, strict=True)
+            for out, values, scale in parts:  # one by one: the float32 copy stays small
+                out.copy_(dequantise(values, scale))
+        return replace(self, aux=aux.to(dtype), last_hidden=self.last_hidden.to(dtype), aux_scale=None)
+
+    def record_stream(self, stream: Any) -> None:
+        """Memory of another stream is not given out again before this one has read it."""
+        for tensor in (*self._tensors().values(), *self.layout.tensors()):
+            tensor.record_stream(stream)
 
     def pinned(self) -> "PackedBatch":
         """The batch in page-locked host memory."""
@@ -115,3 +137,8 @@ class PackedBatch:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+
+
+def dequantise(values: Tensor, scale: Tensor) -> Tensor:
+    """(T, H) e4m3 and (T,) scales -> (T, H) bfloat16, which adds an error 16 times smaller than e4m3's own."""
+    return values.float().mul_(scale[:, None]).to(torch.bfloat16)

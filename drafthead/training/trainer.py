@@ -179,7 +179,8 @@ class Trainer:
         self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
         self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
         self.replayed = replayed_documents(inputs.validation, self.drafter)
-        self.prefetch = Prefetch(self.stream, lambda w: pack(inputs.train, w, self.drafter), self.device.type == "cuda")
+        pin = self.device.type == "cuda"
+        self.prefetch = Prefetch(self.stream, lambda w: pack(inputs.train, w, self.drafter, pin=pin), self.device)
         self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
         if self.main:
             self._describe(found)
@@ -231,7 +232,7 @@ class Trainer:
 
         sums = torch.zeros(2 * K, dtype=torch.float64, device=self.device)
         for index in mine:
-            batch = self.prefetch.take(index).to(self.device, self.dtype)
+            batch = self.prefetch.take(index).cast(self.dtype)
             if index + ranks in mine or (step + 1 < self.total_steps and self.feed.ready(step + 1)):
                 self.prefetch.start(index + ranks)
             with self.accelerator.accumulate(self.engine):

@@ -55,10 +55,12 @@ def _never(*_: Any) -> None:
 # One kernel on CUDA; a build without CUDA would take it apart before it is counted.
 _LIBRARY = torch.library.Library("aten", "IMPL")
 _LIBRARY.impl("silu_backward", _never, "CUDA")
+_LIBRARY.impl("record_stream", lambda tensor, stream: None, "Meta")
 
 # Allocations and views: no kernel is launched.
 _FREE = {
     "detach", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "_unsafe_view",
+    "record_stream",
 }  # fmt: skip
 # The host needs the value or the size of a result on the device.
 _WAITS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_consecutive", "unique_dim", "masked_select", "equal"}
@@ -78,6 +80,8 @@ class Counter(TorchDispatchMode):
         launches, moved, operations, seconds: kernels, bytes, floating-point operations, modelled seconds on an H100.
         live, peak: bytes of storages made meanwhile.
         waits: "file:function operation" -> how often the host waited there.
+        sent: "beside" or "between" the kernels -> copies from the host, on a stream of their own or on the kernels';
+            the others count no copy that runs beside the kernels.
     """
 
     def __init__(self, documents: list[tuple[int, int]], any_device: bool = False):
@@ -88,6 +92,7 @@ class Counter(TorchDispatchMode):
         self.launches, self.moved, self.operations, self.seconds = 0, 0, 0.0, 0.0
         self.live = self.peak = 0
         self.waits: collections.Counter[str] = collections.Counter()
+        self.sent: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -104,7 +109,11 @@ class Counter(TorchDispatchMode):
             self._track(tensor)
         on_device = any(t.is_cuda for t in (*read, *made))
         if on_device and not func.is_view and name not in _FREE and not name.startswith("prim"):
-            self._add(name, args, read, made)
+            beside = torch.accelerator.current_stream(0).stream_id != 0
+            if name in ("_to_copy", "copy_") and not all(t.is_cuda for t in read):
+                self.sent["beside" if beside else "between"] += 1
+            if not beside:
+                self._add(name, args, read, made)
         return results
 
     def kernel(self, moved: int) -> None:

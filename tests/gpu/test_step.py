@@ -49,6 +49,11 @@ def test_the_host_waits_for_the_device_nowhere_else(step):
     }
 
 
+def test_a_batch_is_sent_beside_the_kernels(step):
+    """On a stream of their own; on the kernels' are the losses' scale and, in the first step, rotary frequencies."""
+    assert step["sent"] == {"beside": 13, "between": 2}
+
+
 def test_recomputation_of_steps_halves_what_is_kept(hub, step):
     recomputed = measured(hub, "train.gradient_checkpointing=true")
     assert recomputed["peak"] < 0.6 * step["peak"]
