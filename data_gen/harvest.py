@@ -32,7 +32,7 @@ def main() -> None:
         dry_run(recipe, args, {"harvest": args.tokens_per_second})
         return
     check_fits(recipe)
-    one_engine = recipe.states.spool_shards is not None  # fills a spool in order
+    one_engine = recipe.states.spool_shards is not None  # start the command again for another
     harvest(recipe, running.runner(args, recipe.engine.tensor_parallel_size, one_engine))
     print_states(recipe)
 

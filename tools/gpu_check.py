@@ -11,6 +11,7 @@ somebody has run a line, the documentation calls it untested.
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -187,7 +188,7 @@ def main() -> None:
         for check in checks:
             console.print(f"[bold]{check.name}[/]  {check.expected}")
             for command in check.commands:
-                print("   ", " ".join((*(f"{k}={v}" for k, v in check.environment.items()), *command)))
+                print("   ", *(f"{k}={v}" for k, v in check.environment.items()), shlex.join(command))
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
     outcomes = []

@@ -171,7 +171,7 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_responses(regenerated:
     assert "12 sequences" in output
 
 
-def test_a_spool_has_one_harvester(recipe_in):
+def test_a_command_is_one_harvester_of_a_spool(recipe_in):
     with pytest.raises(ValueError, match="states.spool_shards 4"):
         harvest(recipe_in("states.spool_shards=4"), never)
 
