@@ -52,7 +52,8 @@ def read(folder: Path) -> tuple[int, float]:
     windows = [w for i in range(len(store)) for w in cut(i, store.tokens(i)[1], BUDGET, drafter)]
     plan, pin = plan_epoch(windows, BUDGET, 0, 0), torch.cuda.is_available()
     device = torch.device("cuda" if pin else "cpu")
-    prefetch = Prefetch(plan, lambda batch: pack(store, batch, drafter, pin=pin), device)
+    K, kind = drafter.num_positions, device.type
+    prefetch = Prefetch(plan, lambda batch: pack(store, batch, drafter, pin=pin).prepared(K, kind), device)
     start = time.perf_counter()
     for index in range(len(plan)):
         prefetch.take(index)

@@ -199,7 +199,7 @@ def pack(
         windows: in the order of the batch.
         drafter: whose loss rows are marked.
         whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
-        pin: put the batch into page-locked memory, without a further copy of the states.
+        pin: allocate states in page-locked memory; `pinned` moves the rest there.
     """
     sequences = [store.stored(w.document) for w in windows]
     pairs = list(zip(sequences, windows, strict=True))
@@ -227,7 +227,7 @@ def pack(
 
     layers = store.aux_layer_ids
     scaled = [[s.scales[layer][w.start : w.stop, None] for layer in layers] for s, w in pairs if s.scales]
-    batch = PackedBatch(
+    return PackedBatch(
         ids=tuple(s.id for s in sequences),
         layout=tail_layout([w.num_tokens for w in windows], [w.first_row - w.start for w in windows]),
         input_ids=torch.cat([s.input_ids[w.start : w.stop] for s, w in pairs]).long(),
@@ -241,7 +241,6 @@ def pack(
         lse=torch.cat(tail("lse")),
         aux_scale=joined(scaled) if scaled else None,
     )
-    return batch.pinned() if pin else batch
 
 
 def replayable(loss_mask: Tensor) -> Tensor:

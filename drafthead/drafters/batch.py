@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafthead.losses.fused import Chunks, cut
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -79,6 +81,7 @@ class PackedBatch:
         argmax: (Q,) int64, the target's most likely next token.
         lse: (Q,) float32, log-sum-exp of the target's logits over its full vocabulary.
         aux_scale: (T, N) float32, of each layer of `aux` where that is in e4m3.
+        chunks: in which the head computes the scored rows, where `prepared`.
     """
 
     ids: tuple[str, ...]
@@ -93,6 +96,7 @@ class PackedBatch:
     argmax: Tensor
     lse: Tensor
     aux_scale: Tensor | None = None
+    chunks: Chunks | None = None
 
     @property
     def row_ids(self) -> Tensor:
@@ -112,7 +116,12 @@ class PackedBatch:
     def on(self, device: torch.device) -> "PackedBatch":
         """The batch on a device; from page-locked memory the host does not wait."""
         moved: Any = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors().items()}
-        return replace(self, layout=self.layout.to(device), **moved)
+        chunks = self.chunks and self.chunks.on(device)
+        return replace(self, layout=self.layout.to(device), chunks=chunks, **moved)
+
+    def prepared(self, num_positions: int, device_type: str) -> "PackedBatch":
+        """A batch on the host, with what the head would otherwise have to ask a device for."""
+        return replace(self, chunks=cut(self.teachers(num_positions).flatten(), num_positions, device_type))
 
     def cast(self, dtype: torch.dtype) -> "PackedBatch":
         """The batch with its states in the compute type; e4m3 becomes bf16 first."""
@@ -127,13 +136,14 @@ class PackedBatch:
 
     def record_stream(self, stream: Any) -> None:
         """Memory of another stream is not given out again before this one has read it."""
-        for tensor in (*self._tensors().values(), *self.layout.tensors()):
+        for tensor in (*self._tensors().values(), *self.layout.tensors(), *(self.chunks or ())[:3]):
             tensor.record_stream(stream)
 
     def pinned(self) -> "PackedBatch":
         """The batch in page-locked host memory."""
         pinned: Any = {name: tensor.pin_memory() for name, tensor in self._tensors().items()}
-        return replace(self, layout=self.layout.pinned(), **pinned)
+        chunks = self.chunks and Chunks(*(part.pin_memory() for part in self.chunks[:3]), *self.chunks[3:])
+        return replace(self, layout=self.layout.pinned(), chunks=chunks, **pinned)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}

@@ -150,7 +150,7 @@ class Prefetch:
 
     Args:
         stream: micro batches of all epochs.
-        read: makes a batch of its windows; in page-locked memory where there is a GPU.
+        read: makes a batch of its windows; its states in page-locked memory where there is a GPU.
         device: where batches go.
     """
 
@@ -181,4 +181,4 @@ class Prefetch:
         if self._copies is None:
             return batch.on(self._device), None
         with self._copies:
-            return batch.on(self._device), self._copies.record_event()
+            return batch.pinned().on(self._device), self._copies.record_event()

@@ -74,7 +74,6 @@ class Counter(TorchDispatchMode):
 
     Args:
         documents: (queries, keys) of each document, which flash attention's work depends on.
-        any_device: count waits on tensors of any device: for code that decides by values, run on real CPU tensors.
 
     Attributes:
         launches, moved, operations, seconds: kernels, bytes, floating-point operations, modelled seconds on an H100.
@@ -84,10 +83,9 @@ class Counter(TorchDispatchMode):
             the others count no copy that runs beside the kernels.
     """
 
-    def __init__(self, documents: list[tuple[int, int]], any_device: bool = False):
+    def __init__(self, documents: list[tuple[int, int]]):
         super().__init__()
         self._pairs = sum(rows * keys - rows * (rows - 1) / 2 for rows, keys in documents)
-        self._any_device = any_device
         self._storages: Any = weakref.WeakSet()
         self.launches, self.moved, self.operations, self.seconds = 0, 0, 0.0, 0.0
         self.live = self.peak = 0
@@ -155,7 +153,7 @@ class Counter(TorchDispatchMode):
         if source is None:
             return
         waits = name in _WAITS or func.name() == "aten::repeat_interleave.Tensor"
-        waits = waits and (source.is_cuda or self._any_device)
+        waits = waits and source.is_cuda
         if name == "_to_copy" and not kwargs.get("non_blocking"):
             to = torch.device(kwargs.get("device") or source.device)
             waits = to.type != source.device.type
