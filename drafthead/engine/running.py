@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from drafthead.engine.offline import keep_engines_in_this_process
 from drafthead.processes import end_with_pool
-from drafthead.progress import progress_bar
+from drafthead.progress import progress_bar, wait_until
 
 LOOK_EVERY = 5.0  # seconds; how often the bar follows the files
 
@@ -76,6 +76,7 @@ WORKERS = ("--workers", {"type": int, "metavar": "N", "help": "engines; default:
 OPTIONS = (
     ("--cluster", {"action": "store_true", "help": "spread the work over a Ray cluster (RAY_ADDRESS, or local)"}),
     WORKERS,
+    ("--part", {"metavar": "I/N", "help": "the I-th of N commands that share the work, such as a Slurm array's"}),
 )
 
 
@@ -92,7 +93,8 @@ def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
 
         return partial(run_on_cluster, workers=args.workers)
     workers = node_engines(gpus, 1 if alone and args.workers is None else args.workers)
-    return run_here if workers == 1 else partial(run_on_node, workers=workers)
+    run = run_here if workers == 1 else partial(run_on_node, workers=workers)
+    return run if args.part is None else partial(run_part, run=run, part=_part(args.part))
 
 
 def node_engines(gpus: int, wanted: int | None = None) -> int:
@@ -144,6 +146,25 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
                 if error:
                     raise error
     _all_written(jobs)
+
+
+def run_part(task: Task, jobs: Sequence[Job], run: Runner, part: tuple[int, int]) -> None:
+    """Do those jobs whose number, modulo `part[1]`, is `part[0]`, and wait for the commands that do the others.
+
+    By the number in a file's name: commands that start at different times find different files missing.
+    """
+    number, of = part
+    if mine := [job for job in jobs if int(job.path.stem.rpartition("-")[2]) % of == number % of]:
+        run(task, mine)
+    what = f"other parts of the work, of which {jobs[0].path.parent} lacks files; start again those that have ended"
+    wait_until(lambda: not unwritten(jobs), what)
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ValueError(f"--part {text} is not of the form I/N with I from 1 to N")
+    return int(number), int(of)
 
 
 def run_engine(task: Task, take: Callable[[], Job], devices: str | None = None) -> None:
