@@ -146,7 +146,7 @@ def _step_of(recipe: Recipe, tokens: int, device: torch.device) -> tuple[Callabl
         positions=index % (tokens // 4), aux=random(tokens, shape.num_aux_layers * H), loss_mask=mask.repeat(4),
         scored=scored, of_row=index, last_hidden=random(tokens, H), argmax=torch.randint(V, (tokens,)),
         lse=torch.full((tokens,), 15.0),
-    ).to(device, dtype)  # fmt: skip
+    ).prepared(K, device.type).to(device, dtype)  # fmt: skip
     target = FrozenTarget(
         random(V, H), torch.ones(H, device=device), random(D, H), shape.rms_norm_eps, torch.arange(D, device=device)
     )

@@ -116,7 +116,7 @@ class PackedBatch:
     def on(self, device: torch.device) -> "PackedBatch":
         """The batch on a device; from page-locked memory the host does not wait."""
         moved: Any = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors().items()}
-        chunks = self.chunks and self.chunks.on(device)
+        chunks = self.chunks and self.chunks.moved(lambda tensor: tensor.to(device, non_blocking=True))
         return replace(self, layout=self.layout.to(device), chunks=chunks, **moved)
 
     def prepared(self, num_positions: int, device_type: str) -> "PackedBatch":
@@ -142,7 +142,7 @@ class PackedBatch:
     def pinned(self) -> "PackedBatch":
         """The batch in page-locked host memory."""
         pinned: Any = {name: tensor.pin_memory() for name, tensor in self._tensors().items()}
-        chunks = self.chunks and Chunks(*(part.pin_memory() for part in self.chunks[:3]), *self.chunks[3:])
+        chunks = self.chunks and self.chunks.moved(Tensor.pin_memory)
         return replace(self, layout=self.layout.pinned(), chunks=chunks, **pinned)
 
     def _tensors(self) -> dict[str, Tensor]:

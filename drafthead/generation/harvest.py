@@ -174,6 +174,7 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
     """
     began, waited = time.monotonic(), 0.0
     claimed: set[int] = set()
+    demand = spool.claim()
     done = sum(_job(jobs, index).size for index in {*range(spool.first_needed()), *spool.present()})
     wait = (
         f"training to use up a shard of {spool.directory}, which has its {spool.capacity}, or for other harvesters; if "
@@ -191,7 +192,6 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
         return demand != Demand(index=None, done=False)
 
     with progress_bar(spool.epochs * sum(job.size for job in jobs), "harvesting", "seq", initial=done) as bar:
-        demand = spool.claim()
         while not demand.done:
             if demand.index is None:
                 harvester.finish()

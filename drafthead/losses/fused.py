@@ -13,6 +13,7 @@ Shapes: M rows of the drafter, K draft positions, T teacher tokens, H hidden, D 
 and R rows of a chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
@@ -44,10 +45,9 @@ class Chunks(NamedTuple):
     token_counts: list[int]
     row_counts: list[int]
 
-    def on(self, device: torch.device) -> "Chunks":
-        """The same on a device."""
-        tokens, rows, met = (part.to(device, non_blocking=True) for part in self[:3])
-        return self._replace(tokens=tokens, rows=rows, met=met)
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Chunks":
+        """The same with every tensor moved elsewhere."""
+        return self._replace(tokens=move(self.tokens), rows=move(self.rows), met=move(self.met))
 
     def split(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Tokens, rows and met of one chunk after another."""
