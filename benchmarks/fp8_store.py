@@ -19,9 +19,10 @@ import torch
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_epoch, whole
-from drafthead.data.shard import StateSequence, dequantise, quantise
+from drafthead.data.shard import StateSequence, quantise
 from drafthead.data.spool import States
 from drafthead.drafters.base import draft_shape
+from drafthead.drafters.batch import dequantise
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.progress import progress
@@ -43,6 +44,8 @@ class Rounded:
     def __getitem__(self, index: int) -> StateSequence:
         sequence = self._states[index]
         return replace(sequence, aux={layer_id: dequantise(*quantise(rows)) for layer_id, rows in sequence.aux.items()})
+
+    stored = __getitem__
 
 
 class Comparison:

@@ -5,6 +5,7 @@
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
     python data_gen/harvest.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
     python data_gen/harvest.py --cluster [RECIPE] ...    the same of a Ray cluster
+    python data_gen/harvest.py --part I/N [RECIPE] ...   a node's share, without Ray (docs/slurm/data.sbatch)
 
 Interrupted, the same command continues with the shards that are missing.
 """
@@ -12,7 +13,7 @@ Interrupted, the same command continues with the shards that are missing.
 import sys
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.generation import running
+from drafthead.engine import running
 from drafthead.generation.harvest import harvest, print_states, print_verification
 from drafthead.planning import OPTIONS as PLANNING
 from drafthead.planning import dry_run
@@ -32,7 +33,7 @@ def main() -> None:
         dry_run(recipe, args, {"harvest": args.tokens_per_second})
         return
     check_fits(recipe)
-    one_engine = recipe.states.spool_shards is not None  # fills a spool in order
+    one_engine = recipe.states.spool_shards is not None  # start the command again for another
     harvest(recipe, running.runner(args, recipe.engine.tensor_parallel_size, one_engine))
     print_states(recipe)
 

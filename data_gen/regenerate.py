@@ -4,13 +4,14 @@
     python data_gen/regenerate.py --dry-run [RECIPE] ...  responses, tokens, memory, disk; nothing is run
     python data_gen/regenerate.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
     python data_gen/regenerate.py --cluster [RECIPE] ...  the same of a Ray cluster
+    python data_gen/regenerate.py --part I/N [RECIPE] ...  a node's share, without Ray (docs/slurm/data.sbatch)
 
 With states.one_pass the hidden states are captured while the target generates, and stage 3 is done here too.
 Interrupted, the same command continues with the parts that are missing.
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.generation import running
+from drafthead.engine import running
 from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import print_responses, regenerate
 from drafthead.planning import OPTIONS, dry_run
@@ -23,6 +24,8 @@ def main() -> None:
         dry_run(recipe, args, {"regenerate": args.tokens_per_second})
         return
     if recipe.states.one_pass:
+        if args.part:
+            raise ValueError("--part does not go with states.one_pass: one command moves the states; use --cluster")
         check_fits(recipe)
     run = running.runner(args, recipe.engine.tensor_parallel_size)
     regenerate(recipe, run)

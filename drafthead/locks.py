@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import socket
+from functools import lru_cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -25,17 +26,22 @@ class InUseError(ValueError):
     """Another process writes into the directory."""
 
 
-def hold(directory: Path) -> None:
+def hold(directory: Path, name: str = LOCK, patience: float = PATIENCE) -> None:
     """Keep every other process out of a directory, which is made, until `let_go` or the end of this process.
+
+    Args:
+        directory: or, with a name of its own, a part of it.
+        name: of the hidden file.
+        patience: seconds to wait for it.
 
     Raises:
         InUseError: a process, which is named, holds it; this one counts.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / LOCK
-    lock = FileLock(path, timeout=PATIENCE, thread_local=False, fallback_to_soft=False)
+    path = directory / name
+    lock = FileLock(path, timeout=patience, thread_local=False, fallback_to_soft=False)
     try:
-        if holds(directory):
+        if holds(directory, name):
             raise Timeout(str(path))
         lock.acquire()
     except Timeout:
@@ -46,22 +52,28 @@ def hold(directory: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning("%s: its file system has no locks; make sure that no second process writes there", directory)
+        _warn(directory)
         return
     path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-    _held[directory.resolve()] = lock
+    _held[directory.resolve() / name] = lock
 
 
-def holds(directory: Path) -> bool:
+def holds(directory: Path, name: str = LOCK) -> bool:
     """Whether this process holds the directory."""
-    return directory.resolve() in _held
+    return directory.resolve() / name in _held
 
 
-def let_go(directory: Path) -> None:
+def let_go(directory: Path, name: str = LOCK) -> None:
     """Let other processes in again, if this one kept them out."""
-    if lock := _held.pop(directory.resolve(), None):
-        (directory / LOCK).unlink(missing_ok=True)  # still locked: whoever opened it meanwhile finds it without a name
+    if lock := _held.pop(directory.resolve() / name, None):
+        (directory / name).unlink(missing_ok=True)  # still locked: whoever opened it meanwhile finds it without a name
         lock.release()
+
+
+@lru_cache
+def _warn(directory: Path) -> None:
+    """Once: of a spool every shard is locked."""
+    logger.warning("%s: its file system has no locks; make sure that no second process writes there", directory)
 
 
 def _holder(path: Path) -> str:

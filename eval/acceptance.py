@@ -1,9 +1,11 @@
 """Acceptance length, rate and losslessness of a head on held-out prompts, beside other methods of drafting.
 
 python eval/acceptance.py [RECIPE] [section.key=value ...]
+python eval/acceptance.py --workers N [RECIPE] ...    N engines; else one per GPU (or tensor-parallel group)
 """
 
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
+from drafthead.engine.running import WORKERS, node_engines
 from drafthead.evaluation.measuring.acceptance import conditions, measure_acceptance, read_acceptance, read_conditions
 from drafthead.evaluation.reporting.acceptance_tables import acceptance_table, conditions_table
 from drafthead.evaluation.reporting.tables import print_table
@@ -11,8 +13,8 @@ from drafthead.evaluation.results.summary import summarise_acceptance, summarise
 
 
 def main() -> None:
-    recipe, args = recipe_from_command_line(__doc__, NO_TABLES)
-    directory = measure_acceptance(recipe)
+    recipe, args = recipe_from_command_line(__doc__, WORKERS, NO_TABLES)
+    directory = measure_acceptance(recipe, node_engines(recipe.engine.tensor_parallel_size, args.workers))
     if args.no_tables:
         return
     print_table(acceptance_table(summarise_acceptance(read_acceptance(directory))))

@@ -11,6 +11,7 @@ somebody has run a line, the documentation calls it untested.
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -27,11 +28,14 @@ from drafthead.files import write_json
 RESULTS = REPO_ROOT / "results" / "gpu-check"
 PYTHON = sys.executable
 _TINY = ("configs/tiny.yaml", f"output_dir={RESULTS}/tiny", "prompts.max_train=320", "prompts.max_heldout=40")
-_MXFP4 = (
-    "configs/gpt-oss-20b.yaml", f"output_dir={RESULTS}/mxfp4", "prompts.preset=null",
-    "prompts.path=data_gen/tiny/prompts.jsonl", "prompts.max_train=32", "prompts.max_heldout=8", "prompts.validation=8",
-    "responses.max_tokens=256",
-)  # fmt: skip
+_TRAINED = (*_TINY, "train.precision=bf16")
+_BLOCKS = (*_TRAINED, "name=dspark", "data=tiny", "head.type=dspark", "head.mask_token_id=9")
+_MXFP4 = f"{RESULTS}/mxfp4-target"
+_LAUNCH = (PYTHON, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1")
+_DATA = ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py")
+_TRAIN = "train/eagle3.py"
+_V1, _V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+PARTS = ("kernels", "step", "training")  # of --without-vllm, at most ten minutes each
 
 
 @dataclass(frozen=True)
@@ -40,56 +44,85 @@ class Check:
 
     Attributes:
         name: for --only.
-        shows: what passes when it passes.
+        expected: what is so when it passes.
         commands: run in order; the first that fails ends the check.
         environment: variables set for them.
+        gpus: that it takes.
     """
 
     name: str
-    shows: str
+    expected: str
     commands: tuple[tuple[str, ...], ...]
     environment: dict[str, str] = field(default_factory=dict)
+    gpus: int = 1
 
 
 def _stages(recipe: tuple[str, ...], *scripts: str) -> tuple[tuple[str, ...], ...]:
     return tuple((PYTHON, script, *recipe) for script in scripts)
 
 
-PARTS = ("kernels", "step", "training")  # of --without-vllm, at most ten minutes each
-_LAUNCH = (PYTHON, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1")
-_DATA = ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py")
+def _bare(part: str) -> tuple[tuple[str, ...], ...]:
+    return ((PYTHON, "tools/gpu_check.py", "--without-vllm", part),)
 
+
+def _engine(runner: str, *options: str, recipe: tuple[str, ...] = _TRAINED, **extra: str) -> tuple[str, ...]:
+    """A command that asks an engine with the recipe's head; `extra` goes into vLLM's speculative config."""
+    keys = ", ".join(f"{key}: {value}" for key, value in extra.items())
+    method = f"eval.methods=[{{name: eagle3, method: eagle3, extra: {{{keys}}}}}]"
+    return (PYTHON, "tools/gpu_engine.py", "--runner", runner, *recipe, *options, method)
+
+
+# Of a harvest that ends well, states lead to the target's own greedy text: it compares.
 CHECKS = (
     Check(
         "kernels", "Triton kernels and flash attention equal their references",
-        ((PYTHON, "-m", "pytest", "-q", "-m", "requires_gpu", "tests"),
-         (PYTHON, "-m", "pytest", "-q", "tests/losses/kernel_cases.py", "tests/drafters/kernel_cases.py")),
+        ((PYTHON, "-m", "pytest", "-q", "-m", "requires_gpu", "tests"), *_bare("kernels")),
     ),
-    Check(
-        "step", "one training step at gpt-oss-120b's shape: tokens/s, memory, share of the matmul peak",
-        ((PYTHON, "benchmarks/train_step.py", "--shape", "gpt-oss-120b", "--json", f"{RESULTS}/step.json"),),
-    ),
+    Check("step", "a step of gpt-oss-120b's shape: >= 50 % of the data sheet, memory as planned", _bare("step")),
+    Check("training", "learns, resumes to the last bit, changes ranks; NCCL", _bare("training")),
     Check(
         "chain", "the embedded recipe from prompts to verdict: connector on GPU memory, CUDA graphs, bf16 training",
-        (*_stages(_TINY, *_DATA), (*_LAUNCH, "train/eagle3.py", *_TINY, "train.precision=bf16"),
-         *_stages((*_TINY, "train.precision=bf16"), "export/head.py", "eval/head.py")),
+        (*_stages(_TINY, *_DATA), (*_LAUNCH, _TRAIN, *_TRAINED), *_stages(_TRAINED, "export/head.py", "eval/head.py")),
     ),
     Check(
-        # V2 is what the chain runs: vLLM's default wherever Triton works.
-        "runner-v1", "acceptance under vLLM's model runner V1, to compare with the chain's (after chain)",
-        (
-            ("rm", "-rf", f"{RESULTS}/tiny/results/tiny/acceptance"),
-            (PYTHON, "eval/acceptance.py", *_TINY, "train.precision=bf16", "eval.methods=[eagle3]"),
-        ),
-        {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+        "runner-v1", "model runner V1 with CUDA graphs harvests, and serves the chain's head",
+        (*_stages((*_TINY, "name=v1"), *_DATA), _engine("V1")), _V1,
     ),
     Check(
-        "synthetic", "a plan from an untrained head whose drafts vLLM accepts at an assumed length",
-        ((PYTHON, "eval/plan.py", *_TINY, "name=plan", "--measure", "--acceptance-length", "2.5"),),
+        "runner-v2", "model runner V2 with CUDA graphs harvests, and serves the chain's head",
+        (*_stages((*_TINY, "name=v2"), *_DATA), _engine("V2")), _V2,
     ),
     Check(
-        "mxfp4", "answers and hidden states of gpt-oss-20b in MXFP4 (its weights must be cached)",
-        _stages(_MXFP4, *_DATA),
+        "one-pass", "states captured while the target generates lead to its own text",
+        _stages((*_TINY, "name=one-pass", "states.one_pass=true"), *_DATA),
+    ),
+    Check(
+        "probabilistic", "sampled drafts are accepted at T = 0.7",
+        (_engine("V2", "eval.temperatures=0.7", draft_sample_method="probabilistic"),),
+    ),
+    Check(
+        "block", "block verification accepts drafts at T = 0.7",
+        (_engine("V2", "eval.temperatures=0.7", draft_sample_method="probabilistic", rejection_sample_method="block"),),
+    ),
+    Check(
+        "adaptive", "a DSpark head is served, with adaptive verification too",
+        ((*_LAUNCH, _TRAIN, *_BLOCKS), *_stages(_BLOCKS, "export/head.py"), _engine("V2", recipe=_BLOCKS),
+         _engine("V2", recipe=_BLOCKS, enable_adaptive_verification="true")),
+    ),
+    Check(
+        "synthetic", "vLLM accepts at an assumed length, 2.5; a plan from an untrained head",
+        ((PYTHON, "eval/plan.py", *_TINY, "name=plan", "--measure", "--acceptance-length", "2.5"),
+         _engine("V2", "--length", "2.5", "eval.synthetic_acceptance_length=2.5")),
+    ),
+    Check(
+        "mxfp4", "a target in MXFP4, made small: the states lead to its own text",
+        ((PYTHON, "-m", "tools.tiny.mxfp4", _MXFP4),
+         *_stages((*_TINY, "name=mxfp4", f"target.path={_MXFP4}"), *_DATA)),
+    ),
+    Check(
+        "tensor-parallel", "the chain's head and a harvest on two GPUs",
+        (*_stages((*_TINY, "name=tp2", "engine.tensor_parallel_size=2"), *_DATA),
+         _engine("V2", "engine.tensor_parallel_size=2")), gpus=2,
     ),
 )  # fmt: skip
 
@@ -99,24 +132,28 @@ class Outcome:
     """How a check ended, after how many seconds, and the last line it printed."""
 
     name: str
-    passed: bool
+    expected: str
+    seen: str
+    verdict: str
     seconds: float
-    last_line: str
 
 
 def run_check(check: Check) -> Outcome:
     """Run a check; everything it prints goes to its log."""
+    if torch.cuda.device_count() < check.gpus:
+        return Outcome(check.name, check.expected, f"{torch.cuda.device_count()} GPU", "skipped", 0)
     log = RESULTS / f"{check.name}.log"
-    start, passed = time.perf_counter(), True
+    start, verdict = time.perf_counter(), "passed"
     with log.open("w", encoding="utf-8") as out:
         for command in check.commands:
             environment = {**os.environ, **check.environment}
             code = subprocess.run(command, cwd=REPO_ROOT, stdout=out, stderr=subprocess.STDOUT, env=environment)
             if code.returncode:
-                passed = False
+                verdict = "FAILED"
                 break
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return Outcome(check.name, passed, time.perf_counter() - start, lines[-1] if lines else "")
+    seen = lines[-1] if lines else ""
+    return Outcome(check.name, check.expected, seen, verdict, time.perf_counter() - start)
 
 
 def chosen(only: str | None) -> list[Check]:
@@ -149,29 +186,28 @@ def main() -> None:
         gpu_bare.main(options.without_vllm, options.on_cpu, RESULTS)
     if options.list:
         for check in checks:
-            console.print(f"[bold]{check.name}[/]  {check.shows}")
+            console.print(f"[bold]{check.name}[/]  {check.expected}")
             for command in check.commands:
-                print("   ", " ".join((*(f"{k}={v}" for k, v in check.environment.items()), *command)))
+                print("   ", *(f"{k}={v}" for k, v in check.environment.items()), shlex.join(command))
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for check in checks:
-        console.print(f"{check.name}: {check.shows} ...")
+        console.print(f"{check.name}: {check.expected} ...")
         outcomes.append(run_check(check))
     report(outcomes, console)
 
 
 def report(outcomes: list[Outcome], console: Console) -> None:
     """Print the table, write it beside the logs, and end with exit code 1 if a check failed."""
-    table = Table("check", "result", "seconds", "last line", title=f"{torch.cuda.get_device_name()}")
+    table = Table("check", "expected", "seen", "verdict", "seconds", title=torch.cuda.get_device_name())
     for outcome in outcomes:
-        result = "[green]passed[/]" if outcome.passed else "[red]failed[/]"
-        table.add_row(outcome.name, result, f"{outcome.seconds:.0f}", outcome.last_line[:80])
+        table.add_row(outcome.name, outcome.expected, outcome.seen[:80], outcome.verdict, f"{outcome.seconds:.0f}")
     console.print(table)
     made = {"made_by": made_by(), "device": torch.cuda.get_device_name()}
     write_json(RESULTS / "outcome.json", made | {"checks": [asdict(outcome) for outcome in outcomes]})
     print(f"logs: {RESULTS}")
-    sys.exit(0 if all(outcome.passed for outcome in outcomes) else 1)
+    sys.exit(0 if all(outcome.verdict != "FAILED" for outcome in outcomes) else 1)
 
 
 if __name__ == "__main__":

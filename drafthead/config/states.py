@@ -11,9 +11,8 @@ class StatesConfig(Section):
     """How hidden states are harvested."""
 
     backend: Literal["vllm", "transformers"] = "vllm"
-    format: Literal["bf16", "fp8"] = (
-        "bf16"  # of the aux layers; fp8: e4m3 with one scale per token and aux layer, half the bytes
-    )
+    # Of the aux layers; fp8: e4m3 with one scale per token and aux layer, half the bytes of bf16.
+    format: Literal["bf16", "fp8"] = "fp8"
     sequences_per_shard: int = Field(default=1024, gt=0)
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept

@@ -189,7 +189,9 @@ def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int, gr
     return closed + [members for members, _ in open_batches]
 
 
-def pack(store: States, windows: Sequence[Window], drafter: Drafter, whole_text: bool = False) -> PackedBatch:
+def pack(
+    store: States, windows: Sequence[Window], drafter: Drafter, whole_text: bool = False, pin: bool = False
+) -> PackedBatch:
     """Read windows from the store and lay them end to end.
 
     Args:
@@ -197,8 +199,9 @@ def pack(store: States, windows: Sequence[Window], drafter: Drafter, whole_text:
         windows: in the order of the batch.
         drafter: whose loss rows are marked.
         whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
+        pin: allocate states in page-locked memory; `pinned` moves the rest there.
     """
-    sequences = [store[w.document] for w in windows]
+    sequences = [store.stored(w.document) for w in windows]
     pairs = list(zip(sequences, windows, strict=True))
     teachers = [(max(w.first_row - s.first_teacher_row, 0), w.stop - s.first_teacher_row) for s, w in pairs]
     ends = np.cumsum([0, *(stop - start for start, stop in teachers)])
@@ -210,24 +213,33 @@ def pack(store: States, windows: Sequence[Window], drafter: Drafter, whole_text:
         rows = drafter.loss_rows(replayable(s.loss_mask)) if whole_text else drafter.trained_rows(s.loss_mask)
         scored.append(rows[:, w.first_row : w.stop] & (token < w.end_row))
 
-    def tail(name: str) -> Tensor:
-        return torch.cat([getattr(s, name)[a:b] for s, (a, b) in zip(sequences, teachers, strict=True)])
+    def joined(parts: list[list[Tensor]]) -> Tensor:
+        """Documents below one another, a document's parts side by side; each byte is copied once."""
+        T, widths = sum(len(first) for first, *_ in parts), [part.shape[1] for part in parts[0]]
+        out = torch.empty(T, sum(widths), dtype=parts[0][0].dtype, pin_memory=pin)
+        places = out.split([len(first) for first, *_ in parts])
+        for place, document in zip(places, parts, strict=True):
+            torch.cat(document, dim=-1, out=place)
+        return out
 
-    layers = [
-        torch.cat([s.aux[layer_id][w.start : w.stop] for layer_id in store.aux_layer_ids], dim=-1) for s, w in pairs
-    ]
+    def tail(name: str) -> list[Tensor]:
+        return [getattr(s, name)[a:b] for s, (a, b) in zip(sequences, teachers, strict=True)]
+
+    layers = store.aux_layer_ids
+    scaled = [[s.scales[layer][w.start : w.stop, None] for layer in layers] for s, w in pairs if s.scales]
     return PackedBatch(
         ids=tuple(s.id for s in sequences),
         layout=tail_layout([w.num_tokens for w in windows], [w.first_row - w.start for w in windows]),
         input_ids=torch.cat([s.input_ids[w.start : w.stop] for s, w in pairs]).long(),
         positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),
-        aux=torch.cat(layers),
+        aux=joined([[s.aux[layer][w.start : w.stop] for layer in layers] for s, w in pairs]),
         loss_mask=torch.cat([s.loss_mask[w.first_row : w.stop] for s, w in pairs]).bool(),
         scored=torch.cat(scored, dim=1),
         of_row=torch.cat(of_row),
-        last_hidden=tail("last_hidden"),
-        argmax=tail("argmax").long(),
-        lse=tail("lse"),
+        last_hidden=joined([[rows] for rows in tail("last_hidden")]),
+        argmax=torch.cat(tail("argmax")).long(),
+        lse=torch.cat(tail("lse")),
+        aux_scale=joined(scaled) if scaled else None,
     )
 
 

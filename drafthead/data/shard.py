@@ -28,7 +28,7 @@ stores float32 where the table has bf16.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead.artifacts import ArtifactError, digest
+from drafthead.drafters.batch import dequantise
 from drafthead.files import atomic_path, check_space, remove_leftovers
 
 LAYOUT = 4  # 1: teacher rows for every token; 2: without sums; 3: without index_sha256, one more teacher row
@@ -59,11 +60,12 @@ class StateSequence:
         id: the prompt's id.
         input_ids: (T,) int32.
         loss_mask: (T,) uint8, 1 where the target generated the token.
-        aux: aux layer id -> (T, H).
+        aux: aux layer id -> (T, H); as stored, e4m3 with scales.
         last_hidden: (R, H), the input of the target's final norm.
         argmax: (R,) int32, the target's most likely next token.
         lse: (R,) float32, log-sum-exp over the target's full vocabulary.
         first_teacher_row: token index of the first of the R rows.
+        scales: aux layer id -> (T,) float32, where `aux` is in e4m3.
     """
 
     id: str
@@ -74,10 +76,16 @@ class StateSequence:
     argmax: Tensor
     lse: Tensor
     first_teacher_row: int = 0
+    scales: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[0]
+
+    def dequantised(self) -> "StateSequence":
+        """The same with aux layers in bf16 that are stored in e4m3."""
+        exact = {layer_id: dequantise(self.aux[layer_id], scale) for layer_id, scale in self.scales.items()}
+        return replace(self, aux=self.aux | exact, scales={})
 
 
 def first_teacher_row(loss_mask: Tensor) -> int:
@@ -121,11 +129,6 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     largest = wide.abs().amax(-1)
     scale = torch.where(largest == 0, 1.0, largest / torch.finfo(FP8).max)
     return (wide / scale[:, None]).to(FP8), scale
-
-
-def dequantise(values: Tensor, scale: Tensor) -> Tensor:
-    """(T, H) e4m3 and (T,) scales -> (T, H) bfloat16, which adds an error 16 times smaller than e4m3's own."""
-    return (values.float() * scale[:, None]).to(torch.bfloat16)
 
 
 # Checksums
@@ -262,7 +265,7 @@ class Shard:
             "format": metadata["format"],
             "hidden_size": hidden_size,
         }
-        self._last_layer = f"aux.{metadata['num_target_layers']}"
+        self._last_layer: int = metadata["num_target_layers"]
         self._offsets: list[int] = index["offsets"]
         self._teacher_offsets: list[int] = index["teacher_offsets"]
         self._sums = dict(zip(_summed(slices), zip(*index["sums"], strict=True), strict=True))
@@ -271,7 +274,7 @@ class Shard:
         return len(self.ids)
 
     def rows(self, index: int, name: str) -> Tensor:
-        """One tensor of one sequence, without reading the others; fp8 becomes bf16 here and nowhere else.
+        """One tensor of one sequence as it is stored, without reading the others.
 
         Args:
             index: of the sequence.
@@ -280,10 +283,6 @@ class Shard:
         Raises:
             ArtifactError: these bytes are not the ones that were written.
         """
-        values, scale = self._stored(index, name), f"{name}.scale"
-        return dequantise(values, self._stored(index, scale)) if scale in self._sums else values
-
-    def _stored(self, index: int, name: str) -> Tensor:
         ends = self._teacher_offsets if name in TEACHER_ROWS else self._offsets
         try:
             values = self._file.get_slice(name)[ends[index] : ends[index + 1]]
@@ -297,25 +296,33 @@ class Shard:
         return values
 
     def __getitem__(self, index: int) -> StateSequence:
+        """A sequence, its states in the type that the target computes in."""
+        return self.stored(index).dequantised()
+
+    def stored(self, index: int) -> StateSequence:
+        """A sequence as it is stored: half the bytes where that is e4m3."""
         tokens = self._offsets[index + 1] - self._offsets[index]
         first = tokens - (self._teacher_offsets[index + 1] - self._teacher_offsets[index])
+        aux = {layer_id: self.rows(index, f"aux.{layer_id}") for layer_id in self.aux_layer_ids}
+        scaled = [layer_id for layer_id in self.aux_layer_ids if f"aux.{layer_id}.scale" in self._sums]
         has_last = "last_hidden" in self._sums
         return StateSequence(
             id=self.ids[index],
             input_ids=self.rows(index, "input_ids"),
             loss_mask=self.rows(index, "loss_mask"),
-            aux={layer_id: self.rows(index, f"aux.{layer_id}") for layer_id in self.aux_layer_ids},
-            last_hidden=self.rows(index, "last_hidden") if has_last else self.rows(index, self._last_layer)[first:],
+            aux=aux,
+            last_hidden=self.rows(index, "last_hidden") if has_last else aux[self._last_layer][first:],
             argmax=self.rows(index, "argmax"),
             lse=self.rows(index, "lse"),
             first_teacher_row=first,
+            scales={layer_id: self.rows(index, f"aux.{layer_id}.scale") for layer_id in scaled},
         )
 
     def check(self) -> None:
         """Read every row and compare it with its checksum; raises ArtifactError."""
         for index in range(len(self)):
             for name in self._sums:
-                self._stored(index, name)
+                self.rows(index, name)
 
 
 def open_checked(path: Path, ids: Sequence[str]) -> Shard:

@@ -7,6 +7,7 @@ share nothing but this directory:
     identity.json            what the states are made from, capacity and epochs
     progress.json            the first index that training still needs; the trainer alone writes it
     shard-00007.safetensors  only indices in [first needed, first needed + capacity)
+    .shard-00008.lock        held by the harvester that writes it; there may be several
     manifest.json            every shard has been written once
 
 The trainer deletes a shard when a checkpoint covers everything trained from it, so that either side finds what it
@@ -18,8 +19,9 @@ fits on disk, the ordinary store is better. On several nodes the spool lies on a
 harvester share, with renames that are atomic for all; rank 0 alone deletes.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from drafthead.config import Recipe
 from drafthead.data.responses import ResponseTokens
 from drafthead.data.shard import Shard, StateSequence, open_checked, shard_path
 from drafthead.data.store import StateStore
-from drafthead.files import remove_aside, write_json
+from drafthead.files import write_json
 
 KIND = "spool"
 _PROGRESS = "progress.json"
@@ -79,14 +81,14 @@ class Spool:
         path = self.directory / _PROGRESS
         return read_json(path)["first_needed"] if path.exists() else 0
 
-    def demand(self, in_flight: int | None = None) -> Demand:
+    def demand(self, in_flight: AbstractSet[int] = frozenset()) -> Demand:
         """What to write next.
 
         Args:
-            in_flight: a shard handed to the disk that may not be there yet.
+            in_flight: shards handed to the disk that may not be there yet.
         """
         # Shards are listed before progress is read: one that is used up in between then counts as used, not missing.
-        present = self.present() | ({in_flight} if in_flight is not None else set())
+        present = self.present() | in_flight
         first = self.first_needed()
         stop = min(first + self.capacity, self.total)
         missing = next((index for index in range(first, stop) if index not in present), None)
@@ -105,20 +107,45 @@ class Spool:
             if not first_needed <= index < first_needed + self.capacity:
                 self.path(index).unlink(missing_ok=True)
 
-    @contextmanager
-    def filling(self) -> Iterator[None]:
-        """Claim the harvester's side, and remove what a killed harvester left half written.
+    def claim(self, mine: AbstractSet[int] = frozenset()) -> Demand:
+        """What to write next, claimed until `let_go` or the end of this process: no other harvester will write it.
 
-        Raises:
-            InUseError: another harvester is filling this spool; two would exceed its capacity.
+        Args:
+            mine: shards that this harvester has claimed.
+
+        Returns:
+            `done` only when no other harvester is still writing: if it were killed, its shard would be claimed here.
         """
-        locks.hold(self.directory)
-        try:
-            for leftover in self.directory.glob(".shard-*.tmp"):
-                remove_aside(leftover)
-            yield
-        finally:
-            locks.let_go(self.directory)
+        while True:
+            others = self._in_work() - mine
+            demand = self.demand(mine | others)
+            if demand.index is None:
+                return Demand(index=None, done=demand.done and max(others, default=-1) < self.first_needed())
+            with suppress(locks.InUseError):  # another harvester was faster
+                locks.hold(self.directory, _lock(demand.index), patience=0)
+                if demand.index >= self.first_needed() and not self.path(demand.index).exists():
+                    return demand
+                self.let_go(demand.index)  # it was written in between
+
+    def let_go(self, index: int) -> None:
+        """The shard is on disk."""
+        locks.let_go(self.directory, _lock(index))
+
+    def _in_work(self) -> set[int]:
+        """Indices that a living harvester has claimed; claims of killed ones go."""
+        found = set()
+        for path in self.directory.glob(_lock("*")):
+            try:
+                locks.hold(self.directory, path.name, patience=0)
+            except locks.InUseError:
+                found.add(int(path.stem.removeprefix(".shard-")))
+            else:
+                locks.let_go(self.directory, path.name)
+        return found
+
+
+def _lock(index: int | str) -> str:
+    return f".shard-{index}.lock"
 
 
 def open_spool(recipe: Recipe, num_documents: int) -> Spool:
@@ -170,12 +197,20 @@ class SpooledStates:
         return epoch * self.spool.num_shards + document // self._size
 
     def __getitem__(self, index: int) -> StateSequence:
-        """A document; raises FileNotFoundError before its shard is written, ArtifactError when that is damaged."""
+        return self.stored(index).dequantised()
+
+    def stored(self, index: int) -> StateSequence:
+        """A document with its states as they are stored.
+
+        Raises:
+            FileNotFoundError: its shard is not written yet.
+            ArtifactError: its shard is damaged.
+        """
         number = self.shard_of(index)
         if number not in self._open:
             start = number % self.spool.num_shards * self._size
             self._open[number] = open_checked(self.spool.path(number), self.ids[start : start + self._size])
-        return self._open[number][index % len(self) % self._size]
+        return self._open[number].stored(index % len(self) % self._size)
 
     def close_before(self, first_needed: int) -> None:
         """Close shards that are no longer needed, so that deleting them frees their space."""

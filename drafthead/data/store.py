@@ -50,8 +50,12 @@ class StateStore:
         return len(self._index)
 
     def __getitem__(self, index: int) -> StateSequence:
+        return self.stored(index).dequantised()
+
+    def stored(self, index: int) -> StateSequence:
+        """A sequence with its states as they are stored."""
         shard, position = self._index[index]
-        return shard[position]
+        return shard.stored(position)
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
         """Token ids (T,) int64 and loss mask (T,) bool of a sequence, without its states."""

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drafthead.losses.fused import Chunks, cut
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -40,6 +42,9 @@ class Layout:
     most_rows: int
 
     _TENSORS = ("cu_seqlens", "rows", "cu_rows")
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._TENSORS]
 
     def to(self, device: torch.device) -> "Layout":
         """The same layout on a device."""
@@ -68,13 +73,15 @@ class PackedBatch:
         layout: documents and rows.
         input_ids: (T,) int64.
         positions: (T,) int64, the target's own.
-        aux: (T, N * H), aux hidden states, layer ids ascending.
+        aux: (T, N * H), aux hidden states, layer ids ascending; as stored, or in a compute type.
         loss_mask: (R,) bool, rows whose token the target generated.
         scored: (K, R) bool, rows that carry loss at each draft position, by the drafter's plan.
         of_row: (R,) int64, the teacher row of each row's token, -1 where it has none.
         last_hidden: (Q, H), input of the target's final norm.
         argmax: (Q,) int64, the target's most likely next token.
         lse: (Q,) float32, log-sum-exp of the target's logits over its full vocabulary.
+        aux_scale: (T, N) float32, of each layer of `aux` where that is in e4m3.
+        chunks: in which the head computes the scored rows, where `prepared`.
     """
 
     ids: tuple[str, ...]
@@ -88,6 +95,8 @@ class PackedBatch:
     last_hidden: Tensor
     argmax: Tensor
     lse: Tensor
+    aux_scale: Tensor | None = None
+    chunks: Chunks | None = None
 
     @property
     def row_ids(self) -> Tensor:
@@ -102,16 +111,44 @@ class PackedBatch:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
-        moved: Any = {
-            name: tensor.to(device, dtype if name in ("aux", "last_hidden") else tensor.dtype, non_blocking=True)
-            for name, tensor in self._tensors().items()
-        }
-        return replace(self, layout=self.layout.to(device), **moved)
+        return self.on(device).cast(dtype)
+
+    def on(self, device: torch.device) -> "PackedBatch":
+        """The batch on a device; from page-locked memory the host does not wait."""
+        moved: Any = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors().items()}
+        chunks = self.chunks and self.chunks.moved(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(self, layout=self.layout.to(device), chunks=chunks, **moved)
+
+    def prepared(self, num_positions: int, device_type: str) -> "PackedBatch":
+        """A batch on the host, with what the head would otherwise have to ask a device for."""
+        return replace(self, chunks=cut(self.teachers(num_positions).flatten(), num_positions, device_type))
+
+    def cast(self, dtype: torch.dtype) -> "PackedBatch":
+        """The batch with its states in the compute type; e4m3 becomes bf16 first."""
+        aux = self.aux
+        if self.aux_scale is not None:
+            aux = torch.empty(aux.shape, dtype=torch.bfloat16, device=aux.device)
+            layers = self.aux_scale.shape[1]
+            parts = zip(aux.chunk(layers, -1), self.aux.chunk(layers, -1), self.aux_scale.T, strict=True)
+            for out, values, scale in parts:  # one by one: the float32 copy stays small
+                out.copy_(dequantise(values, scale))
+        return replace(self, aux=aux.to(dtype), last_hidden=self.last_hidden.to(dtype), aux_scale=None)
+
+    def record_stream(self, stream: Any) -> None:
+        """Memory of another stream is not given out again before this one has read it."""
+        for tensor in (*self._tensors().values(), *self.layout.tensors(), *(self.chunks or ())[:3]):
+            tensor.record_stream(stream)
 
     def pinned(self) -> "PackedBatch":
         """The batch in page-locked host memory."""
         pinned: Any = {name: tensor.pin_memory() for name, tensor in self._tensors().items()}
-        return replace(self, layout=self.layout.pinned(), **pinned)
+        chunks = self.chunks and self.chunks.moved(Tensor.pin_memory)
+        return replace(self, layout=self.layout.pinned(), chunks=chunks, **pinned)
 
     def _tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+
+
+def dequantise(values: Tensor, scale: Tensor) -> Tensor:
+    """(T, H) e4m3 and (T,) scales -> (T, H) bfloat16, which adds an error 16 times smaller than e4m3's own."""
+    return values.float().mul_(scale[:, None]).to(torch.bfloat16)

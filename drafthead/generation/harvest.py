@@ -1,19 +1,21 @@
 """Run the target over its own text and store its hidden states at every position.
 
 A sequence is prompt, response and continuation; the loss mask is 1 on the response only. The work is cut into shards
-(generation.shards), which one engine makes in this process, or many on a Ray cluster (generation.cluster). With
+(generation.shards), which one engine makes in this process, or many on a Ray cluster (engine.cluster). With
 states.one_pass the shards were captured while the target generated, and only what is missing is made.
 
 Online mode (states.spool_shards): the validation split is harvested into an ordinary store, then the spool of the
 training split is kept full until training has all it needs. Shards follow in the order in which training reads them,
 through all epochs. Where nothing fits, the harvester waits for the trainer; where the trainer is ahead, it waits for
-the harvester. What to write next is read off the spool each time, so a restart needs no state of its own. Given up: the
-engine holds its memory while it waits, so harvester and trainer want devices of their own.
+the harvester. What to write next is read off the spool each time, so a restart needs no state of its own, and several
+harvesters may fill one spool, on one machine or on many. Given up: the engine holds its memory while it waits, so
+harvesters and trainer want devices of their own.
 """
 
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +30,7 @@ from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
 from drafthead.engine.generate import CapturingEngine, GenerationRequest, capturing_engine
-from drafthead.generation.running import Runner, Task, Worker, run_here
+from drafthead.engine.running import Runner, Task, Worker, run_here
 from drafthead.generation.shards import ShardJob, list_jobs, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_names
@@ -56,8 +58,8 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
     check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
     if online and run is not run_here:
         raise ValueError(
-            f"states.spool_shards {recipe.states.spool_shards}: one engine fills a spool, in the order in which "
-            "training reads it; leave out --cluster and --workers, or harvest the whole store without a spool"
+            f"states.spool_shards {recipe.states.spool_shards}: each command is one engine of those that fill a spool; "
+            "leave out --cluster and --workers, and start the command once for each engine, with GPUs of its own"
         )
     unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
     jobs = {split: list_jobs(recipe, split) for split in unfinished if split == "validation" or not online}
@@ -142,53 +144,66 @@ def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
 
 
 def _harvest_online(recipe: Recipe, spec: TargetSpec) -> None:
-    """Fill the spool of the training split until nothing is left to write.
+    """Fill the spool of the training split, alone or beside other harvesters, until nothing is left to write.
 
     Raises:
         ArtifactError: a shard in the spool is damaged or holds other sequences.
-        InUseError: another harvester fills it.
     """
     jobs = list_jobs(recipe, "train")
     spool = open_spool(recipe, sum(job.size for job in jobs))
-    with spool.filling():
-        to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is damaged
-        if not spool.demand().done:
-            (spool.directory / MANIFEST).unlink(missing_ok=True)
-            with backend(recipe, spec) as harvester:
-                fill(harvester, spool, jobs)
-        if spool.first_needed() == spool.total:
-            spool.release(spool.total)  # training ended while the last shard was on its way
+    to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is damaged
+    if not spool.demand().done:
+        (spool.directory / MANIFEST).unlink(missing_ok=True)
+        with backend(recipe, spec) as harvester:
+            fill(harvester, spool, jobs)
+    if spool.first_needed() == spool.total:
+        spool.release(spool.total)  # training ended while the last shard was on its way
     if not (spool.directory / MANIFEST).exists():
         finish(spool.directory, _counts(jobs) | {"shards": spool.total, "epochs": spool.epochs}, lasting=False)
 
 
 def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
-    """Write what the spool demands until it demands nothing more.
+    """Write what the spool demands and no other harvester writes, until it demands nothing more.
 
     While one shard goes to disk the next is computed, if the spool has room for both.
 
     Args:
         harvester: a running backend.
-        spool: claimed by this process.
+        spool: to be filled.
         jobs: the shards of one epoch.
     """
     began, waited = time.monotonic(), 0.0
-    in_flight: int | None = None
+    claimed: set[int] = set()
+    demand = spool.claim()
     done = sum(_job(jobs, index).size for index in {*range(spool.first_needed()), *spool.present()})
     wait = (
-        f"training to use up a shard of {spool.directory}, which has its {spool.capacity}; if it is not running: "
-        "accelerate launch train/eagle3.py RECIPE"
+        f"training to use up a shard of {spool.directory}, which has its {spool.capacity}, or for other harvesters; if "
+        "training is not running: accelerate launch train/eagle3.py RECIPE"
     )
+
+    def let_go(landed: AbstractSet[int]) -> None:
+        for index in claimed & landed:
+            claimed.remove(index)
+            spool.let_go(index)
+
+    def free() -> bool:
+        nonlocal demand
+        demand = spool.claim(claimed)
+        return demand != Demand(index=None, done=False)
+
     with progress_bar(spool.epochs * sum(job.size for job in jobs), "harvesting", "seq", initial=done) as bar:
-        while not (demand := spool.demand(in_flight)).done:
+        while not demand.done:
             if demand.index is None:
                 harvester.finish()
-                in_flight = None
-                waited += wait_until(lambda: spool.demand() != Demand(index=None, done=False), wait)
+                let_go(claimed)
+                waited += wait_until(free, wait)
             else:
+                claimed.add(demand.index)
                 harvester.make(_job(jobs, demand.index), bar)
-                in_flight = demand.index
+                let_go(spool.present())
+                demand = spool.claim(claimed)
         harvester.finish()
+        let_go(claimed)
     took = time.monotonic() - began
     logger.info("the spool was filled in %.0f s, %.0f s of them spent waiting for training to make room", took, waited)
 

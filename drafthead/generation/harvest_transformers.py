@@ -46,7 +46,7 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["Transf
 
 
 class TransformersHarvester:
-    """A worker of `drafthead.generation.running`."""
+    """A worker of `drafthead.engine.running`."""
 
     def __init__(self, model: nn.Module, boundaries: tuple[int, ...], writer: ShardWriter):
         self._model, self._boundaries, self._writer = model, boundaries, writer

@@ -36,6 +36,7 @@ from drafthead.data.rendering import reads_clock, template_day
 from drafthead.data.responses import KIND, part_path, read_left_out, read_part, read_parts, write_part
 from drafthead.engine.generate import CapturingEngine, Engine, capturing_engine
 from drafthead.engine.offline import offline_engine
+from drafthead.engine.running import Runner, Task, run_here
 from drafthead.generation.dialogue import (
     DROPPED,
     FLAGS,
@@ -44,7 +45,6 @@ from drafthead.generation.dialogue import (
     make_responses,
     open_dialogue,
 )
-from drafthead.generation.running import Runner, Task, run_here
 from drafthead.generation.shards import captured_dir, claim_captured, cut_shards
 from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer

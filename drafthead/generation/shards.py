@@ -24,7 +24,7 @@ from drafthead.config import Recipe
 from drafthead.data.responses import Response, read_parts
 from drafthead.data.shard import LAYOUT, open_checked, shard_path
 from drafthead.engine.capture.shard_writer import ShardSlot
-from drafthead.generation.running import unwritten
+from drafthead.engine.running import unwritten
 from drafthead.progress import progress
 from drafthead.target.pieces import TargetSpec, target_identity
 

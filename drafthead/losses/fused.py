@@ -13,6 +13,7 @@ Shapes: M rows of the drafter, K draft positions, T teacher tokens, H hidden, D 
 and R rows of a chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
@@ -28,6 +29,32 @@ from drafthead.losses.objectives import Objective, loss_function
 CHUNK_ROWS = {"cpu": 1024, "cuda": 4096}  # rows of logits that exist at a time
 
 
+class Chunks(NamedTuple):
+    """Scored rows, by the teacher token that each meets, and where they are cut; each token lies in one chunk.
+
+    Attributes:
+        tokens: (C,) teacher tokens, ascending.
+        rows: (R,) rows, as indices into M, token by token.
+        met: (R,) which token of its chunk each row meets.
+        token_counts, row_counts: of each chunk, known to the host.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    met: Tensor
+    token_counts: list[int]
+    row_counts: list[int]
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Chunks":
+        """The same with every tensor moved elsewhere."""
+        return self._replace(tokens=move(self.tokens), rows=move(self.rows), met=move(self.met))
+
+    def split(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Tokens, rows and met of one chunk after another."""
+        by_row = self.rows.split(self.row_counts), self.met.split(self.row_counts)
+        return list(zip(self.tokens.split(self.token_counts), *by_row, strict=True))
+
+
 @dataclass(frozen=True)
 class HeadRows:
     """What a drafter hands to the head: M rows, all of draft position 0 first, then those of position 1, and so on.
@@ -37,11 +64,13 @@ class HeadRows:
         teacher: (M,) int64, the teacher token that each row meets; -1: not scored. At one draft position at most
             one row meets a token, or chunks grow beyond `CHUNK_ROWS`.
         counts: rows of each of the K draft positions; they sum to M.
+        chunks: `cut` of the same teacher; made here where there are none, which on a GPU keeps the host waiting.
     """
 
     states: Tensor
     teacher: Tensor
     counts: tuple[int, ...]
+    chunks: Chunks | None = None
 
 
 class HeadLoss(NamedTuple):
@@ -108,7 +137,7 @@ class _FusedHeadLoss(torch.autograd.Function):
         grad_states = torch.zeros_like(states if needs_grad else states[:0])
         grad_weight = torch.zeros_like(weight if needs_grad else weight[:0], dtype=wide)
 
-        chunks = _chunks(rows.teacher, len(rows.counts), CHUNK_ROWS[states.device.type])
+        chunks = (rows.chunks or cut(rows.teacher, len(rows.counts), states.device.type)).split()
         teacher_buffer = _buffer([tokens for tokens, _, _ in chunks], teacher.weight, wide)
         logits_buffer = _buffer([chosen for _, chosen, _ in chunks], weight, wide)
         # The gradient overwrites the logits, unless the products want it in another type.
@@ -143,23 +172,23 @@ class _FusedHeadLoss(torch.autograd.Function):
         return grad_states.mul_(grad_loss), grad_weight.mul_(grad_loss).to(ctx.weight_dtype), *[None] * 5
 
 
-def _chunks(teacher: Tensor, num_positions: int, max_rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Cut the scored rows, by the teacher token (M,) that each meets, so that each token lies in one chunk.
+def cut(teacher: Tensor, num_positions: int, device_type: str) -> Chunks:
+    """Order and cut the scored rows.
 
-    As long as at one draft position at most one row meets a token, a chunk has at most max(max_rows, K) rows.
+    As long as at one draft position at most one row meets a token, a chunk has at most max(CHUNK_ROWS, K) rows.
 
-    Returns:
-        For each chunk: teacher tokens (C,); rows (R,), as indices into M; which of the tokens each row meets (R,).
+    Args:
+        teacher: (M,) the teacher token that each row meets; -1: not scored.
+        num_positions: K.
+        device_type: on which the rows will be computed.
     """
     scored = (teacher >= 0).nonzero()[:, 0]
-    if not len(scored):
-        return []
     token, order = teacher[scored].sort(stable=True)
     tokens, met, counts = token.unique_consecutive(return_inverse=True, return_counts=True)
-    width = max(max_rows // num_positions, 1)  # teacher tokens of a chunk
-    sizes = torch.stack([part.sum() for part in counts.split(width)]).tolist()
-    met_inside = [part - number * width for number, part in enumerate(met.split(sizes))]
-    return list(zip(tokens.split(width), scored[order].split(sizes), met_inside, strict=True))
+    width = max(CHUNK_ROWS[device_type] // num_positions, 1)  # teacher tokens of a chunk
+    parts = counts.split(width) if len(counts) else ()
+    row_counts = [int(part.sum()) for part in parts]
+    return Chunks(tokens, scored[order], met % width, [len(part) for part in parts], row_counts)
 
 
 def _sums(losses: Tensor, counts: tuple[int, ...]) -> Tensor:

@@ -181,7 +181,7 @@ class Trainer:
         self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
         self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
         self.replayed = replayed_documents(inputs.validation, self.drafter)
-        self.prefetch = Prefetch(self.stream, lambda w: pack(inputs.train, w, self.drafter), self.device.type == "cuda")
+        self.prefetch = Prefetch(self.stream, self._read, self.device)
         self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
         if self.main:
             self._describe(found)
@@ -210,6 +210,12 @@ class Trainer:
                     self.save(step + 1, weights, measured=True)
                     log.restart_clock(step + 1)
 
+    def _read(self, windows: list[Window]) -> PackedBatch:
+        """A micro batch on the host; called by the thread that reads ahead."""
+        device_type = self.device.type
+        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda")
+        return batch.prepared(self.drafter.num_positions, device_type)
+
     def _group(self, step: int) -> list[list[Window]]:
         """The packed micro batches of an optimiser step, of all ranks."""
         first = step * self.config.batches_per_step
@@ -228,12 +234,12 @@ class Trainer:
         rows = torch.tensor(valid).sum(0).clamp_min(1)  # (K,)
         weights = self.drafter.position_weights()
         # DeepSpeed divides by accumulation steps and averages over ranks: undo both.
-        scale = (weights / rows * config.batches_per_step).to(self.device, torch.float32)
+        scale = (weights / rows * config.batches_per_step).to(self.device, torch.float32, non_blocking=True)
         rate = schedule(self.optimizer, config, step, self.total_steps)
 
         sums = torch.zeros(2 * K, dtype=torch.float64, device=self.device)
         for index in mine:
-            batch = self.prefetch.take(index).to(self.device, self.dtype)
+            batch = self.prefetch.take(index).cast(self.dtype)
             if index + ranks in mine or (step + 1 < self.total_steps and self.feed.ready(step + 1)):
                 self.prefetch.start(index + ranks)
             with self.accelerator.accumulate(self.engine):

@@ -42,6 +42,17 @@ def test_pack_lays_documents_end_to_end(tmp_path):
     torch.testing.assert_close(batch.aux, wanted, rtol=0, atol=0)
 
 
+def test_an_fp8_store_is_packed_as_it_is_stored_and_cast_to_what_reading_gives(tmp_path):
+    documents = [sequence("a", 3), sequence("b", 5)]
+    write_shard(shard_path(tmp_path, 0), documents, num_target_layers=9, number_format="fp8")
+    store = StateStore(tmp_path)
+    batch = pack(store, [whole(i, d.loss_mask, eagle3(2)) for i, d in enumerate(documents)], eagle3(2))
+    assert batch.aux.dtype == torch.float8_e4m3fn
+    wanted = torch.cat([torch.cat([store[i].aux[1], store[i].aux[3]], dim=-1) for i in (0, 1)])
+    for dtype in (torch.bfloat16, torch.float32):
+        torch.testing.assert_close(batch.cast(dtype).aux, wanted.to(dtype), rtol=0, atol=0)
+
+
 def test_what_only_the_loss_reads_is_kept_for_the_loss_rows(tmp_path):
     one = sequence("a", 9)
     one.loss_mask[:5] = 0  # tokens 5..8 were generated, so rows begin at 3

@@ -14,13 +14,13 @@ from drafthead.data.shard import (
     FP8,
     Shard,
     StateSequence,
-    dequantise,
     first_teacher_row,
     open_checked,
     quantise,
     shard_path,
     write_shard,
 )  # fmt: skip
+from drafthead.drafters.batch import dequantise
 from drafthead.files import DiskFullError
 from tests.damage import cut_short
 from tests.data.sequences import as_harvested, assert_same, sequence

@@ -1,6 +1,7 @@
 """The spool: bounded at every moment, no shard lost or written for nothing, and killed sides agree again."""
 
-import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafthead.artifacts import ArtifactError
+from drafthead.config import REPO_ROOT
 from drafthead.data.packing import Window, plan_epoch, plan_stream, whole
 from drafthead.data.responses import ResponseTokens, part_path, write_part
 from drafthead.data.shard import write_shard
 from drafthead.data.spool import Demand, Spool, SpooledStates
-from drafthead.locks import InUseError
 from tests.artifacts import response
-from tests.damage import half_written
 from tests.data.sequences import sequence
 from tests.data.spools import planned
 from tests.drafters.small_draft import eagle3
+from tests.scripts import environment
 
 
 def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:
@@ -48,18 +49,38 @@ def test_shards_are_written_in_order_up_to_the_capacity(tmp_path, present, first
     write(spool, *present)
     spool.release(first_needed)
     assert (spool.present(), spool.first_needed()) == (set(present), first_needed)
-    assert spool.demand(in_flight) == wanted
+    assert spool.demand({in_flight} - {None}) == wanted
 
 
-def test_one_harvester_at_a_time_and_leftovers_of_a_killed_one_go(tmp_path):
-    spool = spool_in(tmp_path)
-    leftover = half_written(tmp_path / "shard-00001.safetensors")
-    with spool.filling():
-        assert not leftover.exists()
-        with pytest.raises(InUseError, match=str(os.getpid())), spool.filling():
-            pass
-    with spool.filling():
-        pass
+def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
+    """This process and two others, of which one is killed; four shards have room."""
+    spool, others = spool_in(tmp_path), []
+    for index in (0, 1):
+        code = (
+            "import pathlib, time; from drafthead.data.spool import Spool;"
+            f"print(Spool(pathlib.Path({str(tmp_path)!r}), 4, 3, 2).claim(), flush=True); time.sleep(600)"
+        )
+        command = [sys.executable, "-c", code]
+        others.append(subprocess.Popen(command, cwd=REPO_ROOT, env=environment(), stdout=subprocess.PIPE, text=True))
+        assert others[-1].stdout.readline().strip() == f"Demand(index={index}, done=False)"
+    try:
+        assert spool.claim() == Demand(2, done=False)
+        assert spool.claim({2}) == Demand(3, done=False)
+        assert spool.claim({2, 3}) == Demand(None, done=False)  # no room
+        others[0].kill()
+        others[0].wait()
+        assert spool.claim({2, 3}) == Demand(0, done=False)
+        write(spool, 0, 2, 3)
+        for index in (0, 2, 3):
+            spool.let_go(index)
+        assert spool.claim() == Demand(None, done=False)  # the other one's is on its way
+        spool.release(2)
+        write(spool, 4, 5)
+        assert spool.claim() == Demand(None, done=True), "the other's is used up by now"
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 @settings(max_examples=60)

@@ -1,14 +1,18 @@
 """Acceptance against real vLLM, with drafts that need no head of ours: n-gram, and random ones of other methods."""
 
+from collections import Counter
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from drafthead.artifacts import verify_files
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
-from drafthead.evaluation.measuring.acceptance import read_acceptance, read_conditions
+from drafthead.evaluation.measuring.acceptance import _shared, conditions, read_acceptance, read_conditions
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
+from drafthead.evaluation.workload import EvalPrompt, Workload
 from tests.artifacts import ask, write_prompt_artifact
 from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
 from tests.recipes import tiny_recipe
@@ -71,6 +75,36 @@ def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
     assert lost.exists()
     assert (directory / "arm-none.parquet").stat().st_mtime_ns == written
     assert verify_files(directory) == []
+
+
+@pytest.mark.slow
+def test_several_engines_make_the_rows_of_one(tmp_path):
+    """Two take a share of the baseline, one n-gram; in float32, where text does not depend on the batch."""
+    settings = ("eval.methods=[ngram]", "eval.max_tokens=16", "eval.temperatures=[0,0.7]", "target.dtype=float32")
+    found = {}
+    for workers in (1, 4):
+        recipe = tiny_recipe(tmp_path / str(workers), *settings)
+        write_some_prompts(recipe)
+        overrides = (f"output_dir={recipe.output_dir}", *settings)
+        run_ok("eval/acceptance.py", "--workers", str(workers), *overrides, timeout_s=240)
+        directory = recipe.results_dir / "acceptance-float32"
+        assert verify_files(directory) == []
+        found[workers] = {path.name: pd.read_parquet(path) for path in directory.rglob("*.parquet")}
+    assert found[1].keys() == found[4].keys()
+    assert len(found[1]) == 4
+    for name, rows in found[1].items():
+        pd.testing.assert_frame_equal(rows, found[4][name])
+
+
+def test_shares_are_as_long_as_engines_allow(tmp_path):
+    """Passes: three of the baseline, two of n-gram at each of two K."""
+    recipe = tiny_recipe(tmp_path, *_SETTINGS)
+    workload = Workload([EvalPrompt(str(i), "chat", [i], "") for i in range(10)], 0, {})
+    found = conditions(recipe)
+    for workers, shares in ((1, (1, 1, 1)), (7, (3, 2, 2)), (16, (6, 4, 4))):
+        jobs = _shared(tmp_path, found, {"medium": workload}, workers)
+        assert tuple(Counter((j.conditions[0].method, j.conditions[0].k) for j in jobs).values()) == shares
+        assert sum(job.size for job in jobs) == 7 * 10
 
 
 @pytest.mark.presets

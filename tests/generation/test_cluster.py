@@ -4,8 +4,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import read_responses
 from drafthead.data.shard import write_shard
 from drafthead.data.store import StateStore, verify_store
-from drafthead.generation import running
+from drafthead.engine import running
 from drafthead.generation.harvest import SPLITS, harvest
 from drafthead.generation.shards import ShardJob, to_do
 from tests.artifacts import response
@@ -151,6 +153,49 @@ def test_what_ends_an_engine_of_this_machine_ends_the_stage(tmp_path: Path, how:
         running.run_on_node(running.Task(partial(Dying, how), 1, "testing", "seq"), jobs, workers=2)
 
 
+class Counting:
+    """A worker that notes what it did."""
+
+    def __init__(self, done: list[int]):
+        self.done = done
+
+    def make(self, job, bar) -> None:
+        job.path.write_text("whole")
+        self.done.append(job.index)
+
+    def finish(self) -> None:
+        pass
+
+
+def test_commands_that_share_the_work_do_each_job_once(tmp_path: Path):
+    """The second starts when shards 0 and 3 are there, and lists only what is missing then."""
+    jobs = [ShardJob(tmp_path, index, []) for index in range(7)]
+    done: dict[int, list[int]] = {1: [], 2: []}
+
+    def command(number: int, found: list[ShardJob]) -> threading.Thread:
+        task = running.Task(lambda: nullcontext(Counting(done[number])), 1, "testing", "seq")
+        thread = threading.Thread(target=running.run_part, args=(task, found, running.run_here, (number, 2)))
+        thread.start()
+        return thread
+
+    for index in (0, 3):
+        jobs[index].path.write_text("whole")
+    first = command(1, running.unwritten(jobs))
+    assert not first.join(1)
+    assert first.is_alive(), "it waits for the other part"
+    second = command(2, running.unwritten(jobs))
+    for thread in (first, second):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert done == {1: [1, 5], 2: [2, 4, 6]}
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b"])
+def test_a_part_that_is_none_is_refused(part):
+    with pytest.raises(ValueError, match="--part"):
+        running._part(part)
+
+
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_ray_cluster_that_loses_a_worker_makes_the_same_responses(regenerated: Recipe, tmp_path: Path):
@@ -171,7 +216,7 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_responses(regenerated:
     assert "12 sequences" in output
 
 
-def test_a_spool_has_one_harvester(recipe_in):
+def test_a_command_is_one_harvester_of_a_spool(recipe_in):
     with pytest.raises(ValueError, match="states.spool_shards 4"):
         harvest(recipe_in("states.spool_shards=4"), never)
 

@@ -11,8 +11,9 @@ import torch
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
 from drafthead.data.responses import read_responses
-from drafthead.data.shard import LAYOUT, Shard, dequantise, quantise, shard_path, write_shard
+from drafthead.data.shard import LAYOUT, Shard, quantise, shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
+from drafthead.drafters.batch import dequantise
 from drafthead.generation import harvest as stage
 from drafthead.generation.shards import list_jobs
 from drafthead.planning import Assumed

@@ -55,10 +55,12 @@ def _never(*_: Any) -> None:
 # One kernel on CUDA; a build without CUDA would take it apart before it is counted.
 _LIBRARY = torch.library.Library("aten", "IMPL")
 _LIBRARY.impl("silu_backward", _never, "CUDA")
+_LIBRARY.impl("record_stream", lambda tensor, stream: None, "Meta")
 
 # Allocations and views: no kernel is launched.
 _FREE = {
     "detach", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "_unsafe_view",
+    "record_stream",
 }  # fmt: skip
 # The host needs the value or the size of a result on the device.
 _WAITS = {"_local_scalar_dense", "nonzero", "_unique2", "unique_consecutive", "unique_dim", "masked_select", "equal"}
@@ -72,22 +74,23 @@ class Counter(TorchDispatchMode):
 
     Args:
         documents: (queries, keys) of each document, which flash attention's work depends on.
-        any_device: count waits on tensors of any device: for code that decides by values, run on real CPU tensors.
 
     Attributes:
         launches, moved, operations, seconds: kernels, bytes, floating-point operations, modelled seconds on an H100.
         live, peak: bytes of storages made meanwhile.
         waits: "file:function operation" -> how often the host waited there.
+        sent: "beside" or "between" the kernels -> copies from the host, on a stream of their own or on the kernels';
+            the others count no copy that runs beside the kernels.
     """
 
-    def __init__(self, documents: list[tuple[int, int]], any_device: bool = False):
+    def __init__(self, documents: list[tuple[int, int]]):
         super().__init__()
         self._pairs = sum(rows * keys - rows * (rows - 1) / 2 for rows, keys in documents)
-        self._any_device = any_device
         self._storages: Any = weakref.WeakSet()
         self.launches, self.moved, self.operations, self.seconds = 0, 0, 0.0, 0.0
         self.live = self.peak = 0
         self.waits: collections.Counter[str] = collections.Counter()
+        self.sent: collections.Counter[str] = collections.Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -104,7 +107,11 @@ class Counter(TorchDispatchMode):
             self._track(tensor)
         on_device = any(t.is_cuda for t in (*read, *made))
         if on_device and not func.is_view and name not in _FREE and not name.startswith("prim"):
-            self._add(name, args, read, made)
+            beside = torch.accelerator.current_stream(0).stream_id != 0
+            if name in ("_to_copy", "copy_") and not all(t.is_cuda for t in read):
+                self.sent["beside" if beside else "between"] += 1
+            if not beside:
+                self._add(name, args, read, made)
         return results
 
     def kernel(self, moved: int) -> None:
@@ -146,7 +153,7 @@ class Counter(TorchDispatchMode):
         if source is None:
             return
         waits = name in _WAITS or func.name() == "aten::repeat_interleave.Tensor"
-        waits = waits and (source.is_cuda or self._any_device)
+        waits = waits and source.is_cuda
         if name == "_to_copy" and not kwargs.get("non_blocking"):
             to = torch.device(kwargs.get("device") or source.device)
             waits = to.type != source.device.type

@@ -2,13 +2,14 @@
 
     python -m tests.gpu.fake_step configs/gpt-oss-120b.yaml [section.key=value ...]
 
-`Trainer.step` itself runs: batch to the device, unroll, loss, backward, metrics. Stood in for: DeepSpeed (gradients are
-checked for device and type instead), the Triton kernels (counted by the bytes they move), and the values by which the
-loss's chunks are cut (computed from the real masks).
+`Trainer.step` itself runs: batch to the device, unroll, loss, backward, metrics. Stood in for: the thread that reads
+ahead, DeepSpeed (gradients are checked for device and type instead), and the Triton kernels (counted by the bytes they
+move).
 """
 
 import json
 import sys
+from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.losses import fused
 from drafthead.losses.objectives import RowLoss, TargetRows
 from drafthead.target.pieces import FrozenTarget
+from drafthead.training.feed import Prefetch
 from drafthead.training.trainer import LossModule, Trainer
 
 DEVICE = torch.device("cuda:0")
@@ -141,6 +143,15 @@ class Optimizer:
             parameter.grad = None
 
 
+class InThisThread:
+    """A pool of threads without threads: modes of dispatch belong to one."""
+
+    def submit(self, work: Any, *args: Any) -> Future:
+        done: Future = Future()
+        done.set_result(work(*args))
+        return done
+
+
 def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str, Any]:
     """Take one step over one micro batch of documents of these lengths, prompts included."""
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batches_per_step": 1})})
@@ -151,13 +162,13 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
     scored = torch.cat([drafter.loss_rows(m)[:, f:] for m, f in zip(masks, firsts, strict=True)], dim=1)
     K, R = scored.shape
     T, H, V, D = sum(lengths), shape.hidden_size, shape.vocab_size, shape.head.draft_vocab_size
+    N, fp8 = shape.num_aux_layers, recipe.states.format == "fp8"
     counter = Counter([(n - f, n) for n, f in zip(lengths, firsts, strict=True)])
 
-    # Chunks are cut by values: from the real masks, with the waits that this takes on a device.
+    # Chunks are cut by values: from the real masks.
     ahead = torch.stack([torch.roll(torch.arange(R), -1 - k) for k in range(K)])
     teacher, valid = torch.where(scored, ahead, -1).flatten(), tuple(scored.sum(1).tolist())
-    with Counter([], any_device=True) as cutting:
-        chunks = fused._chunks(teacher, K, fused.CHUNK_ROWS["cuda"])
+    chunks = fused.cut(teacher, K, "cuda")
 
     with FakeTensorMode() as mode:
 
@@ -180,29 +191,31 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
         )
         batch = PackedBatch(
             ids=("a",) * len(lengths), layout=layout, input_ids=host(T, dtype=long), positions=host(T, dtype=long),
-            aux=host(T, shape.num_aux_layers * H), loss_mask=host(R, dtype=yes), scored=host(K, R, dtype=yes),
+            aux=host(T, N * H, dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16),
+            loss_mask=host(R, dtype=yes), scored=host(K, R, dtype=yes),
             of_row=host(R, dtype=long), last_hidden=host(R, H), argmax=host(R, dtype=long),
-            lse=host(R, dtype=torch.float32),
+            lse=host(R, dtype=torch.float32), aux_scale=host(T, N, dtype=torch.float32) if fp8 else None,
+            chunks=fused.Chunks(*map(mode.from_tensor, chunks[:3]), *chunks[3:]),
         )  # fmt: skip
-        on_device = [tuple(torch.empty_like(mode.from_tensor(t), device=DEVICE) for t in parts) for parts in chunks]
-        fused._chunks = lambda *_: on_device
         fused._passes = lambda *_: Kernels(counter)
         recompute._kernels = lambda: BlockKernels(counter)
         trainer = object.__new__(Trainer)
-        window = Window(0, 0, T, 0, T, valid)
+        stream = [[Window(0, 0, T, 0, T, valid)]]
+        prefetch = Prefetch(stream, lambda windows: batch, DEVICE)
+        prefetch._pool = InThisThread()  # type: ignore[assignment]
+        torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign]  a build without CUDA
         vars(trainer).update(
             recipe=recipe, config=recipe.train, drafter=drafter, accelerator=Accelerator(), engine=module,
             device=torch.device(DEVICE), dtype=torch.bfloat16, total_steps=1,
             state=SimpleNamespace(acceptance_length=1.0, acceptance_per_position=()),
-            optimizer=Optimizer(list(draft.parameters())), stream=[[window]], feed=SimpleNamespace(),
-            prefetch=SimpleNamespace(take=lambda index: batch),
+            optimizer=Optimizer(list(draft.parameters())), stream=stream, feed=SimpleNamespace(),
+            prefetch=prefetch,
             target=FrozenTarget(device(V, H), device(H, dtype=torch.float32), device(D, H), shape.rms_norm_eps,
                                 device(D, dtype=long)),
         )  # fmt: skip
         with counter:
             trainer.step(0)
-    counter.waits.update(cutting.waits)
-    names = ("launches", "moved", "operations", "seconds", "peak", "waits")
+    names = ("launches", "moved", "operations", "seconds", "peak", "waits", "sent")
     return {name: getattr(counter, name) for name in names}
 
 

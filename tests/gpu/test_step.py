@@ -43,10 +43,13 @@ def test_device_and_types_hold_and_the_step_stays_within_its_budget(step):
 def test_the_host_waits_for_the_device_nowhere_else(step):
     assert step["waits"] == {
         "model.py:rope _to_copy": 1,  # in the first step
-        "fused.py:_chunks nonzero": 1,
-        "fused.py:_chunks unique_consecutive": 1,
-        "trainer.py:step _to_copy": 2,  # once a step: the losses' scale, and the sums of all micro batches
+        "trainer.py:step _to_copy": 1,  # once a step: the sums of all micro batches
     }
+
+
+def test_a_batch_is_sent_beside_the_kernels(step):
+    """On a stream of their own; on the kernels' are the losses' scale and, in the first step, rotary frequencies."""
+    assert step["sent"] == {"beside": 16, "between": 2}
 
 
 def test_recomputation_of_steps_halves_what_is_kept(hub, step):

@@ -72,10 +72,11 @@ def test_draft_positions_may_have_different_numbers_of_rows():
     assert_same(*results)
 
 
-def test_chunks_list_every_scored_row_once_beside_its_teacher():
+def test_chunks_list_every_scored_row_once_beside_its_teacher(monkeypatch):
+    monkeypatch.setitem(fused.CHUNK_ROWS, "cpu", 7)
     # 3 draft positions of 5, 3 and 4 rows, chunks of two teacher tokens
     teacher = torch.tensor([1, 2, -1, 4, -1, 2, -1, 4, -1, 4, -1, -1])
-    found = [tuple(part.tolist() for part in chunk) for chunk in fused._chunks(teacher, 3, 7)]
+    found = [tuple(part.tolist() for part in chunk) for chunk in fused.cut(teacher, 3, "cpu").split()]
     assert found == [([1, 2], [0, 1, 5], [0, 1, 1]), ([4], [3, 7, 9], [0, 0, 0])]  # tokens, rows, met
 
 

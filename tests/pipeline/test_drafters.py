@@ -11,6 +11,7 @@ from drafthead.artifacts import require
 from drafthead.config import load_recipe
 from drafthead.evaluation.measuring.serving import read_runs
 from drafthead.exporting.check import TOLERANCE
+from tests.pipeline.model_runners import accepted
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import run_ok
 
@@ -78,6 +79,13 @@ def test_the_table_has_what_was_counted(compared):
 def test_the_confidence_head_has_learned(compared):
     tensors = load_file(compared[0] / "heads" / "all-dspark_l2_s0" / "model.safetensors")
     assert tensors["confidence_head.proj.weight"].abs().max() > 0
+
+
+def test_a_dspark_head_is_served_by_model_runner_v2(compared, tmp_path):
+    """Its Triton kernels interpreted: on a CPU slower than drafting is worth, but the head is accepted."""
+    pytest.importorskip("triton")
+    head = compared[0] / "heads" / "all-dspark_l2_s0"
+    assert "acceptance length" in accepted("V2", head, tmp_path, "head.type=dspark", "head.mask_token_id=9")
 
 
 @pytest.mark.presets

@@ -17,6 +17,7 @@ from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
 from drafthead.target.pieces import load_pieces, load_target_spec
+from tests.pipeline.model_runners import accepted
 from tests.recipes import tiny_recipe
 
 pytestmark = pytest.mark.slow
@@ -80,3 +81,11 @@ def test_predicted_rounds_are_the_rounds_vllm_runs(float32_recipe):
     measured = 1 + sum(sum(a) for _, a, _ in vllm.values()) / sum(d for d, _, _ in vllm.values())
     assert pooled.length == pytest.approx(measured, rel=0.02)
     assert pooled.length > 1.3, "a head that is never accepted proves no parity"
+
+
+def test_both_model_runners_accept_the_same_drafts(tiny_run, tmp_path):
+    """V2 is the default on GPUs; its Triton kernels are interpreted."""
+    pytest.importorskip("triton")
+    found = [accepted(runner, tiny_run.head_dir, tmp_path) for runner in ("V1", "V2")]
+    assert found[0] == found[1]
+    assert "acceptance length" in found[0]

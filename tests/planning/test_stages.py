@@ -5,7 +5,7 @@ import pytest
 from drafthead.config import load_recipe
 from drafthead.generation.prompts import make_prompts
 from drafthead.planning import Assumed
-from drafthead.planning.stages import amount_of, plan_stages, states_bytes
+from drafthead.planning.stages import amount_of, plan_stages, states_bytes, typical_response
 from drafthead.target.pieces import load_target_spec
 from tests.artifacts import response, write_response_artifact
 from tests.generation.small import small_recipe
@@ -43,6 +43,18 @@ def test_tokens_and_bytes_are_those_counted_by_hand(overrides, per_token, per_ro
         per_row + 8
     )
     assert amount_of(recipe, "validation", Assumed()).tokens == 22 + 3 * recipe.head.num_positions
+
+
+@pytest.mark.parametrize(
+    ("mix", "tokens"),
+    [
+        ("[{name: sharegpt, train: 300}, {name: swe-bench, train: {code: 100, text: 100}}]", (930 * 3 + 2560 * 2) // 5),
+        ("[{name: mlperf-gpt-oss, train: 5}, {name: ultrachat-200k, train: 2}]", 1460),
+    ],
+)
+def test_responses_are_planned_as_long_as_those_to_the_mix_were_elsewhere(tmp_path, mix, tokens):
+    recipe = small_recipe(tmp_path, "prompts.path=null", f"prompts.sources={mix}")
+    assert typical_response(recipe) == tokens
 
 
 def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):

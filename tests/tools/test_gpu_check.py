@@ -6,7 +6,9 @@ import subprocess
 import pytest
 
 from drafthead.config import REPO_ROOT, load_recipe
-from tests.scripts import run_python
+from drafthead.generation.prompts import make_prompts
+from tests.recipes import tiny_recipe
+from tests.scripts import run_ok, run_python
 
 
 def gpu_check(*options: str) -> subprocess.CompletedProcess:
@@ -30,6 +32,18 @@ def test_every_command_names_a_script_and_a_recipe_that_load(commands):
             load_recipe(
                 REPO_ROOT / recipes[0], [word for word in words if "=" in word and not word.startswith("VLLM_")]
             )
+
+
+@pytest.mark.slow
+def test_an_engine_is_what_it_says_it_runs(tmp_path):
+    """On a CPU model runner V1, which is refused where V2 was expected; n-gram accepts too little for that length."""
+    recipe = tiny_recipe(tmp_path, "prompts.max_train=8", "prompts.max_heldout=4", "prompts.validation=2")
+    overrides = (f"output_dir={tmp_path}", "eval.methods=[ngram]", "eval.max_tokens=48")
+    make_prompts(recipe)
+    command = ("tools/gpu_engine.py", "--runner", "V1", *overrides)
+    assert "model runner V1, 0 CUDA graphs" in run_ok(*command)
+    assert run_python(*command, "--length", "3.9").returncode == 1
+    assert run_python(command[0], "--runner", "V2", *overrides).returncode == 1
 
 
 def test_without_a_gpu_it_says_so_and_an_unknown_check_is_named():

@@ -1,7 +1,8 @@
-"""Online training on several ranks: nobody reads what is not there, nobody deletes what another still reads."""
+"""Online training, two ranks and two harvesters: nobody reads what is not there or deletes what another reads."""
 
 import threading
 import time
+from itertools import chain
 
 import pytest
 
@@ -37,15 +38,16 @@ def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
     return open_spool(recipe, len(sequences))
 
 
-def feed(spool: Spool, sequences: list[StateSequence], size: int, most: list[int]) -> None:
-    """A harvester whose states exist already; it notes how many shards lay there at most."""
-    with spool.filling():
-        while not (demand := spool.demand()).done:
-            if demand.index is not None:
-                start = demand.index % spool.num_shards * size
-                write_shard(spool.path(demand.index), sequences[start : start + size], num_target_layers=8)
-                most.append(len(spool.present()))
-            time.sleep(0.1)
+def feed(spool: Spool, sequences: list[StateSequence], size: int, most: list[int], wrote: list[int]) -> None:
+    """A harvester whose states exist already; it notes what it wrote and how many shards lay there at most."""
+    while not (demand := spool.claim()).done:
+        if demand.index is not None:
+            start = demand.index % spool.num_shards * size
+            write_shard(spool.path(demand.index), sequences[start : start + size], num_target_layers=8)
+            wrote.append(demand.index)
+            most.append(len(spool.present()))
+            spool.let_go(demand.index)
+        time.sleep(0.1)
 
 
 def test_two_ranks_use_up_a_spool(tmp_path):
@@ -54,12 +56,19 @@ def test_two_ranks_use_up_a_spool(tmp_path):
     sequences = synthetic_sequences(recipe, "train", 60, seed=0)
     spool = claim_spool(recipe, sequences)
     most: list[int] = []
-    harvester = threading.Thread(target=feed, args=(spool, sequences, 6, most), daemon=True)
-    harvester.start()
+    by_harvester: list[list[int]] = [[], []]
+    harvesters = [
+        threading.Thread(target=feed, args=(spool, sequences, 6, most, wrote), daemon=True) for wrote in by_harvester
+    ]
+    for harvester in harvesters:
+        harvester.start()
     run(recipe, *ONLINE, ranks=2)
-    harvester.join(timeout=10)
-    assert not harvester.is_alive()
+    for harvester in harvesters:
+        harvester.join(timeout=10)
+        assert not harvester.is_alive()
     assert max(most) == 4
+    assert all(by_harvester)
+    assert sorted(chain(*by_harvester)) == list(range(spool.total)), "each shard once"
     assert (spool.present(), spool.first_needed()) == (set(), 10)
     steps = entries(recipe.run_dir)
     total = artifacts.require(recipe.run_dir, "run", "train")["counts"]["total_steps"]

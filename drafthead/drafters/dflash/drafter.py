@@ -119,9 +119,8 @@ class DFlashModel(DraftModule):
         known = nn.functional.embedding(torch.roll(batch.row_ids, -1), embeddings)
         mask = embeddings[self.mask_token_id].expand_as(known)
         states = self.fill([known, *[mask] * num_positions], batch.aux, batch.positions, batch.layout, 1, recompute)
-        return HeadRows(
-            states.flatten(0, 1), batch.teachers(num_positions).flatten(), (states.shape[1],) * num_positions
-        )
+        counts = (states.shape[1],) * num_positions
+        return HeadRows(states.flatten(0, 1), batch.teachers(num_positions).flatten(), counts, batch.chunks)
 
     def fill(
         self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int, recompute: bool = False

@@ -85,7 +85,8 @@ class DSparkModel(DFlashModel):
         states = self.slots(batch, embeddings, num_positions, recompute and torch.is_grad_enabled())
         before = torch.stack([torch.roll(batch.row_ids, -1 - k) for k in range(num_positions)])
         rows = torch.cat([states, self.markov_head(before)], dim=-1)
-        return HeadRows(rows.flatten(0, 1), batch.teachers(num_positions).flatten(), (states.shape[1],) * num_positions)
+        counts = (states.shape[1],) * num_positions
+        return HeadRows(rows.flatten(0, 1), batch.teachers(num_positions).flatten(), counts, batch.chunks)
 
 
 class DSpark(DFlash):

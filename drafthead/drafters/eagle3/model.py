@@ -205,7 +205,7 @@ class DraftModel(DraftModule):
         recompute = recompute and torch.is_grad_enabled()
         states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions, recompute)
         teacher = batch.teachers(num_positions).flatten()
-        return HeadRows(states.flatten(0, 1), teacher, (len(batch.of_row),) * num_positions)
+        return HeadRows(states.flatten(0, 1), teacher, (len(batch.of_row),) * num_positions, batch.chunks)
 
     def unroll(
         self,

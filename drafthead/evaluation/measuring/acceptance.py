@@ -5,12 +5,18 @@ greedy baseline responses twice, the second time in reverse order with an empty 
 composition rounds differently, and what differs between those two is the floor under every statement about
 losslessness. In-process engines give exact counters per request but say nothing about speed; that is
 `drafthead.evaluation.measuring.serving`'s part.
+
+On several engines at once (drafthead.engine.running) each method's prompts are dealt out, to as many engines as its
+share of the passes allows: with 8 engines, 4 for a greedy baseline and 2 for each of two methods.
 """
 
 import hashlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, product
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +30,7 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.data.responses import repeated_share
 from drafthead.engine.offline import generate, import_vllm, offline_engine
+from drafthead.engine.running import Task, Worker, run_here, run_on_node
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.workload import (
     BASELINE,
@@ -39,7 +46,6 @@ from drafthead.evaluation.workload import (
 )
 from drafthead.files import atomic_path
 from drafthead.processes import end_with_pool
-from drafthead.progress import progress_bar
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -101,8 +107,12 @@ KIND = "acceptance"
 Workloads = Mapping[Effort, Workload]
 
 
-def measure_acceptance(recipe: Recipe) -> Path:
+def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     """Measure every condition that is not on disk yet; returns the artifact's directory.
+
+    Args:
+        recipe: target, engine, head and eval sections are used.
+        workers: engines that run at once.
 
     Raises:
         ArtifactError: prompts or a head are missing, or the directory holds another measurement.
@@ -114,19 +124,68 @@ def measure_acceptance(recipe: Recipe) -> Path:
     if begin(directory, KIND, _identity(recipe, workloads), alone=True):
         return directory
     missing = [c for c in found if not c.path(directory).exists()]
-    total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))
-    with progress_bar(total, "measuring acceptance", "response", initial=total - left) as bar:
-        for group in by_engine(missing):
-            if not _poisons(recipe, group[0].method):
-                _measure(recipe, directory, group, workloads, bar)
-                continue
-            with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
-                process.submit(_measure, recipe, directory, group, workloads).result()
-            bar.update(sum(len(workloads[c.effort].prompts) for c in group))
+    jobs = _shared(directory, missing, workloads, workers)
+    run = run_here if workers == 1 else partial(run_on_node, workers=workers)
+    start = partial(_measuring, recipe, workloads, alone=workers == 1)
+    if unmeasured := [job for job in jobs if not job.path.exists()]:
+        run(Task(start, recipe.engine.tensor_parallel_size, "measuring acceptance", "response"), unmeasured)
+    for condition in missing:
+        if not condition.path(directory).exists():
+            _join(condition, [job for job in jobs if condition in job.conditions], directory)
+    for left in directory.glob("part-*"):
+        shutil.rmtree(left)
     main = workloads[recipe.eval.reasoning_effort]
     counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
     finish(directory, counts | {"arms": len({c.method for c in found}), "conditions": len(found)})
     return directory
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A unit of work: every `of`-th prompt under the conditions of one engine; a file per condition.
+
+    Attributes:
+        conditions: of one method at one K.
+        directory: of the files.
+        first, of: the prompts, which are `prompts[first::of]`.
+        size: responses.
+    """
+
+    conditions: list[Condition]
+    directory: Path
+    first: int
+    of: int
+    size: int
+
+    @property
+    def path(self) -> Path:
+        """The file that is written last."""
+        return self.conditions[-1].path(self.directory)
+
+
+def _shared(directory: Path, missing: list[Condition], workloads: Workloads, workers: int) -> list[_Share]:
+    """The work, in as many shares of about one length as there are engines, and one or more of each method and K."""
+    passes, jobs = sum(c.passes for c in missing), []
+    for group in by_engine(missing):
+        of = max(1, workers * sum(c.passes for c in group) // passes)
+        for first in range(of):
+            folder = directory if of == 1 else directory / f"part-{first + 1}-of-{of}"
+            folder.mkdir(exist_ok=True)
+            if size := sum(c.passes * len(workloads[c.effort].prompts[first::of]) for c in group):
+                jobs.append(_Share(group, folder, first, of, size))
+    return jobs
+
+
+def _join(condition: Condition, shares: list[_Share], directory: Path) -> None:
+    """One file of a condition's shares, its rows where one engine would have put them."""
+    parts = [pd.read_parquet(condition.path(share.directory)) for share in shares]
+    count = sum(map(len, parts)) // condition.passes
+    for share, rows in zip(shares, parts, strict=True):
+        forward = range(share.first, count, share.of)
+        backward = [2 * count - 1 - i for i in reversed(forward)]  # the second pass
+        rows.index = pd.Index([*forward, *backward][: len(rows)])
+    with atomic_path(condition.path(directory)) as temporary:
+        pd.concat(parts).sort_index().to_parquet(temporary, index=False)
 
 
 def acceptance_dir(recipe: Recipe) -> Path:
@@ -161,35 +220,69 @@ def _poisons(recipe: Recipe, method: str) -> bool:
     return method != BASELINE and method_of(recipe, method).method == "ngram"
 
 
-def _measure(recipe: Recipe, directory: Path, group: list[Condition], workloads: Workloads, bar: Any = None) -> None:
+@contextmanager
+def _measuring(recipe: Recipe, workloads: Workloads, alone: bool) -> Iterator[Worker]:
+    yield _Measuring(recipe, workloads, alone)
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    """A worker that starts an engine for every share; in a process of its own where the next could not start in this.
+
+    Attributes:
+        recipe, workloads: what is measured.
+        alone: no other worker runs. Engines of several workers live in their worker's process, so on a GPU it must end
+            before all memory is free again.
+    """
+
+    recipe: Recipe
+    workloads: Workloads
+    alone: bool
+
+    def make(self, share: _Share, bar: Any) -> None:
+        """Measure a share."""
+        if self.alone and not _poisons(self.recipe, share.conditions[0].method):
+            _measure(self.recipe, share, self.workloads, bar)
+            return
+        with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
+            process.submit(_measure, self.recipe, share, self.workloads).result()
+        bar.update(share.size)
+
+    def finish(self) -> None:
+        """Nothing is on its way to disk."""
+
+
+def _measure(recipe: Recipe, share: _Share, workloads: Workloads, bar: Any = None) -> None:
     """Every condition of one engine; a file per condition."""
-    method, k = group[0].method, group[0].k
+    method, k = share.conditions[0].method, share.conditions[0].k
     speculative = speculative_config(recipe, method, k)
     # vLLM refuses the option without speculation.
     options: dict[str, Any] = {"per_request_spec_decode_metrics": "detailed"} if speculative else {}
-    seeded = any(c.temperature > 0 for c in group)
+    seeded = any(c.temperature > 0 for c in share.conditions)
     with offline_engine(recipe, speculative_config=speculative, seeded=seeded, **options) as llm:
-        for condition in group:
+        for condition in share.conditions:
             prompts = workloads[condition.effort].prompts
+            mine = list(enumerate(prompts))[share.first :: share.of]
             llm.reset_prefix_cache()
-            rows = _generate(llm, recipe, condition, method, prompts, bar)
+            rows = _generate(llm, recipe, condition, method, mine, bar)
             if condition.passes == 2:
                 llm.reset_prefix_cache()
-                rows += _generate(llm, recipe, condition, BASELINE_AGAIN, prompts[::-1], bar)
-            with atomic_path(condition.path(directory)) as temporary:
+                rows += _generate(llm, recipe, condition, BASELINE_AGAIN, mine[::-1], bar)
+            with atomic_path(condition.path(share.directory)) as temporary:
                 pd.DataFrame(rows, columns=list(ACCEPTANCE_COLUMNS)).to_parquet(temporary, index=False)
 
 
 def _generate(
-    llm: "LLM", recipe: Recipe, condition: Condition, method: str, prompts: list[EvalPrompt], bar: Any
+    llm: "LLM", recipe: Recipe, condition: Condition, method: str, numbered: list[tuple[int, EvalPrompt]], bar: Any
 ) -> list[dict[str, Any]]:
     sampling = import_vllm().SamplingParams
     options: dict[str, Any] = {"max_tokens": recipe.eval.max_tokens, "detokenize": False}
     if condition.temperature == 0:
         params = sampling(temperature=0, **options)
     else:  # a seed per prompt: the same draw whatever the batch
-        seeds = range(recipe.eval.seed, recipe.eval.seed + len(prompts))
+        seeds = [recipe.eval.seed + number for number, _ in numbered]
         params = [sampling(temperature=condition.temperature, seed=seed, **options) for seed in seeds]
+    prompts = [prompt for _, prompt in numbered]
     outputs = generate(llm, [p.prompt_ids for p in prompts], params, bar)
     key = {"arm": method, "k": condition.k, "temperature": condition.temperature, "effort": condition.effort}
     return [key | _row(p, output, condition.k) for p, output in zip(prompts, outputs, strict=True)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from drafthead.generation.running import LOOK_EVERY, Job, Task, run_engine, unwritten
+from drafthead.engine.running import LOOK_EVERY, Job, Task, run_engine, unwritten
 from drafthead.progress import progress_bar
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

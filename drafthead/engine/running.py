@@ -1,8 +1,8 @@
-"""Who does the work of generation: one worker in this process, one for each GPU of this machine, or a Ray cluster.
+"""Who does the work of a stage: one worker in this process, one for each GPU of this machine, or a Ray cluster.
 
 Work is a list of jobs, each a file that is whole or absent and that follows from its inputs alone: a part of the
-responses, or a shard of the states. A worker is a running engine. Resuming, retrying and spreading over processes and
-nodes are therefore the same thing: make the files that are missing.
+responses, a shard of the states, or responses whose acceptance is counted. A worker is a running engine. Resuming,
+retrying and spreading over processes and nodes are therefore the same thing: make the files that are missing.
 
 On a machine with several GPUs, as many engines as they have room for run in processes of their own and take jobs from
 one queue. Given up against Ray: an engine that dies is not started again; the others finish, then the stage ends with
@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from drafthead.engine.offline import keep_engines_in_this_process
 from drafthead.processes import end_with_pool
-from drafthead.progress import progress_bar
+from drafthead.progress import progress_bar, wait_until
 
 LOOK_EVERY = 5.0  # seconds; how often the bar follows the files
 
@@ -72,9 +72,11 @@ class Task:
 Runner = Callable[[Task, Sequence[Job]], None]
 AnyJob = TypeVar("AnyJob", bound=Job)
 
+WORKERS = ("--workers", {"type": int, "metavar": "N", "help": "engines; default: all that the GPUs have room for"})
 OPTIONS = (
     ("--cluster", {"action": "store_true", "help": "spread the work over a Ray cluster (RAY_ADDRESS, or local)"}),
-    ("--workers", {"type": int, "metavar": "N", "help": "engines; default: all that the GPUs have room for"}),
+    WORKERS,
+    ("--part", {"metavar": "I/N", "help": "the I-th of N commands that share the work, such as a Slurm array's"}),
 )
 
 
@@ -87,18 +89,21 @@ def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
         alone: one engine unless the command line wants more.
     """
     if args.cluster:
-        from drafthead.generation.cluster import run_on_cluster  # Ray is an extra
+        from drafthead.engine.cluster import run_on_cluster  # Ray is an extra
 
         return partial(run_on_cluster, workers=args.workers)
-    workers = (1 if alone else node_engines(gpus)) if args.workers is None else args.workers
-    if workers < 1:
-        raise ValueError(f"--workers {workers} does no work; give 1 or more, or leave it out")
-    return run_here if workers == 1 else partial(run_on_node, workers=workers)
+    workers = node_engines(gpus, 1 if alone and args.workers is None else args.workers)
+    run = run_here if workers == 1 else partial(run_on_node, workers=workers)
+    return run if args.part is None else partial(run_part, run=run, part=_part(args.part))
 
 
-def node_engines(gpus: int) -> int:
-    """Engines of so many GPUs each that this machine has room for; 1 without a GPU."""
-    return max(1, torch.cuda.device_count() // gpus)  # asks NVML: CUDA is not initialised before engines start
+def node_engines(gpus: int, wanted: int | None = None) -> int:
+    """Engines of so many GPUs each that this machine has room for, 1 without a GPU; or as many as are wanted."""
+    if wanted is None:
+        return max(1, torch.cuda.device_count() // gpus)  # asks NVML: CUDA is not initialised before engines start
+    if wanted < 1:
+        raise ValueError(f"--workers {wanted} does no work; give 1 or more, or leave it out")
+    return wanted
 
 
 def run_here(task: Task, jobs: Sequence[Job]) -> None:
@@ -141,6 +146,25 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
                 if error:
                     raise error
     _all_written(jobs)
+
+
+def run_part(task: Task, jobs: Sequence[Job], run: Runner, part: tuple[int, int]) -> None:
+    """Do those jobs whose number, modulo `part[1]`, is `part[0]`, and wait for the commands that do the others.
+
+    By the number in a file's name: commands that start at different times find different files missing.
+    """
+    number, of = part
+    if mine := [job for job in jobs if int(job.path.stem.rpartition("-")[2]) % of == number % of]:
+        run(task, mine)
+    what = f"other parts of the work, of which {jobs[0].path.parent} lacks files; start again those that have ended"
+    wait_until(lambda: not unwritten(jobs), what)
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ValueError(f"--part {text} is not of the form I/N with I from 1 to N")
+    return int(number), int(of)
 
 
 def run_engine(task: Task, take: Callable[[], Job], devices: str | None = None) -> None:

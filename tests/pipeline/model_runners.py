@@ -1,0 +1,25 @@
+"""A head served under vLLM's model runner V1, or V2 with its Triton kernels interpreted, on a CPU."""
+
+from pathlib import Path
+
+from drafthead.generation.prompts import make_prompts
+from tests.recipes import tiny_recipe
+from tests.scripts import run_ok
+
+# In float32, where nothing is a near tie.
+_FEW = (
+    "target.dtype=float32", "prompts.max_train=8", "prompts.validation=2", "prompts.max_heldout=4",
+    "engine.max_model_len=512", "engine.max_num_seqs=4", "eval.max_tokens=24", "eval.methods=[eagle3]",
+)  # fmt: skip
+
+
+def accepted(runner: str, head: Path, root: Path, *settings: str) -> str:
+    """What tools/gpu_engine.py says of four held-out prompts, after the runner's name."""
+    (root / "heads").mkdir(exist_ok=True)
+    if not (root / "heads" / "tiny").exists():
+        (root / "heads" / "tiny").symlink_to(head)
+    make_prompts(tiny_recipe(root, *_FEW, *settings))
+    plugin = "import tests.gpu.interpreted_triton; " if runner == "V2" else ""
+    ask = f"{plugin}import runpy; runpy.run_path('tools/gpu_engine.py', run_name='__main__')"
+    printed = run_ok("-c", ask, "--runner", runner, f"output_dir={root}", *_FEW, *settings)
+    return printed.splitlines()[-1].partition(f"model runner {runner}, ")[2]
