@@ -159,7 +159,7 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     Raises:
         DiskFullError: the block found no room to write.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if not several_writers:
         remove_leftovers(path)
     # Random: writers on several machines have the same process ids.
@@ -209,6 +209,14 @@ def delete_folder(path: Path) -> None:
         path.unlink()
     else:
         shutil.rmtree(path)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing; their names survive a loss of power, too."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from drafthead.files import make_folder
+
 LOCK = ".lock"
 PATIENCE = 5.0  # seconds; a killed process may take some to give its GPU's memory back, and its lock with it
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -31,7 +33,7 @@ def hold(directory: Path) -> None:
     Raises:
         InUseError: a process, which is named, holds it; this one counts.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     path = directory / LOCK
     lock = FileLock(path, timeout=PATIENCE, thread_local=False, fallback_to_soft=False)
     try:

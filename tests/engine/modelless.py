@@ -1,0 +1,187 @@
+"""vLLM's scheduler and our connector on both sides of it, without a model: what computing takes the time of is left out.
+
+A step writes rows made up of token, position, boundary and column into the paged cache, at the blocks that the
+scheduler gave the request; everything else is vLLM's and ours. With few blocks requests are preempted, and computed
+again in others.
+
+python -m tests.engine.modelless FOLDER SEED   checks stores and a spool filled under load (test_capture_load.py)
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafthead.config import load_recipe
+from drafthead.data.responses import Response
+from drafthead.data.shard import shard_path
+from drafthead.data.spool import Spool
+from drafthead.engine.generate import capture_options
+from drafthead.engine.offline import engine_arguments, import_vllm
+from drafthead.generation.harvest import fill
+from drafthead.generation.shards import ShardJob, cut_shards
+from drafthead.target.pieces import load_target_spec
+from tests.engine.slots import writer_of
+
+AT_ONCE, SHARDS = 200, 10  # requests in an engine, all those of a shard
+BLOCK, HIDDEN, LAYERS = 16, 4, 2  # of the cache: tokens; of the made-up target
+PLENTY, SCARCE = 4000, 450  # blocks: for all requests at once, for about half of their tokens
+
+
+def made_up(tokens: list[int], start: int) -> Tensor:
+    """(n, C, H) rows of tokens from a position on, exact in any order and number."""
+    token, position = torch.tensor(tokens)[:, None, None], torch.arange(start, start + len(tokens))[:, None, None]
+    boundary, column = torch.arange(2)[None, :, None], torch.arange(HIDDEN)[None, None, :]
+    return ((token * 31 + position * 17 + boundary * 101 + column * 7) % 251 / 16).float()
+
+
+class Engine:
+    """A worker of `drafthead.generation.running` that generates each text and keeps its states meanwhile."""
+
+    def __init__(self, blocks: int):
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        from drafthead.engine.capture.connector import HiddenStatesConnector, WithoutDrafts
+
+        recipe = load_recipe(overrides=["target.aux_layer_ids=[1]"])
+        options = capture_options(recipe, load_target_spec(recipe.target_path))
+        arguments = engine_arguments(
+            recipe, **options, max_num_seqs=AT_ONCE, max_num_batched_tokens=1024, enable_prefix_caching=False
+        )
+        for key in ("use_tqdm_on_load",):
+            arguments.pop(key)
+        config = EngineArgs(**arguments).create_engine_config()
+        config.cache_config.num_gpu_blocks = blocks
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=HIDDEN, dtype=torch.float32)
+        groups = [KVCacheGroupSpec([name], spec) for name in ("model.layers.0", "cache_only_layers.0")]
+        cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        self._scheduler = WithoutDrafts(config, cache, StructuredOutputManager(config), block_size=BLOCK)
+        self._connector = HiddenStatesConnector(config, KVConnectorRole.WORKER, cache)
+        self._cache = torch.full((blocks, 2, BLOCK, HIDDEN), float("nan"))
+        self._connector._cache, self._connector._writer = self._cache, writer_of(LAYERS)
+        self.preempted = 0
+
+    def make(self, job: ShardJob, bar: Any = None) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        texts = dict(zip([r.id for r in job.responses], job.sequences(), strict=True))
+        for response in job.responses:
+            params = SamplingParams(
+                temperature=0.0, max_tokens=len(response.response_ids), ignore_eos=True,
+                extra_args={"kv_transfer_params": {"keep": response.id}},
+            )  # fmt: skip
+            self._scheduler.add_request(Request(response.id, list(response.prompt_ids), params, None))
+        while self._scheduler.has_unfinished_requests():
+            self._step(texts)
+        assert self._connector.store(job.slots(), job.sequences()) is None
+        if bar is not None:
+            bar.update(job.size)
+
+    def finish(self) -> None:
+        assert self._connector.finish() is None
+
+    def _step(self, texts: dict[str, list[int]]) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        scheduled = self._scheduler.schedule()
+        cached = scheduled.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        computed |= {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
+        self.preempted += len(scheduled.preempted_req_ids or ())
+        sampled = []
+        for name, count in scheduled.num_scheduled_tokens.items():
+            request, start = self._scheduler.requests[name], computed[name]
+            blocks = torch.tensor(self._scheduler.kv_cache_manager.get_block_ids(name)[1])
+            places = torch.arange(start, start + count)
+            rows = made_up(list(request.all_token_ids[start : start + count]), start)
+            self._cache[blocks[places // BLOCK], :, places % BLOCK] = rows
+            done = start + count
+            sampled.append([texts[name][done]] if done == request.num_tokens else [])
+        assert scheduled.kv_connector_metadata is not None
+        self._connector.bind_connector_metadata(scheduled.kv_connector_metadata)
+        self._connector.wait_for_save()
+        self._connector.clear_connector_metadata()
+        names = list(scheduled.num_scheduled_tokens)
+        output = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
+        self._scheduler.update_from_output(scheduled, output)
+
+
+def make_jobs(directory: Path) -> list[ShardJob]:
+    """Shards of texts of 4 to 120 tokens."""
+    chooser, responses = random.Random(0), []
+    for i in range(AT_ONCE * SHARDS):
+        prompt, answer = chooser.randint(2, 60), chooser.randint(2, 60)
+        ids = [chooser.randrange(4) for _ in range(prompt + answer)]
+        responses.append(Response(f"text{i}", "chat", ids[:prompt], ids[prompt:], [], "", "stop", 0.0, "low", 0))
+    return cut_shards(directory, [responses], AT_ONCE)
+
+
+def in_a_process(work: Callable[[], None], killed_after: float | None = None) -> bool:
+    """Do it in a fork of this process, which may be killed after some seconds; whether it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    if killed_after is not None:
+        time.sleep(killed_after)
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, -signal.SIGKILL), "a worker failed"
+    return code == 0
+
+
+def fill_store(jobs: list[ShardJob], chooser: random.Random, seconds: float) -> dict[str, int]:
+    """A worker for each shard, one in ten of them killed; what is missing is made again."""
+    counts = {"preempted": 0, "killed": 0}
+    doomed = {chooser.randrange(start, start + 10) for start in range(0, len(jobs), 10)}
+
+    def work(job: ShardJob) -> None:
+        engine = Engine(SCARCE)
+        engine.make(job)
+        engine.finish()
+        assert engine.preempted
+
+    while missing := [job for job in jobs if not job.path.exists()]:
+        for job in missing:
+            moment = chooser.uniform(0, seconds) if job.index in doomed else None
+            doomed.discard(job.index)
+            counts["killed"] += not in_a_process(lambda job=job: work(job), moment)
+    return counts
+
+
+def main() -> None:
+    folder, chooser = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
+    import_vllm()
+    quiet, began = make_jobs(folder / "undisturbed"), time.monotonic()
+    engine = Engine(PLENTY)
+    for job in quiet:
+        engine.make(job)
+    engine.finish()
+    seconds = (time.monotonic() - began) / len(quiet)
+    assert not engine.preempted
+    wanted = [job.path.read_bytes() for job in quiet]
+    jobs = make_jobs(folder / "store")
+    print(seconds, fill_store(jobs, chooser, seconds))
+    assert [job.path.read_bytes() for job in jobs] == wanted
+
+
+if __name__ == "__main__":
+    main()
