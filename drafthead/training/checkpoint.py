@@ -101,7 +101,7 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary / MODEL_FILE)
         write_json(temporary / _STATE, asdict(state))
         written = sorted(temporary.rglob("*"))
-        # With the entries of metrics before it, which a checkpoint must not outlive. Folders too, for the names in them.
+        # With the entries of metrics before it, which it must not outlive; folders too, for the names in them.
         for path in (run_dir / METRICS, *written):
             sync(path)
         names = [str(path.relative_to(temporary)) for path in written if path.is_file()]

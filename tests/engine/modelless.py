@@ -1,21 +1,19 @@
-"""vLLM's scheduler and our connector on both sides of it, without a model: what computing takes the time of is left out.
+"""vLLM's scheduler and our connector on both sides of it, without a model, whose computing is what takes time.
 
 A step writes rows made up of token, position, boundary and column into the paged cache, at the blocks that the
 scheduler gave the request; everything else is vLLM's and ours. With few blocks requests are preempted, and computed
 again in others.
 
-python -m tests.engine.modelless FOLDER SEED   checks stores and a spool filled under load (test_capture_load.py)
+python -m tests.engine.modelless FOLDER SEED   fills stores and a spool under load (test_capture_load.py)
 """
 
-import json
 import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +22,18 @@ from torch import Tensor
 
 from drafthead.config import load_recipe
 from drafthead.data.responses import Response
-from drafthead.data.shard import shard_path
 from drafthead.data.spool import Spool
 from drafthead.engine.generate import capture_options
 from drafthead.engine.offline import engine_arguments, import_vllm
 from drafthead.generation.harvest import fill
 from drafthead.generation.shards import ShardJob, cut_shards
+from drafthead.processes import ends_with_parent
 from drafthead.target.pieces import load_target_spec
 from tests.engine.slots import writer_of
 
 AT_ONCE, SHARDS = 200, 10  # requests in an engine, all those of a shard
 BLOCK, HIDDEN, LAYERS = 16, 4, 2  # of the cache: tokens; of the made-up target
-PLENTY, SCARCE = 4000, 450  # blocks: for all requests at once, for about half of their tokens
+PLENTY, SCARCE = 4000, 450  # blocks: for all requests at once, for less than half of their tokens
 
 
 def made_up(tokens: list[int], start: int) -> Tensor:
@@ -61,8 +59,7 @@ class Engine:
         arguments = engine_arguments(
             recipe, **options, max_num_seqs=AT_ONCE, max_num_batched_tokens=1024, enable_prefix_caching=False
         )
-        for key in ("use_tqdm_on_load",):
-            arguments.pop(key)
+        del arguments["use_tqdm_on_load"]  # of vLLM's LLM
         config = EngineArgs(**arguments).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=HIDDEN, dtype=torch.float32)
@@ -121,37 +118,40 @@ class Engine:
 
 
 def make_jobs(directory: Path) -> list[ShardJob]:
-    """Shards of texts of 4 to 120 tokens."""
+    """Shards of texts of 4 to 80 tokens."""
     chooser, responses = random.Random(0), []
     for i in range(AT_ONCE * SHARDS):
-        prompt, answer = chooser.randint(2, 60), chooser.randint(2, 60)
+        prompt, answer = chooser.randint(2, 40), chooser.randint(2, 40)
         ids = [chooser.randrange(4) for _ in range(prompt + answer)]
         responses.append(Response(f"text{i}", "chat", ids[:prompt], ids[prompt:], [], "", "stop", 0.0, "low", 0))
     return cut_shards(directory, [responses], AT_ONCE)
 
 
-def in_a_process(work: Callable[[], None], killed_after: float | None = None) -> bool:
-    """Do it in a fork of this process, which may be killed after some seconds; whether it came to its end."""
-    pid = os.fork()
+def start(work: Callable[[], None]) -> int:
+    """A fork of this process that does some work and ends; returns its id."""
+    end_with_us, pid = ends_with_parent(), os.fork()
     if pid == 0:
         code = 1
         try:
+            if end_with_us:
+                end_with_us()
             work()
             code = 0
         finally:
             os._exit(code)
-    if killed_after is not None:
-        time.sleep(killed_after)
-        os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def ended(pid: int) -> bool:
+    """Wait for a process; whether it came to its end, and was not killed."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code in (0, -signal.SIGKILL), "a worker failed"
     return code == 0
 
 
-def fill_store(jobs: list[ShardJob], chooser: random.Random, seconds: float) -> dict[str, int]:
-    """A worker for each shard, one in ten of them killed; what is missing is made again."""
-    counts = {"preempted": 0, "killed": 0}
-    doomed = {chooser.randrange(start, start + 10) for start in range(0, len(jobs), 10)}
+def fill_store(jobs: list[ShardJob], chooser: random.Random, seconds: float) -> int:
+    """A worker for each shard, one in ten of them killed; what is missing is made again. Returns how many were."""
+    started = killed = 0
 
     def work(job: ShardJob) -> None:
         engine = Engine(SCARCE)
@@ -161,26 +161,55 @@ def fill_store(jobs: list[ShardJob], chooser: random.Random, seconds: float) -> 
 
     while missing := [job for job in jobs if not job.path.exists()]:
         for job in missing:
-            moment = chooser.uniform(0, seconds) if job.index in doomed else None
-            doomed.discard(job.index)
-            counts["killed"] += not in_a_process(lambda job=job: work(job), moment)
-    return counts
+            pid = start(partial(work, job))
+            if killed <= started // 10:
+                time.sleep(chooser.uniform(0, seconds))
+                os.kill(pid, signal.SIGKILL)
+            started += 1
+            killed += not ended(pid)
+    return killed
+
+
+def train_from_spool(spool: Spool, wanted: list[bytes], chooser: random.Random, seconds: float) -> tuple[int, bool]:
+    """Use up a spool whose harvester is killed about once in ten shards; how often, and whether each was as wanted."""
+    killed, whole, jobs = 0, True, make_jobs(spool.directory)
+
+    def work() -> None:
+        with spool.filling():
+            fill(Engine(SCARCE), spool, jobs)
+
+    pid, moment = start(work), time.monotonic() + chooser.uniform(0, seconds)
+    for index in range(spool.total):
+        while not spool.path(index).exists():
+            if killed <= index // 10 and time.monotonic() > moment:
+                os.kill(pid, signal.SIGKILL)
+                killed += not ended(pid)
+                pid, moment = start(work), time.monotonic() + chooser.uniform(0, 10 * seconds)
+            time.sleep(0.01)
+        whole &= spool.path(index).read_bytes() == wanted[index]
+        assert len(spool.present()) <= spool.capacity
+        spool.release(index + 1)
+    assert ended(pid)
+    return killed, whole
 
 
 def main() -> None:
     folder, chooser = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
     import_vllm()
-    quiet, began = make_jobs(folder / "undisturbed"), time.monotonic()
-    engine = Engine(PLENTY)
+    quiet, engine = make_jobs(folder / "undisturbed"), Engine(PLENTY)
+    began = time.monotonic()
     for job in quiet:
         engine.make(job)
     engine.finish()
     seconds = (time.monotonic() - began) / len(quiet)
     assert not engine.preempted
-    wanted = [job.path.read_bytes() for job in quiet]
     jobs = make_jobs(folder / "store")
-    print(seconds, fill_store(jobs, chooser, seconds))
-    assert [job.path.read_bytes() for job in jobs] == wanted
+    killed = fill_store(jobs, chooser, seconds)
+    wanted = [job.path.read_bytes() for job in quiet]
+    same = [job.path.read_bytes() for job in jobs] == wanted
+    (folder / "spool").mkdir()
+    of_spool, whole = train_from_spool(Spool(folder / "spool", 3, len(quiet), 1), wanted, chooser, seconds)
+    print(f"killed {killed} and {of_spool}, store as undisturbed: {same}, spool: {whole}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Power failures at every operation of the writers: what has its name is whole, what was finished stays, and the same
-work again ends as if nothing had happened. A hidden temporary folder may stay where the disk forgets its deletion alone.
+work again ends as if nothing had happened. Hidden temporary folders may stay where the disk forgets their deletion.
 """
 
 import random
