@@ -52,7 +52,7 @@ FAULTS = {
 }  # fmt: skip
 # Besides SMALL: a few steps with two checkpoints, the first of which is deleted; little to compute.
 _SMALLER = (
-    "states.backend=transformers", "states.sequences_per_shard=2", "train.epochs=4", "train.checkpoint_every=2",
+    "states.backend=transformers", "states.sequences_per_shard=2", "train.epochs=2", "train.checkpoint_every=1",
     "train.keep_checkpoints=1", "train.tokens_per_batch=64", "train.batches_per_step=1", "head.num_ttt_steps=1",
     "eval.num_draft_tokens=1",
 )  # fmt: skip
