@@ -9,7 +9,7 @@ import pytest
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
-from drafthead.files import atomic_path, remove_leftovers, write_json
+from drafthead.files import atomic_path, delete_folder, remove_leftovers, write_json
 from tests.damage import half_written
 
 
@@ -124,6 +124,17 @@ def test_a_folder_that_cannot_be_listed_gives_no_manifest_without_its_files(tmp_
         with pytest.raises(OSError, match="made"):
             artifacts.finish(tmp_path / "made", {})
     assert [*artifacts.finish(tmp_path / "made", {})["files"]] == ["part.json"]
+
+
+def test_a_deletion_that_fails_names_the_whole_path(tmp_path, monkeypatch):
+    write_json(tmp_path / "old" / "part.json", 1)
+
+    def fails(path, **_options):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(os, "unlink", fails)
+    with pytest.raises(OSError, match="old/part.json"):
+        delete_folder(tmp_path / "old")
 
 
 def test_nothing_stays_beside_a_file_that_has_its_name(tmp_path, monkeypatch):

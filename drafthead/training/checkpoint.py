@@ -179,7 +179,7 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
         _to_parameters(engine.optimizer.optimizer)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            shutil.rmtree(folder)
+            delete_folder(folder)
 
 
 @contextmanager
