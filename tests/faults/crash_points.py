@@ -99,6 +99,11 @@ SUBJECTS = {
     for subject in (
         Subject(Stage("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts", f"results/{NAME}/prompts"), "")),
         Subject(Stage("harvest", "data_gen/harvest.py", (f"data/{NAME}/states",), ""), (), _responses),
+        Subject(  # online mode, with room for all that training would read
+            Stage("spool", "data_gen/harvest.py", (f"data/{NAME}/states",), ""),
+            ("states.spool_shards=8",),
+            _responses,
+        ),
         Subject(Stage("train", "train/eagle3.py", (f"runs/{NAME}",), ""), (), _states),
         Subject(Stage("export", "export/head.py", (f"heads/{NAME}",), ""), ("--no-serve-check",)),
         Subject(
@@ -181,7 +186,6 @@ def try_points(
     code, output, count, _ = zygotes[0].run(subject.run(root), 0, FAULTS[fault])
     assert code == 0, f"{stage.name} undisturbed:\n{output}"
     zygotes[0].warm()
-    wanted = stage.payload(root)
     points = range(1, count + 1)
     tried = sorted(chooser.sample(points, min(sample, count))) if sample else list(points)
     began = time.monotonic()
@@ -192,7 +196,7 @@ def try_points(
     for i, zygote in enumerate(zygotes):
         children[os.fork()] = zygote
         if 0 in children:
-            _try_all(subject, zygote, fault, tried[i :: len(zygotes)], wanted, known)
+            _try_all(subject, zygote, fault, tried[i :: len(zygotes)], known)
     failures = []
     for pid, zygote in children.items():
         assert os.waitpid(pid, 0)[1] == 0, "a process that tries faults ended"
@@ -204,12 +208,13 @@ def try_points(
     return failures
 
 
-def _try_all(
-    subject: Subject, zygote: Zygote, fault: str, points: list[int], wanted: dict[str, str], known: set[str]
-) -> NoReturn:
+def _try_all(subject: Subject, zygote: Zygote, fault: str, points: list[int], known: set[str]) -> NoReturn:
     """A share of the operations, in a process that ends with it."""
     code = 1
     try:
+        subject.stage.clear(zygote.root)  # of another root, whose name may stand in it
+        assert zygote.run(subject.run(zygote.root))[0] == 0
+        wanted = subject.stage.payload(zygote.root)
         failures = [_try(subject, zygote, fault, at, wanted, known) for at in points]
         zygote.report.write_text(json.dumps([[found for found in failures if found], sorted(known)]))
         code = 0
