@@ -22,8 +22,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ValidationError
 
@@ -202,10 +203,15 @@ def _visible_files(directory: Path) -> list[str]:
     """Names of the files of an artifact; hidden ones, and those below hidden folders, are not part of it."""
     names = []
     # A folder that was moved to another disk, with a link in its place, is part of it.
-    for folder, folders, files in os.walk(directory, followlinks=True):
+    for folder, folders, files in os.walk(directory, onerror=_raise, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         names += [str(Path(folder, name).relative_to(directory)) for name in files if not name.startswith(".")]
     return sorted(names, key=lambda name: PurePosixPath(name).parts)
+
+
+def _raise(error: OSError) -> NoReturn:
+    """By itself os.walk passes over a folder that it cannot list, and a manifest would lack its files."""
+    raise error
 
 
 def require(
@@ -304,6 +310,7 @@ def made_by() -> dict[str, Any]:
     }
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {}
     for package in _PACKAGES:
@@ -312,6 +319,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
+@cache
 def _git_commit() -> str | None:
     here = Path(__file__).resolve().parent
     result = subprocess.run(

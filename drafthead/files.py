@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -159,7 +159,7 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
     Raises:
         DiskFullError: the block found no room to write.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if not several_writers:
         remove_leftovers(path)
     # Random: writers on several machines have the same process ids.
@@ -176,7 +176,7 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
             written = temporary.stat().st_size if temporary.exists() else 0
             raise DiskFullError(_full_message(path, written, str(error))) from error
         os.replace(temporary, whole)
-        shutil.rmtree(aside)
+        delete_folder(aside)
         whole.chmod(0o644)  # some writers create files that only their owner can read
         sync(whole)
         os.replace(whole, path)
@@ -208,7 +208,20 @@ def delete_folder(path: Path) -> None:
     if path.is_symlink():
         path.unlink()
     else:
-        shutil.rmtree(path)
+        shutil.rmtree(path, onerror=_with_whole_path)
+
+
+def _with_whole_path(_function: object, path: str, found: tuple[Any, OSError, Any]) -> NoReturn:
+    """By itself rmtree names a file relative to a folder that it has open."""
+    raise OSError(found[1].errno, found[1].strerror, path) from found[1]
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing; their names survive a loss of power, too."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

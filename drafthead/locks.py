@@ -15,6 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from drafthead.files import make_folder
+
 LOCK = ".lock"
 PATIENCE = 5.0  # seconds; a killed process may take some to give its GPU's memory back, and its lock with it
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -37,7 +39,7 @@ def hold(directory: Path, name: str = LOCK, patience: float = PATIENCE) -> None:
     Raises:
         InUseError: a process, which is named, holds it; this one counts.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     path = directory / name
     lock = FileLock(path, timeout=patience, thread_local=False, fallback_to_soft=False)
     try:

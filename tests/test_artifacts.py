@@ -1,5 +1,6 @@
 """Artifacts are complete or visibly unfinished, and never mixed."""
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
-from drafthead.files import atomic_path, remove_leftovers, write_json
+from drafthead.files import atomic_path, delete_folder, remove_leftovers, write_json
 from tests.damage import half_written
 
 
@@ -109,6 +110,31 @@ def test_what_lies_below_a_hidden_folder_is_no_part_of_an_artifact(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "weights").write_text("rows")
     assert [*artifacts.finish(tmp_path, {})["files"]] == ["checkpoints/step_1/weights"]
+
+
+def test_a_folder_that_cannot_be_listed_gives_no_manifest_without_its_files(tmp_path, monkeypatch):
+    artifacts.begin(tmp_path / "made", "thing", {})
+    write_json(tmp_path / "made" / "part.json", 1)
+
+    def fails(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fails)
+        with pytest.raises(OSError, match="made"):
+            artifacts.finish(tmp_path / "made", {})
+    assert [*artifacts.finish(tmp_path / "made", {})["files"]] == ["part.json"]
+
+
+def test_a_deletion_that_fails_names_the_whole_path(tmp_path, monkeypatch):
+    write_json(tmp_path / "old" / "part.json", 1)
+
+    def fails(path, **_options):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(os, "unlink", fails)
+    with pytest.raises(OSError, match="old/part.json"):
+        delete_folder(tmp_path / "old")
 
 
 def test_nothing_stays_beside_a_file_that_has_its_name(tmp_path, monkeypatch):

@@ -59,10 +59,12 @@ def find_overlaps(train: Sequence[Candidate], heldout: Sequence[Candidate]) -> l
     first: dict[int, Prompt] = {}  # run -> the first held-out prompt that has it
     for candidate in reversed(heldout):
         first.update(dict.fromkeys(_runs(candidate), candidate.prompt))
-    shared = _is_template(train, first)
-    in_heldout = _is_template(heldout, shared)
+    train_documents, heldout_documents = (len(set(map(_document, side))) for side in (train, heldout))
+    touching = [candidate for candidate in train if not first.keys().isdisjoint(_runs(candidate))]
+    shared = _is_template(touching, first, train_documents)
+    in_heldout = _is_template(heldout, shared, heldout_documents)
     found = []
-    for candidate in train:
+    for candidate in touching:
         runs = _runs(candidate)
         hits = [start for start, run in enumerate(runs) if run in shared]
         near: set[int] = set()  # where a run has a word in common with a template
@@ -89,12 +91,16 @@ def _runs(candidate: Candidate) -> list[int]:
     return [hash(run) for run in zip(*(words[k:] for k in range(N)), strict=False)]
 
 
-def _is_template(candidates: Sequence[Candidate], runs: Container[int]) -> dict[int, bool]:
-    """Those of `runs` that the candidates have, and whether more than 10 documents, and than 1 % of them, have each."""
+def _document(candidate: Candidate) -> tuple[str, str]:
+    return candidate.prompt.source, candidate.prompt.document or candidate.prompt.id
+
+
+def _is_template(candidates: Sequence[Candidate], runs: Container[int], num_documents: int) -> dict[int, bool]:
+    """Those of `runs` that the candidates have, and whether more than 10 documents, and than 1 % of all, have each."""
     documents: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        documents[candidate.prompt.source, candidate.prompt.document or candidate.prompt.id].append(candidate)
+        documents[_document(candidate)].append(candidate)
     counts: Counter[int] = Counter()
     for document in documents.values():
         counts.update({run for candidate in document for run in _runs(candidate) if run in runs})
-    return {run: count > max(10, len(documents) / 100) for run, count in counts.items()}
+    return {run: count > max(10, num_documents / 100) for run, count in counts.items()}

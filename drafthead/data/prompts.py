@@ -65,17 +65,21 @@ _OPTIONAL = [
     pa.field("prompt_ids", pa.list_(pa.int32())),
     pa.field("tools", pa.string()),
     pa.field("document", pa.string()),
-    pa.field("answer", pa.string()),  # Prompt.response, under the name of the first artifacts
+    pa.field("answer", pa.string()),
 ]
+_ATTRIBUTES = {"answer": "response"}  # which the first artifacts called so
 _AS_JSON = ("messages", "tools", "answer")
+_BATCH = 10_000  # rows, of which another copy is in memory while they are written
 
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     """Write one split as Parquet; an optional column that no prompt of the split uses is left out."""
-    rows = [_to_row(prompt) for prompt in prompts]
-    used = [field for field in _OPTIONAL if any(row[field.name] for row in rows)]
-    with atomic_path(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema([*_REQUIRED, *used])), temporary)
+    used = [field for field in _OPTIONAL if any(getattr(p, _ATTRIBUTES.get(field.name, field.name)) for p in prompts)]
+    schema = pa.schema([*_REQUIRED, *used])
+    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        for start in range(0, max(len(prompts), 1), _BATCH):
+            rows = [_to_row(prompt) for prompt in prompts[start : start + _BATCH]]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def read_prompts(directory: Path, split: str) -> list[Prompt]:

@@ -6,12 +6,13 @@ on the response) needs no parsing of a chat template.
 
 import json
 from array import array
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -120,20 +121,69 @@ def read_responses(directory: Path) -> list[Response]:
     return [response for part in _parts(directory) for response in read_part(part)]
 
 
-def read_parts(directory: Path) -> dict[str, list[Response]]:
-    """The responses of every part by its name without the suffix, in order, their token ids in arrays.
+class ResponseRows(Sequence[Response]):
+    """Rows of parts, read when they are iterated over: a plan of a billion tokens holds none of them.
 
-    A large run has a billion tokens: 4 bytes each here, 33 in a list of Python's numbers. `text` is left empty.
+    A part is read once for rows that follow each other; `text` is left empty.
+    """
+
+    def __init__(self, pieces: Iterable[tuple[Path, int, int]]):
+        """
+        Args:
+            pieces: a part, its first row and the row after the last one.
+        """
+        self.pieces = list(pieces)
+        self._ends = list(accumulate(stop - start for _, start, stop in self.pieces))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[Response]:
+        for part, start, stop in self.pieces:
+            now = part.stat()
+            table = _read_rows(part, now.st_ino, now.st_mtime_ns).slice(start, stop - start)
+            others = table.drop_columns(list(_TOKENS)).to_pylist()
+            ids = zip(*(_arrays(table[name]) for name in _TOKENS), strict=True)
+            for row, tokens in zip(others, ids, strict=True):
+                yield Response(text="", **row, **dict(zip(_TOKENS, tokens, strict=True)))
+
+    @overload
+    def __getitem__(self, rows: int) -> Response: ...
+    @overload
+    def __getitem__(self, rows: slice) -> "ResponseRows": ...
+    def __getitem__(self, rows: int | slice) -> "Response | ResponseRows":
+        if isinstance(rows, int):
+            return list(self)[rows]
+        start, stop, _ = rows.indices(len(self))
+        pieces = []
+        for index in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1 if start < stop else 0):
+            part, first, last = self.pieces[index]
+            begin, end = self._ends[index] - (last - first), self._ends[index]
+            pieces.append((part, first + max(0, start - begin), last - max(0, end - stop)))
+        return ResponseRows(pieces)
+
+
+@lru_cache(maxsize=1)
+def _read_rows(part: Path, *_state: int) -> pa.Table:
+    """A part without texts; the one read last is kept, as long as it is the same file."""
+    return pq.read_table(part, columns=[name for name in _SCHEMA.names if name != "text"]).combine_chunks()
+
+
+def _arrays(column: pa.ChunkedArray) -> Iterator[array]:
+    """The lists of a column of lists of int32, at 4 bytes a number; 33 in a list of Python's."""
+    for chunk in column.chunks:
+        values = chunk.values.to_numpy()
+        for start, stop in pairwise(chunk.offsets.to_pylist()):
+            yield array("i", values[start:stop].tobytes())
+
+
+def read_parts(directory: Path) -> dict[str, ResponseRows]:
+    """The responses of every part by its name without the suffix, in order.
 
     Raises:
         ArtifactError: the directory has no part.
     """
-    return {part.stem: list(map(_compact, read_part(part))) for part in _parts(directory)}
-
-
-def _compact(response: Response) -> Response:
-    compact: dict[str, Any] = {name: array("i", getattr(response, name)) for name in _TOKENS}
-    return replace(response, text="", **compact)
+    return {part.stem: ResponseRows([(part, 0, pq.read_metadata(part).num_rows)]) for part in _parts(directory)}
 
 
 def read_part(path: Path) -> list[Response]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from drafthead.artifacts import begin
 from drafthead.config import Recipe
-from drafthead.data.responses import Response, read_parts
+from drafthead.data.responses import Response, ResponseRows, read_parts
 from drafthead.data.shard import LAYOUT, open_checked, shard_path
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.running import unwritten
@@ -55,7 +55,7 @@ class ShardJob:
 
     @property
     def num_tokens(self) -> int:
-        return sum(map(len, self.sequences()))
+        return sum(len(r.prompt_ids) + len(r.response_ids) + len(r.continuation_ids) for r in self.responses)
 
     def slots(self) -> list[ShardSlot]:
         """Where each sequence goes."""
@@ -73,7 +73,7 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     """The shards of a split, in order."""
     parts = list(read_parts(recipe.responses_dir(split)).values())
     # Captured while they are generated, shards end where a part ends: parts are generated independently.
-    groups = parts if recipe.states.one_pass else [list(chain.from_iterable(parts))]
+    groups = parts if recipe.states.one_pass else [ResponseRows(chain.from_iterable(part.pieces for part in parts))]
     return cut_shards(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
 
 

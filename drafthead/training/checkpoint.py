@@ -32,7 +32,7 @@ from torch import Tensor
 from drafthead.artifacts import MANIFEST, ArtifactError, file_entries, read_json, verify_files
 from drafthead.config import TrainConfig
 from drafthead.drafters.vocabulary import DraftVocabulary
-from drafthead.files import check_space, delete_folder, sync, write_json
+from drafthead.files import check_space, delete_folder, make_folder, sync, write_json
 from drafthead.training.metrics import METRICS
 from drafthead.training.optimizer import EMA_STATE
 
@@ -90,7 +90,7 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     temporary = final.with_name(f".{final.name}.tmp")
     if accelerator.is_main_process:
         shutil.rmtree(temporary, ignore_errors=True)
-        final.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(final.parent)
         # Before the first byte: what DeepSpeed's writer says of a full disk names neither disk nor file.
         check_space(final, _COPIES * sum(tensor.nbytes for tensor in weights.values()))
         temporary.mkdir()
@@ -100,10 +100,11 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     if accelerator.is_main_process:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary / MODEL_FILE)
         write_json(temporary / _STATE, asdict(state))
-        files = [p for p in sorted(temporary.rglob("*")) if p.is_file()]
-        for path in (run_dir / METRICS, *files):  # a checkpoint must not outlive the entries before it
+        written = sorted(temporary.rglob("*"))
+        # With the entries of metrics before it, which it must not outlive; folders too, for the names in them.
+        for path in (run_dir / METRICS, *written):
             sync(path)
-        names = [str(path.relative_to(temporary)) for path in files]
+        names = [str(path.relative_to(temporary)) for path in written if path.is_file()]
         write_json(temporary / MANIFEST, {"files": file_entries(temporary, names)})
         shutil.rmtree(final, ignore_errors=True)  # an unverifiable one of the same step
         temporary.rename(final)
@@ -178,7 +179,7 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
         _to_parameters(engine.optimizer.optimizer)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            shutil.rmtree(folder)
+            delete_folder(folder)
 
 
 @contextmanager
@@ -259,6 +260,7 @@ def retain(run_dir: Path, keep: int, state: TrainState) -> None:
         if path != checkpoint_dir(run_dir, state.best_step):
             # Out of sight first: killed while it is deleted, it would look like a damaged checkpoint.
             delete_folder(path.rename(path.with_name(f".{path.name}.old")))
+            sync(path.parent)  # in a run that is complete nobody would delete it once more
 
 
 def remove_leftovers(run_dir: Path) -> None:
@@ -298,6 +300,7 @@ def restore(
         )
     load(accelerator, engine, path, state, averaged)
     if accelerator.is_main_process:
+        retain(run_dir, config.keep_checkpoints, state)  # the run may have ended between writing it and retention
         reshaped = "" if state.world_size == ranks else f" (written by {state.world_size} ranks, now {ranks})"
         logger.info("resuming from step %d%s", state.step, reshaped)
     return state

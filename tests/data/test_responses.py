@@ -1,5 +1,7 @@
 """Responses read back token for token, in small arrays and as loss masks, and the rule for loops."""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from drafthead.artifacts import ArtifactError
 from drafthead.data.responses import (
     Response,
+    ResponseRows,
     ResponseTokens,
     loops,
     part_path,
@@ -43,13 +46,20 @@ def test_tokens_of_several_parts_are_read_as_one(directory):
         ResponseTokens(directory / "none")
 
 
-def test_parts_hold_the_same_ids_in_four_bytes_each(directory):
+def test_rows_of_parts_are_the_responses_with_ids_of_four_bytes(directory):
     assert read_responses(directory) == WANTED
     parts = read_parts(directory)
     assert [[found.id for found in part] for part in parts.values()] == [["a", "b"], ["c", "d"], ["e"]]
-    for found, given in zip((found for part in parts.values() for found in part), WANTED, strict=True):
+    rows = ResponseRows(piece for part in parts.values() for piece in part.pieces)
+    for found, given in zip(rows, WANTED, strict=True):
         assert tokens_of(found) == tokens_of(given)
         assert {ids.itemsize for ids in (found.prompt_ids, found.response_ids, found.continuation_ids)} == {4}
+        as_given = {name: list(getattr(found, name)) for name in ("prompt_ids", "response_ids", "continuation_ids")}
+        assert replace(found, text=given.text, **as_given) == given
+    for start, stop in itertools.combinations_with_replacement(range(7), 2):
+        assert [found.id for found in rows[start:stop]] == list("abcde"[start:stop])
+        assert [found.id for found in rows[1:][start:stop]] == list("bcde"[start:stop])
+    assert (rows[3].id, len(rows[2:]), len(rows[2:2])) == ("d", 3, 0)
 
 
 def test_the_share_of_8_grams_that_occurred_before_is_counted():

@@ -13,7 +13,7 @@ FAULTS = ("kill", "EIO")
 
 
 def test_a_fault_at_any_operation_costs_nothing(fault_seed):
-    options = ("--fault", *FAULTS, "--sample", "1", "--seed", str(fault_seed))
+    options = ("--fault", *FAULTS, "--sample", "1", "--seed", str(fault_seed), "--processes", "1")
     result = run_python("-m", "tests.faults.crash_points", *options)
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     tried = re.findall(r"^(\w+) +(\w+) +1 of \d+ operations tried, 0 failed", result.stdout, re.MULTILINE)

@@ -52,6 +52,16 @@ def test_a_damaged_checkpoint_is_passed_over(finished_run, fresh_recipe):
     assert losses(recipe.run_dir) == before
 
 
+def test_a_run_that_ended_before_retention_makes_up_for_it(finished_run, fresh_recipe):
+    recipe = fresh_recipe()
+    shutil.copytree(finished_run.run_dir, recipe.run_dir)
+    kept = checkpoints(recipe.run_dir)
+    forget_after(recipe.run_dir, int(kept[-1].name.removeprefix("step_")))
+    shutil.copytree(kept[0], recipe.run_dir / "checkpoints" / "step_00000001")
+    run(recipe)
+    assert checkpoints(recipe.run_dir) == kept
+
+
 class Code:
     """What a pickle runs when it is opened."""
 
