@@ -6,7 +6,7 @@ up is the time the server spends in the chat template.
 
 While a load runs, the engine's own count of running and waiting requests is sampled: more requests in flight than the
 engine runs at once wait in its queue, which a client cannot see. The alternative, `vllm bench serve`, reads neither
-that count nor Harmony's channels; `eval/serving.py --import` reads its files.
+that count nor Harmony's channels.
 """
 
 import asyncio

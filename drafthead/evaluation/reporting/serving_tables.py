@@ -10,9 +10,7 @@ from drafthead.evaluation.comparison import FEWEST_PROMPTS
 from drafthead.evaluation.decision.cost import cost_per_million
 from drafthead.evaluation.measuring.plan import Plan
 from drafthead.evaluation.measuring.presets import Preset
-from drafthead.evaluation.measuring.request_metrics import FORMULAS
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, number, table
-from drafthead.evaluation.results.imports import ImportedLevel
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, geometric_means
 from drafthead.evaluation.workload import BASELINE, NAMES
 from drafthead.statistics import acceptance_by_position, acceptance_length, acceptance_rate
@@ -264,9 +262,6 @@ def memory_table(runs: pd.DataFrame) -> Table | None:
     return table("Memory and cache", rows, note)
 
 
-# Serving figures without a comparison: what a plan will do, what another tool's file says.
-
-
 def plan_table(plan: Plan, preset: Preset | None = None) -> Table:
     """Servers in the order they start, and what each is sent."""
     rows = [
@@ -283,22 +278,3 @@ def plan_table(plan: Plan, preset: Preset | None = None) -> Table:
     notes = [preset.note] if preset else []
     notes += [f"Left out: {reason}." for reason in plan.skipped]
     return table(preset.title if preset else "Plan", rows, " ".join(notes))
-
-
-def imported_table(levels: Iterable[ImportedLevel]) -> Table:
-    """Levels of other tools' files, by our formulas and beside what the tool itself printed."""
-    medians = [measure for key, measure in MEASURE.items() if key.endswith("_p50")]
-    rows = [
-        {
-            "Tool": level.tool,
-            "Level": level.name,
-            "Requests": len(level.requests),
-            "Failed": level.failed,
-            "Output tok/s": number(level.output_tokens_per_s, 1),
-        }
-        | {f"{m.label} (ms)": number(1e3 * level.requests[m.column].median(), 1) for m in medians}
-        | {"Its own medians (ms)": Cell(", ".join(f"{k} {v:.1f}" for k, v in level.stated.items()) or "–")}
-        for level in levels
-    ]
-    formulas = "; ".join(f"{m.label.split(',')[0]}: {FORMULAS[m.column]}" for m in medians)
-    return table("Imported results", rows, f"{formulas}.")
