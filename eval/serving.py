@@ -11,8 +11,8 @@ from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
+from drafthead.evaluation.reporting.measured_tables import brief_table, plan_table
 from drafthead.evaluation.reporting.report import write_preset_report
-from drafthead.evaluation.reporting.serving_tables import brief_table, plan_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.levels import read_serving, summarise_serving
 

@@ -20,7 +20,6 @@ ACCEPTANCE_COLUMNS = {  # results/NAME/acceptance/*.parquet, one row per prompt 
     "accepted": "draft tokens accepted",
     "accepted_at": "(k,) steps that accepted position i, and so all before it",
     "reached_at": "(k,) steps that accepted all positions before i and proposed one at i",
-    "histogram": "(k + 1,) steps that accepted exactly j draft tokens",
     "finish_reason": "stop or length",
     "repeated": "share of the response's 8-grams that occurred before; above 0.1 it loops (data/responses.py)",
 }
@@ -39,21 +38,28 @@ _LEVEL = {  # shared by requests and runs: which server, which load
     "burstiness": "shape of the gamma-distributed gaps between requests; 1 is Poisson",
 }
 
-REQUEST_COLUMNS = _LEVEL | {  # results/NAME/serving*/requests-*.parquet, one row per request
-    "prompt_id": "content hash of the prompt",
-    "error": "empty when the request succeeded",
-    "prompt_tokens": "as the server counted them",
-    "output_tokens": "as the server counted them",
-    "start_s": "when it was sent, from the start of the level",
-    "gaps_s": "between chunks; a chunk carries all tokens of a verification step",
-    "text": "the output with its special tokens",
-    "ttfot_s": "first token of the final channel − sent; NaN where it never came",
+FORMULAS = {  # of a request with n output tokens
     "ttft_s": "first token − sent, any channel",
+    "ttfot_s": "first token of Harmony's final channel − sent; NaN where it never came",
     "e2e_s": "last token − sent",
-    "tpot_s": "(last − first) / (n − 1)",
-    "itl_s": "mean gap between chunks",
-    "tpot_all_s": "(last − sent) / n",
+    "tpot_s": "(last − first) / (n − 1); vLLM's TPOT, GuideLLM's ITL",
+    "itl_s": "mean gap between chunks; vLLM's ITL, one gap is one verification step",
+    "tpot_all_s": "(last − sent) / n; GuideLLM's TPOT, includes the wait for the first token",
 }
+
+REQUEST_COLUMNS = (
+    _LEVEL
+    | {  # results/NAME/serving*/requests-*.parquet, one row per request
+        "prompt_id": "content hash of the prompt",
+        "error": "empty when the request succeeded",
+        "prompt_tokens": "as the server counted them",
+        "output_tokens": "as the server counted them",
+        "start_s": "when it was sent, from the start of the level",
+        "gaps_s": "between chunks; a chunk carries all tokens of a verification step",
+        "text": "the output with its special tokens",
+    }
+    | FORMULAS
+)
 
 RUN_COLUMNS = _LEVEL | {  # results/NAME/serving*/runs-*.parquet, one row per server and level
     "requests": "sent",

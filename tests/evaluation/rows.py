@@ -98,7 +98,6 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
         "accepted": int(accepted_at.sum()),
         "accepted_at": accepted_at.tolist(),
         "reached_at": [drafts, *accepted_at[:-1].tolist()][: len(accepted_at)],
-        "histogram": (-np.diff([drafts, *accepted_at, 0])).tolist(),
         "finish_reason": "length" if looping else "stop",
         "repeated": 0.8 if looping else 0.0,
     }

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.reporting.acceptance_tables import conditions_table
+from drafthead.evaluation.reporting.measured_tables import conditions_table
 from drafthead.evaluation.results.summary import summarise_conditions
 
 
@@ -16,7 +16,7 @@ def _row(arm: str, k: int, prompt: str, steps: list[tuple[int, int]], sha: str =
         "drafts": len(steps), "proposed": drafted.sum(), "accepted": kept.sum(), "output_sha256": sha,
         "accepted_at": [(kept > i).sum() for i in range(k)],
         "reached_at": [((kept >= i) & (drafted > i)).sum() for i in range(k)],
-        "histogram": [(kept == j).sum() for j in range(k + 1)], "repeated": repeated, "num_tokens": 100,
+        "repeated": repeated, "num_tokens": 100,
     }  # fmt: skip
 
 

@@ -11,26 +11,30 @@ from drafthead.artifacts import require
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.config.traffic import TrafficConfig
-from drafthead.evaluation.decision.cost_model import Priced, price
-from drafthead.evaluation.decision.speed import speed_samples
-from drafthead.evaluation.decision.variants import Schedule, Variant, best_schedule, compare_variants
+from drafthead.evaluation.decision.cost_model import Priced, price, speed_samples
+from drafthead.evaluation.decision.variants import (
+    SCHEDULED,
+    Schedule,
+    Variant,
+    best_schedule,
+    compare_variants,
+    with_schedule,
+)
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import is_conversations, served_recipe
-from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.results.levels import Level, ServingRows, completed, main_length, steady, summarise_serving
+from drafthead.evaluation.results.levels import Level, ServingRows, read_serving, steady, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
-from drafthead.evaluation.workload import BASELINE
+from drafthead.evaluation.workload import BASELINE, HEAD
 
 
 class Results(NamedTuple):
-    """Rows as the measurements wrote them, and where they come from; manifests by kind."""
+    """Rows of both measurements, and their manifests by kind."""
 
     recipe: Recipe
     manifests: dict[str, dict[str, Any]]
     acceptance: pd.DataFrame
-    requests: pd.DataFrame
-    runs: pd.DataFrame
+    serving: ServingRows
 
 
 @dataclass(frozen=True)
@@ -56,34 +60,26 @@ class Analysis:
     variants: list[Variant] = field(default_factory=list)
 
     @property
-    def plain(self) -> Verdict:
-        """The verdict on the head at a fixed draft length, see `plain_verdict`."""
-        return plain_verdict(self.verdicts)
-
-    @property
     def main(self) -> Verdict:
         """What to do: the best variant where it gains over the plain head, else that."""
-        return next((variant.verdict for variant in self.variants if not variant.doubt), self.plain)
+        adopted = [variant.verdict for variant in self.variants if not variant.doubt]
+        return [*adopted, plain_verdict(self.verdicts)][0]
+
+    def levels_of(self, verdict: Verdict) -> list[Level]:
+        """The levels that a verdict may rest on: of its workload, method and draft length, without a request rate."""
+        wanted = (verdict.workload, verdict.method, verdict.K)
+        return [level for level in self.levels if level.steady and (level.workload, level.method, level.K) == wanted]
 
     @property
-    def main_levels(self) -> list[Level]:
-        """The levels of the main verdict's method and draft length that were reached, those above c* included."""
-        v = self.main
-        found = [x for x in self.levels if (x.workload, x.method, x.K) == (v.workload, v.method, v.K)]
-        return [level for level in found if level.reached and level.steady]
-
-    @property
-    def proposed(self) -> Schedule | None:
-        """A schedule that the cost model would choose and nobody served; None where one length is best throughout."""
+    def proposed(self) -> Schedule:
+        """The schedule that the cost model would choose, served or not; empty where one length is best throughout."""
         priced = self.priced.get(self.main.workload)
-        if priced is None:
-            return None
-        schedule = best_schedule(priced.model, priced.max_batch)
-        return schedule if len(schedule) > 1 else None
+        schedule = best_schedule(priced.model, priced.max_batch) if priced else []
+        return schedule if len(schedule) > 1 else []
 
 
 def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """The first verdict on the recipe's own head, of those in the order of `verdicts_of`."""
+    """The first verdict on the recipe's own head at a fixed draft length, of those in the order of `verdicts_of`."""
     return next((v for v in verdicts if v.method == HEAD), verdicts[0])
 
 
@@ -91,17 +87,12 @@ def read_results(recipe: Recipe) -> Results:
     """Both measurements of a recipe.
 
     Raises:
-        ArtifactError: acceptance or serving was not measured, or not to the end.
+        ArtifactError: acceptance or serving was not measured, or not to the end, or by an earlier version.
     """
     folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
-    return Results(
-        recipe,
-        manifests,
-        acceptance.read_acceptance(folders[acceptance.KIND]),
-        serving.read_requests(folders[serving.KIND]),
-        serving.read_runs(folders[serving.KIND]),
-    )
+    rows = read_serving(folders[serving.KIND])
+    return Results(recipe, manifests, acceptance.read_acceptance(folders[acceptance.KIND]), rows)
 
 
 def analyse(results: Results) -> Analysis:
@@ -111,10 +102,9 @@ def analyse(results: Results) -> Analysis:
         ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
-    recipe, identity = served_recipe(results.recipe), results.manifests[serving.KIND]["identity"]
-    if identity.get("synthetic_acceptance_length") is not None:
+    recipe, rows = served_recipe(results.recipe), results.serving
+    if results.manifests[serving.KIND]["identity"].get("synthetic_acceptance_length") is not None:
         raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
-    rows = completed(results.requests, results.runs, main_length(identity))
     levels = summarise_serving(rows)
     if not levels:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
@@ -123,6 +113,14 @@ def analyse(results: Results) -> Analysis:
     variants = compare_variants(recipe, plain_verdict(verdicts).workload, verdicts, levels)
     summary = summarise_acceptance(results.acceptance)
     return Analysis(results.manifests, summary, rows, levels, priced, verdicts, variants)
+
+
+def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
+    """A schedule that was served beside the best fixed draft length, over the recipe's traffic."""
+    recipe = with_schedule(recipe, schedule)
+    verdicts = verdicts_of(recipe, levels, {})
+    found = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
+    return next(variant for variant in found if variant.verdict.method == SCHEDULED)
 
 
 def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
@@ -137,7 +135,8 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
-    traffic, found = recipe.eval.traffic, []
+    found: list[Verdict] = []
+    traffic = recipe.eval.traffic
     endpoints = {endpoint.name for endpoint in recipe.eval.endpoints}
     judged = [level for level in levels if level.steady]
     if not judged:
@@ -155,17 +154,19 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
     for workload in measured:
         here = [level for level in judged if level.workload == workload]
         shares = shares_at(traffic, here)
-        gains = {}
-        for method in sorted({level.method for level in here}):
+        by_series: dict[tuple[str, int], list[Level]] = {}
+        for level in here:
+            by_series.setdefault((level.method, level.K), []).append(level)
+        ranked = []
+        for (method, _), own in by_series.items():
             model = priced.get(workload) if method == HEAD else None
-            by_length: dict[int, list[Level]] = {}
-            for level in here:
-                if level.method == method:
-                    by_length.setdefault(level.K, []).append(level)
-            verdicts = [decide(own, shares, recipe.eval.slo, model) for own in by_length.values()]
-            best = max(verdicts, key=lambda verdict: _gain(verdict, shares))
-            gains[best] = (method == HEAD, method not in endpoints, *_gain(best, shares))
-        found += sorted(gains, key=gains.__getitem__, reverse=True)
+            verdict = decide(own, shares, recipe.eval.slo, model)
+            ranked.append(((method == HEAD, method not in endpoints, *_gain(verdict, shares)), verdict))
+        ranked.sort(key=lambda pair: pair[0], reverse=True)
+        best: dict[str, Verdict] = {}  # of every method at its best draft length
+        for _, verdict in ranked:
+            best.setdefault(verdict.method, verdict)
+        found += best.values()
     if traffic.workload is None:
         lost = [v for v in found if v.method == HEAD and is_conversations(v.workload) and v.decision == DO_NOT]
         return [*lost, *(v for v in found if v not in lost)]

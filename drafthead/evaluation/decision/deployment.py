@@ -5,8 +5,10 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from drafthead.artifacts import MANIFEST, read_json
 from drafthead.config import Recipe
 from drafthead.engine.offline import needs_one_cache_group
 from drafthead.engine.server import SERVER_MODULE, server_environment, server_flags
@@ -59,32 +61,54 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
         text = f"Serve it at K = {verdict.K} for up to {verdict.up_to} requests at once; {above}:"
     else:
         text = f"Serve it at K = {verdict.K}:"
-    notes = [variant.sentence() for variant in analysis.variants]
-    if fastest := _fastest(analysis):
-        notes.append(fastest)
+    notes = [*(variant.sentence() for variant in analysis.variants), *_fastest(analysis)]
     if config and analysis.proposed:
+        lengths = ", ".join(f"K = {K} for {first} to {last} requests" for first, last, K in analysis.proposed)
         notes.append(
-            f"The cost model would vary the draft length ({_in_words(analysis.proposed)}): eval/draft_lengths.py "
-            "serves that beside the fixed lengths and says whether it gains"
+            f"The cost model would vary the draft length ({lengths}): eval/draft_lengths.py serves that beside the "
+            "fixed lengths and says whether it gains"
         )
     return Advice(
         " ".join([text, *(f"{note}." for note in notes)]), speculative_flag(config), serve_command(recipe, config)
     )
 
 
-def _fastest(analysis: Analysis) -> str:
+def _fastest(analysis: Analysis) -> list[str]:
     """Method and draft length with the highest measured throughput at each load; empty where one was served."""
     here = [x for x in analysis.levels if x.workload == analysis.main.workload and x.steady and x.reached]
     if len({(level.method, level.K) for level in here}) < 2:
+        return []
+
+    def gain(level: Level) -> float:
+        return level.change(THROUGHPUT)
+
+    best = [max((x for x in here if x.concurrency == c), key=gain) for c in sorted({x.concurrency for x in here})]
+    at = (f"{NAMES[x.method]}, K = {x.K}, at {x.concurrency} ({gain(x):+.1%})" for x in best)
+    return [f"Fastest measured by requests in flight: {'; '.join(at)}"]
+
+
+def payback_text(recipe: Recipe, analysis: Analysis) -> str:
+    """What training took, and after how many days the head has saved as much; empty where that is not known.
+
+    At a share w of its time the baseline makes w · throughput tokens, for which the head needs w / speedup. Above c*
+    requests in flight nothing is drafted, so nothing is saved.
+    """
+    manifest, verdict, traffic = recipe.head_dir / MANIFEST, analysis.main, recipe.eval.traffic
+    training = read_json(manifest)["counts"].get("training") if manifest.exists() else None
+    if training is None:  # not trained here, or before times were kept
         return ""
-    best = {c: max((x for x in here if x.concurrency == c), key=_gain) for c in sorted({x.concurrency for x in here})}
-    at = [f"{NAMES[x.method]}, K = {x.K}, at {c} ({_gain(x):+.1%})" for c, x in best.items()]
-    return f"Fastest measured by requests in flight: {'; '.join(at)}"
-
-
-def _gain(level: Level) -> float:
-    return level.change(THROUGHPUT)
-
-
-def _in_words(schedule: list[list[int]]) -> str:
-    return ", ".join(f"K = {K} for {first} to {last} requests" for first, last, K in schedule)
+    spent = training["ranks"] * training["seconds"] / 3600
+    text = f"Training took {spent:,.2f} device hours ({training['ranks']} ranks); responses and states come on top"
+    levels = [level for level in analysis.levels_of(verdict) if level.reached]
+    shares = traffic.shares(tuple(level.concurrency for level in levels))
+    tokens = saved_s = 0.0
+    for level in levels:
+        share, (baseline, head) = shares.get(level.concurrency, 0.0), level.values[THROUGHPUT.key]
+        tokens += share * baseline
+        saved_s += share * (1 - baseline / head) if level.concurrency <= (verdict.up_to or np.inf) else 0.0
+    if traffic.output_tokens_per_day is None or not tokens:
+        return f"{text}; eval.traffic.output_tokens_per_day gives the payback time."
+    daily = recipe.engine.tensor_parallel_size * traffic.output_tokens_per_day * saved_s / tokens / 3600
+    if not verdict.change.resolved or daily <= 0:
+        return f"{text}. Serving with it saves nothing that is resolved, so there is no payback time."
+    return f"{text}. It saves {daily:,.2f} device hours a day and is paid back after {spent / daily:,.1f} days."

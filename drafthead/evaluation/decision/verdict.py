@@ -8,7 +8,7 @@ give (a step with drafts is never shorter than one without), decides nothing. Ov
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -25,19 +25,12 @@ Kept = Literal["kept", "unresolved", "missed"]
 _ORDER = get_args(Kept)
 
 
-class ServiceLevel(NamedTuple):
-    """One level against the limits: whether each method keeps all of them, and both in words with the figures."""
+def service_level(level: Level, slo: SLOConfig) -> tuple[Kept, Kept, str]:
+    """Whether baseline and method keep all limits, and both in words with the figures.
 
-    baseline: Kept
-    head: Kept
-    text: str
-
-
-def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
-    """The share of requests within each limit, against the share that must be.
-
-    The percentile keeps a limit when at least that share of requests does, so the interval is that of a share
-    (Clopper and Pearson 1934), which holds for any distribution of times.
+    Judged is the share of requests within each limit, against the share that must be. The percentile keeps a limit when
+    at least that share of requests does, so the interval is that of a share (Clopper and Pearson 1934), which holds for
+    any distribution of times.
     """
     worst: dict[str, Kept] = {"base": "kept", "head": "kept"}
     limits = []
@@ -52,7 +45,7 @@ def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
             at = f"{1e3 * np.percentile(times, slo.percentile):.1f} ms" if len(times) else "no request has it"
             figures.append(f"{at} ({kept})")
         limits.append(f"{name} P{slo.percentile} {' → '.join(figures)} of {limit_ms:g} ms")
-    return ServiceLevel(worst["base"], worst["head"], "; ".join(limits))
+    return worst["base"], worst["head"], "; ".join(limits)
 
 
 def _keeps(times: Array, limit: float, share: float) -> Kept:
@@ -110,14 +103,14 @@ class Verdict:
 def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     """The decision for one measured level: the first rule that holds."""
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
-    service = service_level(level, slo or SLOConfig())
-    wrong, unresolved = _unfit(level), f"unresolved at {level.pairs} prompts"
+    baseline_keeps, keeps, limits = service_level(level, slo or SLOConfig())
+    wrong, unresolved = _unfit(level), f"unresolved at {len(level.paired)} prompts"
     rules = (
         (wrong, UNKNOWN, wrong),
-        (service.head == "missed", DO_NOT, f"service level missed (baseline: {service.baseline})"),
+        (keeps == "missed", DO_NOT, f"service level missed (baseline: {baseline_keeps})"),
         (throughput.resolved and throughput.interval.value < 0, DO_NOT, "slower"),
         (latency.resolved and latency.interval.value < 0, DO_NOT, "requests take longer"),
-        (service.head == "unresolved", UNKNOWN, f"service level {unresolved}"),
+        (keeps == "unresolved", UNKNOWN, f"service level {unresolved}"),
         (throughput.resolved, DEPLOY, "faster"),
         (True, UNKNOWN, unresolved),
     )
@@ -125,7 +118,7 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     figures = [
         f"output throughput {change_text(throughput)}, median latency {change_text(latency)}",
         f"{level.failed} of {level.requests} requests failed" if level.failed else "",
-        service.text,
+        limits,
         _prefix_hits(level),
     ]
     return LevelVerdict(level.concurrency, decision, f"{why}: {'; '.join(filter(None, figures))}")
@@ -150,7 +143,7 @@ def _unfit(level: Level) -> str:
 
 def _prefix_hits(level: Level) -> str:
     """Hits in the prefix cache without and with the head, where they differ by a point or more."""
-    before, after = (level.prefix_hits.get(name, np.nan) for name in (BASELINE, level.method))
+    before, after = (level.prefix_hits[name] for name in (BASELINE, level.method))
     return f"prefix-cache hits {before:.1%} → {after:.1%}" if abs(after - before) >= 0.01 else ""
 
 
@@ -187,12 +180,12 @@ def _overall(
     found: list[LevelVerdict], measured: dict[int, Level], shares: dict[int, float]
 ) -> tuple[str, int | None, str, Change]:
     """Decision, c*, reason and change over the traffic."""
-    at = {kind: [v.concurrency for v in found if v.decision == kind] for kind in (DEPLOY, DO_NOT, UNKNOWN)}
-    good, bad = at[DEPLOY], at[DO_NOT]
     reached = [measured[c] for c in shares if c in measured and not _unfit(measured[c])]
     change = _over(reached, shares)
-    words = zip(("gains", "loses", "unresolved"), at.values(), strict=True)
-    reason = ", ".join(f"{word} at concurrency {', '.join(map(str, loads))}" for word, loads in words if loads)
+    words = {DEPLOY: "gains", DO_NOT: "loses", UNKNOWN: "unresolved"}
+    at = {word: [v.concurrency for v in found if v.decision == decision] for decision, word in words.items()}
+    good, bad = at["gains"], at["loses"]
+    reason = ", ".join(f"{word} at concurrency {', '.join(map(str, loads))}" for word, loads in at.items() if loads)
     text = f"{reason}; over the traffic {change_text(change)} output throughput"
     largest = max((c for c in good if not any(b < c for b in bad)), default=None)
     if largest is None:  # gains nowhere, or only above a load where it loses

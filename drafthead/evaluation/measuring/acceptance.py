@@ -214,7 +214,6 @@ def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
         "accepted": int(kept.sum()),
         "accepted_at": [int((kept > k).sum()) for k in range(K)],
         "reached_at": [int(((kept >= k) & (drafted > k)).sum()) for k in range(K)],
-        "histogram": [int((kept == j).sum()) for j in range(K + 1)],
         "finish_reason": response.finish_reason,
         "repeated": repeated_share(ids),
     }

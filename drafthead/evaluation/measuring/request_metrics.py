@@ -1,21 +1,12 @@
 """Latency figures by their written formula, from the raw times of one request.
 
-Tools name the same thing differently, so each formula is stated once and printed in the report:
-
-    ttft     first token - sent                     any channel; a reasoning model thinks first
-    ttfot    first token of the final channel - sent    equals ttft without reasoning
-    e2e      last token - sent
-    tpot     (last - first) / (n - 1)               vLLM's TPOT, GuideLLM's ITL
-    itl      gap between chunks, averaged           vLLM's ITL: one gap is one verification step
-    tpot_all (last - sent) / n                      GuideLLM's TPOT: the first token's wait included
-
-n output tokens. A speculative step delivers several tokens in one chunk, so `itl` gets worse by design where
+Tools name the same thing differently, so each formula is stated once, in columns.FORMULAS, and printed in the report.
+A speculative step delivers several tokens in one chunk, so `itl` gets worse by design where
 `tpot` gets better: only `tpot` tells how fast text appears.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,37 +16,17 @@ from drafthead.statistics import Array
 
 REACHED = 0.9  # of what was requested: below it the level is labelled, not compared
 
-FORMULAS = {
-    "ttft_s": "first token − sent, any channel",
-    "ttfot_s": "first token of Harmony's final channel − sent",
-    "e2e_s": "last token − sent",
-    "tpot_s": "(last − first) / (n − 1); vLLM's TPOT, GuideLLM's ITL",
-    "itl_s": "mean gap between chunks; vLLM's ITL, one gap is one verification step",
-    "tpot_all_s": "(last − sent) / n; GuideLLM's TPOT, includes the wait for the first token",
-}
 
-
-@dataclass(frozen=True)
-class RequestMetrics:
-    """Seconds; NaN where an output of one token defines no gap."""
-
-    ttft_s: float
-    e2e_s: float
-    tpot_s: float
-    itl_s: float
-    tpot_all_s: float
-
-
-def request_metrics(times: RequestTimes) -> RequestMetrics:
-    """The figures of one successful request."""
+def request_metrics(times: RequestTimes) -> dict[str, float]:
+    """The figures of one request by column, in seconds; NaN where an output of one token defines no gap."""
     n = times.output_tokens
-    return RequestMetrics(
-        ttft_s=times.ttft_s,
-        e2e_s=times.latency_s,
-        tpot_s=(times.latency_s - times.ttft_s) / (n - 1) if n > 1 else math.nan,
-        itl_s=float(np.mean(times.gaps_s)) if times.gaps_s else math.nan,
-        tpot_all_s=times.latency_s / n if n else math.nan,
-    )
+    return {
+        "ttft_s": times.ttft_s,
+        "e2e_s": times.latency_s,
+        "tpot_s": (times.latency_s - times.ttft_s) / (n - 1) if n > 1 else math.nan,
+        "itl_s": float(np.mean(times.gaps_s)) if times.gaps_s else math.nan,
+        "tpot_all_s": times.latency_s / n if n else math.nan,
+    }
 
 
 def load_reached(

@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 
 from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
-from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
+from drafthead.engine.load import LoadRequest, LoadResult, RequestTimes, endpoint_server, run_load, warm_up
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan, served_recipe
@@ -33,7 +32,6 @@ from drafthead.evaluation.measuring.request_metrics import (
     request_metrics,
 )
 from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
-from drafthead.evaluation.workload import HEAD as HEAD
 from drafthead.files import atomic_path
 from drafthead.target.tokenizer import load_tokenizer
 
@@ -118,7 +116,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
             result, counters = _run_level(server, name, run, level, prompts[level])
             key = _key(run, level)
             runs.append(key | _run_row(server, level, result) | counters)
-            requests += [key | _request_row(result, i) for i in range(len(prompts[level]))]
+            requests += [key | _request_row(times) for times in result.requests]
     # The file of runs is written last: it marks the server as measured.
     for kind, columns, rows in (("requests", REQUEST_COLUMNS, requests), ("runs", RUN_COLUMNS, runs)):
         assert set(rows[0]) == set(columns), f"undescribed columns: {set(rows[0]) ^ set(columns)}"
@@ -200,10 +198,10 @@ def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]
     }
 
 
-def _request_row(result: LoadResult, index: int) -> dict[str, Any]:
-    times = result.requests[index]
-    raw = {key: value for key, value in asdict(times).items() if key not in ("id", "latency_s", "ttft_s")}
-    return {"prompt_id": times.id, **raw, **asdict(request_metrics(times))}
+def _request_row(times: RequestTimes) -> dict[str, Any]:
+    raw = dict(vars(times))
+    del raw["latency_s"]  # e2e_s
+    return {"prompt_id": raw.pop("id")} | raw | request_metrics(times)
 
 
 def _counted(before: dict[str, float], after: dict[str, float], K: int) -> dict[str, Any]:
@@ -255,10 +253,9 @@ def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRe
         return []
     prompts = [p for p in workload.prompts if spec.holds(p.source, p.category)]
     if not prompts:
-        wanted = f"category {spec.category}" if spec.category else f"source {spec.source}"
         there = sorted({f"{p.source}/{p.category}" for p in workload.prompts})
         raise ValueError(
-            f"workload {spec.name} needs held-out prompts of {wanted}; the recipe has {', '.join(there)} "
+            f"workload {spec.name} needs held-out prompts of {spec.wanted}; the recipe has {', '.join(there)} "
             "(source/category): add the source to prompts.sources with heldout prompts, see docs/prompts.md"
         )
     shuffled = pd.DataFrame({"category": [p.category for p in prompts]}).sample(frac=1, random_state=recipe.eval.seed)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drafthead.evaluation.decision.cost_model import CostModel, Price, Priced
+from drafthead.evaluation.decision.cost_model import CostModel, Priced
 from drafthead.evaluation.decision.variants import Variant
-from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, number, table
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, number, signed, table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
+from drafthead.evaluation.workload import HEAD
 
 
 def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> list[Table]:
@@ -20,22 +20,26 @@ def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> lis
     """
     tables = []
     for workload, prices in priced.items():
-        ran = {
-            (level.concurrency, level.K)
-            for level in levels
-            if (level.workload, level.method) == (workload, HEAD) and level.steady
-        }
-        found = [_price_table(prices, ran), _break_even(prices), *_held_out_tables(prices)]
-        tables += found if len(priced) == 1 else [replace(t, title=f"{t.title}: {workload} prompts") for t in found]
+        own = [x for x in levels if (x.workload, x.method) == (workload, HEAD) and x.steady]
+        found = [_price_table(prices, {(x.concurrency, x.K) for x in own}), _break_even(prices), _held_out(prices)]
+        title = f": {workload} prompts" if len(priced) > 1 else ""
+        tables += [replace(one, title=one.title + title) for one in found if one]
     return tables
 
 
 def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
+    def cell(c: int, K: int) -> Cell:
+        price = priced.at(c, K)
+        speed = price.speedup.scaled(100) + -100
+        mark = "*" if (c, K) in ran else "°" if price.extrapolated else ""
+        tone: Tone = "better" if speed.low > 0 else "worse" if speed.high < 0 else "unresolved"
+        return Cell(f"{speed.value:+.1f} [{speed.low:+.1f}, {speed.high:+.1f}]{mark}", tone)
+
     rows = [
         {"Concurrency": str(c)}
-        | {f"K = {K} (%)": _price_cell(priced.at(c, K), (c, K) in ran) for K in priced.model.curve.known}
-        | {"Best K": Cell(str(priced.model.best_draft(min(c, priced.max_batch))))}
-        for c in sorted({p.concurrency for p in priced.prices})
+        | {f"K = {K} (%)": cell(c, K) for K in priced.model.curve.known}
+        | {"Best K": priced.model.best_draft(min(c, priced.max_batch))}
+        for c in priced.loads
     ]
     note = (
         "Change of decoding speed against no speculation, speedup(c, K) − 1 with speedup = AL(K) / r(c, K); 95 % "
@@ -43,13 +47,6 @@ def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
         "wait for the first token is not in it."
     )
     return table("Every load and draft length, by the cost model", rows, note)
-
-
-def _price_cell(price: Price, ran: bool) -> Cell:
-    speed = price.speedup
-    mark = "*" if ran else "°" if price.extrapolated else ""
-    text = f"{100 * speed.value - 100:+.1f} [{100 * speed.low - 100:+.1f}, {100 * speed.high - 100:+.1f}]{mark}"
-    return Cell(text, "better" if speed.low > 1 else "worse" if speed.high < 1 else "unresolved")
 
 
 def break_even_table(
@@ -86,43 +83,37 @@ def break_even_table(
 
 
 def _break_even(priced: Priced) -> Table:
-    model, most = priced.model, priced.max_batch
-    known, loads = model.curve.known, sorted({p.concurrency for p in priced.prices})
-    more = (
-        {"Concurrency": "this head has"} | {f"K = {K}": number(model.curve.length(K), 2) for K in known},
-        {"Concurrency": "pays up to"} | {f"K = {K}": Cell(str(model.pays_up_to(K, most))) for K in known},
-    )
-    return break_even_table(model, loads, most, known, lambda K: (model.curve.length(K), model.curve.length(K)), *more)
+    curve = priced.model.curve
+    own = {"Concurrency": "this head has"} | {f"K = {K}": curve.length(K) for K in curve.known}
+    has = lambda K: (curve.length(K), curve.length(K))  # noqa: E731
+    return break_even_table(priced.model, priced.loads, priced.max_batch, curve.known, has, own)
 
 
-def _held_out_tables(priced: Priced) -> list[Table]:
+def _held_out(priced: Priced) -> Table | None:
     rows = [
         {
             "Concurrency": f"{h.batch:g}",
             "Method": "no speculation" if h.K is None else f"K = {h.K}",
             "Measured": number(h.measured, 1),
             "Predicted": number(h.predicted, 1),
-            "Error (%)": Cell(f"{100 * h.error:+.1f}" + ("" if h.inside else "°")),
+            "Error (%)": Cell(signed(100 * h.error).text + ("" if h.inside else "°")),
         }
         for h in priced.model.held_out
     ]
     note = (
-        f"{model_text(priced)} Decoding speed in tok/s of one request; each load predicted by a fit to the other loads "
-        "alone, the baseline included. ° beyond the other loads."
+        f"{model_text(priced.model)} Decoding speed in tok/s of one request; each load predicted by a fit to the other "
+        "loads alone, the baseline included. ° beyond the other loads."
     )
-    return [table("Speed at loads left out of the fit", rows, note)] if rows else []
+    return table("Speed at loads left out of the fit", rows, note) if rows else None
 
 
-def model_text(priced: Priced) -> str:
-    """The model and its error in a sentence or two."""
-    model = priced.model
+def model_text(model: CostModel) -> str:
+    """The model and its error in a sentence."""
     error = "its error is not known, which takes three loads"
     if model.error is not None:
-        inside = [h for h in model.held_out if h.inside and h.K is not None]
-        largest = max(abs(h.error) for h in inside)
         error = (
-            f"error at {len(inside)} loads and draft lengths left out {model.error:.1%} (root mean square), at most "
-            f"{largest:.1%}"
+            f"error at {len(model.inside)} loads and draft lengths left out {model.error:.1%} (root mean square), at "
+            f"most {max(abs(h.error) for h in model.inside):.1%}"
         )
     return f"Verification: {model.work}; {error}."
 

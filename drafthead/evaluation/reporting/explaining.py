@@ -8,7 +8,7 @@ predicted, differ by the prompts alone.
 K draft positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.drafters.trained import Checkpoint
 from drafthead.drafters.vllm import check_config, read_tensors, written_tensors
-from drafthead.evaluation.reporting.tables import Cell, Table, number, table
-from drafthead.statistics import Interval, length_difference
+from drafthead.evaluation.reporting.tables import Cell, Table, number, signed, table
+from drafthead.statistics import length_difference
 from drafthead.target.pieces import compute_dtype, load_target_spec, name_target, target_identity
 
 VALIDATION, HELDOUT = "validation", "held out"
+_COUNTERS = ("drafts", "accepted")
 
 
 def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape: DraftShape) -> list[str]:
@@ -42,8 +43,15 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         source: the checkpoint it should come from.
         shape: of the trained head.
     """
-    files = drafter_of(shape.head).vllm
-    found = _targets(recipe, directory, source)
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    target, made_for = target_identity(recipe, spec), {"the run": source.run["target"]}
+    if (directory / MANIFEST).exists():
+        made_for["the head"] = read_manifest(directory)["identity"]["target"]
+    found = [
+        f"another target: {what} was made for {name_target(other)}, served is {name_target(target)}"
+        for what, other in made_for.items()
+        if other["fingerprint"] != target["fingerprint"]
+    ]
     described, trained = (
         {"head": head.architecture(), "target.aux_layer_ids": list(ids)}
         for head, ids in ((recipe.head, recipe.target.aux_layer_ids), (source.head(), source.aux_layer_ids))
@@ -57,23 +65,10 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         found.append(f"config.json has no {error}")
     except ValueError as error:
         found.append(str(error))
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
     dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
     wanted = read_tensors(written_tensors(source.weights(), shape, dtype))
-    return found + _tensors(files.checkpoint_tensors(load_file(directory / "model.safetensors")), wanted)
-
-
-def _targets(recipe: Recipe, directory: Path, source: Checkpoint) -> list[str]:
-    """Training and the head's manifest against the target that is served."""
-    target = target_identity(recipe, load_target_spec(recipe.target_path, recipe.target.revision))
-    made_for = {"the run": source.run["target"]}
-    if (directory / MANIFEST).exists():
-        made_for["the head"] = read_manifest(directory)["identity"]["target"]
-    return [
-        f"another target: {what} was made for {name_target(other)}, served is {name_target(target)}"
-        for what, other in made_for.items()
-        if other["fingerprint"] != target["fingerprint"]
-    ]
+    served = drafter_of(recipe.head).vllm.checkpoint_tensors(load_file(directory / "model.safetensors"))
+    return found + _tensors(served, wanted)
 
 
 def _tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
@@ -115,29 +110,39 @@ def first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(ids) == len(other) == at else at
 
 
+class _Pooled:
+    """Predicted and served acceptance of some prompts, and the gap as text: served minus predicted, paired."""
+
+    def __init__(self, rows: Iterable[Compared]):
+        self.rows = list(rows)
+        predicted, served = [row.predicted for row in self.rows], [row.served for row in self.rows]
+        none = empty_acceptance(len(predicted[0].accepted_per_position))
+        self.predicted, self.served = sum(predicted, start=none), sum(served, start=none)
+        drafts, accepted = ([[getattr(a, key) for a in side] for side in (served, predicted)] for key in _COUNTERS)
+        gap = length_difference(drafts[0], accepted[0], drafts[1], accepted[1])
+        bounds = f" [{gap.low:+.3f}, {gap.high:+.3f}]" if np.isfinite(gap.low) else ""
+        self.gap = f"{gap.value:+.3f}{bounds}"
+        self.rates = list(zip(self.predicted.rates, self.served.rates, strict=True))  # (K,) of pairs
+
+
 def explain_gap(rows: Sequence[Compared]) -> list[str]:
     """The gap between the prediction on validation and what is served on held-out prompts, and what it is made of."""
-    splits = {split: [row for row in rows if row.split == split] for split in (VALIDATION, HELDOUT)}
-    predicted = {split: _pooled(own, "predicted").length for split, own in splits.items()}
-    served = {split: _pooled(own, "served").length for split, own in splits.items()}
-    gap = served[HELDOUT] - predicted[VALIDATION]
-    other = predicted[HELDOUT] - predicted[VALIDATION]
+    validation, heldout = (_Pooled(row for row in rows if row.split == split) for split in (VALIDATION, HELDOUT))
+    before, other, after = validation.predicted.length, heldout.predicted.length, heldout.served.length
     lines = [
-        f"Acceptance length predicted on validation prompts {predicted[VALIDATION]:.3f}, served on held-out ones "
-        f"{served[HELDOUT]:.3f}: {gap:+.3f}.",
-        f"  {other:+.3f} are the other prompts: {predicted[HELDOUT]:.3f} is predicted on the held-out ones.",
-        f"  {_interval(_gap(splits[HELDOUT]))} is serving: the same held-out prompts, served against predicted; on the "
-        f"validation prompts {_interval(_gap(splits[VALIDATION]))}.",
+        f"Acceptance length predicted on validation prompts {before:.3f}, served on held-out ones {after:.3f}: "
+        f"{after - before:+.3f}.",
+        f"  {other - before:+.3f} are the other prompts: {other:.3f} is predicted on the held-out ones.",
+        f"  {heldout.gap} is serving: the same held-out prompts, served against predicted; on the validation prompts "
+        f"{validation.gap}.",
     ]
-    parted = next((row for row in rows if row.differs_at is not None or row.predicted != row.served), None)
-    if parted:
+    if parted := next((row for row in rows if row.differs_at is not None or row.predicted != row.served), None):
         how = "the same text, other rounds"
         if parted.differs_at is not None:
             how = f"another token from number {parted.differs_at} of the response on"
-        lines.append(
-            f"First prompt that differs: {parted.id} ({parted.workload}, {parted.split}): {how}; predicted "
-            f"{_rounds(parted.predicted)}, served {_rounds(parted.served)}."
-        )
+        rounds = (f"{side.drafts} rounds that accept {side.accepted}" for side in (parted.predicted, parted.served))
+        where = f"{parted.id} ({parted.workload}, {parted.split})"
+        lines.append(f"First prompt that differs: {where}: {how}; predicted {next(rounds)}, served {next(rounds)}.")
     same = sum(row.differs_at is None for row in rows)
     equal = sum(row.predicted == row.served for row in rows)
     return [*lines, f"{same} of {len(rows)} responses are the stored ones; {equal} have exactly the predicted rounds."]
@@ -148,20 +153,12 @@ def gap_table(rows: Sequence[Compared]) -> Table:
     shown: list[dict[str, Any]] = []
     for split in (VALIDATION, HELDOUT):
         for workload in (ALL, *sorted({row.workload for row in rows if row.split == split})):
-            own = [row for row in rows if row.split == split and workload in (ALL, row.workload)]
-            predicted, served = _pooled(own, "predicted"), _pooled(own, "served")
-            pairs = zip(predicted.rates, served.rates, strict=True)
-            shown.append(
-                {
-                    "Prompts": split,
-                    "Workload": workload,
-                    "Number": len(own),
-                    "Predicted": number(predicted.length, 3),
-                    "Served": number(served.length, 3),
-                    "Gap": Cell(_interval(_gap(own))),
-                }
-                | {f"Position {k} (%)": Cell(f"{100 * p:.1f} | {100 * s:.1f}") for k, (p, s) in enumerate(pairs, 1)}
-            )
+            own = _Pooled(row for row in rows if row.split == split and workload in (ALL, row.workload))
+            row = {"Prompts": split, "Workload": workload, "Number": len(own.rows)}
+            row |= {"Predicted": number(own.predicted.length, 3), "Served": number(own.served.length, 3)}
+            row["Gap"] = Cell(own.gap)
+            cells = (Cell(f"{100 * p:.1f} | {100 * s:.1f}") for p, s in own.rates)
+            shown.append(row | {f"Position {k} (%)": cell for k, cell in enumerate(cells, 1)})
     note = (
         "Acceptance length in tokens; brackets: 95 % bootstrap over prompts, paired. By position: share of the drafts "
         "accepted up to it, predicted | served."
@@ -171,39 +168,15 @@ def gap_table(rows: Sequence[Compared]) -> Table:
 
 def calibration_table(rows: Sequence[Compared]) -> Table:
     """Acceptance by position over the held-out prompts: expected by replay, and counted by the engine."""
-    own = [row for row in rows if row.split == HELDOUT]
-    expected, counted = _pooled(own, "predicted"), _pooled(own, "served")
+    own = _Pooled(row for row in rows if row.split == HELDOUT)
     shown = [
         {
             "Position": str(k),
             "Expected (%)": number(100 * p, 2),
             "Counted (%)": number(100 * s, 2),
-            "Error (%)": Cell(f"{100 * (p / s - 1):+.2f}" if s else "–"),
+            "Error (%)": signed(100 * (p / s - 1) if s else np.nan, 2),
         }
-        for k, (p, s) in enumerate(zip(expected.rates, counted.rates, strict=True), 1)
+        for k, (p, s) in enumerate(own.rates, 1)
     ]
-    note = f"{len(own)} prompts, {counted.drafts} drafts counted. Error: expected / counted − 1."
+    note = f"{len(own.rows)} prompts, {own.served.drafts} drafts counted. Error: expected / counted − 1."
     return table("Calibration on held-out prompts", shown, note)
-
-
-def _pooled(rows: Sequence[Compared], side: str) -> Acceptance:
-    own: list[Acceptance] = [getattr(row, side) for row in rows]
-    return sum(own, start=empty_acceptance(len(own[0].accepted_per_position)))
-
-
-def _gap(rows: Sequence[Compared]) -> Interval:
-    """Served minus predicted, paired by prompt."""
-    served, predicted = [row.served for row in rows], [row.predicted for row in rows]
-    return length_difference(
-        [a.drafts for a in served], [a.accepted for a in served],
-        [a.drafts for a in predicted], [a.accepted for a in predicted],
-    )  # fmt: skip
-
-
-def _interval(interval: Interval) -> str:
-    bounds = f" [{interval.low:+.3f}, {interval.high:+.3f}]" if np.isfinite(interval.low) else ""
-    return f"{interval.value:+.3f}{bounds}"
-
-
-def _rounds(acceptance: Acceptance) -> str:
-    return f"{acceptance.drafts} rounds that accept {acceptance.accepted}"

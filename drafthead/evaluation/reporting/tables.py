@@ -78,6 +78,11 @@ def number(value: float, digits: int, tone: Tone = "") -> Cell:
     return Cell("–" if np.isnan(value) else f"{value:.{digits}f}", tone)
 
 
+def signed(value: float, digits: int = 1) -> Cell:
+    """A number with its sign; a dash where there is none."""
+    return Cell(f"{value:+.{digits}f}" if np.isfinite(value) else "–")
+
+
 def percents(shares: Iterable[float]) -> Cell:
     """Shares in percent, one after the other."""
     return Cell(" ".join(number(100 * share, 1).text for share in shares))

@@ -1,66 +1,63 @@
 """From rows to levels: one method beside the baseline at one load, every measure with its paired change.
 
-Rows are those of `evaluation.columns`. Columns may be absent in a measurement of one workload or one draft length,
-or is of an earlier layout: `read_serving` fills them in, so that everything after it can count on them.
+Rows are those of `evaluation.columns`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import IDENTITY, read_json
-from drafthead.config.evaluation import ALL
+from drafthead.artifacts import ArtifactError
+from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
 from drafthead.evaluation.measuring import serving
-from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.workload import BASELINE
-from drafthead.statistics import Array, acceptance_length, geometric_mean
+from drafthead.statistics import Array, acceptance_length, geometric_mean, ratio_of_sums
 
-LEVEL_KEYS = ["workload", "load", "concurrency"]
+_KEYS = ["workload", "load", "concurrency"]
 
 
 class ServingRows(NamedTuple):
-    """Rows of requests and of runs, with every key column."""
+    """Rows of requests and of runs, as `completed` gives them."""
 
     requests: pd.DataFrame
     runs: pd.DataFrame
 
 
 def read_serving(directory: Path) -> ServingRows:
-    """Every row of a serving artifact, completed.
+    """Every row of a serving artifact.
 
     Raises:
-        ArtifactError: the artifact's identity is damaged.
+        ArtifactError: an earlier version wrote it.
     """
-    K = main_length(read_json(directory / IDENTITY))
-    return completed(serving.read_requests(directory), serving.read_runs(directory), K)
+    return completed(serving.read_requests(directory), serving.read_runs(directory))
 
 
-def main_length(identity: dict[str, Any]) -> int:
-    """The draft length of rows that do not say theirs: the first that the measurement lists."""
-    given = identity["num_draft_tokens"]
-    return given[0] if isinstance(given, list) else given
+def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
+    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without.
 
-
-def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows:
-    """The rows with every key column present; `workload` with temperature and GPUs, `prompts_of` without.
-
-    Args:
-        requests, runs: as `evaluation.measuring.serving` reads them.
-        K: draft tokens of every method but the baseline, where the rows do not say.
+    Raises:
+        ArtifactError: a column is missing.
     """
-    runs = _completed(runs, K)
-    if "running" not in runs:
-        runs["running"] = np.nan
+    for rows, columns in ((requests, REQUEST_COLUMNS), (runs, RUN_COLUMNS)):
+        if missing := columns.keys() - set(rows.columns):
+            raise ArtifactError(
+                f"rows of serving have no {', '.join(sorted(missing))}: an earlier version measured them. Move "
+                "results/NAME/serving away and run: python eval/serving.py RECIPE"
+            )
+    runs = _labelled(runs)
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
-    if "prefix_queries" in runs:  # prompts that share nothing have no hits to lose
-        rate = 100 * runs["prefix_hits"] / runs["prefix_queries"].where(runs["prefix_queries"] > 0)
-        runs["prefix_hit_rate"] = rate.where(runs["workload"].map(is_conversations))
-    return ServingRows(_completed(requests, K), runs)
+    return ServingRows(_labelled(requests), runs)
+
+
+def _labelled(rows: pd.DataFrame) -> pd.DataFrame:
+    apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
+    apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
+    return rows.assign(prompts_of=rows["workload"], workload=rows["workload"] + apart)
 
 
 def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
@@ -71,30 +68,6 @@ def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
     workload = workload or rows.runs["workload"].iloc[0]
     kept = (frame[frame["workload"] == workload] for frame in rows)
     return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in kept))
-
-
-def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
-    rows = rows.copy()
-    drafted = rows["arm"] != BASELINE
-    load = "c" + rows["concurrency"].astype(str)
-    earlier: dict[str, Any] = {
-        "k": K, "workload": ALL, "load": load, "temperature": 0.0, "tensor_parallel": 0, "throughput_only": False,
-        "ttfot_s": np.nan, "prompt_tokens": 0,
-    }  # fmt: skip
-    for column, value in earlier.items():
-        if column not in rows:
-            rows[column] = value
-    rows["k"] = rows["k"].where(drafted, 0).astype(int)
-    rows["prompts_of"] = rows["workload"]
-    own = zip(rows["workload"], rows["temperature"], rows["tensor_parallel"], strict=True)
-    rows["workload"] = [_label(*values) for values in own]
-    return rows
-
-
-def _label(workload: str, temperature: float, gpus: int) -> str:
-    """The workload with what else sets its levels apart; rows of an earlier layout have it in their name."""
-    apart = (f" T={temperature:g}" if temperature else "") + (f" TP{gpus}" if gpus > 1 else "")
-    return workload if workload.endswith(apart) else workload + apart
 
 
 @dataclass(frozen=True)
@@ -114,6 +87,11 @@ class Measure:
     column: str
     statistic: Callable[..., Any] = np.mean
     rate: bool = False
+
+    @property
+    def title(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} ({self.unit})"
 
     def text(self, value: float) -> str:
         """A value in SI units, in the measure's unit."""
@@ -151,17 +129,16 @@ class Level:
     Attributes:
         workload, load, concurrency, method, K: which; the workload with its temperature and GPUs where they are not
             0 and 1.
-        prompts_of, temperature, gpus: the workload without them, and they.
+        prompts_of, gpus: the workload without them, and the GPUs.
         running: "none" and the method -> requests running in the engine.
         reached: in both.
-        pairs: prompts answered without error in both methods of every block.
         requests, failed: sent, and how many of them failed, both methods together.
         values: measure -> (baseline, method), in SI units.
         changes: measure -> relative change, positive = better; with several blocks, what they differ by is in it.
         by_block: measure -> the change in each block alone, as a fraction.
         acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
-        paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
-            baseline (suffix _base) and the method (suffix _head).
+        paired: one row per prompt answered without error in both methods of every block, in the order of sending:
+            output_tokens, share_s and the times of the baseline (suffix _base) and the method (suffix _head).
         prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
         tokens_per_request: output tokens, mean of both methods.
     """
@@ -171,9 +148,10 @@ class Level:
     concurrency: int
     method: str
     K: int
+    prompts_of: str
+    gpus: int
     running: dict[str, float]
     reached: bool
-    pairs: int
     requests: int
     failed: int
     values: dict[str, tuple[float, float]]
@@ -181,11 +159,8 @@ class Level:
     by_block: dict[str, Array]
     acceptance_length: float
     paired: pd.DataFrame
-    prompts_of: str = ""
-    temperature: float = 0.0
-    prefix_hits: dict[str, float] = field(default_factory=dict)
-    gpus: int | None = None
-    tokens_per_request: float = np.nan
+    prefix_hits: dict[str, float]
+    tokens_per_request: float
 
     @property
     def steady(self) -> bool:
@@ -226,16 +201,24 @@ def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES)
     Workloads stay in the order in which they were measured, all prompts first.
     """
     levels = []
-    for key, runs in rows.runs.groupby(LEVEL_KEYS, sort=False):
-        requests = rows.requests[(rows.requests[LEVEL_KEYS] == list(key)).all(axis=1)]
-        if BASELINE not in set(runs["arm"]):
-            continue
+    requests = dict(iter(rows.requests.groupby(_KEYS, sort=False)))
+    for key, runs in rows.runs.groupby(_KEYS, sort=False):
         drafted = runs[runs["arm"] != BASELINE]
-        for method, K in dict.fromkeys(zip(map(str, drafted["arm"]), map(int, drafted["k"]), strict=True)):
-            chosen = [_chosen(frame, method, K) for frame in (requests, runs)]
-            levels.append(_level(key, method, K, measures, *chosen))
+        if len(drafted) == len(runs):
+            continue
+        for method, K in dict.fromkeys(zip(drafted["arm"], drafted["k"], strict=True)):
+            both = [
+                frame[(frame["arm"] == BASELINE) | ((frame["arm"] == method) & (frame["k"] == K))]
+                for frame in (requests[key], runs)
+            ]
+            levels.append(_level(str(method), int(K), measures, *both))
     order = list(dict.fromkeys(rows.runs["workload"]))
     return sorted(levels, key=lambda level: (order.index(level.workload), level.method, level.K, level.concurrency))
+
+
+def cost_per_million(price_per_gpu_hour: float, gpus: int, tokens_per_s: float) -> float:
+    """Price of 10⁶ tokens: price per GPU and hour × GPUs / tokens per hour, in the currency of the price."""
+    return price_per_gpu_hour * gpus / (3600 * tokens_per_s) * 1e6
 
 
 def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> list[GeometricMean]:
@@ -259,14 +242,8 @@ def _geometric_mean(measure: Measure, levels: Sequence[Level]) -> GeometricMean:
     )  # fmt: skip
 
 
-def _chosen(frame: pd.DataFrame, method: str, K: int) -> pd.DataFrame:
-    return frame[(frame["arm"] == BASELINE) | ((frame["arm"] == method) & (frame["k"] == K))]
-
-
-def _level(
-    key: Any, method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame
-) -> Level:
-    workload, load, concurrency = str(key[0]), str(key[1]), int(key[2])
+def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
+    first = runs.iloc[0]
     base, head = _paired_prompts(requests, runs, method)
     blocks = [
         _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], method)
@@ -282,26 +259,27 @@ def _level(
         else:
             pair = _pair(measure, base, head)
             values[measure.key] = (_statistic(measure, pair["b"]), _statistic(measure, pair["h"]))
-            change = statistic_change(pair["h"], pair["b"], measure.statistic, waves=concurrency)
+            waves = int(first["concurrency"])
+            change = statistic_change(pair["h"], pair["b"], measure.statistic, waves=waves)
         changes[measure.key] = across_blocks(change, alone)
-    first = runs.iloc[0]
+    drafts = methods[method] if not runs["throughput_only"].any() else runs[:0]  # random tokens: it means nothing
     return Level(
-        workload, load, concurrency, method, K,
+        str(first["workload"]), str(first["load"]), int(first["concurrency"]), method, K,
+        prompts_of=str(first["prompts_of"]),
+        gpus=int(first["tensor_parallel"]),
         running={name: float(rows["running"].mean()) for name, rows in methods.items()},
         reached=bool(runs["reached"].all()),
-        pairs=len(base),
         requests=int(runs["requests"].sum()),
         failed=int(runs["failed"].sum()),
         values=values,
         changes=changes,
         by_block=by_block,
-        acceptance_length=_acceptance_length(methods[method]),
+        acceptance_length=acceptance_length(drafts["drafts"], drafts["accepted"]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
-        prompts_of=str(first["prompts_of"]),
-        temperature=float(first["temperature"]),
-        gpus=int(first["tensor_parallel"]) or None,
+        prefix_hits={
+            name: float(ratio_of_sums(rows["prefix_hits"], rows["prefix_queries"])) for name, rows in methods.items()
+        },
         tokens_per_request=float(runs["output_tokens"].sum() / _answers(runs)),
-        prefix_hits={name: _hits(rows) for name, rows in methods.items()},
     )  # fmt: skip
 
 
@@ -317,16 +295,10 @@ def _statistic(measure: Measure, values: pd.Series) -> float:
 def _change_of(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> float:
     """The change alone, as a fraction; positive is better."""
     if measure.rate:
-        rates = [f[measure.column].sum() / f["share_s"].sum() if len(f) else np.nan for f in (head, base)]
-        return float(rates[0] / rates[1] - 1)
+        speeds = [ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (head, base)]
+        return float(speeds[0] / speeds[1] - 1)
     pair = _pair(measure, base, head)
     return _statistic(measure, pair["b"]) / _statistic(measure, pair["h"]) - 1
-
-
-def _acceptance_length(runs: pd.DataFrame) -> float:
-    if runs["throughput_only"].any():  # random tokens: accepted or not, it means nothing
-        return np.nan
-    return acceptance_length(runs["drafts"], runs["accepted"])
 
 
 def _answers(runs: pd.DataFrame) -> float:
@@ -337,11 +309,6 @@ def _rate(measure: Measure, runs: pd.DataFrame) -> float:
     output = runs["output_tokens"].sum()
     counted = {"output_tokens": output, "total_tokens": output + runs["prompt_tokens"].sum(), "answers": _answers(runs)}
     return float(counted[measure.column] / runs["duration_s"].sum())
-
-
-def _hits(runs: pd.DataFrame) -> float:
-    queries = runs["prefix_queries"].sum() if "prefix_queries" in runs else 0
-    return float(runs["prefix_hits"].sum() / queries) if queries else np.nan
 
 
 def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -9,7 +9,7 @@ those before it, so one number at one K gives AL(K) for every other. Decode only
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,13 @@ from scipy.optimize import brentq
 
 from drafthead.artifacts import MANIFEST, ArtifactError
 from drafthead.config import Recipe
-from drafthead.evaluation.decision.cost_model import CostModel
-from drafthead.evaluation.decision.speed import AcceptanceCurve
+from drafthead.evaluation.decision.cost_model import AcceptanceCurve, CostModel, fit, speed_samples
+from drafthead.evaluation.measuring.serving import KIND
+from drafthead.evaluation.reporting.decision_tables import break_even_table
+from drafthead.evaluation.reporting.published import published_lengths
+from drafthead.evaluation.reporting.tables import Cell, Table, table
 from drafthead.evaluation.results.levels import ServingRows, read_serving, steady
+from drafthead.evaluation.workload import BASELINE, HEAD
 
 CAN, CANNOT, DEPENDS = "TRAINING CAN PAY", "TRAINING CANNOT PAY", "IT DEPENDS ON THE HEAD"
 _WORTH = 0.01  # a gain below this is none
@@ -47,10 +51,8 @@ def rows_to_plan_from(recipe: Recipe) -> ServingRows:
     Raises:
         ArtifactError: neither was, or not to the end.
     """
-    directories = [
-        Path(recipe.model_copy(update={"name": name}).results_dir) / "serving"
-        for name in (recipe.name + _SUFFIX, recipe.name)
-    ]
+    names = (recipe.name + _SUFFIX, recipe.name)
+    directories = [recipe.model_copy(update={"name": name}).results_dir / KIND for name in names]
     for directory in directories:
         if (directory / MANIFEST).exists():
             logging.getLogger(__name__).info(f"step times from {directory}")
@@ -61,19 +63,18 @@ def rows_to_plan_from(recipe: Recipe) -> ServingRows:
     )
 
 
-@dataclass(frozen=True)
-class Worth:
-    """What a head of an assumed acceptance would bring.
+def assumed_lengths(recipe: Recipe, given: Sequence[float] | None) -> list[float]:
+    """The acceptance lengths to plan with, ascending: as given, or the range of public heads at that K.
 
-    Attributes:
-        length: assumed acceptance length at K.
-        speedup: over the traffic, with the best draft length at every load.
-        loads: concurrency -> (best K, speedup there).
+    Raises:
+        ValueError: none is given and none is published at that K.
     """
-
-    length: float
-    speedup: float
-    loads: dict[int, tuple[int, float]]
+    K, known = recipe.eval.num_draft_tokens, published_lengths()
+    if not given and K not in known:
+        raise ValueError(
+            f"no public head is known at K = {K} (only at {sorted(known)}): give --acceptance-length LOW HIGH"
+        )
+    return sorted(given or {min(known[K]), max(known[K])})
 
 
 def even_curve(length: float, K: int, longest: int) -> AcceptanceCurve:
@@ -97,6 +98,21 @@ def even_curve(length: float, K: int, longest: int) -> AcceptanceCurve:
     return AcceptanceCurve({k: at(rate, k) for k in range(1, longest + 1)}, ())
 
 
+@dataclass(frozen=True)
+class Worth:
+    """What a head of an assumed acceptance would bring.
+
+    Attributes:
+        length: assumed acceptance length at K.
+        speedup: over the traffic, with the best draft length at every load.
+        loads: concurrency -> (best K, speedup there).
+    """
+
+    length: float
+    speedup: float
+    loads: dict[int, tuple[int, float]]
+
+
 def worth(model: CostModel, length: float, K: int, shares: dict[int, float], max_batch: int) -> Worth:
     """What a head of acceptance length `length` at K would bring over the traffic.
 
@@ -107,11 +123,8 @@ def worth(model: CostModel, length: float, K: int, shares: dict[int, float], max
         max_batch: the engine's max_num_seqs.
     """
     assumed = replace(model, curve=even_curve(length, K, max(model.lengths)))
-    loads = {}
-    for c in shares:
-        batch = min(c, max_batch)
-        best = assumed.best_draft(batch)
-        loads[c] = best, assumed.speedup(batch, best)
+    best = {c: assumed.best_draft(min(c, max_batch)) for c in shares}
+    loads = {c: (k, assumed.speedup(min(c, max_batch), k)) for c, k in best.items()}
     return Worth(length, 1 / sum(share / loads[c][1] for c, share in shares.items()), loads)
 
 
@@ -126,3 +139,44 @@ def judge_training(model: CostModel, found: Sequence[Worth]) -> tuple[str, str]:
     low, high = min(w.speedup for w in found) / margin, max(w.speedup for w in found) * margin
     verdict = CAN if low > 1 + _WORTH else CANNOT if high < 1 + _WORTH else DEPENDS
     return verdict, f"{low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding"
+
+
+class PlanReport(NamedTuple):
+    """Tables, and the verdict in words."""
+
+    tables: list[Table]
+    verdict: str
+    reason: str
+
+
+def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> PlanReport:
+    """What a head would need, and what one of each assumed acceptance length, ascending, would bring.
+
+    Raises:
+        ValueError: an assumed length cannot be, or the rows cannot carry a cost model.
+    """
+    max_batch, K = recipe.engine.max_num_seqs, recipe.eval.num_draft_tokens
+    samples = speed_samples(rows, HEAD, max_batch)
+    model = fit(samples.points(), samples.positions)
+    loads = rows.runs.loc[rows.runs["arm"] == BASELINE, "concurrency"]
+    shares = recipe.eval.traffic.shares(tuple(sorted({int(c) for c in loads})))
+    found = [worth(model, length, K, shares, max_batch) for length in lengths]
+    verdict, reason = judge_training(model, found)
+    known = "is not known: measure three loads or more"
+    error = f"is {model.error:.1%} at loads left out of the fit" if model.error is not None else known
+    # At another K than the assumed one nothing is said of the head: grey.
+    given = (lengths[0], lengths[-1])
+    drafts = range(1, max(model.lengths) + 1)
+    needed = break_even_table(model, shares, max_batch, drafts, lambda k: given if k == K else (1.0, k + 1))
+    return PlanReport([needed, _worth_table(found, K, shares)], verdict, f"{reason}. The cost model's error {error}.")
+
+
+def _worth_table(found: list[Worth], K: int, shares: dict[int, float]) -> Table:
+    rows: list[dict[str, Any]] = [{"Concurrency": str(c), "Share": Cell(f"{share:.0%}")} for c, share in shares.items()]
+    rows.append({"Concurrency": "the traffic", "Share": Cell("100%")})
+    for w in found:
+        cells = [f"{100 * speedup - 100:+.1f} (K = {k})" for k, speedup in w.loads.values()]
+        for row, text in zip(rows, [*cells, f"{100 * w.speedup - 100:+.1f}"], strict=True):
+            row[f"Length {w.length:.2f} at K = {K} (%)"] = Cell(text)
+    note = "Change of decoding speed at the best draft length of each load; every draft token equally likely accepted."
+    return table("What a head of an assumed acceptance length would bring", rows, note)

@@ -1,4 +1,4 @@
-"""Tables of the measurement under load: every level, geometric means, acceptance, matrices, memory and cost."""
+"""Tables of both measurements: acceptance offline; under load every level, geometric means, matrices, memory, cost."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -6,14 +6,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from drafthead.config.evaluation import ALL
 from drafthead.evaluation.comparison import FEWEST_PROMPTS
-from drafthead.evaluation.decision.cost import cost_per_million
-from drafthead.evaluation.measuring.plan import Plan
+from drafthead.evaluation.measuring.plan import Plan, is_conversations
 from drafthead.evaluation.measuring.presets import Preset
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, number, table
-from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, geometric_means
-from drafthead.evaluation.workload import BASELINE, NAMES
-from drafthead.statistics import acceptance_by_position, acceptance_length, acceptance_rate
+from drafthead.evaluation.reporting.tables import (
+    Cell,
+    Table,
+    Tone,
+    change_cell,
+    number,
+    percent_text,
+    percents,
+    signed,
+    table,
+)
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means
+from drafthead.evaluation.results.summary import AcceptanceSummary, MethodAcceptance, counted
+from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
+from drafthead.statistics import acceptance_length
 
 
 def series_name(method: str, K: int) -> str:
@@ -26,11 +37,6 @@ def load_name(level: Level) -> str:
     return str(level.concurrency) if level.steady else level.load
 
 
-def label_of(key: str) -> str:
-    """A measure with its unit."""
-    return f"{MEASURE[key].label} ({MEASURE[key].unit})"
-
-
 def grouped(levels: Iterable[Level], *keys: str) -> dict[tuple, list[Level]]:
     """Levels by the values of some attributes, in the order of the levels."""
     found: dict[tuple, list[Level]] = {}
@@ -39,23 +45,71 @@ def grouped(levels: Iterable[Level], *keys: str) -> dict[tuple, list[Level]]:
     return found
 
 
+# Offline.
+
+
+def acceptance_table(summary: AcceptanceSummary) -> Table:
+    """The main condition: every method on every workload, all prompts first."""
+    note = (
+        f"{summary.prompts - summary.looping} of {summary.prompts} held-out prompts; {summary.looping} left out "
+        f"because the baseline's own response loops (over 10 % of its 8-grams repeat), where acceptance means little. "
+        f"{summary.ended:.0%} of the baseline's responses end by themselves. "
+    )
+    if again := summary.identical.get(BASELINE_AGAIN):
+        note += f"The baseline answers {percent_text(again)} % identically a second time: the noise floor. "
+    return conditions_table(sorted(summary.methods, key=lambda m: (m.category != ALL, m.category)), note)
+
+
+def conditions_table(entries: Sequence[MethodAcceptance], note: str = "") -> Table:
+    """Acceptance by workload, method, K, temperature and effort."""
+    rows = [
+        {
+            "Workload": e.category,
+            "Method": NAMES[e.method],
+            "K": str(e.K),
+            "T": f"{e.temperature:g}",
+            "Effort": e.effort,
+            "Prompts": e.prompts,
+            "Acceptance length": e.length,
+            "Rate (%)": number(100 * e.rate, 1),
+            "Tokens per step": e.tokens_per_step,
+            "By position (%)": percents(e.positions.unconditional),
+            "Given the one before (%)": percents(e.positions.conditional),
+            "Accepted 0…K (%)": percents(e.histogram),
+            "Identical (%)": percent_text(e.identical) if e.identical else None,
+        }
+        for e in entries
+    ]
+    note += (
+        "Acceptance length is 1 + accepted / drafts, in tokens, and grows with K by construction: compare at equal K. "
+        "Tokens per step counts steps without a draft too. Given the one before: among drafts that proposed a token "
+        "there. Identical: greedy responses equal to the baseline's of the setting. Brackets: 95 % bootstrap over "
+        "prompts."
+    )
+    return table("Acceptance length", rows, note)
+
+
+# Under load.
+
+
+def _which(level: Level) -> dict[str, Any]:
+    method = series_name(level.method, level.K)
+    return {"Workload": level.workload, "Load": load_name(level), "Method": method}
+
+
 def levels_table(title: str, levels: Sequence[Level]) -> Table:
     """A row for every level of every method, the baseline's first, and a column for every measure."""
     rows: list[dict[str, Any]] = []
-    for (workload, _), own in grouped(levels, "workload", "load").items():
+    for own in grouped(levels, "workload", "load").values():
         for side, level in [(0, own[0]), *((1, level) for level in own)]:
-            name = (BASELINE, level.method)[side]
-            row: dict[str, Any] = {
-                "Workload": workload,
-                "Load": load_name(level),
-                "Method": (NAMES[BASELINE], series_name(level.method, level.K))[side],
-                "Reached": "yes" if level.reached else f"no: {level.running[name]:.1f} ran",
-                "Prompts": level.pairs,
-                "Failed": level.failed if side else None,
-            }
+            row = _which(level) | ({} if side else {"Method": NAMES[BASELINE]})
+            ran = level.running[level.method if side else BASELINE]
+            row["Reached"] = "yes" if level.reached else f"no: {ran:.1f} ran"
+            row |= {"Prompts": len(level.paired), "Failed": level.failed if side else None}
             for key, values in level.values.items():
                 change = change_cell(level.changes[key], level.reached) if side else Cell("")
-                row[label_of(key)] = Cell(f"{MEASURE[key].text(values[side])} {change.text}".strip(), change.tone)
+                text = f"{MEASURE[key].text(values[side])} {change.text}"
+                row[MEASURE[key].title] = Cell(text.strip(), change.tone)
             rows.append(row | {"Acceptance length": level.acceptance_length if side else None})
     note = (
         "Beside each value its change against the baseline in per cent, positive = better, for times baseline / method "
@@ -79,14 +133,10 @@ def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, in
         levels: measured.
         decisions: (workload, method, K, concurrency) -> the verdict there.
     """
-    rows: list[dict[str, Any]] = []
+    rows = []
     for level in levels:
-        baseline, method = level.values[THROUGHPUT.key]
-        row = {
-            "Workload": level.workload,
-            "Load": load_name(level),
-            "Method": series_name(level.method, level.K),
-            "Output tok/s": Cell(f"{baseline:.1f} → {method:.1f}"),
+        row = _which(level) | {
+            "Output tok/s": _both(level.values[THROUGHPUT.key], ".1f"),
             "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
             "Median latency (%)": change_cell(level.changes["e2e_p50"], level.reached),
             "Acceptance length": level.acceptance_length,
@@ -97,6 +147,11 @@ def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, in
         rows.append(row)
     note = "Positive = better everywhere; brackets: 95 % paired bootstrap over prompts; grey: unresolved."
     return table("Serving with drafts, against no speculation", rows, note)
+
+
+def _both(values: Iterable[float], form: str) -> Cell:
+    """Baseline → method."""
+    return Cell(" → ".join(format(value, form) for value in values))
 
 
 def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table | None:
@@ -113,10 +168,9 @@ def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table 
         for mean in means:
             before, after = map(mean.measure.text, mean.values)
             worst = f"worst {100 * mean.worst.change(mean.measure):+.1f} at {mean.worst.concurrency}"
-            tone: Tone = (
-                "better" if mean.better == mean.levels else "worse" if mean.worse == mean.levels else "unresolved"
-            )
-            row[label_of(mean.measure.key)] = Cell(f"{before} → {after} {100 * mean.change:+.1f} ({worst})", tone)
+            tones: dict[int, Tone] = {mean.worse: "worse", mean.better: "better"}
+            text = f"{before} → {after} {100 * mean.change:+.1f} ({worst})"
+            row[mean.measure.title] = Cell(text, tones.get(mean.levels, "unresolved"))
         rows += [row] if means else []
     note = (
         f"Baseline → method, the change in per cent (positive = better) and the worst level, over the loads of fixed "
@@ -125,27 +179,19 @@ def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table 
     return table("Geometric means over concurrency", rows, note) if rows else None
 
 
-def cost_table(levels: Sequence[Level], price: float, gpus: int = 1) -> Table:
-    """Cost of tokens and of requests at every level.
-
-    Args:
-        levels: measured.
-        price: per GPU and hour.
-        gpus: that serve, where the levels do not say.
-    """
+def cost_table(levels: Sequence[Level], price: float) -> Table:
+    """Cost of tokens and of requests at every level, at a price per GPU and hour."""
     rows = []
     for level in levels:
-        costs = [cost_per_million(price, level.gpus or gpus, v) for v in level.values[THROUGHPUT.key]]
+        costs = [cost_per_million(price, level.gpus, speed) for speed in level.values[THROUGHPUT.key]]
         # Of every million output tokens, one request takes as many as it has.
         each = [cost * level.tokens_per_request / 1e6 for cost in costs]
         rows.append(
-            {
-                "Workload": level.workload,
-                "Load": load_name(level),
-                "Method": series_name(level.method, level.K),
-                "1M tokens": Cell(f"{costs[0]:.3f} → {costs[1]:.3f}"),
-                "Request": Cell(f"{each[0]:.6f} → {each[1]:.6f}"),
-                "Requests per hour": Cell(f"{price * (level.gpus or gpus) / each[1]:,.0f}"),
+            _which(level)
+            | {
+                "1M tokens": _both(costs, ".3f"),
+                "Request": _both(each, ".6f"),
+                "Requests per hour": Cell(f"{price * level.gpus / each[1]:,.0f}"),
                 "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
             }
         )
@@ -162,19 +208,12 @@ def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
     rows: list[dict[str, Any]] = []
     for (workload, method, K), own in drafted.groupby(["workload", "arm", "k"], sort=False):
         by_load = [acceptance_length(level["drafts"], level["accepted"]) for _, level in own.groupby("load")]
-        counts = np.stack([np.asarray(at, float)[:K] for at in own["accepted_at"]])
-        positions = acceptance_by_position(own["drafts"], counts).unconditional
-        rows.append(
-            {
-                "Workload": workload,
-                "Method": NAMES[str(method)],
-                "K": K,
-                "Rate (%)": number(100 * acceptance_rate(own["proposed"], own["accepted"]), 1),
-                "Length": acceptance_length(own["drafts"], own["accepted"]),
-                "Least to most over loads": Cell(f"{min(by_load):.2f} – {max(by_load):.2f}"),
-            }
-            | {f"Position {i + 1} (%)": number(100 * value, 1) for i, value in enumerate(positions)}
-        )
+        rate, positions = counted(own, int(own["k"].iloc[0]))
+        row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Rate (%)": number(100 * rate, 1)}
+        row["Length"] = acceptance_length(own["drafts"], own["accepted"])
+        row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
+        shares = enumerate(positions.unconditional, 1)
+        rows.append(row | {f"Position {i} (%)": number(100 * share, 1) for i, share in shares})
     note = "Length: 1 + accepted / drafts, bonus token included, pooled over loads. It grows with K by construction."
     return table("Acceptance under load", rows, note) if rows else None
 
@@ -184,23 +223,16 @@ def limits_table(levels: Sequence[Level], limits_ms: Sequence[float]) -> Table |
     levels = [level for level in levels if "tpot_p95" in level.values and level.reached]
     rows: list[dict[str, Any]] = []
     for limit in (*limits_ms, np.inf):
-        keep = [level for level in levels if 1e3 * level.values["tpot_p95"][1] <= limit]
         row = {"Wanted": f"TPOT P95 under {limit:g} ms" if np.isfinite(limit) else "highest throughput"}
-        if not keep:
-            rows.append(row | {"Method": "none measured"})
-            continue
-        best = max(keep, key=lambda level: level.values[THROUGHPUT.key][1])
-        rows.append(
-            row
-            | {
-                "Method": series_name(best.method, best.K),
-                "Workload": best.workload,
-                "Load": load_name(best),
+        keep = [level for level in levels if 1e3 * level.values["tpot_p95"][1] <= limit]
+        if keep:
+            best = max(keep, key=lambda level: level.values[THROUGHPUT.key][1])
+            row |= _which(best) | {
                 "TPOT, P95 (ms)": number(1e3 * best.values["tpot_p95"][1], 2),
                 "Output tok/s": number(best.values[THROUGHPUT.key][1], 1),
                 "Against the baseline (%)": best.changes[THROUGHPUT.key],
             }
-        )
+        rows.append(row)
     note = "Of the levels measured and reached; the baseline without speculation is not among them."
     return table("What keeps a service level", rows, note) if levels and limits_ms else None
 
@@ -209,12 +241,11 @@ def matrix_tables(levels: Sequence[Level]) -> list[Table]:
     """Workload × load, relative to the baseline: throughput, acceptance, TTFT; empty with a single workload."""
     if len({level.workload for level in levels}) < 2:
         return []
-    ttft = next((key for key in levels[0].changes if key.startswith("ttft")), None)
     cells: dict[str, Callable[[Level], Any]] = {
         "Output throughput against the baseline (%)": lambda at: change_cell(at.changes[THROUGHPUT.key], at.reached),
         "Acceptance length": lambda at: at.acceptance_length,
     }
-    if ttft:
+    if ttft := next((key for key in levels[0].changes if key.startswith("ttft")), None):
         cells["TTFT against the baseline (%)"] = lambda at: change_cell(at.changes[ttft], at.reached)
     return [
         table(
@@ -230,36 +261,33 @@ def matrix_tables(levels: Sequence[Level]) -> list[Table]:
 
 
 _MEMORY = {
-    "kv_cache_tokens": ("KV cache (tokens)", ",.0f"),
-    "weights_gib": ("Weights (GiB)", ".2f"),
-    "prefix_hit_rate": ("Prefix-cache hits of conversations (%)", ".1f"),
+    "kv_cache_tokens": ("KV cache", " (tokens)", ",.0f"),
+    "weights_gib": ("Weights", " (GiB)", ".2f"),
+    "hits": ("Prefix-cache hits of conversations", " (%)", ".1f"),
 }
 
 
 def memory_table(runs: pd.DataFrame) -> Table | None:
     """GPU memory, KV cache and prefix-cache hits that a head takes away; None where the runs do not say."""
-    columns = [column for column in _MEMORY if column in runs and runs[column].fillna(0).any()]
-    if not columns:
-        return None
-    found = runs.groupby(["arm", "k"], sort=False)[columns].mean()
-    baseline = found.xs(BASELINE, level="arm").iloc[0] if BASELINE in found.index.get_level_values("arm") else np.nan
-    relative = (100 * (found / baseline - 1)).drop(index=BASELINE, level="arm", errors="ignore").reindex(found.index)
+    queries = runs["prefix_queries"].where(runs["workload"].map(is_conversations) & (runs["prefix_queries"] > 0))
+    runs = runs.assign(hits=100 * runs["prefix_hits"] / queries)  # prompts that share nothing have no hits to lose
+    found = runs.groupby(["arm", "k"], sort=False)[list(_MEMORY)].mean()
+    known = [column for column in _MEMORY if found[column].fillna(0).any()]
     rows = []
     for method, K in found.index:
+        values = found.loc[(method, K)]
         row: dict[str, Any] = {"Method": series_name(method, K)}
-        for column in columns:
-            name, form = _MEMORY[column]
-            value, change = found.loc[(method, K), column], relative.loc[(method, K), column]
-            row[name] = Cell(format(value, form) if np.isfinite(value) else "–")
-            row[f"{name.split(' (')[0]} against the baseline (%)"] = Cell(
-                f"{change:+.1f}" if np.isfinite(change) else "–"
-            )
+        for column in known:
+            name, unit, form = _MEMORY[column]
+            row[name + unit] = Cell(format(values[column], form) if np.isfinite(values[column]) else "–")
+            against = np.nan if method == BASELINE else values[column] / found.loc[(BASELINE, 0), column]
+            row[f"{name} against the baseline (%)"] = signed(100 * against - 100)
         rows.append(row)
     note = (
         "What the server says after its start, and of conversations. Fewer tokens in the KV cache mean "
         "fewer requests at once, fewer hits a longer wait for the first token."
     )
-    return table("Memory and cache", rows, note)
+    return table("Memory and cache", rows, note) if known else None
 
 
 def plan_table(plan: Plan, preset: Preset | None = None) -> Table:
