@@ -6,7 +6,7 @@ from typing import Any
 
 from drafthead.evaluation.decision.cost_model import CostModel, Priced
 from drafthead.evaluation.decision.variants import Variant
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, number, signed, table
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, signed, table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import HEAD
 
@@ -41,12 +41,7 @@ def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
         | {"Best K": priced.model.best_draft(min(c, priced.max_batch))}
         for c in priced.loads
     ]
-    note = (
-        "Change of decoding speed against no speculation, speedup(c, K) − 1 with speedup = AL(K) / r(c, K); 95 % "
-        "intervals hold both the prompts and the model's error on loads left out. * run; ° outside what was run. The "
-        "wait for the first token is not in it."
-    )
-    return table("Every load and draft length, by the cost model", rows, note)
+    return table("Every load and draft length, by the cost model", rows, note("prices"))
 
 
 def break_even_table(
@@ -74,12 +69,7 @@ def break_even_table(
         return Cell(f"{needed:.2f}" if needed <= K + 1 else f"above {K + 1}", tone)
 
     rows = [{"Concurrency": str(c)} | {f"K = {K}": cell(c, K) for K in lengths} for c in loads]
-    note = (
-        "r(c, K), the time of a step with K drafts over that of a plain step: the acceptance length below which "
-        "drafting costs more than it brings, at most K + 1. Green: the head has it; red: it has not. "
-        f"Verification: {model.work}."
-    )
-    return table("Break-even acceptance length", [*rows, *more], note)
+    return table("Break-even acceptance length", [*rows, *more], note("break even", work=model.work))
 
 
 def _break_even(priced: Priced) -> Table:
@@ -100,11 +90,8 @@ def _held_out(priced: Priced) -> Table | None:
         }
         for h in priced.model.held_out
     ]
-    note = (
-        f"{model_text(priced.model)} Decoding speed in tok/s of one request; each load predicted by a fit to the other "
-        "loads alone, the baseline included. ° beyond the other loads."
-    )
-    return table("Speed at loads left out of the fit", rows, note) if rows else None
+    text = note("held out", model=model_text(priced.model))
+    return table("Speed at loads left out of the fit", rows, text) if rows else None
 
 
 def model_text(model: CostModel) -> str:
@@ -128,10 +115,5 @@ def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
             rows[level.concurrency][f"{level.method}, K = {level.K} (%)"] = cell
     for c, change in schedule.by_load.items():
         rows[c][against] = change
-    note = (
-        "Output throughput against no speculation, and of the schedule against the fixed draft length that is best for "
-        "the traffic; brackets: 95 % paired bootstrap over prompts, with what differs between blocks of server starts. "
-        "Grey: the interval includes zero, or there is none."
-    )
     traffic = {"Concurrency": "the traffic", against: schedule.change}
-    return table("A schedule of draft lengths beside fixed ones", [*rows.values(), traffic], note)
+    return table("A schedule of draft lengths beside fixed ones", [*rows.values(), traffic], note("schedule"))

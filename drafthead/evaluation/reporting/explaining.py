@@ -26,7 +26,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.drafters.trained import Checkpoint
 from drafthead.drafters.vllm import check_config, read_tensors, written_tensors
-from drafthead.evaluation.reporting.tables import Cell, Table, number, signed, table
+from drafthead.evaluation.reporting.tables import Cell, Table, note, number, signed, table
 from drafthead.statistics import length_difference
 from drafthead.target.pieces import compute_dtype, load_target_spec, name_target, target_identity
 
@@ -159,11 +159,7 @@ def gap_table(rows: Sequence[Compared]) -> Table:
             row["Gap"] = Cell(own.gap)
             cells = (Cell(f"{100 * p:.1f} | {100 * s:.1f}") for p, s in own.rates)
             shown.append(row | {f"Position {k} (%)": cell for k, cell in enumerate(cells, 1)})
-    note = (
-        "Acceptance length in tokens; brackets: 95 % bootstrap over prompts, paired. By position: share of the drafts "
-        "accepted up to it, predicted | served."
-    )
-    return table("Predicted against served, on the same prompts", shown, note)
+    return table("Predicted against served, on the same prompts", shown, note("gap"))
 
 
 def calibration_table(rows: Sequence[Compared]) -> Table:
@@ -178,5 +174,5 @@ def calibration_table(rows: Sequence[Compared]) -> Table:
         }
         for k, (p, s) in enumerate(own.rates, 1)
     ]
-    note = f"{len(own.rows)} prompts, {own.served.drafts} drafts counted. Error: expected / counted − 1."
-    return table("Calibration on held-out prompts", shown, note)
+    text = note("calibration", prompts=len(own.rows), drafts=own.served.drafts)
+    return table("Calibration on held-out prompts", shown, text)

@@ -15,6 +15,7 @@ from drafthead.evaluation.reporting.tables import (
     Table,
     Tone,
     change_cell,
+    note,
     number,
     percent_text,
     percents,
@@ -50,17 +51,14 @@ def grouped(levels: Iterable[Level], *keys: str) -> dict[tuple, list[Level]]:
 
 def acceptance_table(summary: AcceptanceSummary) -> Table:
     """The main condition: every method on every workload, all prompts first."""
-    note = (
-        f"{summary.prompts - summary.looping} of {summary.prompts} held-out prompts; {summary.looping} left out "
-        f"because the baseline's own response loops (over 10 % of its 8-grams repeat), where acceptance means little. "
-        f"{summary.ended:.0%} of the baseline's responses end by themselves. "
-    )
+    kept = summary.prompts - summary.looping
+    text = note("acceptance", kept=kept, prompts=summary.prompts, looping=summary.looping, ended=summary.ended)
     if again := summary.identical.get(BASELINE_AGAIN):
-        note += f"The baseline answers {percent_text(again)} % identically a second time: the noise floor. "
-    return conditions_table(sorted(summary.methods, key=lambda m: (m.category != ALL, m.category)), note)
+        text += " " + note("floor", again=percent_text(again))
+    return conditions_table(sorted(summary.methods, key=lambda m: (m.category != ALL, m.category)), f"{text} ")
 
 
-def conditions_table(entries: Sequence[MethodAcceptance], note: str = "") -> Table:
+def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> Table:
     """Acceptance by workload, method, K, temperature and effort."""
     rows = [
         {
@@ -80,13 +78,7 @@ def conditions_table(entries: Sequence[MethodAcceptance], note: str = "") -> Tab
         }
         for e in entries
     ]
-    note += (
-        "Acceptance length is 1 + accepted / drafts, in tokens, and grows with K by construction: compare at equal K. "
-        "Tokens per step counts steps without a draft too. Given the one before: among drafts that proposed a token "
-        "there. Identical: greedy responses equal to the baseline's of the setting. Brackets: 95 % bootstrap over "
-        "prompts."
-    )
-    return table("Acceptance length", rows, note)
+    return table("Acceptance length", rows, before + note("conditions"))
 
 
 # Under load.
@@ -111,19 +103,10 @@ def levels_table(title: str, levels: Sequence[Level]) -> Table:
                 text = f"{MEASURE[key].text(values[side])} {change.text}"
                 row[MEASURE[key].title] = Cell(text.strip(), change.tone)
             rows.append(row | {"Acceptance length": level.acceptance_length if side else None})
-    note = (
-        "Beside each value its change against the baseline in per cent, positive = better, for times baseline / method "
-        "− 1; brackets: 95 % paired bootstrap over prompts, with what blocks of server starts differ by. Grey: the "
-        f"interval includes zero, or there is none: fewer than {FEWEST_PROMPTS} prompts, or requests that waited "
-        "together. ITL is the gap between chunks, and a chunk of a speculative server carries several tokens: it gets "
-        "worse by design; TPOT is per token."
-    )
+    text = note("levels", fewest=FEWEST_PROMPTS)
     if any(not level.steady for level in levels):
-        note += (
-            " At a request rate (r…) throughput is what was sent, whoever serves: times tell methods apart, and the "
-            "verdict leaves such loads out."
-        )
-    return table(title, rows, note)
+        text += " " + note("rates")
+    return table(title, rows, text)
 
 
 def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, int], str] | None = None) -> Table:
@@ -145,8 +128,7 @@ def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, in
             at = (level.workload, level.method, level.K, level.concurrency)
             row["Verdict"] = Cell(decisions.get(at, "not in the traffic"))
         rows.append(row)
-    note = "Positive = better everywhere; brackets: 95 % paired bootstrap over prompts; grey: unresolved."
-    return table("Serving with drafts, against no speculation", rows, note)
+    return table("Serving with drafts, against no speculation", rows, note("brief"))
 
 
 def _both(values: Iterable[float], form: str) -> Cell:
@@ -172,11 +154,8 @@ def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table 
             text = f"{before} → {after} {100 * mean.change:+.1f} ({worst})"
             row[mean.measure.title] = Cell(text, tones.get(mean.levels, "unresolved"))
         rows += [row] if means else []
-    note = (
-        f"Baseline → method, the change in per cent (positive = better) and the worst level, over the loads of fixed "
-        f"concurrency{' that were reached' * only_reached}; coloured only when every level is resolved the same way."
-    )
-    return table("Geometric means over concurrency", rows, note) if rows else None
+    text = note("means", reached=" that were reached" * only_reached)
+    return table("Geometric means over concurrency", rows, text) if rows else None
 
 
 def cost_table(levels: Sequence[Level], price: float) -> Table:
@@ -195,11 +174,7 @@ def cost_table(levels: Sequence[Level], price: float) -> Table:
                 "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
             }
         )
-    note = (
-        f"Baseline → method, at {price:g} per GPU and hour in the currency of the price; all costs on output tokens. "
-        "The change is that of throughput, the inverse of cost. An endpoint is priced as if it ran on as many GPUs."
-    )
-    return table("Cost per 1M output tokens and per request", rows, note)
+    return table("Cost per 1M output tokens and per request", rows, note("cost", price=price))
 
 
 def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
@@ -214,8 +189,7 @@ def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
         row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
         shares = enumerate(positions.unconditional, 1)
         rows.append(row | {f"Position {i} (%)": number(100 * share, 1) for i, share in shares})
-    note = "Length: 1 + accepted / drafts, bonus token included, pooled over loads. It grows with K by construction."
-    return table("Acceptance under load", rows, note) if rows else None
+    return table("Acceptance under load", rows, note("under load")) if rows else None
 
 
 def limits_table(levels: Sequence[Level], limits_ms: Sequence[float]) -> Table | None:
@@ -233,8 +207,7 @@ def limits_table(levels: Sequence[Level], limits_ms: Sequence[float]) -> Table |
                 "Against the baseline (%)": best.changes[THROUGHPUT.key],
             }
         rows.append(row)
-    note = "Of the levels measured and reached; the baseline without speculation is not among them."
-    return table("What keeps a service level", rows, note) if levels and limits_ms else None
+    return table("What keeps a service level", rows, note("limits")) if levels and limits_ms else None
 
 
 def matrix_tables(levels: Sequence[Level]) -> list[Table]:
@@ -283,11 +256,7 @@ def memory_table(runs: pd.DataFrame) -> Table | None:
             against = np.nan if method == BASELINE else values[column] / found.loc[(BASELINE, 0), column]
             row[f"{name} against the baseline (%)"] = signed(100 * against - 100)
         rows.append(row)
-    note = (
-        "What the server says after its start, and of conversations. Fewer tokens in the KV cache mean "
-        "fewer requests at once, fewer hits a longer wait for the first token."
-    )
-    return table("Memory and cache", rows, note) if known else None
+    return table("Memory and cache", rows, note("memory")) if known else None
 
 
 def plan_table(plan: Plan, preset: Preset | None = None) -> Table:

@@ -21,7 +21,7 @@ from drafthead.evaluation.decision.cost_model import AcceptanceCurve, CostModel,
 from drafthead.evaluation.measuring.serving import KIND
 from drafthead.evaluation.reporting.decision_tables import break_even_table
 from drafthead.evaluation.reporting.published import published_lengths
-from drafthead.evaluation.reporting.tables import Cell, Table, table
+from drafthead.evaluation.reporting.tables import Cell, Table, note, table
 from drafthead.evaluation.results.levels import ServingRows, read_serving, steady
 from drafthead.evaluation.workload import BASELINE, HEAD
 
@@ -178,5 +178,4 @@ def _worth_table(found: list[Worth], K: int, shares: dict[int, float]) -> Table:
         cells = [f"{100 * speedup - 100:+.1f} (K = {k})" for k, speedup in w.loads.values()]
         for row, text in zip(rows, [*cells, f"{100 * w.speedup - 100:+.1f}"], strict=True):
             row[f"Length {w.length:.2f} at K = {K} (%)"] = Cell(text)
-    note = "Change of decoding speed at the best draft length of each load; every draft token equally likely accepted."
-    return table("What a head of an assumed acceptance length would bring", rows, note)
+    return table("What a head of an assumed acceptance length would bring", rows, note("worth"))

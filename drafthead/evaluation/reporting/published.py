@@ -9,7 +9,7 @@ import yaml
 
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.reporting.measured_tables import series_name
-from drafthead.evaluation.reporting.tables import Cell, Table, signed, table
+from drafthead.evaluation.reporting.tables import Cell, Table, note, signed, table
 from drafthead.evaluation.results.levels import MEASURE, Level, geometric_means
 from drafthead.evaluation.workload import HEAD
 
@@ -127,8 +127,4 @@ def published_table(levels: Sequence[Level], target: str) -> Table | None:
                     "Here": series_name(same[0].method, same[0].K),
                 }
             )
-    note = (
-        "By one sign convention: positive = better, for times baseline / head − 1. Another machine, another vLLM, and "
-        "a head of another training. What is wrong in the posts themselves: python tools/check_published.py."
-    )
-    return table("Published figures", rows, note) if rows else None
+    return table("Published figures", rows, note("published")) if rows else None

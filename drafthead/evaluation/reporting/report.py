@@ -30,7 +30,7 @@ from drafthead.evaluation.reporting import measured_tables as measured
 from drafthead.evaluation.reporting.decision_tables import cost_model_tables, model_text
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, interval_text, print_table, table
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, interval_text, note, print_table, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import NAMES
@@ -160,22 +160,15 @@ def _measured(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
-    on_cpu = analysis.manifests[serving.KIND]["counts"]["device"] == "CPU"
-    caveats = {
-        "Measured on a CPU. Drafting pays where a target step is limited by memory and costs far more than a draft "
-        "step; with a small model on a CPU neither holds, so speed here says nothing about a GPU.": on_cpu,
-        "One server start per method: the intervals cover prompts, not what differs between starts. Set "
-        "eval.repeats=3 for blocks in alternating order, whose spread is then part of every interval.": (
-            recipe.eval.repeats == 1
-        ),
-        "No traffic is given, so every measured load counts alike: set eval.traffic.concurrency.C=SHARE for each.": (
-            recipe.eval.traffic.concurrency is None
-        ),
+    holds = {
+        "on a CPU": analysis.manifests[serving.KIND]["counts"]["device"] == "CPU",
+        "one start": recipe.eval.repeats == 1,
+        "no traffic": recipe.eval.traffic.concurrency is None,
     }
     models: dict[str, list[str]] = {}
     for workload, priced in analysis.priced.items():
         models.setdefault(model_text(priced.model), []).append(workload)
-    found = [text for text, holds in caveats.items() if holds]
+    found = [note(key) for key, true in holds.items() if true]
     found += [f"Cost model, prompts of {', '.join(workloads)}. {text}" for text, workloads in models.items()]
     return [*found, *filter(None, [payback_text(recipe, analysis)])]
 
@@ -205,8 +198,7 @@ def workloads_table(analysis: Analysis) -> Table:
         | {f"c = {x.concurrency} (%)": x.changes[THROUGHPUT.key] for x in analysis.levels_of(verdict)}
         for verdict in analysis.verdicts
     ]
-    note = "Each workload alone on the server, and all of them together in `all`. Change of output throughput."
-    return table("Every workload", rows, note)
+    return table("Every workload", rows, note("workloads"))
 
 
 # On the terminal: the verdict, the one table it rests on, what to start. Everything else is in the report.

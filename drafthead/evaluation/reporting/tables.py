@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import yaml
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -51,6 +54,17 @@ class Table:
         """The columns on the left that are text."""
         texts = [all(isinstance(value, str) for value in self.frame[column]) for column in self.frame]
         return [*texts, False].index(False)
+
+
+@cache
+def _notes() -> dict[str, str]:
+    folder = resources.files("drafthead.evaluation.reporting") / "templates"
+    return yaml.safe_load((folder / "notes.yaml").read_text(encoding="utf-8"))
+
+
+def note(key: str, **values: Any) -> str:
+    """What stands under a table, of templates/notes.yaml, with values filled in."""
+    return _notes()[key].format(**values)
 
 
 def table(title: str, rows: Iterable[Mapping[str, Any]], note: str = "") -> Table:
