@@ -48,11 +48,6 @@ HEADS = {
     "dflash": "a head in the layout of vLLM's DFlash models, made for this target",
     "dspark": "a head in the layout of vLLM's DSpark models, made for this target",
 }
-# The same for `extra: {parallel_drafting: true}`.
-PARALLEL = (
-    "P-EAGLE heads are trained to fill all positions in one pass (head.type=peagle); public ones: "
-    "amazon/gpt-oss-120b-p-eagle, amazon/gpt-oss-20b-p-eagle-long-context, amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE"
-)
 
 
 class MethodConfig(Section):

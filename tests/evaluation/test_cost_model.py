@@ -110,5 +110,5 @@ def test_intervals_of_prices_cover_pairs_that_were_never_run():
             positions=tuple(np.diff([1.0, *(LENGTHS[k] for k in (1, 2, 3))])),
         )
         priced = price(samples, (4, 16, 64), 128, seed=seed)
-        covered += [p.speedup.low <= machine.speedup(p.concurrency, p.K) <= p.speedup.high for p in priced.prices]
+        covered += [s.low <= machine.speedup(*pair) <= s.high for pair, s in priced.speedups.items()]
     assert np.mean(covered) >= 0.9

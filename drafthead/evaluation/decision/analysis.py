@@ -16,7 +16,6 @@ from drafthead.evaluation.decision.variants import (
     SCHEDULED,
     Schedule,
     Variant,
-    best_schedule,
     compare_variants,
     with_schedule,
 )
@@ -70,13 +69,6 @@ class Analysis:
         wanted = (verdict.workload, verdict.method, verdict.K)
         return [level for level in self.levels if level.steady and (level.workload, level.method, level.K) == wanted]
 
-    @property
-    def proposed(self) -> Schedule:
-        """The schedule that the cost model would choose, served or not; empty where one length is best throughout."""
-        priced = self.priced.get(self.main.workload)
-        schedule = best_schedule(priced.model, priced.max_batch) if priced else []
-        return schedule if len(schedule) > 1 else []
-
 
 def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     """The first verdict on the recipe's own head at a fixed draft length, of those in the order of `verdicts_of`."""
@@ -109,7 +101,7 @@ def analyse(results: Results) -> Analysis:
     if not levels:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
     priced = _priced(recipe, rows, levels)
-    verdicts = verdicts_of(recipe, levels, priced)
+    verdicts = verdicts_of(recipe, levels)
     variants = compare_variants(recipe, plain_verdict(verdicts).workload, verdicts, levels)
     summary = summarise_acceptance(results.acceptance)
     return Analysis(results.manifests, summary, rows, levels, priced, verdicts, variants)
@@ -118,12 +110,12 @@ def analyse(results: Results) -> Analysis:
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
     """A schedule that was served beside the best fixed draft length, over the recipe's traffic."""
     recipe = with_schedule(recipe, schedule)
-    verdicts = verdicts_of(recipe, levels, {})
+    verdicts = verdicts_of(recipe, levels)
     found = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
     return next(variant for variant in found if variant.verdict.method == SCHEDULED)
 
 
-def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
+def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     """One verdict for every workload and method; no load with a rate is judged.
 
     The workload of the traffic comes first, and of each the head, then the method that gains most; endpoints last.
@@ -159,8 +151,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
             by_series.setdefault((level.method, level.K), []).append(level)
         ranked = []
         for (method, _), own in by_series.items():
-            model = priced.get(workload) if method == HEAD else None
-            verdict = decide(own, shares, recipe.eval.slo, model)
+            verdict = decide(own, shares, recipe.eval.slo)
             ranked.append(((method == HEAD, method not in endpoints, *_gain(verdict, shares)), verdict))
         ranked.sort(key=lambda pair: pair[0], reverse=True)
         best: dict[str, Verdict] = {}  # of every method at its best draft length

@@ -353,44 +353,22 @@ _RESAMPLES = 200  # of whole fits
 
 
 @dataclass(frozen=True)
-class Price:
-    """A load and a draft length.
+class Priced:
+    """The cost model of a method, and what it says of decoding at loads and draft lengths, run or not.
 
     Attributes:
-        speedup: of decoding, relative to no speculation.
-        extrapolated: outside what was run.
+        speedups: (concurrency, K) -> speed relative to no speculation.
+        max_batch: the engine's max_num_seqs.
     """
 
-    concurrency: int
-    K: int
-    speedup: Interval
-    extrapolated: bool
-
-
-@dataclass(frozen=True)
-class Priced:
-    """The cost model of a method and its prices at every (concurrency, K) asked for."""
-
     model: CostModel
-    prices: tuple[Price, ...]
+    speedups: dict[tuple[int, int], Interval]
     max_batch: int
 
     @property
     def loads(self) -> list[int]:
         """Every concurrency, ascending."""
-        return sorted({p.concurrency for p in self.prices})
-
-    def at(self, concurrency: int, K: int) -> Price:
-        """The price of a pair."""
-        return next(p for p in self.prices if (p.concurrency, p.K) == (concurrency, K))
-
-    def text(self, concurrency: int, K: int) -> str:
-        """What the model says of a load that was not run; empty where it says nothing."""
-        if K not in self.model.curve.known or concurrency not in self.loads:
-            return ""
-        found = self.at(concurrency, K)
-        i, where = found.speedup, ", outside what was run" if found.extrapolated else ""
-        return f"; the cost model says {i.value - 1:+.1%} [{i.low - 1:+.1%}, {i.high - 1:+.1%}] decoding{where}"
+        return sorted({concurrency for concurrency, _ in self.speedups})
 
 
 def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, seed: int = 0) -> Priced:
@@ -412,9 +390,8 @@ def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, see
     fits = [_fit(samples.points(drawn), samples.positions, model.work) for drawn in draws]
     logs = [lengths - np.log(one.step_ratios(batches, [K for _, K in pairs])) for one in fits]
     bounds = np.exp(np.quantile(logs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0))
-    prices = []
+    found = {}
     for (c, K), batch, low, high in zip(pairs, batches, *bounds, strict=True):
         value = model.speedup(batch, K)
-        interval = model.widened(Interval(value, min(value, low), max(value, high)))
-        prices.append(Price(c, K, interval, model.extrapolates(batch, K)))
-    return Priced(model, tuple(prices), max_batch)
+        found[c, K] = model.widened(Interval(value, min(value, low), max(value, high)))
+    return Priced(model, found, max_batch)

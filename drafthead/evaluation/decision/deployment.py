@@ -62,12 +62,6 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
     else:
         text = f"Serve it at K = {verdict.K}:"
     notes = [*(variant.sentence() for variant in analysis.variants), *_fastest(analysis)]
-    if config and analysis.proposed:
-        lengths = ", ".join(f"K = {K} for {first} to {last} requests" for first, last, K in analysis.proposed)
-        notes.append(
-            f"The cost model would vary the draft length ({lengths}): eval/draft_lengths.py serves that beside the "
-            "fixed lengths and says whether it gains"
-        )
     return Advice(
         " ".join([text, *(f"{note}." for note in notes)]), speculative_flag(config), serve_command(recipe, config)
     )

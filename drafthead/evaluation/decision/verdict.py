@@ -16,7 +16,6 @@ from scipy import stats
 
 from drafthead.config.traffic import SLOConfig
 from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
-from drafthead.evaluation.decision.cost_model import Priced
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, NAMES
 from drafthead.statistics import CONFIDENCE, Array, Interval
@@ -25,36 +24,31 @@ Kept = Literal["kept", "unresolved", "missed"]
 _ORDER = get_args(Kept)
 
 
-def service_level(level: Level, slo: SLOConfig) -> tuple[Kept, Kept, str]:
-    """Whether baseline and method keep all limits, and both in words with the figures.
-
-    Judged is the share of requests within each limit, against the share that must be. The percentile keeps a limit when
-    at least that share of requests does, so the interval is that of a share (Clopper and Pearson 1934), which holds for
-    any distribution of times.
-    """
-    worst: dict[str, Kept] = {"base": "kept", "head": "kept"}
+def service_level(level: Level, slo: SLOConfig) -> tuple[Kept, str]:
+    """Whether the method keeps all limits, and in words with the figures whether baseline and method do."""
+    worst: Kept = "kept"
     limits = []
     for name, column, limit_ms in (("TTFT", "ttft_s", slo.ttft_ms), ("TPOT", "tpot_s", slo.tpot_ms)):
-        if limit_ms is None:
-            continue
-        figures = []
-        for side, before in worst.items():
-            times = level.paired[f"{column}_{side}"].dropna().to_numpy(float)
-            kept = _keeps(times, limit_ms / 1e3, slo.percentile / 100)
-            worst[side] = max(before, kept, key=_ORDER.index)
-            at = f"{1e3 * np.percentile(times, slo.percentile):.1f} ms" if len(times) else "no request has it"
-            figures.append(f"{at} ({kept})")
-        limits.append(f"{name} P{slo.percentile} {' → '.join(figures)} of {limit_ms:g} ms")
-    return worst["base"], worst["head"], "; ".join(limits)
+        if limit_ms is not None:
+            sides = [level.paired[f"{column}_{side}"].dropna().to_numpy(float) for side in ("base", "head")]
+            (_, before), (kept, after) = (_keeps(times, limit_ms / 1e3, slo.percentile) for times in sides)
+            worst = max(worst, kept, key=_ORDER.index)
+            limits.append(f"{name} P{slo.percentile} {before} → {after} of {limit_ms:g} ms")
+    return worst, "; ".join(limits)
 
 
-def _keeps(times: Array, limit: float, share: float) -> Kept:
+def _keeps(times: Array, limit: float, percentile: int) -> tuple[Kept, str]:
+    """Judged is the share of requests within the limit, against the share that must be.
+
+    The percentile keeps a limit when at least that share of requests does, so the interval is that of a share (Clopper
+    and Pearson 1934), which holds for any distribution of times.
+    """
     if not len(times):  # responses of one token have no time per token
-        return "unresolved"
+        return "unresolved", "no request has it"
     within = stats.binomtest(int((times <= limit).sum()), len(times)).proportion_ci(CONFIDENCE, method="exact")
-    if within.low >= share:
-        return "kept"
-    return "missed" if within.high < share else "unresolved"
+    share = percentile / 100
+    kept: Kept = "kept" if within.low >= share else "missed" if within.high < share else "unresolved"
+    return kept, f"{1e3 * np.percentile(times, percentile):.1f} ms ({kept})"
 
 
 # Of the requests: those that failed may be the slow ones, and the others had the server to themselves.
@@ -103,11 +97,11 @@ class Verdict:
 def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     """The decision for one measured level: the first rule that holds."""
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
-    baseline_keeps, keeps, limits = service_level(level, slo or SLOConfig())
+    keeps, limits = service_level(level, slo or SLOConfig())
     wrong, unresolved = _unfit(level), f"unresolved at {len(level.paired)} prompts"
     rules = (
         (wrong, UNKNOWN, wrong),
-        (keeps == "missed", DO_NOT, f"service level missed (baseline: {baseline_keeps})"),
+        (keeps == "missed", DO_NOT, "service level missed"),
         (throughput.resolved and throughput.interval.value < 0, DO_NOT, "slower"),
         (latency.resolved and latency.interval.value < 0, DO_NOT, "requests take longer"),
         (keeps == "unresolved", UNKNOWN, f"service level {unresolved}"),
@@ -147,16 +141,13 @@ def _prefix_hits(level: Level) -> str:
     return f"prefix-cache hits {before:.1%} → {after:.1%}" if abs(after - before) >= 0.01 else ""
 
 
-def decide(
-    levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None, priced: Priced | None = None
-) -> Verdict:
+def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None) -> Verdict:
     """The decision for one workload, method and draft length.
 
     Args:
         levels: measured, of one workload, method and K.
         shares: requests in flight -> share of the time (TrafficConfig.shares).
         slo: the service level.
-        priced: of that method: what it says of loads that were not run, which stay undecided.
 
     Raises:
         ValueError: none of the levels belongs to the traffic.
@@ -164,16 +155,13 @@ def decide(
     measured = {level.concurrency: level for level in levels}
     if not measured:
         raise ValueError("there is no level to judge; run: python eval/serving.py RECIPE")
-    K = levels[0].K
-    found = []
-    for c in sorted(shares):
-        if c in measured:
-            found.append(judge(measured[c], slo))
-        else:  # never deployed at: a model's price is no measurement
-            model = priced.text(c, K) if priced else ""
-            found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency{model}"))
+    found = [
+        # Never deployed at where it was not run: a model's price is no measurement.
+        judge(measured[c], slo) if c in measured else LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency")
+        for c in sorted(shares)
+    ]
     decision, up_to, reason, change = _overall(found, measured, shares)
-    return Verdict(levels[0].workload, levels[0].method, K, decision, up_to, change, reason, tuple(found))
+    return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, reason, tuple(found))
 
 
 def _overall(

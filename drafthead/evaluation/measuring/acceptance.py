@@ -91,11 +91,6 @@ def _methods(recipe: Recipe) -> tuple[str, ...]:
     return BASELINE, *methods_at(recipe, listed, max(recipe.eval.temperatures))
 
 
-def by_engine(found: list[Condition]) -> list[list[Condition]]:
-    """Groups that one engine can answer: the same method at the same K."""
-    return [list(group) for _, group in groupby(found, key=lambda c: (c.method, c.k))]
-
-
 KIND = "acceptance"
 
 Workloads = Mapping[Effort, Workload]
@@ -110,20 +105,25 @@ def measure_acceptance(recipe: Recipe) -> Path:
     """
     directory = acceptance_dir(recipe)
     workloads = {effort: load_workload(recipe, effort) for effort in recipe.eval.reasoning_efforts}
-    found = conditions(recipe)
-    if begin(directory, KIND, _identity(recipe, workloads), alone=True):
+    found, main = conditions(recipe), workloads[recipe.eval.reasoning_effort]
+    made_from = identity(recipe, main, _methods(recipe)) | {
+        "temperatures": list(recipe.eval.temperatures),
+        "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
+        "seed": recipe.eval.seed,
+    }
+    if begin(directory, KIND, made_from, alone=True):
         return directory
     missing = [c for c in found if not c.path(directory).exists()]
     total, left = (sum(c.passes * len(workloads[c.effort].prompts) for c in some) for some in (found, missing))
     with progress_bar(total, "measuring acceptance", "response", initial=total - left) as bar:
-        for group in by_engine(missing):
+        for _, same in groupby(missing, key=lambda c: (c.method, c.k)):  # one engine can answer them
+            group = list(same)
             if not _poisons(recipe, group[0].method):
                 _measure(recipe, directory, group, workloads, bar)
                 continue
             with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
                 process.submit(_measure, recipe, directory, group, workloads).result()
             bar.update(sum(len(workloads[c.effort].prompts) for c in group))
-    main = workloads[recipe.eval.reasoning_effort]
     counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
     finish(directory, counts | {"arms": len({c.method for c in found}), "conditions": len(found)})
     return directory
@@ -136,24 +136,17 @@ def acceptance_dir(recipe: Recipe) -> Path:
 
 def read_acceptance(directory: Path) -> pd.DataFrame:
     """One row per request of the main conditions, the first of every list; see ACCEPTANCE_COLUMNS."""
-    return _read(sorted(directory.glob("arm-*.parquet")))
+    return _read(directory, "arm-*.parquet")
 
 
 def read_conditions(directory: Path) -> pd.DataFrame:
     """One row per request of every condition; see ACCEPTANCE_COLUMNS."""
-    return _read([*sorted(directory.glob("arm-*.parquet")), *sorted(directory.glob("also-*.parquet"))])
+    return _read(directory, "arm-*.parquet", "also-*.parquet")
 
 
-def _read(paths: list[Path]) -> pd.DataFrame:
+def _read(directory: Path, *patterns: str) -> pd.DataFrame:
+    paths = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
     return pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
-
-
-def _identity(recipe: Recipe, workloads: Workloads) -> dict[str, Any]:
-    return identity(recipe, workloads[recipe.eval.reasoning_effort], _methods(recipe)) | {
-        "temperatures": list(recipe.eval.temperatures),
-        "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
-        "seed": recipe.eval.seed,
-    }
 
 
 def _poisons(recipe: Recipe, method: str) -> bool:

@@ -54,13 +54,8 @@ class PresetSweep(Sweep):
         workloads = []
         for workload in self.workloads:
             lengths = workload.random and tuple(max(4, length // 64) for length in workload.random)
-            update: dict[str, Any] = {
-                "random": lengths,
-                "source": None,
-                "category": workload.miniature,
-                "max_tokens": None,
-            }
-            workloads.append(workload.model_copy(update=update | {"prompts": None}))
+            own = {"category": workload.miniature, "random": lengths}
+            workloads.append(workload.model_copy(update=own | dict.fromkeys(("source", "prompts", "max_tokens"))))
         methods = []
         for method in self.methods:
             few = tuple(k for k in method.num_draft_tokens if k <= most_draft_tokens)[:2] or (most_draft_tokens,)

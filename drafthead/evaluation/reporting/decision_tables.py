@@ -29,9 +29,8 @@ def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> lis
 
 def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
     def cell(c: int, K: int) -> Cell:
-        price = priced.at(c, K)
-        speed = price.speedup.scaled(100) + -100
-        mark = "*" if (c, K) in ran else "°" if price.extrapolated else ""
+        speed = priced.speedups[c, K].scaled(100) + -100
+        mark = "*" if (c, K) in ran else "°" * priced.model.extrapolates(min(c, priced.max_batch), K)
         tone: Tone = "better" if speed.low > 0 else "worse" if speed.high < 0 else "unresolved"
         return Cell(f"{speed.value:+.1f} [{speed.low:+.1f}, {speed.high:+.1f}]{mark}", tone)
 

@@ -27,6 +27,8 @@ from drafthead.evaluation.results.summary import AcceptanceSummary, MethodAccept
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
 from drafthead.statistics import acceptance_length
 
+_TONES: dict[int, Tone] = {1: "better", 0: "unresolved", -1: "worse"}
+
 
 def series_name(method: str, K: int) -> str:
     """A method at a draft length, as every table and plot names it."""
@@ -73,7 +75,6 @@ def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> T
             "Tokens per step": e.tokens_per_step,
             "By position (%)": percents(e.positions.unconditional),
             "Given the one before (%)": percents(e.positions.conditional),
-            "Accepted 0…K (%)": percents(e.histogram),
             "Identical (%)": percent_text(e.identical) if e.identical else None,
         }
         for e in entries
@@ -150,9 +151,8 @@ def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table 
         for mean in means:
             before, after = map(mean.measure.text, mean.values)
             worst = f"worst {100 * mean.worst.change(mean.measure):+.1f} at {mean.worst.concurrency}"
-            tones: dict[int, Tone] = {mean.worse: "worse", mean.better: "better"}
             text = f"{before} → {after} {100 * mean.change:+.1f} ({worst})"
-            row[mean.measure.title] = Cell(text, tones.get(mean.levels, "unresolved"))
+            row[mean.measure.title] = Cell(text, _TONES[mean.sign])
         rows += [row] if means else []
     text = note("means", reached=" that were reached" * only_reached)
     return table("Geometric means over concurrency", rows, text) if rows else None

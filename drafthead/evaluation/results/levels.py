@@ -104,7 +104,7 @@ _RATES = (
     Measure("total_tokens_per_s", "Total throughput", "tok/s", 1, 1, "total_tokens", rate=True),
     Measure("requests_per_s", "Requests", "1/s", 1, 3, "answers", rate=True),
 )
-# The formulas are those of measuring/request_metrics.py.
+# The formulas are those of columns.FORMULAS.
 _TIMES = {
     "ttft": ("TTFT", 1), "ttfot": ("TTFOT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
     "tpot_all": ("TPOT with the first token", 2), "e2e": ("Latency", 0),
@@ -175,24 +175,21 @@ class Level:
         return self.changes[measure.key].interval.value
 
 
-@dataclass(frozen=True)
-class GeometricMean:
+class GeometricMean(NamedTuple):
     """A measure over all steady levels of a method, with the worst level beside it.
 
     Attributes:
         values: geometric means of baseline and method, in SI units.
         change: of the two, positive = better.
         worst: the level with the smallest change.
-        levels, better, worse: how many levels, and how many are resolved either way.
+        sign: 1 where every level is resolved as better, -1 where every one as worse, 0 otherwise.
     """
 
     measure: Measure
-    values: tuple[float, float]
+    values: list[float]
     change: float
     worst: Level
-    levels: int
-    better: int
-    worse: int
+    sign: int
 
 
 def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES) -> list[Level]:
@@ -229,17 +226,14 @@ def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> li
         only_reached: leave out loads that were not; published means do not.
     """
     chosen = [level for level in levels if level.steady and (level.reached or not only_reached)]
-    return [_geometric_mean(MEASURE[key], chosen) for key in chosen[0].values] if len(chosen) > 1 else []
-
-
-def _geometric_mean(measure: Measure, levels: Sequence[Level]) -> GeometricMean:
-    baseline, method = (geometric_mean([level.values[measure.key][i] for level in levels]) for i in (0, 1))
-    resolved = [level.change(measure) for level in levels if level.changes[measure.key].resolved]
-    return GeometricMean(
-        measure, (baseline, method), geometric_mean([1 + level.change(measure) for level in levels]) - 1,
-        min(levels, key=lambda level: level.change(measure)),
-        len(levels), sum(c > 0 for c in resolved), sum(c < 0 for c in resolved),
-    )  # fmt: skip
+    found = []
+    for measure in (MEASURE[key] for key in (chosen[0].values if len(chosen) > 1 else ())):
+        values = [geometric_mean([level.values[measure.key][side] for level in chosen]) for side in (0, 1)]
+        change = geometric_mean([1 + level.change(measure) for level in chosen]) - 1
+        worst = min(chosen, key=lambda level: level.change(measure))
+        signs = {int(x.changes[measure.key].resolved * np.sign(x.change(measure))) for x in chosen}
+        found.append(GeometricMean(measure, values, change, worst, signs.pop() if len(signs) == 1 else 0))
+    return found
 
 
 def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
@@ -252,16 +246,15 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
     methods = {name: runs[runs["arm"] == name] for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
     for measure in measures:
-        alone = by_block[measure.key] = np.array([_change_of(measure, *block) for block in blocks])
+        key, pairs = measure.key, [_over_prompts(measure, *block) for block in blocks]
+        by_block[key] = np.array([(h / b if measure.rate else b / h) - 1 for b, h in pairs])
+        values[key] = _over_prompts(measure, base, head)
         if measure.rate:
-            values[measure.key] = (_rate(measure, methods[BASELINE]), _rate(measure, methods[method]))
+            values[key] = (_rate(measure, methods[BASELINE]), _rate(measure, methods[method]))
             change = throughput_change(head[measure.column], head["share_s"], base[measure.column], base["share_s"])
         else:
-            pair = _pair(measure, base, head)
-            values[measure.key] = (_statistic(measure, pair["b"]), _statistic(measure, pair["h"]))
-            waves = int(first["concurrency"])
-            change = statistic_change(pair["h"], pair["b"], measure.statistic, waves=waves)
-        changes[measure.key] = across_blocks(change, alone)
+            change = statistic_change(*_pair(measure, head, base), measure.statistic, waves=int(first["concurrency"]))
+        changes[key] = across_blocks(change, by_block[key])
     drafts = methods[method] if not runs["throughput_only"].any() else runs[:0]  # random tokens: it means nothing
     return Level(
         str(first["workload"]), str(first["load"]), int(first["concurrency"]), method, K,
@@ -283,22 +276,19 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
     )  # fmt: skip
 
 
-def _pair(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> pd.DataFrame:
+def _pair(measure: Measure, one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """A measure of every request that has it in both methods; a response of one token has no time per token."""
-    return pd.DataFrame({"b": base[measure.column], "h": head[measure.column]}).dropna()
+    pair = pd.DataFrame({0: one[measure.column], 1: other[measure.column]}).dropna()
+    return pair[0], pair[1]
 
 
-def _statistic(measure: Measure, values: pd.Series) -> float:
-    return float(measure.statistic(values)) if len(values) else np.nan
-
-
-def _change_of(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> float:
-    """The change alone, as a fraction; positive is better."""
+def _over_prompts(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> tuple[float, float]:
+    """A measure of both methods over the prompts they share, in SI units; NaN where no prompt has it."""
     if measure.rate:
-        speeds = [ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (head, base)]
-        return float(speeds[0] / speeds[1] - 1)
-    pair = _pair(measure, base, head)
-    return _statistic(measure, pair["b"]) / _statistic(measure, pair["h"]) - 1
+        b, h = (ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (base, head))
+    else:
+        b, h = (measure.statistic(v) if len(v) else np.nan for v in _pair(measure, base, head))
+    return float(b), float(h)
 
 
 def _answers(runs: pd.DataFrame) -> float:

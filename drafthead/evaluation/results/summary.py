@@ -32,7 +32,6 @@ class MethodAcceptance:
         tokens_per_step: output tokens per run of the target, steps without a draft included; below `length`
             for methods that often have nothing to propose.
         positions: acceptance at each draft position.
-        histogram: (K + 1,) share of drafts that accepted exactly j.
         identical: share of greedy responses equal to the baseline's, looping ones included; None at T > 0, where
             equality says nothing.
     """
@@ -47,7 +46,6 @@ class MethodAcceptance:
     rate: float
     tokens_per_step: float
     positions: PositionAcceptance
-    histogram: Array
     identical: Interval | None
 
 
@@ -116,14 +114,12 @@ def _entry(
     # A step yields its accepted drafts and one token more; drafts accepted beyond a stop are not output.
     steps = tokens - np.minimum(accepted, tokens - 1)
     rate, positions = counted(rows, K, _stacked(rows["reached_at"], K))
-    up_to = np.array([1.0, *positions.unconditional, 0.0])
     return MethodAcceptance(
         str(first["arm"]), category, K, float(first["temperature"]), str(first["effort"]), len(rows),
         length=acceptance_length_interval(drafts, accepted),
         rate=rate,
         tokens_per_step=float(ratio_of_sums(tokens, steps)),
         positions=positions,
-        histogram=up_to[:-1] - up_to[1:],
         identical=proportion_interval(int(same.sum()), len(same)) if first["temperature"] == 0 else None,
     )  # fmt: skip
 
