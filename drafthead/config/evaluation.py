@@ -18,8 +18,9 @@ Method = Literal[
 ]  # fmt: skip
 # Name and method of the recipe's own head; what vLLM calls it follows from head.type.
 OWN: Method = "eagle3"
-# As tables and plots name them; the others go by their method.
+UNTRAINED = "-untrained"  # follows a recipe's name where its head is served without training, see eval/plan.py
 ALL = "all"  # the workload of every held-out prompt
+# As tables and plots name them; the others go by their method.
 LABELS = {
     "eagle3": "draft head", "dflash": "DFlash", "dspark": "DSpark", "mtp": "the target's own MTP layers",
     "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",

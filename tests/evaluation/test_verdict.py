@@ -10,9 +10,8 @@ import pytest
 
 from drafthead.artifacts import ArtifactError, begin, finish
 from drafthead.config.traffic import SLOConfig, TrafficConfig
-from drafthead.evaluation.decision.analysis import Analysis, plain_verdict, verdicts_of
+from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, payback_text, plain_verdict, verdicts_of
 from drafthead.evaluation.decision.cost_model import price, speed_samples
-from drafthead.evaluation.decision.deployment import Advice, advise, payback_text
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.evaluation.reporting.measured_tables import memory_table

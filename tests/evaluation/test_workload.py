@@ -62,13 +62,6 @@ def test_a_method_whose_package_is_missing_is_refused_before_anything_starts(tmp
         identity(recipe, WORKLOAD, ("none", "suffix"))
 
 
-def test_prompts_that_were_trained_on_are_refused(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    write_prompt_artifact(recipe, train=[ask("same")], heldout=[ask("same"), ask("other")])
-    with pytest.raises(ValueError, match=ask("same").id):
-        load_workload(recipe)
-
-
 def test_prompts_that_do_not_fit_are_counted_and_refused_where_none_does(tmp_path):
     long = ask("very long " * 1000)
     recipe, none_fits = tiny_recipe(tmp_path / "some"), tiny_recipe(tmp_path / "none")

@@ -6,7 +6,7 @@ import pytest
 
 from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.decision.cost_model import fit
-from drafthead.evaluation.reporting.planning import (
+from drafthead.evaluation.reporting.decision_tables import (
     CAN,
     CANNOT,
     DEPENDS,

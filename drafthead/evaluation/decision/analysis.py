@@ -1,4 +1,4 @@
-"""Everything that follows from the rows of one evaluation, computed once for the terminal and for the report."""
+"""Everything that follows from the rows of one evaluation, what to serve included, for the terminal and the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import require
+from drafthead.artifacts import MANIFEST, read_json, require
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.config.traffic import TrafficConfig
+from drafthead.engine.server import deployment_command, speculative_flag
 from drafthead.evaluation.decision.cost_model import Priced, price, speed_samples
 from drafthead.evaluation.decision.variants import (
     SCHEDULED,
@@ -19,12 +20,20 @@ from drafthead.evaluation.decision.variants import (
     compare_variants,
     with_schedule,
 )
-from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict, decide
+from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import is_conversations, served_recipe
-from drafthead.evaluation.results.levels import Level, ServingRows, read_serving, steady, summarise_serving
+from drafthead.evaluation.results.levels import (
+    THROUGHPUT,
+    Level,
+    ServingRows,
+    grouped,
+    read_serving,
+    steady,
+    summarise_serving,
+)
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
-from drafthead.evaluation.workload import BASELINE, HEAD
+from drafthead.evaluation.workload import BASELINE, HEAD, NAMES, speculative_config
 
 
 class Results(NamedTuple):
@@ -146,16 +155,10 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     for workload in measured:
         here = [level for level in judged if level.workload == workload]
         shares = shares_at(traffic, here)
-        by_series: dict[tuple[str, int], list[Level]] = {}
-        for level in here:
-            by_series.setdefault((level.method, level.K), []).append(level)
-        ranked = []
-        for (method, _), own in by_series.items():
-            verdict = decide(own, shares, recipe.eval.slo)
-            ranked.append(((method == HEAD, method not in endpoints, *_gain(verdict, shares)), verdict))
-        ranked.sort(key=lambda pair: pair[0], reverse=True)
+        verdicts = [decide(own, shares, recipe.eval.slo) for own in grouped(here, "method", "K").values()]
+        verdicts.sort(key=lambda v: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)), reverse=True)
         best: dict[str, Verdict] = {}  # of every method at its best draft length
-        for _, verdict in ranked:
+        for verdict in verdicts:
             best.setdefault(verdict.method, verdict)
         found += best.values()
     if traffic.workload is None:
@@ -193,3 +196,74 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
         if {BASELINE, HEAD} <= set(here.runs["arm"]):
             found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
     return found
+
+
+# How to serve what the verdict says: the configuration and the whole command, both as they were served.
+
+
+class Advice(NamedTuple):
+    """What to start, and why this and not something else."""
+
+    text: str
+    flag: str
+    command: str
+
+
+def advise(recipe: Recipe, analysis: Analysis) -> Advice:
+    """The configuration that follows from the main verdict: one that was served at the loads it speaks of, or none."""
+    verdict = analysis.main
+    config = None if verdict.decision == DO_NOT else speculative_config(recipe, verdict.method, verdict.K)
+    if verdict.decision == DO_NOT:
+        text = "Serve without the head:"
+    elif verdict.decision == UNKNOWN:
+        text = f"{UNKNOWN}: nothing to serve yet. What was measured, at K = {verdict.K}:"
+    elif verdict.decision == UP_TO:
+        lost = [v.concurrency for v in verdict.levels if v.decision == DO_NOT and v.concurrency > (verdict.up_to or 0)]
+        above = f"without the head from {min(lost)} on, where it loses" if lost else "above that nothing is resolved"
+        text = f"Serve it at K = {verdict.K} for up to {verdict.up_to} requests at once; {above}:"
+    else:
+        text = f"Serve it at K = {verdict.K}:"
+    notes = [*(variant.sentence() for variant in analysis.variants), *_fastest(analysis)]
+    text = " ".join([text, *(f"{note}." for note in notes)])
+    return Advice(text, speculative_flag(config), deployment_command(served_recipe(recipe), config))
+
+
+def _fastest(analysis: Analysis) -> list[str]:
+    """Method and draft length with the highest measured throughput at each load; empty where one was served."""
+    here = [x for x in analysis.levels if x.workload == analysis.main.workload and x.steady and x.reached]
+    if len({(level.method, level.K) for level in here}) < 2:
+        return []
+
+    def gain(level: Level) -> float:
+        return level.change(THROUGHPUT)
+
+    best = [max((x for x in here if x.concurrency == c), key=gain) for c in sorted({x.concurrency for x in here})]
+    at = (f"{NAMES[x.method]}, K = {x.K}, at {x.concurrency} ({gain(x):+.1%})" for x in best)
+    return [f"Fastest measured by requests in flight: {'; '.join(at)}"]
+
+
+def payback_text(recipe: Recipe, analysis: Analysis) -> str:
+    """What training took, and after how many days the head has saved as much; empty where that is not known.
+
+    At a share w of its time the baseline makes w · throughput tokens, for which the head needs w / speedup. Above c*
+    requests in flight nothing is drafted, so nothing is saved.
+    """
+    manifest, verdict, traffic = recipe.head_dir / MANIFEST, analysis.main, recipe.eval.traffic
+    training = read_json(manifest)["counts"].get("training") if manifest.exists() else None
+    if training is None:  # not trained here, or before times were kept
+        return ""
+    spent = training["ranks"] * training["seconds"] / 3600
+    text = f"Training took {spent:,.2f} device hours ({training['ranks']} ranks); responses and states come on top"
+    levels = [level for level in analysis.levels_of(verdict) if level.reached]
+    shares = traffic.shares(tuple(level.concurrency for level in levels))
+    tokens = saved_s = 0.0
+    for level in levels:
+        share, (baseline, head) = shares.get(level.concurrency, 0.0), level.values[THROUGHPUT.key]
+        tokens += share * baseline
+        saved_s += share * (1 - baseline / head) if level.concurrency <= (verdict.up_to or np.inf) else 0.0
+    if traffic.output_tokens_per_day is None or not tokens:
+        return f"{text}; eval.traffic.output_tokens_per_day gives the payback time."
+    daily = recipe.engine.tensor_parallel_size * traffic.output_tokens_per_day * saved_s / tokens / 3600
+    if not verdict.change.resolved or daily <= 0:
+        return f"{text}. Serving with it saves nothing that is resolved, so there is no payback time."
+    return f"{text}. It saves {daily:,.2f} device hours a day and is paid back after {spent / daily:,.1f} days."

@@ -17,6 +17,7 @@ error and what resampling prompts does to the fit, added in quadrature on the sc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -160,8 +161,7 @@ class Work:
         return "linear in tokens" if self.power == 1 else f"tokens to the power {self.power:g}"
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """Decoding speed at a load, predicted from the other loads alone; tokens per second of one request.
 
     Attributes:

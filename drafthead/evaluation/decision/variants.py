@@ -17,8 +17,8 @@ head is the better half of two.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,8 +47,7 @@ Schedule = list[list[int]]
 Loads = Mapping[int, Level]  # concurrency -> level
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A variant beside the plain head.
 
     Attributes:

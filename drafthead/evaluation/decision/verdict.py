@@ -8,7 +8,7 @@ give (a step with drafts is never shorter than one without), decides nothing. Ov
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -56,8 +56,7 @@ MOST_FAILED = 0.01
 DEPLOY, UP_TO, DO_NOT, UNKNOWN = "DEPLOY", "DEPLOY UP TO", "DO NOT DEPLOY", "INCONCLUSIVE"
 
 
-@dataclass(frozen=True)
-class LevelVerdict:
+class LevelVerdict(NamedTuple):
     """A decision for one load, in words; UP_TO is none."""
 
     concurrency: int
@@ -148,13 +147,8 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
         levels: measured, of one workload, method and K.
         shares: requests in flight -> share of the time (TrafficConfig.shares).
         slo: the service level.
-
-    Raises:
-        ValueError: none of the levels belongs to the traffic.
     """
     measured = {level.concurrency: level for level in levels}
-    if not measured:
-        raise ValueError("there is no level to judge; run: python eval/serving.py RECIPE")
     found = [
         # Never deployed at where it was not run: a model's price is no measurement.
         judge(measured[c], slo) if c in measured else LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency")
@@ -194,7 +188,7 @@ def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, floa
         by_block: (L, B) the change at every load in every block of server starts alone, as a fraction.
     """
     if not pairs:
-        return Change(Interval(np.nan, np.nan, np.nan), resolved=False)
+        return Change(Interval(np.nan, np.nan, np.nan))
 
     def stacked(column: str) -> Array:  # (L, P)
         return pd.DataFrame({c: pair[column] for c, pair in pairs.items()}).fillna(0.0).to_numpy(float).T

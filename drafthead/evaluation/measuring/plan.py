@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
@@ -139,8 +140,7 @@ class Sweep(Section):
         return tuple(found)
 
 
-@dataclass(frozen=True)
-class PlannedSweep:
+class PlannedSweep(NamedTuple):
     """Levels of a plan that a published post shows together.
 
     Attributes:
@@ -156,8 +156,7 @@ class PlannedSweep:
     levels: tuple[Level, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Servers in order, and what the experiment asks for that cannot be run, with the reason."""
 
     runs: tuple[ServerRun, ...]

@@ -151,11 +151,8 @@ def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadR
 
 
 def _key(run: ServerRun, level: Level) -> dict[str, Any]:
-    return {
+    return {key: getattr(run, key) for key in ("k", "block", "tensor_parallel")} | {
         "arm": run.method,
-        "k": run.k,
-        "block": run.block,
-        "tensor_parallel": run.tensor_parallel,
         "workload": level.workload.name,
         "throughput_only": level.workload.throughput_only,
         "temperature": level.temperature,

@@ -9,8 +9,7 @@ K draft positions.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ VALIDATION, HELDOUT = "validation", "held out"
 _COUNTERS = ("drafts", "accepted")
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(NamedTuple):
     """One prompt, predicted and served.
 
     Attributes:
@@ -66,13 +64,8 @@ def explain_gap(rows: Sequence[Compared]) -> list[str]:
     """The gap between the prediction on validation and what is served on held-out prompts, and what it is made of."""
     validation, heldout = (_Pooled(row for row in rows if row.split == split) for split in (VALIDATION, HELDOUT))
     before, other, after = validation.predicted.length, heldout.predicted.length, heldout.served.length
-    lines = [
-        f"Acceptance length predicted on validation prompts {before:.3f}, served on held-out ones {after:.3f}: "
-        f"{after - before:+.3f}.",
-        f"  {other - before:+.3f} are the other prompts: {other:.3f} is predicted on the held-out ones.",
-        f"  {heldout.gap} is serving: the same held-out prompts, served against predicted; on the validation prompts "
-        f"{validation.gap}.",
-    ]
+    lengths = {"before": before, "other": other, "after": after, "whole": after - before, "prompts": other - before}
+    lines = note("explained", **lengths, heldout=heldout.gap, validation=validation.gap).splitlines()
     if parted := next((row for row in rows if row.differs_at is not None or row.predicted != row.served), None):
         how = "the same text, other rounds"
         if parted.differs_at is not None:
@@ -91,7 +84,7 @@ def gap_table(rows: Sequence[Compared]) -> Table:
     for split in (VALIDATION, HELDOUT):
         for workload in (ALL, *sorted({row.workload for row in rows if row.split == split})):
             own = _Pooled(row for row in rows if row.split == split and workload in (ALL, row.workload))
-            row = {"Prompts": split, "Workload": workload, "Number": len(own.rows)}
+            row: dict[str, Any] = {"Prompts": split, "Workload": workload, "Number": len(own.rows)}
             row |= {"Predicted": number(own.predicted.length, 3), "Served": number(own.served.length, 3)}
             row["Gap"] = Cell(own.gap)
             cells = (Cell(f"{100 * p:.1f} | {100 * s:.1f}") for p, s in own.rates)

@@ -6,8 +6,7 @@ Changes, matrices and prices have no plot: their tables say the same with interv
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
@@ -15,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from drafthead.config.evaluation import ALL, OWN
-from drafthead.evaluation.reporting.measured_tables import grouped, series_name
-from drafthead.evaluation.results.levels import MEASURE, Level, Measure
+from drafthead.evaluation.reporting.measured_tables import series_name
+from drafthead.evaluation.results.levels import MEASURE, Level, Measure, grouped
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import BASELINE, NAMES
 
@@ -36,8 +35,7 @@ _STYLE: dict[Any, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """One plot as PNG bytes."""
 
     name: str

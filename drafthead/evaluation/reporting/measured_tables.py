@@ -22,7 +22,7 @@ from drafthead.evaluation.reporting.tables import (
     signed,
     table,
 )
-from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means, grouped
 from drafthead.evaluation.results.summary import AcceptanceSummary, MethodAcceptance, counted
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
 from drafthead.statistics import acceptance_length
@@ -33,19 +33,6 @@ _TONES: dict[int, Tone] = {1: "better", 0: "unresolved", -1: "worse"}
 def series_name(method: str, K: int) -> str:
     """A method at a draft length, as every table and plot names it."""
     return f"{NAMES[method]}, K = {K}" if K else NAMES[method]
-
-
-def load_name(level: Level) -> str:
-    """Requests in flight, or the whole load where a rate is part of it."""
-    return str(level.concurrency) if level.steady else level.load
-
-
-def grouped(levels: Iterable[Level], *keys: str) -> dict[tuple, list[Level]]:
-    """Levels by the values of some attributes, in the order of the levels."""
-    found: dict[tuple, list[Level]] = {}
-    for level in levels:
-        found.setdefault(tuple(getattr(level, key) for key in keys), []).append(level)
-    return found
 
 
 # Offline.
@@ -87,7 +74,7 @@ def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> T
 
 def _which(level: Level) -> dict[str, Any]:
     method = series_name(level.method, level.K)
-    return {"Workload": level.workload, "Load": load_name(level), "Method": method}
+    return {"Workload": level.workload, "Load": level.load_name, "Method": method}
 
 
 def levels_table(title: str, levels: Sequence[Level]) -> Table:
@@ -145,7 +132,7 @@ def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table 
     rows: list[dict[str, Any]] = []
     for (workload, method, K), own in grouped(levels, "workload", "method", "K").items():
         best = max(own, key=lambda level: level.values[THROUGHPUT.key][1])
-        peak = Cell(f"{best.values[THROUGHPUT.key][1]:.1f} at {load_name(best)}")
+        peak = Cell(f"{best.values[THROUGHPUT.key][1]:.1f} at {best.load_name}")
         row: dict[str, Any] = {"Workload": workload, "Method": series_name(method, K), "Highest output tok/s": peak}
         means = geometric_means(own, only_reached=only_reached)
         for mean in means:
@@ -165,15 +152,10 @@ def cost_table(levels: Sequence[Level], price: float) -> Table:
         costs = [cost_per_million(price, level.gpus, speed) for speed in level.values[THROUGHPUT.key]]
         # Of every million output tokens, one request takes as many as it has.
         each = [cost * level.tokens_per_request / 1e6 for cost in costs]
-        rows.append(
-            _which(level)
-            | {
-                "1M tokens": _both(costs, ".3f"),
-                "Request": _both(each, ".6f"),
-                "Requests per hour": Cell(f"{price * level.gpus / each[1]:,.0f}"),
-                "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
-            }
-        )
+        row = _which(level) | {"1M tokens": _both(costs, ".3f"), "Request": _both(each, ".6f")}
+        row["Requests per hour"] = Cell(f"{price * level.gpus / each[1]:,.0f}")
+        row["Change (%)"] = change_cell(level.changes[THROUGHPUT.key], level.reached)
+        rows.append(row)
     return table("Cost per 1M output tokens and per request", rows, note("cost", price=price))
 
 
@@ -224,7 +206,7 @@ def matrix_tables(levels: Sequence[Level]) -> list[Table]:
         table(
             f"{title}: {series_name(method, K)}",
             [
-                {"Workload": workload} | {load_name(level): cell(level) for level in here}
+                {"Workload": workload} | {level.load_name: cell(level) for level in here}
                 for (workload,), here in grouped(own, "workload").items()
             ],
         )

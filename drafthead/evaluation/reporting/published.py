@@ -116,15 +116,13 @@ def published_table(levels: Sequence[Level], target: str) -> Table | None:
             ours = [changes[figure.key].interval.value for changes in at if figure.key in changes]
         if ours:
             change = signed(100 * figure.change).text
-            rows.append(
-                {
-                    "Post": figure.post,
-                    "Figure": figure.name,
-                    "Baseline there": Cell(figure.baseline),
-                    "With drafts there": Cell(figure.head),
-                    "Change there (%)": Cell(change, "better" if figure.change > 0 else "worse"),
-                    "Change here (%)": signed(100 * ours[0]),
-                    "Here": series_name(same[0].method, same[0].K),
-                }
-            )
+            rows.append({
+                "Post": figure.post,
+                "Figure": figure.name,
+                "Baseline there": Cell(figure.baseline),
+                "With drafts there": Cell(figure.head),
+                "Change there (%)": Cell(change, "better" if figure.change > 0 else "worse"),
+                "Change here (%)": signed(100 * ours[0]),
+                "Here": series_name(same[0].method, same[0].K),
+            })  # fmt: skip
     return table("Published figures", rows, note("published")) if rows else None

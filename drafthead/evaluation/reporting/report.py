@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas as pd
@@ -20,8 +20,7 @@ from drafthead.artifacts import read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.evaluation.columns import FORMULAS
-from drafthead.evaluation.decision.analysis import Analysis
-from drafthead.evaluation.decision.deployment import Advice, advise, payback_text
+from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import Plan, PlannedSweep
@@ -39,13 +38,12 @@ from drafthead.files import atomic_path, in_markdown
 _TONES: dict[str, Tone] = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A heading with its tables and plots."""
 
     title: str
     tables: list[Table]
-    pictures: list[Picture]
+    pictures: Sequence[Picture]
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,9 @@ def _in_markdown(value: Any) -> Any:
     return value if isinstance(value, Markup) else in_markdown(value)
 
 
-def _section(title: str, tables: Sequence[Table | None], pictures: list[Picture] | None = None) -> Section:
+def _section(title: str, tables: Sequence[Table | None], pictures: Sequence[Picture] = ()) -> Section:
     """A table that is None is left out."""
-    return Section(title, [one for one in tables if one], pictures or [])
+    return Section(title, [one for one in tables if one], pictures)
 
 
 # Of a recipe.

@@ -3,7 +3,7 @@
 Rows are those of `evaluation.columns`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,6 +170,11 @@ class Level:
         """
         return self.load == f"c{self.concurrency}"
 
+    @property
+    def load_name(self) -> str:
+        """Requests in flight, or the whole load where a rate is part of it."""
+        return str(self.concurrency) if self.steady else self.load
+
     def change(self, measure: Measure) -> float:
         """The change of a measure as a fraction."""
         return self.changes[measure.key].interval.value
@@ -211,6 +216,14 @@ def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES)
             levels.append(_level(str(method), int(K), measures, *both))
     order = list(dict.fromkeys(rows.runs["workload"]))
     return sorted(levels, key=lambda level: (order.index(level.workload), level.method, level.K, level.concurrency))
+
+
+def grouped(levels: Iterable[Level], *keys: str) -> dict[tuple, list[Level]]:
+    """Levels by the values of some attributes, in the order of the levels."""
+    found: dict[tuple, list[Level]] = {}
+    for level in levels:
+        found.setdefault(tuple(getattr(level, key) for key in keys), []).append(level)
+    return found
 
 
 def cost_per_million(price_per_gpu_hour: float, gpus: int, tokens_per_s: float) -> float:
