@@ -69,8 +69,9 @@ def throughput_change(
     """
     arrays = tuple(np.asarray(a, float) for a in (tokens, latency_s, other_tokens, other_latency_s))
 
-    def log_ratio(t: Array, s: Array, ot: Array, os: Array, axis: int = -1) -> Array:
-        return np.log(ratio_of_sums(t, s, axis)) - np.log(ratio_of_sums(ot, os, axis))
+    def log_ratio(*arrays: Array, axis: int = -1) -> Array:
+        treated, plain = (ratio_of_sums(t, s, axis) for t, s in (arrays[:2], arrays[2:]))
+        return np.log(treated) - np.log(plain)
 
     if len(arrays[0]) < FEWEST_PROMPTS:
         return _as_change(Interval(float(log_ratio(*arrays)), np.nan, np.nan), better=1)

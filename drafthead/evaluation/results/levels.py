@@ -298,10 +298,10 @@ def _pair(measure: Measure, one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.
 def _over_prompts(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> tuple[float, float]:
     """A measure of both methods over the prompts they share, in SI units; NaN where no prompt has it."""
     if measure.rate:
-        b, h = (ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (base, head))
+        found: list[Any] = [ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (base, head)]
     else:
-        b, h = (measure.statistic(v) if len(v) else np.nan for v in _pair(measure, base, head))
-    return float(b), float(h)
+        found = [measure.statistic(values) if len(values) else np.nan for values in _pair(measure, base, head)]
+    return float(found[0]), float(found[1])
 
 
 def _answers(runs: pd.DataFrame) -> float:
