@@ -162,7 +162,7 @@ def statistic_change(
     arrays = (np.asarray(values, float), np.asarray(baseline, float))
     if not len(arrays[0]):
         return Change(Interval(np.nan, np.nan, np.nan))
-    if waves > 1 and not _clumped(np.log(arrays[0] / arrays[1]), waves):
+    if waves < 2 or not _clumped(np.log(arrays[0] / arrays[1]), waves):
         waves = 1
     members = np.arange(len(arrays[0]) // waves * waves).reshape(-1, waves)  # (W, waves) requests of each full wave
 
