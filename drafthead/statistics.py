@@ -60,12 +60,12 @@ def acceptance_length(drafts: ArrayLike, accepted: ArrayLike) -> float:
         drafts: (P,) verification steps that had a draft.
         accepted: (P,) draft tokens accepted.
     """
-    return 1.0 + float(ratio_of_sums(np.asarray(accepted, float), np.asarray(drafts, float)))
+    return 1.0 + float(ratio_of_sums(accepted, drafts))
 
 
 def acceptance_rate(proposed: ArrayLike, accepted: ArrayLike) -> float:
     """Share of the proposed draft tokens that were accepted: Σ accepted / Σ proposed."""
-    return float(ratio_of_sums(np.asarray(accepted, float), np.asarray(proposed, float)))
+    return float(ratio_of_sums(accepted, proposed))
 
 
 def acceptance_by_position(
@@ -133,10 +133,10 @@ def geometric_mean(values: ArrayLike) -> float:
     return float(stats.gmean(np.asarray(values, float)))
 
 
-def ratio_of_sums(top: Array, bottom: Array, axis: int = -1) -> Array:
+def ratio_of_sums(top: ArrayLike, bottom: ArrayLike, axis: int = -1) -> Array:
     """Σ top / Σ bottom along an axis; NaN or infinite where the bottom sums to zero."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.sum(top, axis=axis) / np.sum(bottom, axis=axis)
+        return np.asarray(top, float).sum(axis) / np.asarray(bottom, float).sum(axis)
 
 
 def bootstrap_interval(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Interval:

@@ -7,7 +7,7 @@ python eval/acceptance.py --workers N [RECIPE] ...    N engines; else one per GP
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.engine.running import WORKERS, node_engines
 from drafthead.evaluation.measuring.acceptance import conditions, measure_acceptance, read_acceptance, read_conditions
-from drafthead.evaluation.reporting.acceptance_tables import acceptance_table, conditions_table
+from drafthead.evaluation.reporting.measured_tables import acceptance_table, conditions_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
 

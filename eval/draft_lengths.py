@@ -10,14 +10,9 @@ for every load, that is the answer, and nothing more is served.
 import json
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.decision.deployment import speculative_flag
-from drafthead.evaluation.decision.draft_lengths import (
-    SCHEDULED,
-    compare_schedule,
-    measure_schedule,
-    modelled_schedule,
-    with_schedule,
-)
+from drafthead.engine.server import speculative_flag
+from drafthead.evaluation.decision.analysis import compare_schedule
+from drafthead.evaluation.decision.variants import SCHEDULED, measure_schedule, modelled_schedule, with_schedule
 from drafthead.evaluation.reporting.decision_tables import schedule_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import HEAD, speculative_config

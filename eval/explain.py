@@ -27,11 +27,11 @@ from drafthead.evaluation.reporting.explaining import (
     explain_gap,
     first_difference,
     gap_table,
-    head_differences,
 )
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import EvalPrompt, load_workload
 from drafthead.exporting.check import choose_documents, replayed_rounds, serve_documents
+from drafthead.exporting.differences import head_differences
 from drafthead.generation.harvest import backend
 from drafthead.generation.shards import ShardJob, states_identity
 from drafthead.progress import progress_bar

@@ -8,11 +8,10 @@ head's drafts are accepted at the assumed length by vLLM itself (synthetic accep
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.decision.planning import rows_to_plan_from, untrained_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
-from drafthead.evaluation.reporting.plan_report import assumed_lengths, plan_tables
+from drafthead.evaluation.reporting.decision_tables import assumed_lengths, plan_tables, rows_to_plan_from
 from drafthead.evaluation.reporting.tables import print_table
-from drafthead.exporting.export import write_untrained
+from drafthead.exporting.export import untrained_recipe, write_untrained
 
 OPTIONS = (
     ("--measure", {"action": "store_true", "help": "serve an untrained head of the recipe's shape first"}),

@@ -2,37 +2,30 @@
 
     python eval/serving.py [RECIPE] [section.key=value ...]
     python eval/serving.py --preset redhat [--miniature] [RECIPE] [section.key=value ...]
-    python eval/serving.py --import FILE ...
 
 A preset repeats a published experiment and ends in a report of its own, results/NAME/PRESET/report.html; --plan shows
-what would run and stops. --import prints the result files of `vllm bench serve --save-detailed` and of GuideLLM by the
-same formulas.
+what would run and stops.
 """
 
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.evaluation.measuring.plan import recipe_plan
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
+from drafthead.evaluation.reporting.measured_tables import brief_table, plan_table
 from drafthead.evaluation.reporting.report import write_preset_report
-from drafthead.evaluation.reporting.serving_tables import brief_table, imported_table, plan_table
 from drafthead.evaluation.reporting.tables import print_table
-from drafthead.evaluation.results.imports import import_results
 from drafthead.evaluation.results.levels import read_serving, summarise_serving
 
 FLAGS = (
     ("--preset", {"choices": preset_names(), "help": "repeat a published experiment"}),
     ("--miniature", {"action": "store_true", "help": "the preset at the size of the embedded target"}),
     ("--plan", {"action": "store_true", "help": "show servers and loads, and stop"}),
-    ("--import", {"nargs": "+", "dest": "files", "metavar": "FILE", "help": "result files of other tools"}),
     NO_TABLES,
 )
 
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *FLAGS)
-    if args.files:
-        print_table(imported_table(level for path in args.files for level in import_results(path)))
-        return
     preset = load_preset(args.preset) if args.preset else None
     recipe = preset_recipe(recipe, preset) if preset else recipe
     plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drafthead.evaluation.decision.cost import cost_per_million
 from drafthead.evaluation.reporting.published import Figure, figures, published
+from drafthead.evaluation.results.levels import cost_per_million
 
 # Half width of the 95 % interval of a P95 over 100 requests, at its narrowest.
 _P95_NOISE_OF_100 = 0.12

@@ -18,8 +18,9 @@ Method = Literal[
 ]  # fmt: skip
 # Name and method of the recipe's own head; what vLLM calls it follows from head.type.
 OWN: Method = "eagle3"
-# As tables and plots name them; the others go by their method.
+UNTRAINED = "-untrained"  # follows a recipe's name where its head is served without training, see eval/plan.py
 ALL = "all"  # the workload of every held-out prompt
+# As tables and plots name them; the others go by their method.
 LABELS = {
     "eagle3": "draft head", "dflash": "DFlash", "dspark": "DSpark", "mtp": "the target's own MTP layers",
     "ngram": "n-gram", "ngram_gpu": "n-gram on the GPU", "suffix": "suffix decoding",
@@ -48,11 +49,6 @@ HEADS = {
     "dflash": "a head in the layout of vLLM's DFlash models, made for this target",
     "dspark": "a head in the layout of vLLM's DSpark models, made for this target",
 }
-# The same for `extra: {parallel_drafting: true}`.
-PARALLEL = (
-    "P-EAGLE heads are trained to fill all positions in one pass (head.type=peagle); public ones: "
-    "amazon/gpt-oss-120b-p-eagle, amazon/gpt-oss-20b-p-eagle-long-context, amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE"
-)
 
 
 class MethodConfig(Section):

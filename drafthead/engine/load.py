@@ -6,7 +6,7 @@ up is the time the server spends in the chat template.
 
 While a load runs, the engine's own count of running and waiting requests is sampled: more requests in flight than the
 engine runs at once wait in its queue, which a client cannot see. The alternative, `vllm bench serve`, reads neither
-that count nor Harmony's channels; `eval/serving.py --import` reads its files.
+that count nor Harmony's channels.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ _PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
 _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"  # Harmony
 _SAMPLE_S = 0.2  # a page of metrics costs the server some milliseconds
 _LONGEST_S = 6 * 3600.0
+REACHED = 0.9  # of what was requested: below it the level is labelled, not compared
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,22 @@ class RequestTimes:
     text: str
     ttfot_s: float = math.nan
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures by column, in seconds: see evaluation/columns.yaml; NaN where an output of one token has no gap.
+
+        A speculative step delivers several tokens in one chunk, so `itl_s` gets worse by design where `tpot_s` gets
+        better: only `tpot_s` tells how fast text appears.
+        """
+        n = self.output_tokens
+        return {
+            "ttft_s": self.ttft_s,
+            "e2e_s": self.latency_s,
+            "tpot_s": (self.latency_s - self.ttft_s) / (n - 1) if n > 1 else math.nan,
+            "itl_s": float(np.mean(self.gaps_s)) if self.gaps_s else math.nan,
+            "tpot_all_s": self.latency_s / n if n else math.nan,
+        }
+
 
 class EngineSample(NamedTuple):
     """Requests that run in the engine and wait in its queue, at a time on the clock of `RequestTimes.start_s`."""
@@ -86,6 +103,85 @@ class LoadResult:
     duration_s: float
     requests: list[RequestTimes]
     samples: list[EngineSample]
+
+    @property
+    def good(self) -> list[RequestTimes]:
+        """The requests that succeeded."""
+        return [request for request in self.requests if not request.error]
+
+    @property
+    def in_engine(self) -> tuple[float, float]:
+        """Requests that ran in the engine and that waited in its queue: medians while there were requests to send.
+
+        A level whose requests are all sent at once has no such time: then the most that ran at a time. NaN without
+        samples.
+        """
+        if not self.samples:
+            return math.nan, math.nan
+        sent = [r.start_s for r in self.requests]
+        inside = [s for s in self.samples if min(sent) < s.at_s <= max(sent)]
+        if not inside or all_at_once(sent, self.duration_s):
+            return max((s.running, s.waiting) for s in self.samples)
+        return float(np.median([s.running for s in inside])), float(np.median([s.waiting for s in inside]))
+
+    @property
+    def achieved(self) -> float:
+        """Mean number of requests in flight while there were still requests to send, as the client saw it.
+
+        Counted from the first sending to the last, because a level drains after that whatever the server does.
+        Requests that are all sent at once never fill more than their own number of places.
+        """
+        if not self.good:
+            return 0.0
+        sent = np.array([r.start_s for r in self.good])
+        ended = sent + np.array([r.latency_s for r in self.good])
+        first, last = sent.min(), sent.max()
+        if all_at_once(sent, ended.max() - first):
+            return float(len(sent))
+        return float((np.minimum(ended, last) - sent).sum() / (last - first))
+
+    def summary(self, load: LoadConfig) -> dict[str, Any]:
+        """Figures of the level by column: see evaluation/columns.yaml."""
+        running, waiting = self.in_engine
+        output_tokens = sum(r.output_tokens for r in self.good)
+        return {
+            "requests": len(self.requests),
+            "failed": len(self.requests) - len(self.good),
+            "achieved": self.achieved,
+            "running": running,
+            "waiting": waiting,
+            "reached": load_reached(load, self.good, self.achieved, running, waiting),
+            "duration_s": self.duration_s,
+            "output_tokens": output_tokens,
+            "prompt_tokens": sum(r.prompt_tokens for r in self.good),
+            "output_tokens_per_s": output_tokens / self.duration_s,
+        }
+
+
+def load_reached(
+    load: LoadConfig, requests: Sequence[RequestTimes], achieved: float, running: float, waiting: float
+) -> bool:
+    """Whether a level was the load it is named after.
+
+    Places are reached when that many requests, less a tenth, were in flight without waiting in the engine's queue and
+    as many ran in it, give or take one that is between two places. A rate is reached when sending took no more than a
+    tenth longer than it should; with a cap as well, the level is reached when the cap was full instead.
+
+    Args:
+        load: as requested.
+        requests: the successful ones.
+        achieved, running, waiting: as in `LoadResult`.
+    """
+    served = achieved if np.isnan(running) else min(achieved - waiting, running + 1)
+    full = load.concurrency is not None and bool(served >= REACHED * load.concurrency)
+    if load.request_rate is None or full or len(requests) < 2:
+        return full
+    return max(r.start_s for r in requests) * REACHED <= send_times(load, len(requests))[-1]
+
+
+def all_at_once(sent: Sequence[float] | Array, duration_s: float) -> bool:
+    """Whether all were sent in one go: there is no time to average over."""
+    return bool(np.ptp(sent) < 0.01 * duration_s)
 
 
 def endpoint_server(endpoint: EndpointConfig) -> Server:

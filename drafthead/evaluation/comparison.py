@@ -38,12 +38,15 @@ class Change:
 
     Attributes:
         interval: 0.05 says that the treated method is 5 % better than the baseline.
-        resolved: the interval leaves zero out; otherwise nothing can be said about the sign. The bounds are NaN where
-            resampling prompts gives no interval at all.
+            Its bounds are NaN where resampling prompts gives no interval at all.
+        resolved: the interval leaves zero out; otherwise nothing can be said about the sign.
     """
 
     interval: Interval
-    resolved: bool
+
+    @property
+    def resolved(self) -> bool:
+        return bool(self.interval.low > 0 or self.interval.high < 0)
 
 
 def throughput_change(
@@ -66,10 +69,13 @@ def throughput_change(
     """
     arrays = tuple(np.asarray(a, float) for a in (tokens, latency_s, other_tokens, other_latency_s))
 
-    def log_ratio(t: Array, s: Array, ot: Array, os: Array, axis: int = -1) -> Array:
-        return np.log(ratio_of_sums(t, s, axis)) - np.log(ratio_of_sums(ot, os, axis))
+    def log_ratio(*arrays: Array, axis: int = -1) -> Array:
+        treated, plain = (ratio_of_sums(t, s, axis) for t, s in (arrays[:2], arrays[2:]))
+        return np.log(treated) - np.log(plain)
 
-    return _as_change(_resampled(arrays, log_ratio, seed), better=1)
+    if len(arrays[0]) < FEWEST_PROMPTS:
+        return _as_change(Interval(float(log_ratio(*arrays)), np.nan, np.nan), better=1)
+    return _as_change(bootstrap_interval(arrays, log_ratio, seed, "percentile"), better=1)
 
 
 def mixed_throughput_change(
@@ -155,25 +161,24 @@ def statistic_change(
     """
     arrays = (np.asarray(values, float), np.asarray(baseline, float))
     if not len(arrays[0]):
-        return Change(Interval(np.nan, np.nan, np.nan), resolved=False)
-    clumped = waves > 1 and _clumped(np.log(arrays[0] / arrays[1]), waves)
-
-    def log_ratio(v: Array, b: Array, axis: int = -1) -> Array:
-        return np.log(statistic(v, axis=axis)) - np.log(statistic(b, axis=axis))
-
-    better = -1 if lower_is_better else 1
-    if not clumped:
-        return _as_change(_resampled(arrays, log_ratio, seed), better)
+        return Change(Interval(np.nan, np.nan, np.nan))
+    if waves < 2 or not _clumped(np.log(arrays[0] / arrays[1]), waves):
+        waves = 1
     members = np.arange(len(arrays[0]) // waves * waves).reshape(-1, waves)  # (W, waves) requests of each full wave
-    if len(members) < _FEWEST_WAVES:
-        return _as_change(Interval(float(log_ratio(*arrays)), np.nan, np.nan), better)
+
+    def log_ratio(*arrays: Array) -> Array:
+        return np.log(statistic(arrays[0], axis=-1)) - np.log(statistic(arrays[1], axis=-1))
 
     def of_waves(index: Array, axis: int = -1) -> Array:
         chosen = members[index.astype(int)].reshape(*index.shape[:-1], -1)
         return log_ratio(*(array[chosen] for array in arrays))
 
+    better = -1 if lower_is_better else 1
+    value = float(log_ratio(*arrays))
+    if len(members) < (_FEWEST_WAVES if waves > 1 else FEWEST_PROMPTS):
+        return _as_change(Interval(value, np.nan, np.nan), better)
     bounds = resampled_bounds((np.arange(len(members), dtype=float),), of_waves, seed, "percentile")
-    return _as_change(Interval(float(log_ratio(*arrays)), float(bounds.low), float(bounds.high)), better)
+    return _as_change(Interval(value, float(bounds.low), float(bounds.high)), better)
 
 
 def percentile(q: float) -> Callable[..., Any]:
@@ -181,20 +186,12 @@ def percentile(q: float) -> Callable[..., Any]:
     return lambda values, axis=-1: np.percentile(values, q, axis=axis)
 
 
-def _resampled(arrays: tuple[Array, ...], log_ratio: Callable[..., Array], seed: int) -> Interval:
-    """A statistic of (P,) arrays, resampled by prompt where there are enough of them."""
-    if len(arrays[0]) < FEWEST_PROMPTS:
-        return Interval(float(log_ratio(*arrays)), np.nan, np.nan)
-    return bootstrap_interval(arrays, log_ratio, seed, "percentile")
-
-
 def _as_change(log_ratio: Interval, better: int) -> Change:
     """`better` is 1 where a larger treated value is better, -1 where a smaller one is."""
     oriented = log_ratio.scaled(better)
     if _one_sided(oriented):
         oriented = Interval(oriented.value, np.nan, np.nan)
-    interval = Interval(*(float(np.expm1(x)) for x in (oriented.value, oriented.low, oriented.high)))
-    return Change(interval, resolved=bool(interval.low > 0 or interval.high < 0))
+    return Change(Interval(*(float(np.expm1(x)) for x in (oriented.value, oriented.low, oriented.high))))
 
 
 def _one_sided(interval: Interval) -> bool:

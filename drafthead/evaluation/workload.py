@@ -7,18 +7,16 @@ server alike. What this gives up is the server's own rendering of chats; see dra
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
-from drafthead.artifacts import MANIFEST, ArtifactError, read_json, reference, require
+from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
 from drafthead.config import Recipe, local_or_hub
-from drafthead.config.evaluation import HEADS, LABELS, OWN, PARALLEL, Method, MethodConfig
-from drafthead.data.prompts import KIND, Prompt, read_prompts
+from drafthead.config.evaluation import HEADS, LABELS, OWN, Method, MethodConfig
+from drafthead.data.prompts import KIND, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.registry import drafter_of
@@ -41,14 +39,9 @@ class _Names(dict[str, str]):
         return method
 
 
-NAMES = _Names(
-    {
-        BASELINE: "no speculation",
-        BASELINE_AGAIN: "baseline again (noise floor)",
-        SAMPLED: f"{LABELS[OWN]}, drafts sampled",
-        **LABELS,
-    }
-)
+NAMES = _Names(LABELS)
+NAMES[BASELINE], NAMES[BASELINE_AGAIN] = "no speculation", "baseline again (noise floor)"
+NAMES[SAMPLED] = f"{LABELS[OWN]}, drafts sampled"
 _MAKE_PROMPTS = "python data_gen/prompts.py RECIPE"
 _LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 _DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": _LOOKUP, "ngram_gpu": _LOOKUP, "suffix": {}, "mtp": {}}
@@ -86,7 +79,7 @@ class Workload:
 
 
 def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
-    """Read and render the held-out prompts, after checking that nothing was trained on them.
+    """Read and render the held-out prompts.
 
     Args:
         recipe: its prompts, target and eval sections are used.
@@ -94,13 +87,18 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
 
     Raises:
         ArtifactError: the prompts artifact is missing or half finished.
-        ValueError: a held-out prompt is also a training or validation prompt, or none fits the engine.
+        ValueError: none fits the engine.
     """
     require(recipe.prompts_dir, KIND, _MAKE_PROMPTS, every_byte=True)
     heldout = read_prompts(recipe.prompts_dir, "heldout")
-    _check_not_trained_on(recipe, heldout)
-    tokenizer = load_tokenizer(recipe)
-    rendered, unrenderable = _render(renderer(recipe, tokenizer), heldout, effort or recipe.eval.reasoning_effort)
+    render = renderer(recipe, load_tokenizer(recipe))
+    rendered, unrenderable = [], Counter[str]()
+    for p in heldout:
+        try:
+            ids = render(p, effort or recipe.eval.reasoning_effort)
+            rendered.append(EvalPrompt(p.id, p.category, ids, p.source))
+        except UnrenderableError as error:
+            unrenderable[error.reason] += 1
     for reason, count in unrenderable.items():
         _LOG.info(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
@@ -113,29 +111,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
             f"none of the {len(rendered)} held-out prompts fits: the shortest has {shortest} tokens, "
             f"engine.max_model_len {recipe.engine.max_model_len} leaves {room}; raise it or lower eval.max_tokens"
         )
-    return Workload(fitting, len(rendered) - len(fitting), unrenderable)
-
-
-def _render(
-    render: Callable[[Prompt, str], list[int]], prompts: list[Prompt], effort: str
-) -> tuple[list[EvalPrompt], dict[str, int]]:
-    rendered, left_out = [], Counter[str]()
-    for prompt in prompts:
-        try:
-            rendered.append(EvalPrompt(prompt.id, prompt.category, render(prompt, effort), prompt.source))
-        except UnrenderableError as error:
-            left_out[error.reason] += 1
-    return rendered, dict(left_out)
-
-
-def _check_not_trained_on(recipe: Recipe, heldout: list[Prompt]) -> None:
-    for split in ("train", "validation"):
-        seen = {p.id for p in read_prompts(recipe.prompts_dir, split)} & {p.id for p in heldout}
-        if seen:
-            raise ValueError(
-                f"{len(seen)} held-out prompts are also {split} prompts (such as {min(seen)}): acceptance on text "
-                f"the head was trained on means nothing; delete {recipe.prompts_dir} and run: {_MAKE_PROMPTS}"
-            )
+    return Workload(fitting, len(rendered) - len(fitting), dict(unrenderable))
 
 
 def method_of(recipe: Recipe, name: str) -> MethodConfig:
@@ -177,25 +153,19 @@ def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dic
     settings = method_of(recipe, method)
     head = head_of(recipe, settings)
     K = k or recipe.eval.draft_tokens_of(settings)[0]
-    assumed = _synthetic(recipe) if method == HEAD else {}
-    if head and not settings.head:
-        return {**drafter_of(recipe.head).vllm.speculative_config(head, K), **assumed, **settings.extra}
-    drafting = {"model": head} if head else _DEFAULTS[settings.method]
-    return {"method": settings.method, **drafting, "num_speculative_tokens": K, **settings.extra}
-
-
-def _synthetic(recipe: Recipe) -> dict[str, Any]:
-    length = recipe.eval.synthetic_acceptance_length
-    return {} if length is None else {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
+    if head is None or settings.head:
+        drafting = {"model": head} if head else _DEFAULTS[settings.method]
+        return {"method": settings.method, **drafting, "num_speculative_tokens": K, **settings.extra}
+    config = drafter_of(recipe.head).vllm.speculative_config(head, K)
+    if method == HEAD and (length := recipe.eval.synthetic_acceptance_length) is not None:
+        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
+    return config | settings.extra
 
 
 # What a measurement is made from, and the refusal of heads that do not belong to it.
 
 
 _MAKE_HEAD = "python export/head.py RECIPE"
-# What a head for parallel drafting has beyond another (vLLM reads these keys and this tensor).
-_MASK_TOKENS = {"mask_token_id", "pard_token", "ptd_token_id", "dflash_config", "dspark_noise_token_id"}
-_MASK_STATE = "mask_hidden"
 
 
 def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict[str, Any]:
@@ -208,8 +178,7 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
 
     Raises:
         ArtifactError: a head is missing, half finished, or was made for another target.
-        ValueError: a head was trained on prompts of the workload, a method needs a package that is not installed, or
-            a head cannot draft in parallel.
+        ValueError: a head was trained on prompts of the workload, or a method needs a package that is not installed.
     """
     target = fingerprint_of(recipe.target_path, recipe.target.revision)
     made_from: dict[str, Any] = {
@@ -224,9 +193,15 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     }
     if recipe.eval.synthetic_acceptance_length is not None:
         made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
-    described = [_describe(recipe, workload, target, method_of(recipe, name)) for name in methods if name != BASELINE]
-    if head := next((method["head"] for method in described if method["name"] == HEAD), None):
-        made_from["head"] = head
+    described = []
+    for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
+        if missing := missing_package(settings.method):
+            raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
+        head = _head_reference(recipe, workload, target, settings)
+        if head and settings.name == HEAD:
+            made_from["head"] = head
+        own = settings.model_dump(include={"name", "method", "extra"})
+        described.append(own | {"head": head, "num_draft_tokens": list(recipe.eval.draft_tokens_of(settings))})
     return made_from | {"arms": described}
 
 
@@ -237,25 +212,11 @@ def missing_package(method: str) -> str | None:
     return None
 
 
-def _describe(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> dict[str, Any]:
-    if missing := missing_package(settings.method):
-        raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
-    return {
-        "name": settings.name,
-        "method": settings.method,
-        "head": _head_reference(recipe, workload, target, settings),
-        "num_draft_tokens": list(recipe.eval.draft_tokens_of(settings)),
-        "extra": settings.extra,
-    }
-
-
 def _head_reference(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> str | None:
     """Of a head made here its manifest's reference; of another a fingerprint of its files."""
     head = head_of(recipe, settings)
     if head is None:
         return None
-    if settings.extra.get("parallel_drafting") and Path(head).is_dir():
-        _check_parallel(settings, Path(head))
     if settings.head and not (Path(head) / MANIFEST).exists():
         _check_foreign(recipe, settings, head)
         return fingerprint_of(head)
@@ -282,25 +243,6 @@ def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
     _LOG.info(
         f"{head} (method {settings.name}) was not made here: whether it has seen the held-out prompts cannot be checked"
     )
-
-
-def _check_parallel(settings: MethodConfig, head: Path) -> None:
-    """What vLLM would say after the target is loaded."""
-    config = read_json(head / "config.json") if (head / "config.json").is_file() else {}
-    missing = [] if _MASK_TOKENS & set(config) else ["config.json names no mask token, such as ptd_token_id,"]
-    # A draft_model (PARD) needs no more than the token.
-    if settings.method != "draft_model" and not any(_holds(path, _MASK_STATE) for path in head.glob("*.safetensors")):
-        missing.append(f"its weights hold no {_MASK_STATE}")
-    if missing:
-        raise ValueError(
-            f"method {settings.name}: {head} cannot draft in parallel: {' and '.join(missing)}. {PARALLEL}; or leave "
-            "parallel_drafting out of `extra`"
-        )
-
-
-def _holds(path: Path, name: str) -> bool:
-    with safe_open(path, framework="pt") as file:
-        return any(name in key for key in file.keys())  # noqa: SIM118 - no mapping
 
 
 def _check_not_in_head(head: Path, workload: Workload, manifest: dict[str, Any]) -> None:

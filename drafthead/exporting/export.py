@@ -10,6 +10,7 @@ whose export failed or was killed finds no config.json.
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from drafthead import artifacts, locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, reference
 from drafthead.config import Recipe
+from drafthead.config.evaluation import UNTRAINED
 from drafthead.data.prompts import ids_of
 from drafthead.data.trained_on import known_before, write_trained_on
 from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
@@ -265,6 +267,21 @@ def _training_cost(run_dir: Path) -> dict[str, Any] | None:
     if "train_seconds" not in counts:
         return None
     return {"seconds": counts["train_seconds"], "ranks": counts["world_size"]}
+
+
+def untrained_recipe(recipe: Recipe, lengths: Sequence[float]) -> Recipe:
+    """The recipe under a name of its own, so that its head and results lie beside the real ones; same prompts.
+
+    On a GPU vLLM accepts its drafts at the middle of the assumed lengths.
+    """
+    settings = recipe.eval
+    if torch.cuda.is_available():
+        settings = settings.model_copy(update={"synthetic_acceptance_length": sum(lengths) / len(lengths)})
+    other = recipe.model_copy(update={"name": recipe.name + UNTRAINED, "eval": settings})
+    if not other.prompts_dir.exists() and recipe.prompts_dir.exists():
+        other.prompts_dir.parent.mkdir(parents=True, exist_ok=True)
+        other.prompts_dir.symlink_to(recipe.prompts_dir.resolve())
+    return other
 
 
 def write_untrained(recipe: Recipe) -> Path:

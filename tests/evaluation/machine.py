@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from drafthead.evaluation.decision.speed import SpeedPoint
+from drafthead.evaluation.decision.cost_model import SpeedPoint
 
 LENGTHS = {1: 1.60, 2: 2.00, 3: 2.25, 4: 2.40, 5: 2.50}
 LOADS = (1, 5, 25, 50, 100, 200)

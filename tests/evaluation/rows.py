@@ -7,6 +7,7 @@ import pandas as pd
 
 from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
+from drafthead.config.evaluation import ALL
 
 CATEGORIES = ("chat", "code", "long", "structured")
 K = 3
@@ -19,8 +20,8 @@ def write_results(
     *,
     head_speed: dict[int, float],
     prompts: int = 48,
-    lengths: tuple[int, ...] = (),
-    workloads: tuple[str, ...] = (),
+    lengths: tuple[int, ...] = (K,),
+    workloads: tuple[str, ...] = (ALL,),
 ) -> None:
     """Acceptance and serving artifacts.
 
@@ -28,8 +29,8 @@ def write_results(
         recipe: where to.
         head_speed: concurrency -> speed of the head at K = 3 relative to the baseline; 1.0 is noise only.
         prompts: held-out prompts.
-        lengths: draft lengths; none writes rows without the column `k`, as one length does.
-        workloads: names; none writes rows without that column.
+        lengths: draft lengths; none: K.
+        workloads: names; none: all prompts.
     """
     rng = np.random.default_rng(0)
     directory = recipe.results_dir / "acceptance"
@@ -42,11 +43,11 @@ def write_results(
     finish(directory, {"prompts": prompts, "too_long": 0, "arms": 3})
     directory = recipe.results_dir / "serving"
     begin(directory, "serving", _identity())
-    series = [("none", 0), *(("eagle3", k) for k in lengths or (K,))]
+    series = [("none", 0), *(("eagle3", k) for k in lengths)]
     for index, (arm, k) in enumerate(series):
         requests, runs = [], []
-        for workload in workloads or ("",):
-            extra = ({"k": k} if lengths else {}) | ({"workload": workload} if workload else {})
+        for workload in workloads:
+            extra = {"k": k, "workload": workload}
             for concurrency, speed in head_speed.items():
                 faster = speed_at(speed, k) if k else 1.0
                 rows = [request_row(rng, arm, concurrency, i, faster) | extra for i in range(prompts)]
@@ -97,7 +98,6 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
         "accepted": int(accepted_at.sum()),
         "accepted_at": accepted_at.tolist(),
         "reached_at": [drafts, *accepted_at[:-1].tolist()][: len(accepted_at)],
-        "histogram": (-np.diff([drafts, *accepted_at, 0])).tolist(),
         "finish_reason": "length" if looping else "stop",
         "repeated": 0.8 if looping else 0.0,
     }
@@ -107,10 +107,7 @@ def request_row(rng: np.random.Generator, arm: str, concurrency: int, index: int
     tokens = 60 + index % 30
     tpot = 0.004 * concurrency**0.5 / speed * rng.lognormal(0, 0.05)
     ttft = 0.02 / speed * rng.lognormal(0, 0.05)
-    return {
-        "arm": arm,
-        "block": 0,
-        "concurrency": concurrency,
+    return _level(arm, concurrency) | {
         "prompt_id": f"p{index:03d}",
         "error": "",
         "prompt_tokens": 100,
@@ -118,6 +115,7 @@ def request_row(rng: np.random.Generator, arm: str, concurrency: int, index: int
         "start_s": 0.1 * index,
         "gaps_s": [tpot] * 3,
         "text": "",
+        "ttfot_s": np.nan,
         "ttft_s": ttft,
         "e2e_s": ttft + tpot * (tokens - 1),
         "tpot_s": tpot,
@@ -131,19 +129,35 @@ def run_row(arm: str, concurrency: int, rows: list[dict], k: int) -> dict:
     tokens = sum(r["output_tokens"] for r in rows)
     drafts = 1000 if arm == "eagle3" else 0
     achieved = concurrency if concurrency < 100 else 48.0
-    return {
-        "arm": arm,
-        "block": 0,
-        "concurrency": concurrency,
+    return _level(arm, concurrency) | {
+        "k": k,
         "requests": len(rows),
         "failed": 0,
         "achieved": achieved,
+        "running": achieved,
+        "waiting": 0.0,
         "reached": achieved >= 0.9 * concurrency,
         "duration_s": duration,
         "output_tokens": tokens,
+        "prompt_tokens": 100 * len(rows),
+        "output_tokens_per_s": tokens / duration,
+        "server_start_s": 30.0,
+        "weights_gib": np.nan,
+        "server_command": "[]",
+        "finished_at": 0.0,
         "drafts": drafts,
         "proposed": k * drafts,
         "accepted": round(sum(POSITIONS[:k]) * drafts),
         "accepted_at": [round(share * drafts) for share in POSITIONS[: k or K]],
         "kv_cache_tokens": 90_000 if arm == "eagle3" else 100_000,
+        "prefix_queries": 0,
+        "prefix_hits": 0,
     }
+
+
+def _level(arm: str, concurrency: int) -> dict:
+    """What requests and runs say of their level, the draft length excepted."""
+    return {
+        "arm": arm, "block": 0, "tensor_parallel": 1, "workload": ALL, "throughput_only": False, "temperature": 0.0,
+        "load": f"c{concurrency}", "concurrency": concurrency, "request_rate": np.inf, "burstiness": 1.0,
+    }  # fmt: skip

@@ -63,7 +63,6 @@ def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(tmp_path):
         **{("ngram", k, t): 6 for k in (1, 3) for t in (0.0, 0.7)},
     }  # fmt: skip
     assert list(every.columns) == list(ACCEPTANCE_COLUMNS)
-    assert all(sum(h) == n and len(h) == k + 1 for h, n, k in zip(every.histogram, every.drafts, every.k, strict=True))
     assert all(sum(r) == n for r, n in zip(every.reached_at, every.proposed, strict=True) if len(r) == 1)
     assert len(summarise_conditions(every)) == 5 * 2  # four of n-gram and the second baseline; all and chat
 

@@ -1,11 +1,11 @@
 """Loads with a request rate beside those of fixed concurrency: shown, never judged."""
 
-import pandas as pd
 import pytest
 
 from drafthead.evaluation.decision.analysis import Results, analyse, read_results
+from drafthead.evaluation.reporting.measured_tables import levels_table, means_table
 from drafthead.evaluation.reporting.report import build_report, print_brief
-from drafthead.evaluation.reporting.serving_tables import levels_table, means_table
+from drafthead.evaluation.results.levels import ServingRows
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
 
@@ -16,7 +16,7 @@ def results(tmp_path_factory) -> Results:
     recipe = tiny_recipe(tmp_path_factory.mktemp("rates"))
     write_results(recipe, head_speed={1: 1.3, 8: 1.3, 9: 0.7, 10: 0.7}, prompts=64, lengths=(3,))
     found = read_results(recipe)
-    for frame in (found.requests, found.runs):
+    for frame in found.serving:
         frame["load"] = "c" + frame["concurrency"].astype(str)
         frame["load"] = frame["load"].replace({"c9": "r4-c8", "c10": "r2to8linear"})
         frame["concurrency"] = frame["concurrency"].replace({9: 8, 10: 0})
@@ -28,7 +28,7 @@ def test_the_verdict_is_by_requests_in_flight(results, capsys):
     (verdict,) = analysis.verdicts
     assert (verdict.decision, [v.concurrency for v in verdict.levels]) == ("DEPLOY", [1, 8])
     assert {level.load for level in analysis.levels} == {"c1", "c8", "r4-c8", "r2to8linear"}
-    assert {level.load for level in analysis.main_levels} == {"c1", "c8"}
+    assert {level.load for level in analysis.levels_of(analysis.main)} == {"c1", "c8"}
     measures, means = levels_table("Every load", analysis.levels), means_table(analysis.levels)
     assert {row[1].text for row in measures.rows} == {"1", "8", "r4-c8", "r2to8linear"}
     assert "the verdict leaves such loads out" in measures.note
@@ -38,8 +38,8 @@ def test_the_verdict_is_by_requests_in_flight(results, capsys):
 
 
 def test_rates_alone_give_no_verdict(results):
-    only = [frame[frame["load"].str.startswith("r")] for frame in (results.requests, results.runs)]
-    rates = Results(results.recipe, results.manifests, results.acceptance, *map(pd.DataFrame, only))
+    only = ServingRows(*(frame[frame["load"].str.startswith("r")] for frame in results.serving))
+    rates = results._replace(serving=only)
     with pytest.raises(ValueError, match=r"request rate \(r2to8linear, r4-c8\).*add some with eval.concurrency"):
         analyse(rates)
 
@@ -49,11 +49,9 @@ def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
     recipe = tiny_recipe(tmp_path)
     write_results(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48, workloads=("all", "code", "long"))
     results = read_results(recipe)
-    long = results.requests["workload"] == "long"
-    drafted = results.requests["arm"] == "eagle3"
     times = ["ttft_s", "e2e_s", "tpot_s", "itl_s", "tpot_all_s"]
-    results.requests.loc[long & drafted, times] *= 2
-    results.runs.loc[(results.runs["workload"] == "long") & (results.runs["arm"] == "eagle3"), "duration_s"] *= 2
+    for rows, columns in zip(results.serving, (times, ["duration_s"]), strict=True):
+        rows.loc[(rows["workload"] == "long") & (rows["arm"] == "eagle3"), columns] *= 2
     analysis = analyse(results)
     assert {v.workload: v.decision for v in analysis.verdicts} == {
         "all": "DEPLOY", "code": "DEPLOY", "long": "DO NOT DEPLOY",

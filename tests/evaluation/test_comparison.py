@@ -137,12 +137,12 @@ def test_too_few_prompts_have_no_interval():
 
 
 def test_what_server_starts_differ_by_is_in_the_interval():
-    change = Change(Interval(0.02, 0.01, 0.03), resolved=True)
+    change = Change(Interval(0.02, 0.01, 0.03))
     assert across_blocks(change, [0.02]) == change
     same = across_blocks(change, [0.02, 0.02]).interval
     assert (same.value, same.low, same.high) == pytest.approx((0.02, 0.01, 0.03))
     assert not across_blocks(change, [0.045, -0.005]).resolved
-    assert across_blocks(Change(Interval(0.2, 0.19, 0.21), True), [0.2, 0.21]).resolved
+    assert across_blocks(Change(Interval(0.2, 0.19, 0.21)), [0.2, 0.21]).resolved
     assert not across_blocks(change, [0.02, np.nan]).resolved
 
 
@@ -153,7 +153,7 @@ def test_starts_that_differ_by_chance_are_no_gain(blocks):
     for _ in range(2000):
         alone = rng.normal(0, 0.03, blocks)
         value = alone.mean()
-        prompts = Change(Interval(*np.expm1([value, value - 0.005, value + 0.005])), bool(abs(value) > 0.005))
+        prompts = Change(Interval(*np.expm1([value, value - 0.005, value + 0.005])))
         resolved.append((prompts.resolved, across_blocks(prompts, np.expm1(alone)).resolved))
     by_prompts, by_blocks = np.mean(resolved, axis=0)
     assert by_prompts > 0.6

@@ -30,7 +30,7 @@ def _rows(plan):
             rows = [request_row(rng, run.method, concurrency, i, 2.0 if run.k else 1.0) | key for i in range(2)]
             requests += rows
             runs.append(run_row(run.method, concurrency, rows, run.k) | key | {"prompt_tokens": 200})
-    return completed(pd.DataFrame(requests), pd.DataFrame(runs), 3)
+    return completed(pd.DataFrame(requests), pd.DataFrame(runs))
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -12,7 +12,7 @@ from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.decision.analysis import analyse, read_results
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.evaluation.measuring import acceptance
-from drafthead.evaluation.reporting.acceptance_tables import acceptance_table
+from drafthead.evaluation.reporting.measured_tables import acceptance_table
 from drafthead.evaluation.reporting.report import build_report, print_brief, render, write_pages
 from drafthead.evaluation.reporting.tables import change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT
@@ -99,7 +99,6 @@ def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):
     ngram = rows["arm"] == "ngram"
     rows.loc[ngram, "k"] = 5
     counts: dict = {"drafts": 10, "accepted_at": [8, 2, 1, 0, 0], "reached_at": [10, 4, 2, 1, 0]}
-    counts["histogram"] = [2, 6, 1, 1, 0, 0]
     for column, value in counts.items():
         rows[column] = pd.Series([value if own else old for own, old in zip(ngram, rows[column], strict=True)])
     summary = summarise_acceptance(rows)

@@ -3,14 +3,14 @@
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.decision.draft_lengths import (
+from drafthead.evaluation.decision.analysis import compare_schedule
+from drafthead.evaluation.decision.variants import (
     SCHEDULED,
-    compare_schedule,
+    gain_over,
     measure_schedule,
     modelled_schedule,
     with_schedule,
 )
-from drafthead.evaluation.decision.variants import gain_over
 from drafthead.evaluation.reporting.decision_tables import schedule_table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.workload import speculative_config

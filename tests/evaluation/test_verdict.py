@@ -8,16 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.artifacts import begin, finish
+from drafthead.artifacts import ArtifactError, begin, finish
 from drafthead.config.traffic import SLOConfig, TrafficConfig
-from drafthead.evaluation.decision.analysis import Analysis, plain_verdict, verdicts_of
-from drafthead.evaluation.decision.cost import payback_text
-from drafthead.evaluation.decision.cost_model import price
-from drafthead.evaluation.decision.deployment import Advice, advise
-from drafthead.evaluation.decision.speed import speed_samples
+from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, payback_text, plain_verdict, verdicts_of
+from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
-from drafthead.evaluation.reporting.serving_tables import memory_table
+from drafthead.evaluation.reporting.measured_tables import memory_table
 from drafthead.evaluation.results.levels import Level, ServingRows, completed, read_serving, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
 from tests.evaluation.rows import speed_at, write_results
@@ -71,14 +68,13 @@ def test_the_four_decisions(levels, loads, decision, up_to):
     assert re.search(r"[+-]\d+\.\d% \[[+-]\d", verdict.reason)
 
 
-def test_a_load_that_was_not_run_is_never_deployed_at(levels, priced):
+def test_a_load_that_was_not_run_is_never_deployed_at(levels):
     own = [level for level in levels if level.K == 3]
-    verdict = decide(own, {1: 0.5, 2: 0.3, 16: 0.2}, priced=priced)
+    verdict = decide(own, {1: 0.5, 2: 0.3, 16: 0.2})
     by_load = {v.concurrency: v for v in verdict.levels}
     assert (verdict.decision, verdict.up_to) == (UP_TO, 1)
     assert by_load[2].decision == UNKNOWN
     assert "add 2 to eval.concurrency" in by_load[2].reason
-    assert "cost model" in by_load[2].reason
     assert decide(own, {256: 1.0}).levels[0].decision == UNKNOWN
 
 
@@ -126,7 +122,7 @@ def _with_failures(rows: ServingRows, failed: int) -> ServingRows:
 @pytest.mark.parametrize(("failed", "decision"), [(1, DEPLOY), (8, UNKNOWN), (160, UNKNOWN)])
 def test_requests_that_failed_are_no_gain(one_load, failed, decision):
     (level,) = summarise_serving(_with_failures(one_load, failed))
-    assert (level.failed, level.pairs) == (failed, 160 - failed)
+    assert (level.failed, len(level.paired)) == (failed, 160 - failed)
     assert judge(level).decision == decision
     assert decide([level], {1: 1.0}).change.resolved == (decision == DEPLOY)
 
@@ -161,25 +157,23 @@ def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
     levels = summarise_serving(read_serving(tiny_recipe(tmp_path).results_dir / "serving"))
     for share, chosen in ((0.1, (1, "DEPLOY")), (0.9, (3, "DEPLOY UP TO concurrency 1"))):
         traffic = (f"eval.traffic.concurrency.1={share}", f"eval.traffic.concurrency.32={1 - share}")
-        (verdict,) = verdicts_of(tiny_recipe(tmp_path, *traffic), levels, {})
+        (verdict,) = verdicts_of(tiny_recipe(tmp_path, *traffic), levels)
         assert (verdict.K, verdict.headline) == chosen
 
 
-def _advice(recipe, rows, levels, priced=None) -> Advice:
-    verdicts = verdicts_of(recipe, levels, priced or {})
+def _advice(recipe, rows, levels) -> Advice:
+    verdicts = verdicts_of(recipe, levels)
     variants = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
-    return advise(recipe, Analysis({}, None, rows, levels, priced or {}, verdicts, variants))
+    return advise(recipe, Analysis({}, None, rows, levels, {}, verdicts, variants))
 
 
 def _config(advice: Advice) -> dict:
     return json.loads(shlex.split(advice.flag)[1])
 
 
-def test_what_is_advised_was_served(recipe, rows, levels, priced):
-    """The cost model would vary the draft length; nobody served that, so it is named and not advised."""
-    advice = _advice(recipe, rows, levels, {"all": priced})
+def test_what_is_advised_was_served(recipe, rows, levels):
+    advice = _advice(recipe, rows, levels)
     assert _config(advice) in [speculative_config(recipe, "eagle3", K) for K in (1, 3)]
-    assert "eval/draft_lengths.py" in advice.text
     command = shlex.split(advice.command)
     assert advice.flag in advice.command
     assert command[command.index("--max-num-seqs") + 1] == "64"
@@ -265,10 +259,10 @@ def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_
         slower = (rows["arm"] == "eagle3") & (rows["workload"] == "multi-turn")
         rows.loc[slower, columns] += wait_s * (1 if rows is requests else 96 / 8)
     runs.loc[(runs["arm"] == "eagle3") & (runs["workload"] == "multi-turn"), "prefix_hits"] = 1000 * hits
-    verdict = plain_verdict(verdicts_of(recipe, summarise_serving(ServingRows(requests, runs)), {}))
+    verdict = plain_verdict(verdicts_of(recipe, summarise_serving(ServingRows(requests, runs))))
     assert verdict.decision == decision
     assert ("70.0% → 0.0%" in " ".join(level.reason for level in verdict.levels)) == (decision == DO_NOT)
-    cells = [[cell.text for cell in row] for row in memory_table(completed(requests, runs, K=3).runs).rows]
+    cells = [[cell.text for cell in row] for row in memory_table(completed(requests, runs).runs).rows]
     assert [row[-2:] for row in cells] == [["70.0", "–"], [f"{100 * hits:.1f}", f"{100 * (hits / 0.7 - 1):+.1f}"]]
 
 
@@ -279,12 +273,9 @@ def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, leve
     assert "--speculative-config" not in advice.command
 
 
-def test_rows_of_one_draft_length_need_no_column_for_it(rows):
-    plain = [frame[frame["k"] != 1].drop(columns=["k", "workload", "load"]) for frame in rows]
-    again = completed(*plain, K=3)
-    assert set(again.runs["k"]) == {0, 3}
-    assert set(again.requests["workload"]) == {"all"}
-    assert set(again.runs["load"]) == {f"c{c}" for c in SPEEDS}
+def test_rows_of_an_earlier_version_are_refused_by_the_columns_they_lack(rows):
+    with pytest.raises(ArtifactError, match="workload.*python eval/serving.py"):
+        completed(rows.requests.drop(columns=["k", "workload"]), rows.runs)
 
 
 def test_the_main_verdict_is_over_all_prompts_at_the_main_temperature(tmp_path):
@@ -292,47 +283,48 @@ def test_the_main_verdict_is_over_all_prompts_at_the_main_temperature(tmp_path):
     levels = summarise_serving(read_serving(tiny_recipe(tmp_path).results_dir / "serving"))
     for temperatures, main in (("[0,1]", "all"), ("[1,0]", "all T=1")):
         recipe = tiny_recipe(tmp_path, f"eval.temperatures={temperatures}")
-        assert plain_verdict(verdicts_of(recipe, levels, {})).workload == main
+        assert plain_verdict(verdicts_of(recipe, levels)).workload == main
 
 
 def test_traffic_of_a_workload_that_was_not_measured_is_refused(recipe, levels):
     elsewhere = tiny_recipe(recipe.output_dir, "eval.traffic.workload=mlperf")
     with pytest.raises(ValueError, match="eval.traffic.workload mlperf"):
-        verdicts_of(elsewhere, levels, {})
+        verdicts_of(elsewhere, levels)
 
 
-def test_payback_time_follows_from_manifest_price_and_traffic(recipe, levels):
-    own = [level for level in levels if level.K == 3 and level.concurrency == 1]
-    assert payback_text(recipe, own, resolved=True) == ""  # nobody knows what an unknown head cost
+def test_payback_time_follows_from_manifest_and_traffic(recipe, rows, levels):
+    at = {level.concurrency: level for level in levels if level.K == 3}
+
+    def text(*loads: int, tokens: str = "1e9") -> str:
+        chosen = [at[load] for load in loads]
+        busy = tiny_recipe(recipe.output_dir, f"eval.traffic.output_tokens_per_day={tokens}")
+        return payback_text(busy, Analysis({}, None, rows, chosen, {}, verdicts_of(busy, chosen)))
+
+    assert text(1) == ""  # nobody knows what an unknown head cost
     begin(recipe.head_dir, "head", {})
     finish(recipe.head_dir, {"training": {"seconds": 7200.0, "ranks": 8}})
-    assert "16.00 device hours" in payback_text(recipe, own, resolved=True)
-    busy = tiny_recipe(recipe.output_dir, "eval.price_per_gpu_hour=3.6", "eval.traffic.output_tokens_per_day=1e9")
-    baseline, head = own[0].values["output_tokens_per_s"]
-    saved = 1e9 / 3600 * 3.6 * (1 / baseline - 1 / head)
-    text = payback_text(busy, own, resolved=True)
-    assert f"paid back after {57.6 / saved:,.1f} days" in text
-    assert "unresolved" in payback_text(busy, own, resolved=False)
-    slow = [level for level in levels if level.K == 3 and level.concurrency == 32]
-    assert "serving gets dearer" in payback_text(busy, slow, resolved=True)
-    # Up to 1 in flight: at 32 nothing is drafted, and of the day's tokens those made there save nothing.
-    busiest, _ = slow[0].values["output_tokens_per_s"]
-    tokens, seconds = baseline + busiest, baseline / head + 1
-    saved = 1e9 / 3600 * 3.6 * (2 / tokens - seconds / tokens)
-    assert f"paid back after {57.6 / saved:,.1f} days" in payback_text(busy, [*own, *slow], resolved=True, up_to=1)
+    assert "16.00 device hours" in text(1, tokens="null")
+    baseline, head = at[1].values["output_tokens_per_s"]
+    daily = 1e9 / 3600 * (1 / baseline - 1 / head)
+    assert f"paid back after {16 / daily:,.1f} days" in text(1)
+    assert "no payback time" in text(8)  # noise
+    assert "no payback time" in text(32)  # slower
+    # Deployed up to 1 in flight: at 32 nothing is drafted, and of the day's tokens those made there save nothing.
+    daily = 1e9 / 3600 * (1 - baseline / head) / (baseline + at[32].values["output_tokens_per_s"][0])
+    assert f"paid back after {16 / daily:,.1f} days" in text(1, 32)
 
 
 def test_a_load_of_few_prompts_is_priced_too(rows):
     """Four of 160: in half of the resamplings of all prompts at once there would be none of them."""
     few = rows.requests["prompt_id"].isin([f"p{i:03d}" for i in range(4)])
     short = ServingRows(rows.requests[(rows.requests["concurrency"] != 1) | few], rows.runs)
-    assert all(np.isfinite(p.speedup.low) for p in price(speed_samples(short, "eagle3", 64), (1, 2, 8), 64).prices)
+    assert all(np.isfinite(s.low) for s in price(speed_samples(short, "eagle3", 64), (1, 2, 8), 64).speedups.values())
 
 
 def test_prices_cover_what_they_predict(recipe, rows, priced):
     """At pairs that were run, the interval holds the speed that the rows were made with."""
     inside = [
-        priced.at(c, K).speedup.low <= speed_at(speed, K) <= priced.at(c, K).speedup.high
+        priced.speedups[c, K].low <= speed_at(speed, K) <= priced.speedups[c, K].high
         for c, speed in SPEEDS.items()
         for K in (1, 3)
     ]

@@ -1,8 +1,6 @@
 """Held-out prompts: what is refused, what is left out; the heads of all methods, refused before an engine starts."""
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from drafthead.artifacts import ArtifactError, begin, finish
 from drafthead.data.prompts import Prompt, prompt_id
@@ -56,33 +54,12 @@ def test_a_draft_that_is_none_is_named(tmp_path):
             identity(recipe, WORKLOAD, ("none", "mine"))
 
 
-def test_a_head_that_cannot_draft_in_parallel_is_named(tmp_path):
-    head = tmp_path / "head"
-    head.mkdir()
-    (head / "config.json").write_text("{}")
-    save_file({"fc.weight": torch.zeros(2, 2)}, head / "model.safetensors")
-    parallel = f"{{name: parallel, method: eagle3, head: {head}, extra: {{parallel_drafting: true}}}}"
-    recipe = tiny_recipe(tmp_path, f"eval.methods=[{parallel}]")
-    with pytest.raises(ValueError, match="ptd_token_id.*mask_hidden"):
-        identity(recipe, WORKLOAD, ("none", "parallel"))
-    (head / "config.json").write_text('{"ptd_token_id": 0}')
-    save_file({"mask_hidden": torch.zeros(1, 2)}, head / "model.safetensors")
-    assert identity(recipe, WORKLOAD, ("none", "parallel"))["arms"][0]["name"] == "parallel"
-
-
 def test_a_method_whose_package_is_missing_is_refused_before_anything_starts(tmp_path):
     if missing_package("suffix") is None:
         pytest.skip("arctic-inference is installed")
     recipe = tiny_recipe(tmp_path, "eval.methods=[suffix]")
     with pytest.raises(ValueError, match="suffix: .*pip install arctic-inference"):
         identity(recipe, WORKLOAD, ("none", "suffix"))
-
-
-def test_prompts_that_were_trained_on_are_refused(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    write_prompt_artifact(recipe, train=[ask("same")], heldout=[ask("same"), ask("other")])
-    with pytest.raises(ValueError, match=ask("same").id):
-        load_workload(recipe)
 
 
 def test_prompts_that_do_not_fit_are_counted_and_refused_where_none_does(tmp_path):

@@ -6,16 +6,17 @@ import pytest
 
 from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.decision.cost_model import fit
-from drafthead.evaluation.decision.planning import (
+from drafthead.evaluation.reporting.decision_tables import (
     CAN,
     CANNOT,
     DEPENDS,
+    assumed_lengths,
     even_curve,
     judge_training,
+    plan_tables,
     rows_to_plan_from,
     worth,
 )
-from drafthead.evaluation.reporting.plan_report import assumed_lengths, plan_tables
 from tests.evaluation.machine import Machine, dense
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe

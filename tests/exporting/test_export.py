@@ -15,9 +15,8 @@ from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.vllm import check_config
-from drafthead.evaluation.decision.planning import untrained_recipe
 from drafthead.exporting import export as exporting
-from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, write_untrained
+from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, untrained_recipe, write_untrained
 from drafthead.target.pieces import load_target_spec
 from tests.artifacts import ask, write_prompt_artifact
 from tests.exporting.runs import recipe_at, shape_of, write_run

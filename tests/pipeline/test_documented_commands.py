@@ -4,14 +4,12 @@ RECIPE is the tiny run with a results folder of its own and few requests; a new 
 of its own in tests/docs/commands.py, or a mark on its page.
 """
 
-import json
 from pathlib import Path
 
 import pytest
 
 from drafthead.config import Recipe
 from tests.docs.commands import RUN_BY, Command, documented
-from tests.evaluation.result_files import GUIDELLM, VLLM
 from tests.pipeline.small_run import SMALL_RUN
 from tests.scripts import run_here, run_ok
 
@@ -36,8 +34,6 @@ def folder(tiny_run, tmp_path_factory) -> Path:
     (root / "runs").mkdir()
     for part in ("data", "heads", "runs/tiny"):
         (root / part).symlink_to(source / part)
-    (root / "result.json").write_text(json.dumps(VLLM))
-    (root / "benchmarks.json").write_text(json.dumps(GUIDELLM))
     return root
 
 
@@ -69,7 +65,5 @@ def filled(command: Command, folder: Path, tiny_run: Recipe) -> list[str]:
         "N": ("1",),
         "KEY=...": ("eval.price_per_gpu_hour=5",),
         "OWNER/HEAD": (str(tiny_run.head_dir),),
-        "result.json": (str(folder / "result.json"),),
-        "benchmarks.json": (str(folder / "benchmarks.json"),),
     }
     return [part for word in command.arguments for part in places.get(word, (word,))]

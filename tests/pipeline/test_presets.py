@@ -13,9 +13,9 @@ import pytest
 from drafthead.artifacts import require, verify_files
 from drafthead.engine.server import parse_metrics, server_environment
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
-from drafthead.evaluation.decision.planning import CAN, CANNOT, DEPENDS
 from drafthead.evaluation.measuring.presets import load_preset, preset_names
 from drafthead.evaluation.measuring.serving import read_requests, read_runs
+from drafthead.evaluation.reporting.decision_tables import CAN, CANNOT, DEPENDS
 from drafthead.evaluation.results.levels import MEASURE
 from drafthead.progress import wait_until
 from tests.pipeline.small_run import overrides_for

@@ -62,7 +62,7 @@ def test_answers_that_loop_are_left_out(tmp_path):
 def test_evaluation_leaves_out_the_same(tmp_path):
     texts = {"fresh": FRESH, "loop": LOOP}
     store = _store(tmp_path, **texts)
-    counts = {"k": 1, "histogram": [1, 0], "accepted_at": [0], "reached_at": [0], "num_tokens": 2}
+    counts = {"k": 1, "accepted_at": [0], "reached_at": [0], "num_tokens": 2}
     empty = dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | counts | {"category": "chat"}
     answers = {name: {"prompt_id": name, "repeated": repeated_share(t[2:])} for name, t in texts.items()}
     rows = [empty | answer | {"arm": arm} for arm in ("none", "eagle3") for answer in answers.values()]

@@ -1,4 +1,4 @@
-"""Everything that follows from the rows of one evaluation, computed once for the terminal and for the report."""
+"""Everything that follows from the rows of one evaluation, what to serve included, for the terminal and the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,30 +7,42 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import require
+from drafthead.artifacts import MANIFEST, read_json, require
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.config.traffic import TrafficConfig
-from drafthead.evaluation.decision.cost_model import Priced, price
-from drafthead.evaluation.decision.speed import speed_samples
-from drafthead.evaluation.decision.variants import Schedule, Variant, best_schedule, compare_variants
-from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict, decide
+from drafthead.engine.server import deployment_command, speculative_flag
+from drafthead.evaluation.decision.cost_model import Priced, price, speed_samples
+from drafthead.evaluation.decision.variants import (
+    SCHEDULED,
+    Schedule,
+    Variant,
+    compare_variants,
+    with_schedule,
+)
+from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import is_conversations, served_recipe
-from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.results.levels import Level, ServingRows, completed, main_length, steady, summarise_serving
+from drafthead.evaluation.results.levels import (
+    THROUGHPUT,
+    Level,
+    ServingRows,
+    grouped,
+    read_serving,
+    steady,
+    summarise_serving,
+)
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
-from drafthead.evaluation.workload import BASELINE
+from drafthead.evaluation.workload import BASELINE, HEAD, NAMES, speculative_config
 
 
 class Results(NamedTuple):
-    """Rows as the measurements wrote them, and where they come from; manifests by kind."""
+    """Rows of both measurements, and their manifests by kind."""
 
     recipe: Recipe
     manifests: dict[str, dict[str, Any]]
     acceptance: pd.DataFrame
-    requests: pd.DataFrame
-    runs: pd.DataFrame
+    serving: ServingRows
 
 
 @dataclass(frozen=True)
@@ -56,34 +68,19 @@ class Analysis:
     variants: list[Variant] = field(default_factory=list)
 
     @property
-    def plain(self) -> Verdict:
-        """The verdict on the head at a fixed draft length, see `plain_verdict`."""
-        return plain_verdict(self.verdicts)
-
-    @property
     def main(self) -> Verdict:
         """What to do: the best variant where it gains over the plain head, else that."""
-        return next((variant.verdict for variant in self.variants if not variant.doubt), self.plain)
+        adopted = [variant.verdict for variant in self.variants if not variant.doubt]
+        return [*adopted, plain_verdict(self.verdicts)][0]
 
-    @property
-    def main_levels(self) -> list[Level]:
-        """The levels of the main verdict's method and draft length that were reached, those above c* included."""
-        v = self.main
-        found = [x for x in self.levels if (x.workload, x.method, x.K) == (v.workload, v.method, v.K)]
-        return [level for level in found if level.reached and level.steady]
-
-    @property
-    def proposed(self) -> Schedule | None:
-        """A schedule that the cost model would choose and nobody served; None where one length is best throughout."""
-        priced = self.priced.get(self.main.workload)
-        if priced is None:
-            return None
-        schedule = best_schedule(priced.model, priced.max_batch)
-        return schedule if len(schedule) > 1 else None
+    def levels_of(self, verdict: Verdict) -> list[Level]:
+        """The levels that a verdict may rest on: of its workload, method and draft length, without a request rate."""
+        wanted = (verdict.workload, verdict.method, verdict.K)
+        return [level for level in self.levels if level.steady and (level.workload, level.method, level.K) == wanted]
 
 
 def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """The first verdict on the recipe's own head, of those in the order of `verdicts_of`."""
+    """The first verdict on the recipe's own head at a fixed draft length, of those in the order of `verdicts_of`."""
     return next((v for v in verdicts if v.method == HEAD), verdicts[0])
 
 
@@ -91,17 +88,12 @@ def read_results(recipe: Recipe) -> Results:
     """Both measurements of a recipe.
 
     Raises:
-        ArtifactError: acceptance or serving was not measured, or not to the end.
+        ArtifactError: acceptance or serving was not measured, or not to the end, or by an earlier version.
     """
     folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
-    return Results(
-        recipe,
-        manifests,
-        acceptance.read_acceptance(folders[acceptance.KIND]),
-        serving.read_requests(folders[serving.KIND]),
-        serving.read_runs(folders[serving.KIND]),
-    )
+    rows = read_serving(folders[serving.KIND])
+    return Results(recipe, manifests, acceptance.read_acceptance(folders[acceptance.KIND]), rows)
 
 
 def analyse(results: Results) -> Analysis:
@@ -111,21 +103,28 @@ def analyse(results: Results) -> Analysis:
         ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
-    recipe, identity = served_recipe(results.recipe), results.manifests[serving.KIND]["identity"]
-    if identity.get("synthetic_acceptance_length") is not None:
+    recipe, rows = served_recipe(results.recipe), results.serving
+    if results.manifests[serving.KIND]["identity"].get("synthetic_acceptance_length") is not None:
         raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
-    rows = completed(results.requests, results.runs, main_length(identity))
     levels = summarise_serving(rows)
     if not levels:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
     priced = _priced(recipe, rows, levels)
-    verdicts = verdicts_of(recipe, levels, priced)
+    verdicts = verdicts_of(recipe, levels)
     variants = compare_variants(recipe, plain_verdict(verdicts).workload, verdicts, levels)
     summary = summarise_acceptance(results.acceptance)
     return Analysis(results.manifests, summary, rows, levels, priced, verdicts, variants)
 
 
-def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Priced]) -> list[Verdict]:
+def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
+    """A schedule that was served beside the best fixed draft length, over the recipe's traffic."""
+    recipe = with_schedule(recipe, schedule)
+    verdicts = verdicts_of(recipe, levels)
+    found = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
+    return next(variant for variant in found if variant.verdict.method == SCHEDULED)
+
+
+def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     """One verdict for every workload and method; no load with a rate is judged.
 
     The workload of the traffic comes first, and of each the head, then the method that gains most; endpoints last.
@@ -137,7 +136,8 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
     Raises:
         ValueError: the traffic's workload was not measured, or no load is of fixed concurrency.
     """
-    traffic, found = recipe.eval.traffic, []
+    found: list[Verdict] = []
+    traffic = recipe.eval.traffic
     endpoints = {endpoint.name for endpoint in recipe.eval.endpoints}
     judged = [level for level in levels if level.steady]
     if not judged:
@@ -155,17 +155,12 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level], priced: dict[str, Price
     for workload in measured:
         here = [level for level in judged if level.workload == workload]
         shares = shares_at(traffic, here)
-        gains = {}
-        for method in sorted({level.method for level in here}):
-            model = priced.get(workload) if method == HEAD else None
-            by_length: dict[int, list[Level]] = {}
-            for level in here:
-                if level.method == method:
-                    by_length.setdefault(level.K, []).append(level)
-            verdicts = [decide(own, shares, recipe.eval.slo, model) for own in by_length.values()]
-            best = max(verdicts, key=lambda verdict: _gain(verdict, shares))
-            gains[best] = (method == HEAD, method not in endpoints, *_gain(best, shares))
-        found += sorted(gains, key=gains.__getitem__, reverse=True)
+        verdicts = [decide(own, shares, recipe.eval.slo) for own in grouped(here, "method", "K").values()]
+        verdicts.sort(key=lambda v: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)), reverse=True)
+        best: dict[str, Verdict] = {}  # of every method at its best draft length
+        for verdict in verdicts:
+            best.setdefault(verdict.method, verdict)
+        found += best.values()
     if traffic.workload is None:
         lost = [v for v in found if v.method == HEAD and is_conversations(v.workload) and v.decision == DO_NOT]
         return [*lost, *(v for v in found if v not in lost)]
@@ -201,3 +196,74 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
         if {BASELINE, HEAD} <= set(here.runs["arm"]):
             found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
     return found
+
+
+# How to serve what the verdict says: the configuration and the whole command, both as they were served.
+
+
+class Advice(NamedTuple):
+    """What to start, and why this and not something else."""
+
+    text: str
+    flag: str
+    command: str
+
+
+def advise(recipe: Recipe, analysis: Analysis) -> Advice:
+    """The configuration that follows from the main verdict: one that was served at the loads it speaks of, or none."""
+    verdict = analysis.main
+    config = None if verdict.decision == DO_NOT else speculative_config(recipe, verdict.method, verdict.K)
+    if verdict.decision == DO_NOT:
+        text = "Serve without the head:"
+    elif verdict.decision == UNKNOWN:
+        text = f"{UNKNOWN}: nothing to serve yet. What was measured, at K = {verdict.K}:"
+    elif verdict.decision == UP_TO:
+        lost = [v.concurrency for v in verdict.levels if v.decision == DO_NOT and v.concurrency > (verdict.up_to or 0)]
+        above = f"without the head from {min(lost)} on, where it loses" if lost else "above that nothing is resolved"
+        text = f"Serve it at K = {verdict.K} for up to {verdict.up_to} requests at once; {above}:"
+    else:
+        text = f"Serve it at K = {verdict.K}:"
+    notes = [*(variant.sentence() for variant in analysis.variants), *_fastest(analysis)]
+    text = " ".join([text, *(f"{note}." for note in notes)])
+    return Advice(text, speculative_flag(config), deployment_command(served_recipe(recipe), config))
+
+
+def _fastest(analysis: Analysis) -> list[str]:
+    """Method and draft length with the highest measured throughput at each load; empty where one was served."""
+    here = [x for x in analysis.levels if x.workload == analysis.main.workload and x.steady and x.reached]
+    if len({(level.method, level.K) for level in here}) < 2:
+        return []
+
+    def gain(level: Level) -> float:
+        return level.change(THROUGHPUT)
+
+    best = [max((x for x in here if x.concurrency == c), key=gain) for c in sorted({x.concurrency for x in here})]
+    at = (f"{NAMES[x.method]}, K = {x.K}, at {x.concurrency} ({gain(x):+.1%})" for x in best)
+    return [f"Fastest measured by requests in flight: {'; '.join(at)}"]
+
+
+def payback_text(recipe: Recipe, analysis: Analysis) -> str:
+    """What training took, and after how many days the head has saved as much; empty where that is not known.
+
+    At a share w of its time the baseline makes w · throughput tokens, for which the head needs w / speedup. Above c*
+    requests in flight nothing is drafted, so nothing is saved.
+    """
+    manifest, verdict, traffic = recipe.head_dir / MANIFEST, analysis.main, recipe.eval.traffic
+    training = read_json(manifest)["counts"].get("training") if manifest.exists() else None
+    if training is None:  # not trained here, or before times were kept
+        return ""
+    spent = training["ranks"] * training["seconds"] / 3600
+    text = f"Training took {spent:,.2f} device hours ({training['ranks']} ranks); responses and states come on top"
+    levels = [level for level in analysis.levels_of(verdict) if level.reached]
+    shares = traffic.shares(tuple(level.concurrency for level in levels))
+    tokens = saved_s = 0.0
+    for level in levels:
+        share, (baseline, head) = shares.get(level.concurrency, 0.0), level.values[THROUGHPUT.key]
+        tokens += share * baseline
+        saved_s += share * (1 - baseline / head) if level.concurrency <= (verdict.up_to or np.inf) else 0.0
+    if traffic.output_tokens_per_day is None or not tokens:
+        return f"{text}; eval.traffic.output_tokens_per_day gives the payback time."
+    daily = recipe.engine.tensor_parallel_size * traffic.output_tokens_per_day * saved_s / tokens / 3600
+    if not verdict.change.resolved or daily <= 0:
+        return f"{text}. Serving with it saves nothing that is resolved, so there is no payback time."
+    return f"{text}. It saves {daily:,.2f} device hours a day and is paid back after {spent / daily:,.1f} days."

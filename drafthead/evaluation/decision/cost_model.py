@@ -16,16 +16,127 @@ error and what resampling prompts does to the fit, added in quadrature on the sc
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.interpolate import make_interp_spline
 from scipy.optimize import nnls
 
-from drafthead.evaluation.decision.speed import AcceptanceCurve, SpeedPoint, SpeedSamples
-from drafthead.statistics import CONFIDENCE, Array, Interval, stratified_draws
+from drafthead.evaluation.results.levels import ServingRows
+from drafthead.evaluation.results.summary import counted
+from drafthead.evaluation.workload import BASELINE
+from drafthead.statistics import CONFIDENCE, Array, Interval, acceptance_length, stratified_draws
+
+# What is fitted: speed and acceptance at every load and draft length that was run.
+
+
+@dataclass(frozen=True)
+class SpeedPoint:
+    """Decoding speed at one load and draft length.
+
+    Attributes:
+        batch: requests in flight, at most the engine's max_num_seqs.
+        K: draft tokens; None without a drafter, 0 where the drafter runs and proposes nothing.
+        tpot_s: seconds per output token after the first.
+        length: acceptance length there; 1 without drafts.
+    """
+
+    batch: float
+    K: int | None
+    tpot_s: float
+    length: float = 1.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step of the target."""
+        return self.tpot_s * self.length
+
+
+@dataclass(frozen=True)
+class AcceptanceCurve:
+    """AL(K): measured where a K was run, else from the positions of the longest draft.
+
+    Attributes:
+        measured: K -> acceptance length.
+        positions: joint prefix acceptance of draft tokens 1..K at the largest K that was run.
+    """
+
+    measured: dict[int, float]
+    positions: tuple[float, ...]
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Draft lengths that can be priced, ascending: acceptance beyond the longest draft was never seen."""
+        return tuple(sorted({*self.measured, *range(1, len(self.positions) + 1)}))
+
+    def length(self, K: int) -> float:
+        """Acceptance length at K.
+
+        Raises:
+            ValueError: K was neither run nor shorter than a draft that was.
+        """
+        if K and K not in self.known:
+            raise ValueError(
+                f"acceptance at K = {K} was not measured; it is known at K = {', '.join(map(str, self.known))}"
+            )
+        return self.measured.get(K, 1.0 + sum(self.positions[:K]))
+
+
+@dataclass(frozen=True)
+class SpeedSamples:
+    """Decoding times by prompt, so that prompts can be resampled.
+
+    Attributes:
+        keys: (N) one entry per load and method: as in SpeedPoint, batch, K and length.
+        decode_s, tokens: (N, P) seconds after the first token, and tokens after it, of every prompt; 0 for a prompt
+            that a level did not send.
+        positions: joint prefix acceptance at the largest K.
+    """
+
+    keys: list[tuple[float, int | None, float]]
+    decode_s: Array
+    tokens: Array
+    positions: tuple[float, ...]
+
+    def points(self, drawn: Array | None = None) -> list[SpeedPoint]:
+        """The points over all prompts, or over a resampling of them, given as (P,) how often each is drawn."""
+        times = np.ones(self.tokens.shape[1]) if drawn is None else drawn
+        tpot = (self.decode_s @ times) / (self.tokens @ times)
+        return [SpeedPoint(batch, K, float(t), length) for (batch, K, length), t in zip(self.keys, tpot, strict=True)]
+
+
+def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSamples:
+    """What the cost model needs of the baseline and one method, blocks pooled.
+
+    Args:
+        rows: of one workload, under loads without a request rate.
+        method: name of the method that drafts.
+        max_batch: the engine's max_num_seqs: more requests in flight wait and are not in the batch.
+    """
+    requests, runs = (frame[frame["arm"].isin((BASELINE, method))] for frame in rows)
+    good = requests[requests["error"] == ""]
+    good = good.assign(decode_s=good["e2e_s"] - good["ttft_s"], tokens=good["output_tokens"] - 1)
+    levels = ["arm", "k", "load"]
+    seconds, tokens = (
+        good.pivot_table(index=levels, columns="prompt_id", values=value, aggfunc="sum", fill_value=0.0)
+        for value in ("decode_s", "tokens")
+    )
+    # What was asked for, where it was reached: a batch that differs by noise is no other load.
+    runs = runs.assign(batch=runs["running"].where(~runs["reached"].astype(bool), runs["concurrency"]))
+    pooled = runs.groupby(levels).agg({"batch": "mean", "drafts": "sum", "accepted": "sum"}).loc[seconds.index]
+    keys = []
+    for (arm, k, _), (batch, drafts, accepted) in zip(pooled.index, pooled.to_numpy(float), strict=True):
+        length = acceptance_length(drafts, accepted) if drafts else 1.0
+        keys.append((min(batch, max_batch), None if arm == BASELINE else int(k), length))
+    K = int(runs["k"].max())
+    longest = runs[(runs["arm"] == method) & (runs["k"] == K) & (runs["drafts"] > 0)]
+    positions = counted(longest, K)[1].unconditional if len(longest) else ()
+    return SpeedSamples(keys, seconds.to_numpy(float), tokens.to_numpy(float), tuple(map(float, positions)))
+
+
+# The model.
 
 
 @dataclass(frozen=True)
@@ -50,8 +161,7 @@ class Work:
         return "linear in tokens" if self.power == 1 else f"tokens to the power {self.power:g}"
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """Decoding speed at a load, predicted from the other loads alone; tokens per second of one request.
 
     Attributes:
@@ -81,7 +191,6 @@ class CostModel:
         coefficients: d0, d1, g, v in seconds; 0 for one that the runs cannot tell.
         work: W.
         curve: AL(K).
-        terms: which coefficients were fitted.
         batches, lengths: range of what was run with drafts.
         held_out: the baseline and every draft length at every load that could be left out.
     """
@@ -90,14 +199,9 @@ class CostModel:
     coefficients: dict[str, float]
     work: Work
     curve: AcceptanceCurve
-    terms: tuple[str, ...]
     batches: tuple[float, float]
     lengths: tuple[int, ...]
-    held_out: tuple[HeldOut, ...] = field(default=())
-
-    def base_step_s(self, batch: float) -> float:
-        """Seconds of a plain step."""
-        return float(interpolated([p.batch for p in self.baseline], [p.step_s for p in self.baseline], batch))
+    held_out: tuple[HeldOut, ...] = ()
 
     def step_ratio(self, batch: float, K: int) -> float:
         """r(b, K), which is also the acceptance length at which drafting neither pays nor costs.
@@ -109,7 +213,7 @@ class CostModel:
     def step_ratios(self, batch: ArrayLike, K: ArrayLike) -> Array:
         """r at N pairs, (N,)."""
         extra = sum(self.coefficients[name] * value for name, value in terms_of(self.work, batch, K).items())
-        return 1.0 + extra / interpolated([p.batch for p in self.baseline], [p.step_s for p in self.baseline], batch)
+        return 1.0 + extra / plain_step_s(self.baseline, batch)
 
     def speedup(self, batch: float, K: int) -> float:
         """Tokens per second while decoding, relative to no speculation."""
@@ -117,7 +221,7 @@ class CostModel:
 
     def tokens_per_s(self, batch: float, K: int | None) -> float:
         """Of one request while decoding; K is None without a drafter."""
-        return (1.0 if K is None else self.speedup(batch, K)) / self.base_step_s(batch)
+        return (1.0 if K is None else self.speedup(batch, K)) / float(plain_step_s(self.baseline, batch))
 
     def best_draft(self, batch: float) -> int:
         """The draft length that decodes fastest, of all whose acceptance is known; 0 where none pays.
@@ -126,18 +230,19 @@ class CostModel:
         """
         return max({0, *self.curve.known}, key=lambda K: (self.speedup(batch, K), -K))
 
-    def pays_up_to(self, K: int, largest: int) -> int:
-        """The most requests in the batch, up to `largest`, for which drafting K tokens pays; 0 when it never does."""
-        return max((b for b in range(1, largest + 1) if self.speedup(b, K) > 1), default=0)
-
     def extrapolates(self, batch: float, K: int) -> bool:
         """Whether the pair lies outside what was run."""
         return not (self.batches[0] <= batch <= self.batches[1] and min(self.lengths) <= K <= max(self.lengths))
 
     @property
+    def inside(self) -> list[HeldOut]:
+        """Drafts at loads between others."""
+        return [h for h in self.held_out if h.inside and h.K is not None]
+
+    @property
     def error(self) -> float | None:
         """Root mean square of log(predicted / measured), of drafts at loads between others; None: no such."""
-        logs = [np.log(h.predicted / h.measured) for h in self.held_out if h.inside and h.K is not None]
+        logs = [np.log(h.predicted / h.measured) for h in self.inside]
         return float(np.sqrt(np.mean(np.square(logs)))) if logs else None
 
     def widened(self, interval: Interval) -> Interval:
@@ -149,20 +254,19 @@ class CostModel:
 
 
 def terms_of(work: Work, batch: ArrayLike, K: ArrayLike) -> dict[str, Array]:
-    """What each coefficient multiplies."""
+    """What each coefficient multiplies; of those that the runs cannot tell apart the first is fitted."""
     batch, K = np.asarray(batch, float), np.asarray(K, float)
-    return {"d0": np.ones_like(K), "d1": batch, "g": K, "v": work(batch * (K + 1)) - work(batch)}
+    return {"g": K, "v": work(batch * (K + 1)) - work(batch), "d0": np.ones_like(K), "d1": batch}
 
 
-def interpolated(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Array:
-    """Linear between points and beyond them; constant where there is one point. Equal x are averaged."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    distinct, index = np.unique(x, return_inverse=True)
-    mean = np.bincount(index, y) / np.bincount(index)
-    if len(distinct) == 1:
-        return np.full_like(np.asarray(at, float), mean[0])
+def plain_step_s(baseline: Sequence[SpeedPoint], batch: ArrayLike) -> Array:
+    """Seconds of plain steps: linear between measured loads and beyond them, constant where there is one."""
+    loads, index = np.unique([p.batch for p in baseline], return_inverse=True)
+    mean = np.bincount(index, [p.step_s for p in baseline]) / np.bincount(index)
+    if len(loads) == 1:
+        return np.full_like(np.asarray(batch, float), mean[0])
     # Never below the shortest step seen: a line through two noisy points may fall.
-    return np.maximum(make_interp_spline(distinct, mean, k=1)(at), mean.min())
+    return np.maximum(make_interp_spline(loads, mean, k=1)(batch), mean.min())
 
 
 # Fitting the model to runs, and to resamplings of their prompts.
@@ -170,8 +274,6 @@ def interpolated(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Array:
 
 _POWERS = (1.0, 0.75, 0.5)
 _RIDGES = 12
-# A term joins when it adds rank, in this order.
-_TERMS = ("g", "v", "d0", "d1")
 
 
 def fit(points: Sequence[SpeedPoint], positions: Sequence[float] = ()) -> CostModel:
@@ -184,26 +286,9 @@ def fit(points: Sequence[SpeedPoint], positions: Sequence[float] = ()) -> CostMo
     Raises:
         ValueError: there is no plain or no drafted step.
     """
-    baseline, drafted = _split(points)
-    found = [h for batch in sorted({p.batch for p in baseline}) for h in _leave_out(points, batch, tuple(positions))]
-    return replace(_fit(baseline, drafted, tuple(positions)), held_out=tuple(found))
-
-
-def refit(model: CostModel, points: Sequence[SpeedPoint]) -> CostModel:
-    """The same shape and acceptance fitted to resampled points, without leaving anything out."""
-    baseline, drafted = _split(points)
-    return replace(_fit(baseline, drafted, model.curve.positions, model.work), curve=model.curve)
-
-
-def _split(points: Sequence[SpeedPoint]) -> tuple[tuple[SpeedPoint, ...], list[SpeedPoint]]:
-    baseline = tuple(sorted((p for p in points if p.K is None), key=lambda p: p.batch))
-    drafted = [p for p in points if p.K is not None]
-    if not baseline or not drafted:
-        raise ValueError(
-            f"the cost model needs runs without and with drafts, found {len(baseline)} and {len(drafted)}; "
-            "run: python eval/serving.py RECIPE"
-        )
-    return baseline, drafted
+    model = _fit(points, tuple(positions))
+    loads = sorted({p.batch for p in model.baseline})
+    return replace(model, held_out=tuple(h for batch in loads for h in _leave_out(points, batch, tuple(positions))))
 
 
 def _leave_out(points: Sequence[SpeedPoint], batch: float, positions: tuple[float, ...]) -> Iterator[HeldOut]:
@@ -212,33 +297,32 @@ def _leave_out(points: Sequence[SpeedPoint], batch: float, positions: tuple[floa
     loads = {p.batch for p in others if p.K is None} & {p.batch for p in others if p.K is not None}
     if len(loads) < 2:
         return
-    model = _fit(*_split(others), positions)
+    model = _fit(others, positions)
     inside = min(loads) < batch < max(loads)
     for K in sorted({p.K for p in points if p.batch == batch}, key=lambda K: -1 if K is None else K):
-        if K is None or K == 0 or K in model.curve.known:
+        if not K or K in model.curve.known:
             measured = 1 / float(np.mean([p.tpot_s for p in points if (p.batch, p.K) == (batch, K)]))
             yield HeldOut(batch, K, measured, model.tokens_per_s(batch, K), inside)
 
 
-def _fit(
-    baseline: tuple[SpeedPoint, ...],
-    drafted: Sequence[SpeedPoint],
-    positions: tuple[float, ...],
-    work: Work | None = None,
-) -> CostModel:
-    batch = np.array([p.batch for p in drafted])
-    K = np.array([p.K for p in drafted], float)
-    step = np.array([p.step_s for p in drafted])
-    extra = step - interpolated([p.batch for p in baseline], [p.step_s for p in baseline], batch)
-    shapes = [work] if work else _shapes(batch, K)
-    fits = [(*_least_squares(batch, K, extra, step, shape), shape) for shape in shapes]
+def _fit(points: Sequence[SpeedPoint], positions: tuple[float, ...], work: Work | None = None) -> CostModel:
+    baseline = tuple(sorted((p for p in points if p.K is None), key=lambda p: p.batch))
+    drafted = [p for p in points if p.K is not None]
+    if not baseline or not drafted:
+        raise ValueError(
+            f"the cost model needs runs without and with drafts, found {len(baseline)} and {len(drafted)}; "
+            "run: python eval/serving.py RECIPE"
+        )
+    batch, K, step = np.array([(p.batch, p.K, p.step_s) for p in drafted], float).T
+    extra = step - plain_step_s(baseline, batch)
+    fits = [(*_least_squares(batch, K, extra, step, w), w) for w in ([work] if work else _shapes(batch, K))]
     # The first of those that fit about as well: the plain ones come first.
-    closest = min(residual for _, residual, _, _ in fits)
-    coefficients, _, terms, work = next(found for found in fits if found[1] <= 1.02 * closest + 1e-12)
+    closest = min(residual for _, residual, _ in fits)
+    coefficients, _, work = next(found for found in fits if found[1] <= 1.02 * closest + 1e-12)
     lengths = {int(k): float(np.mean([p.length for p in drafted if k == p.K])) for k in sorted(set(K)) if k > 0}
     return CostModel(
-        baseline, coefficients, work, AcceptanceCurve(lengths, positions), terms,
-        (float(batch.min()), float(batch.max())), tuple(sorted({int(k) for k in K})),
+        baseline, coefficients, work, AcceptanceCurve(lengths, positions), (float(batch.min()), float(batch.max())),
+        tuple(sorted({int(k) for k in K})),
     )  # fmt: skip
 
 
@@ -251,31 +335,16 @@ def _shapes(batch: Array, K: Array) -> list[Work]:
     return [*(Work(power) for power in _POWERS), *(Work(ridge=float(n)) for n in ridges)]
 
 
-def _least_squares(
-    batch: Array, K: Array, extra: Array, step: Array, work: Work
-) -> tuple[dict[str, float], float, tuple[str, ...]]:
-    """Non-negative least squares on errors relative to the step; coefficients, residual, and the terms used."""
-    used = _identified(work, tuple(batch), tuple(K))
-    columns = terms_of(work, batch, K)
-    matrix = np.stack([columns[name] / step for name in used], axis=1)
+def _least_squares(batch: Array, K: Array, extra: Array, step: Array, work: Work) -> tuple[dict[str, float], float]:
+    """Non-negative least squares on errors relative to the step; coefficients and residual."""
+    terms = terms_of(work, batch, K)
+    # With one draft length, what a first pass costs cannot be told from what every token costs.
+    used = [name for name in (terms if len(set(K)) > 1 else ("g", "v")) if terms[name].any()]
+    matrix = np.stack([terms[name] / step for name in used], axis=1)
     norms = np.linalg.norm(matrix, axis=0)
     solution, residual = nnls(matrix / norms, extra / step)
-    coefficients = dict.fromkeys(_TERMS, 0.0) | dict(zip(used, map(float, solution / norms), strict=True))
-    return coefficients, float(residual), used
-
-
-@lru_cache(maxsize=1024)
-def _identified(work: Work, batch: tuple[float, ...], K: tuple[float, ...]) -> tuple[str, ...]:
-    """The terms that these pairs can tell apart."""
-    columns = terms_of(work, batch, K)
-    used: list[str] = []
-    # With one draft length, what a first pass costs cannot be told from what every token costs.
-    for term in _TERMS if len(set(K)) > 1 else _TERMS[:2]:
-        matrix = np.stack([columns[name] for name in (*used, term)], axis=1)
-        norms = np.linalg.norm(matrix, axis=0)
-        if norms.all() and np.linalg.matrix_rank(matrix / norms, tol=1e-6) > len(used):
-            used.append(term)
-    return tuple(used)
+    coefficients = dict.fromkeys(terms, 0.0) | dict(zip(used, map(float, solution / norms), strict=True))
+    return coefficients, float(residual)
 
 
 # Prices of every load and draft length, run or not.
@@ -284,41 +353,22 @@ _RESAMPLES = 200  # of whole fits
 
 
 @dataclass(frozen=True)
-class Price:
-    """A load and a draft length.
+class Priced:
+    """The cost model of a method, and what it says of decoding at loads and draft lengths, run or not.
 
     Attributes:
-        speedup: of decoding, relative to no speculation.
-        ratio: r, which is also the break-even acceptance length.
-        extrapolated: outside what was run.
+        speedups: (concurrency, K) -> speed relative to no speculation.
+        max_batch: the engine's max_num_seqs.
     """
 
-    concurrency: int
-    K: int
-    speedup: Interval
-    ratio: float
-    extrapolated: bool
-
-
-@dataclass(frozen=True)
-class Priced:
-    """The cost model of a method and its prices at every (concurrency, K) asked for."""
-
     model: CostModel
-    prices: tuple[Price, ...]
+    speedups: dict[tuple[int, int], Interval]
     max_batch: int
 
-    def at(self, concurrency: int, K: int) -> Price:
-        """The price of a pair."""
-        return next(p for p in self.prices if (p.concurrency, p.K) == (concurrency, K))
-
-    def text(self, concurrency: int, K: int) -> str:
-        """What the model says of a load that was not run; empty where it says nothing."""
-        if K not in self.model.curve.known or concurrency not in {p.concurrency for p in self.prices}:
-            return ""
-        found = self.at(concurrency, K)
-        i, where = found.speedup, ", outside what was run" if found.extrapolated else ""
-        return f"; the cost model says {i.value - 1:+.1%} [{i.low - 1:+.1%}, {i.high - 1:+.1%}] decoding{where}"
+    @property
+    def loads(self) -> list[int]:
+        """Every concurrency, ascending."""
+        return sorted({concurrency for concurrency, _ in self.speedups})
 
 
 def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, seed: int = 0) -> Priced:
@@ -337,12 +387,11 @@ def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, see
     pairs = [(c, K) for c in concurrency for K in model.curve.known]
     batches, lengths = [min(c, max_batch) for c, _ in pairs], np.log([model.curve.length(K) for _, K in pairs])
     draws = stratified_draws(samples.tokens > 0, _RESAMPLES, np.random.default_rng(seed))
-    fits = [refit(model, samples.points(drawn)) for drawn in draws]
+    fits = [_fit(samples.points(drawn), samples.positions, model.work) for drawn in draws]
     logs = [lengths - np.log(one.step_ratios(batches, [K for _, K in pairs])) for one in fits]
     bounds = np.exp(np.quantile(logs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0))
-    prices = []
+    found = {}
     for (c, K), batch, low, high in zip(pairs, batches, *bounds, strict=True):
         value = model.speedup(batch, K)
-        interval = model.widened(Interval(value, min(value, low), max(value, high)))
-        prices.append(Price(c, K, interval, model.step_ratio(batch, K), model.extrapolates(batch, K)))
-    return Priced(model, tuple(prices), max_batch)
+        found[c, K] = model.widened(Interval(value, min(value, low), max(value, high)))
+    return Priced(model, found, max_batch)

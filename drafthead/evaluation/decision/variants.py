@@ -9,23 +9,35 @@ fixed length is picked by the same measurement, which favours it a little.
 A schedule is what vLLM takes as `num_speculative_tokens_per_batch_size`: entries of first batch size, last batch size
 and K, both ends included; the first starts at 1 and the ranges do not overlap (vllm/v1/spec_decode/dynamic/utils.py).
 vLLM caps every K at num_speculative_tokens, carries the last K on to larger batches, and falls back to
-num_speculative_tokens with data parallelism. The cost model proposes one, eval/draft_lengths.py serves it. It never
-proposes K = 0: the drafter's first pass still runs there, and around a threshold to K = 0 throughput can collapse (vLLM
-issue 49548: from 232 to 24 tok/s). Where drafts do not pay, a server without the head is the better half of two.
+num_speculative_tokens with data parallelism. The cost model proposes one, eval/draft_lengths.py serves it in blocks of
+opposite order. At a single load it can at best equal the length that is best there: what it gains, it gains over a
+traffic of several loads. It never proposes K = 0: the drafter's first pass still runs there, and around a threshold to
+K = 0 throughput can collapse (vLLM issue 49548: from 232 to 24 tok/s). Where drafts do not pay, a server without the
+head is the better half of two.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
 from drafthead.config import Recipe
+from drafthead.config.evaluation import ALL, OWN, LoadConfig, MethodConfig
 from drafthead.evaluation.comparison import Change
-from drafthead.evaluation.decision.cost_model import CostModel
+from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_samples
 from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, Verdict, change_text, traffic_change
-from drafthead.evaluation.results.levels import THROUGHPUT, Level
-from drafthead.evaluation.workload import NAMES, SAMPLED, method_of
+from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
+from drafthead.evaluation.measuring.serving import measure_serving
+from drafthead.evaluation.results.levels import (
+    THROUGHPUT,
+    Level,
+    ServingRows,
+    read_serving,
+    steady,
+    summarise_serving,
+)
+from drafthead.evaluation.workload import HEAD, NAMES, SAMPLED, method_of
 
 KEY = "num_speculative_tokens_per_batch_size"
 # A longer schedule for less than this is noise, and every draft length has CUDA graphs of its own.
@@ -35,8 +47,7 @@ Schedule = list[list[int]]
 Loads = Mapping[int, Level]  # concurrency -> level
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A variant beside the plain head.
 
     Attributes:
@@ -77,6 +88,7 @@ def compare_variants(
     shares = recipe.eval.traffic.shares(tuple({level.concurrency for level in here}))
     first, *others = [verdict for verdict in verdicts if verdict.workload == workload]
     fixed = {K: _loads(here, first.method, K) for K in {level.K for level in here if level.method == first.method}}
+    losing = {(v.method, v.workload) for v in verdicts if v.decision == DO_NOT}
     variants = {method.name: method.extra for method in (*recipe.eval.methods, method_of(recipe, SAMPLED))}
     found = []
     for verdict in others:
@@ -87,11 +99,7 @@ def compare_variants(
         best = max(fixed, key=lambda K: _speedup(fixed[K], weights))
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
-        losing = {
-            m: {v.workload for v in verdicts if (v.method, v.decision) == (m, DO_NOT)}
-            for m in (verdict.method, first.method)
-        }
-        lost = sorted(losing[verdict.method] - losing[first.method])
+        lost = sorted(w for method, w in losing if method == verdict.method and (first.method, w) not in losing)
         doubt = _doubt(verdict, lost, change, by_load, variants[verdict.method].get(KEY))
         found.append(Variant(verdict, first.method, best, change, by_load, doubt))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.interval.value))
@@ -143,7 +151,10 @@ def _speedup(levels: Loads, weights: dict[int, float]) -> float:
     return 1 / sum(share / (1 + levels[c].change(THROUGHPUT)) for c, share in weights.items())
 
 
-# A schedule, proposed.
+# A schedule, proposed by the cost model and then served beside the fixed lengths it is made of.
+
+SCHEDULED = "schedule"
+BLOCKS = 2  # A B, B A: at the least
 
 
 def best_schedule(model: CostModel, max_batch: int) -> Schedule:
@@ -160,8 +171,55 @@ def best_schedule(model: CostModel, max_batch: int) -> Schedule:
         before = chosen[-1] if chosen else best
         keeps = model.speedup(batch, before) >= (1 - _WORTH) * model.speedup(batch, best)
         chosen.append(before if keeps else best)
-    ranges = []
-    for K, group in groupby(enumerate(chosen, 1), key=lambda pair: pair[1]):
-        batches = [batch for batch, _ in group]
-        ranges.append([batches[0], batches[-1], K])
-    return ranges
+    ranges = [(K, [batch for batch, _ in group]) for K, group in groupby(enumerate(chosen, 1), key=lambda at: at[1])]
+    return [[batches[0], batches[-1], K] for K, batches in ranges]
+
+
+def modelled_schedule(recipe: Recipe) -> Schedule:
+    """Measure the recipe's fixed draft lengths, and let the cost model fill in a schedule.
+
+    Raises:
+        ValueError: a single draft length or load, from which no schedule follows.
+    """
+    settings = recipe.eval
+    if len(settings.draft_tokens) < 2 or len(settings.concurrency) < 2:
+        raise ValueError(
+            f"a schedule chooses between draft lengths by load: eval.num_draft_tokens {list(settings.draft_tokens)} "
+            f"and eval.concurrency {list(settings.concurrency)} need two values each, such as [3,1] and [1,32]"
+        )
+    limit = served_recipe(recipe, [LoadConfig(concurrency=max(settings.concurrency))]).engine.max_num_seqs
+    samples = speed_samples(steady(_measured(recipe, "fixed", HEAD)), HEAD, limit)
+    return best_schedule(fit(samples.points(), samples.positions), limit)
+
+
+def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
+    """Serve the schedule beside every fixed draft length, in results/NAME/draft-lengths/schedule.
+
+    Raises:
+        ValueError: the schedule has one draft length, or one beyond the recipe's.
+    """
+    lengths = {K for _, _, K in schedule}
+    longest = max(recipe.eval.draft_tokens)
+    if len(lengths) == 1 or max(lengths) > longest:
+        raise ValueError(
+            f"schedule {schedule}: nothing to compare with a single draft length, and none may be above "
+            f"{longest}, the longest of eval.num_draft_tokens; give another with --schedule '[[1,2,3],[3,64,1]]'"
+        )
+    return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
+
+
+def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
+    """The recipe with the schedule as a method, at the longest draft length."""
+    longest = (max(recipe.eval.draft_tokens),)
+    method = MethodConfig(name=SCHEDULED, method=OWN, num_draft_tokens=longest, extra={KEY: schedule})
+    others = [own for own in recipe.eval.methods if own.name != SCHEDULED]
+    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"methods": (*others, method)})})
+
+
+def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
+    """Nothing served but these methods, at loads of fixed concurrency, in blocks."""
+    repeats = max(BLOCKS * (len(served) > 1), recipe.eval.repeats)
+    update = {"served": served, "loads": (), "workloads": ALL, "repeats": repeats}
+    recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
+    directory = recipe.results_dir / "draft-lengths" / folder
+    return read_serving(measure_serving(recipe, recipe_plan(recipe), directory))

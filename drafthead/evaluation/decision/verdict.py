@@ -16,7 +16,6 @@ from scipy import stats
 
 from drafthead.config.traffic import SLOConfig
 from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
-from drafthead.evaluation.decision.cost_model import Priced
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, NAMES
 from drafthead.statistics import CONFIDENCE, Array, Interval
@@ -25,43 +24,31 @@ Kept = Literal["kept", "unresolved", "missed"]
 _ORDER = get_args(Kept)
 
 
-class ServiceLevel(NamedTuple):
-    """One level against the limits: whether each method keeps all of them, and both in words with the figures."""
-
-    baseline: Kept
-    head: Kept
-    text: str
-
-
-def service_level(level: Level, slo: SLOConfig) -> ServiceLevel:
-    """The share of requests within each limit, against the share that must be.
-
-    The percentile keeps a limit when at least that share of requests does, so the interval is that of a share
-    (Clopper and Pearson 1934), which holds for any distribution of times.
-    """
-    worst: dict[str, Kept] = {"base": "kept", "head": "kept"}
+def service_level(level: Level, slo: SLOConfig) -> tuple[Kept, str]:
+    """Whether the method keeps all limits, and in words with the figures whether baseline and method do."""
+    worst: Kept = "kept"
     limits = []
     for name, column, limit_ms in (("TTFT", "ttft_s", slo.ttft_ms), ("TPOT", "tpot_s", slo.tpot_ms)):
-        if limit_ms is None:
-            continue
-        figures = []
-        for side, before in worst.items():
-            times = level.paired[f"{column}_{side}"].dropna().to_numpy(float)
-            kept = _keeps(times, limit_ms / 1e3, slo.percentile / 100)
-            worst[side] = max(before, kept, key=_ORDER.index)
-            at = f"{1e3 * np.percentile(times, slo.percentile):.1f} ms" if len(times) else "no request has it"
-            figures.append(f"{at} ({kept})")
-        limits.append(f"{name} P{slo.percentile} {' → '.join(figures)} of {limit_ms:g} ms")
-    return ServiceLevel(worst["base"], worst["head"], "; ".join(limits))
+        if limit_ms is not None:
+            sides = [level.paired[f"{column}_{side}"].dropna().to_numpy(float) for side in ("base", "head")]
+            (_, before), (kept, after) = (_keeps(times, limit_ms / 1e3, slo.percentile) for times in sides)
+            worst = max(worst, kept, key=_ORDER.index)
+            limits.append(f"{name} P{slo.percentile} {before} → {after} of {limit_ms:g} ms")
+    return worst, "; ".join(limits)
 
 
-def _keeps(times: Array, limit: float, share: float) -> Kept:
+def _keeps(times: Array, limit: float, percentile: int) -> tuple[Kept, str]:
+    """Judged is the share of requests within the limit, against the share that must be.
+
+    The percentile keeps a limit when at least that share of requests does, so the interval is that of a share (Clopper
+    and Pearson 1934), which holds for any distribution of times.
+    """
     if not len(times):  # responses of one token have no time per token
-        return "unresolved"
+        return "unresolved", "no request has it"
     within = stats.binomtest(int((times <= limit).sum()), len(times)).proportion_ci(CONFIDENCE, method="exact")
-    if within.low >= share:
-        return "kept"
-    return "missed" if within.high < share else "unresolved"
+    share = percentile / 100
+    kept: Kept = "kept" if within.low >= share else "missed" if within.high < share else "unresolved"
+    return kept, f"{1e3 * np.percentile(times, percentile):.1f} ms ({kept})"
 
 
 # Of the requests: those that failed may be the slow ones, and the others had the server to themselves.
@@ -69,8 +56,7 @@ MOST_FAILED = 0.01
 DEPLOY, UP_TO, DO_NOT, UNKNOWN = "DEPLOY", "DEPLOY UP TO", "DO NOT DEPLOY", "INCONCLUSIVE"
 
 
-@dataclass(frozen=True)
-class LevelVerdict:
+class LevelVerdict(NamedTuple):
     """A decision for one load, in words; UP_TO is none."""
 
     concurrency: int
@@ -110,14 +96,14 @@ class Verdict:
 def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     """The decision for one measured level: the first rule that holds."""
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
-    service = service_level(level, slo or SLOConfig())
-    wrong, unresolved = _unfit(level), f"unresolved at {level.pairs} prompts"
+    keeps, limits = service_level(level, slo or SLOConfig())
+    wrong, unresolved = _unfit(level), f"unresolved at {len(level.paired)} prompts"
     rules = (
         (wrong, UNKNOWN, wrong),
-        (service.head == "missed", DO_NOT, f"service level missed (baseline: {service.baseline})"),
+        (keeps == "missed", DO_NOT, "service level missed"),
         (throughput.resolved and throughput.interval.value < 0, DO_NOT, "slower"),
         (latency.resolved and latency.interval.value < 0, DO_NOT, "requests take longer"),
-        (service.head == "unresolved", UNKNOWN, f"service level {unresolved}"),
+        (keeps == "unresolved", UNKNOWN, f"service level {unresolved}"),
         (throughput.resolved, DEPLOY, "faster"),
         (True, UNKNOWN, unresolved),
     )
@@ -125,7 +111,7 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     figures = [
         f"output throughput {change_text(throughput)}, median latency {change_text(latency)}",
         f"{level.failed} of {level.requests} requests failed" if level.failed else "",
-        service.text,
+        limits,
         _prefix_hits(level),
     ]
     return LevelVerdict(level.concurrency, decision, f"{why}: {'; '.join(filter(None, figures))}")
@@ -150,49 +136,38 @@ def _unfit(level: Level) -> str:
 
 def _prefix_hits(level: Level) -> str:
     """Hits in the prefix cache without and with the head, where they differ by a point or more."""
-    before, after = (level.prefix_hits.get(name, np.nan) for name in (BASELINE, level.method))
+    before, after = (level.prefix_hits[name] for name in (BASELINE, level.method))
     return f"prefix-cache hits {before:.1%} → {after:.1%}" if abs(after - before) >= 0.01 else ""
 
 
-def decide(
-    levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None, priced: Priced | None = None
-) -> Verdict:
+def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None) -> Verdict:
     """The decision for one workload, method and draft length.
 
     Args:
         levels: measured, of one workload, method and K.
         shares: requests in flight -> share of the time (TrafficConfig.shares).
         slo: the service level.
-        priced: of that method: what it says of loads that were not run, which stay undecided.
-
-    Raises:
-        ValueError: none of the levels belongs to the traffic.
     """
     measured = {level.concurrency: level for level in levels}
-    if not measured:
-        raise ValueError("there is no level to judge; run: python eval/serving.py RECIPE")
-    K = levels[0].K
-    found = []
-    for c in sorted(shares):
-        if c in measured:
-            found.append(judge(measured[c], slo))
-        else:  # never deployed at: a model's price is no measurement
-            model = priced.text(c, K) if priced else ""
-            found.append(LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency{model}"))
+    found = [
+        # Never deployed at where it was not run: a model's price is no measurement.
+        judge(measured[c], slo) if c in measured else LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency")
+        for c in sorted(shares)
+    ]
     decision, up_to, reason, change = _overall(found, measured, shares)
-    return Verdict(levels[0].workload, levels[0].method, K, decision, up_to, change, reason, tuple(found))
+    return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, reason, tuple(found))
 
 
 def _overall(
     found: list[LevelVerdict], measured: dict[int, Level], shares: dict[int, float]
 ) -> tuple[str, int | None, str, Change]:
     """Decision, c*, reason and change over the traffic."""
-    at = {kind: [v.concurrency for v in found if v.decision == kind] for kind in (DEPLOY, DO_NOT, UNKNOWN)}
-    good, bad = at[DEPLOY], at[DO_NOT]
     reached = [measured[c] for c in shares if c in measured and not _unfit(measured[c])]
     change = _over(reached, shares)
-    words = zip(("gains", "loses", "unresolved"), at.values(), strict=True)
-    reason = ", ".join(f"{word} at concurrency {', '.join(map(str, loads))}" for word, loads in words if loads)
+    words = {DEPLOY: "gains", DO_NOT: "loses", UNKNOWN: "unresolved"}
+    at = {word: [v.concurrency for v in found if v.decision == decision] for decision, word in words.items()}
+    good, bad = at["gains"], at["loses"]
+    reason = ", ".join(f"{word} at concurrency {', '.join(map(str, loads))}" for word, loads in at.items() if loads)
     text = f"{reason}; over the traffic {change_text(change)} output throughput"
     largest = max((c for c in good if not any(b < c for b in bad)), default=None)
     if largest is None:  # gains nowhere, or only above a load where it loses
@@ -213,7 +188,7 @@ def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, floa
         by_block: (L, B) the change at every load in every block of server starts alone, as a fraction.
     """
     if not pairs:
-        return Change(Interval(np.nan, np.nan, np.nan), resolved=False)
+        return Change(Interval(np.nan, np.nan, np.nan))
 
     def stacked(column: str) -> Array:  # (L, P)
         return pd.DataFrame({c: pair[column] for c, pair in pairs.items()}).fillna(0.0).to_numpy(float).T

@@ -120,8 +120,13 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     """
     directory = acceptance_dir(recipe)
     workloads = {effort: load_workload(recipe, effort) for effort in recipe.eval.reasoning_efforts}
-    found = conditions(recipe)
-    if begin(directory, KIND, _identity(recipe, workloads), alone=True):
+    found, main = conditions(recipe), workloads[recipe.eval.reasoning_effort]
+    made_from = identity(recipe, main, _methods(recipe)) | {
+        "temperatures": list(recipe.eval.temperatures),
+        "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
+        "seed": recipe.eval.seed,
+    }
+    if begin(directory, KIND, made_from, alone=True):
         return directory
     missing = [c for c in found if not c.path(directory).exists()]
     jobs = _shared(directory, missing, workloads, workers)
@@ -134,7 +139,6 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
             _join(condition, [job for job in jobs if condition in job.conditions], directory)
     for left in directory.glob("part-*"):
         shutil.rmtree(left)
-    main = workloads[recipe.eval.reasoning_effort]
     counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
     finish(directory, counts | {"arms": len({c.method for c in found}), "conditions": len(found)})
     return directory
@@ -195,24 +199,17 @@ def acceptance_dir(recipe: Recipe) -> Path:
 
 def read_acceptance(directory: Path) -> pd.DataFrame:
     """One row per request of the main conditions, the first of every list; see ACCEPTANCE_COLUMNS."""
-    return _read(sorted(directory.glob("arm-*.parquet")))
+    return _read(directory, "arm-*.parquet")
 
 
 def read_conditions(directory: Path) -> pd.DataFrame:
     """One row per request of every condition; see ACCEPTANCE_COLUMNS."""
-    return _read([*sorted(directory.glob("arm-*.parquet")), *sorted(directory.glob("also-*.parquet"))])
+    return _read(directory, "arm-*.parquet", "also-*.parquet")
 
 
-def _read(paths: list[Path]) -> pd.DataFrame:
+def _read(directory: Path, *patterns: str) -> pd.DataFrame:
+    paths = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
     return pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
-
-
-def _identity(recipe: Recipe, workloads: Workloads) -> dict[str, Any]:
-    return identity(recipe, workloads[recipe.eval.reasoning_effort], _methods(recipe)) | {
-        "temperatures": list(recipe.eval.temperatures),
-        "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
-        "seed": recipe.eval.seed,
-    }
 
 
 def _poisons(recipe: Recipe, method: str) -> bool:
@@ -307,7 +304,6 @@ def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
         "accepted": int(kept.sum()),
         "accepted_at": [int((kept > k).sum()) for k in range(K)],
         "reached_at": [int(((kept >= k) & (drafted > k)).sum()) for k in range(K)],
-        "histogram": [int((kept == j).sum()) for j in range(K + 1)],
         "finish_reason": response.finish_reason,
         "repeated": repeated_share(ids),
     }

@@ -8,6 +8,8 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
@@ -28,7 +30,7 @@ class WorkloadSpec(Section):
     source: str | None = None
     category: str | None = None  # as the recipe names it, or without the source's prefix
     random: tuple[int, int] | None = None  # prompt and response length in tokens; throughput only
-    prompts: int | None = None  # at every load; None: the experiment's
+    prompts: int | None = None  # at every load, at least; None: the experiment's
     max_tokens: int | None = None  # of a response; None: the experiment's
     most_at_once: int | None = None  # loads above it are left out
     turns: int = 1  # more: conversations, each turn with the ones before it as its prefix
@@ -38,6 +40,11 @@ class WorkloadSpec(Section):
     def throughput_only(self) -> bool:
         """Whether acceptance on it means nothing: nobody writes random tokens."""
         return self.random is not None or self.source == "burstgpt"
+
+    @property
+    def wanted(self) -> str:
+        """The prompts that it needs."""
+        return f"category {self.category}" if self.category else f"source {self.source}"
 
     def holds(self, source: str, category: str) -> bool:
         """Whether a prompt belongs to it: by its category where one is asked for, from whatever source."""
@@ -97,8 +104,43 @@ class ServerRun:
         return f"{self.method}-k{self.k}-tp{self.tensor_parallel}"
 
 
-@dataclass(frozen=True)
-class PlannedSweep:
+class Sweep(Section):
+    """Loads of one method after another: what varies, the rest held. A table of a published post is one."""
+
+    title: str = ""
+    workloads: tuple[WorkloadSpec, ...] = (WorkloadSpec(),)
+    concurrency: tuple[int, ...] = ()
+    loads: tuple[LoadConfig, ...] = ()  # beyond those
+    rate_is_concurrency: bool = False  # requests per second as many as places
+    temperatures: tuple[float, ...] = (0.0,)
+    prompts_per_level: int
+    prompts_per_place: float = 0  # more of them where a load has many places
+    max_tokens: int | None = None  # None: the recipe's
+    disjoint: bool = False  # no two loads of a workload share a prompt
+
+    def all_loads(self) -> list[LoadConfig]:
+        """Those of `concurrency` first."""
+        rates = [c if self.rate_is_concurrency else None for c in self.concurrency]
+        found = [LoadConfig(concurrency=c, request_rate=r) for c, r in zip(self.concurrency, rates, strict=True)]
+        return list({load.name: load for load in (*found, *self.loads)}.values())
+
+    def levels(self, recipe: Recipe) -> tuple[Level, ...]:
+        """Every load at every temperature on every workload."""
+        found = []
+        for workload, temperature in product(self.workloads, self.temperatures):
+            first = 0
+            for load in self.all_loads():
+                places = load.concurrency or 0
+                if workload.most_at_once and places > workload.most_at_once:
+                    continue
+                count = max(workload.prompts or self.prompts_per_level, int(self.prompts_per_place * places))
+                longest = workload.random[1] if workload.random else workload.max_tokens or self.max_tokens
+                found.append(Level(workload, load, count, longest or recipe.eval.max_tokens, temperature, first))
+                first += count if self.disjoint else 0
+        return tuple(found)
+
+
+class PlannedSweep(NamedTuple):
     """Levels of a plan that a published post shows together.
 
     Attributes:
@@ -114,8 +156,7 @@ class PlannedSweep:
     levels: tuple[Level, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Servers in order, and what the experiment asks for that cannot be run, with the reason."""
 
     runs: tuple[ServerRun, ...]
@@ -138,35 +179,24 @@ def recipe_plan(recipe: Recipe) -> Plan:
     At the highest concurrency and the main temperature conversations are measured too: a draft model may cost hits in
     the prefix cache, which prompts that share nothing cannot show.
     """
-    settings = recipe.eval
-    main, *_ = settings.temperatures
-    names = workload_names(recipe)
-    specs = [WorkloadSpec(), *(WorkloadSpec.model_validate({"name": name, settings.workloads: name}) for name in names)]
+    settings, names = recipe.eval, workload_names(recipe)
     # Each workload gets its share of the prompts, and no fewer than an interval needs.
-    least = {spec: max(FEWEST_PROMPTS, settings.prompts_per_level // len(names)) for spec in specs[1:]}
-
-    def level(load: LoadConfig, temperature: float, workload: WorkloadSpec) -> Level:
-        count = prompts_of_level(load, least.get(workload, settings.prompts_per_level))
-        return Level(workload, load, count, settings.max_tokens, temperature)
-
-    def levels(method: str) -> tuple[Level, ...]:
-        temperatures = [t for t in settings.temperatures if t > 0 or method != SAMPLED]
-        found = [level(load, t, spec) for spec in specs for t in temperatures for load in settings.all_loads]
-        if settings.concurrency and main in temperatures:
-            found.append(level(LoadConfig(concurrency=max(settings.concurrency)), main, CONVERSATIONS))
-        return tuple(found)
-
+    share = max(FEWEST_PROMPTS, settings.prompts_per_level // max(1, len(names)))
+    alone = [WorkloadSpec.model_validate({"name": n, settings.workloads: n, "prompts": share}) for n in names]
+    every = Sweep(
+        workloads=(WorkloadSpec(), *alone), loads=settings.all_loads, temperatures=settings.temperatures,
+        prompts_per_level=settings.prompts_per_level, prompts_per_place=PER_PLACE,
+    )  # fmt: skip
+    levels = every.levels(recipe)
+    if settings.concurrency:
+        most, main = (max(settings.concurrency),), settings.temperatures[:1]
+        update = {"workloads": (CONVERSATIONS,), "concurrency": most, "loads": (), "temperatures": main}
+        levels += every.model_copy(update=update).levels(recipe)
     served = methods_at(recipe, settings.served, max(settings.temperatures))
-    methods = [
-        (BASELINE, 0),
-        *((name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))),
-    ]
-    tensor_parallel = recipe.engine.tensor_parallel_size
-    servers = [ServerRun(0, name, k, levels(name), tensor_parallel) for name, k in methods]
-    servers += [
-        ServerRun(0, endpoint.name, 0, levels(endpoint.name), tensor_parallel, endpoint=True)
-        for endpoint in settings.endpoints
-    ]
+    series = [(name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))]
+    gpus, sampled = recipe.engine.tensor_parallel_size, tuple(level for level in levels if level.temperature > 0)
+    servers = [ServerRun(0, m, k, sampled if m == SAMPLED else levels, gpus) for m, k in ((BASELINE, 0), *series)]
+    servers += [ServerRun(0, endpoint.name, 0, levels, gpus, endpoint=True) for endpoint in settings.endpoints]
     return Plan(abba(servers, settings.repeats), allow_unreached=settings.allow_unreached)
 
 
@@ -204,8 +234,3 @@ def abba(servers: Sequence[ServerRun], repeats: int) -> tuple[ServerRun, ...]:
         for block in range(repeats)
         for server in (servers if block % 2 == 0 else servers[::-1])
     )
-
-
-def prompts_of_level(load: LoadConfig, least: int, per_place: float = PER_PLACE) -> int:
-    """At least `least`, and `per_place` for every request in flight."""
-    return max(least, int(per_place * (load.concurrency or 0)))

@@ -10,9 +10,7 @@ What is measured is a plan (drafthead/evaluation/measuring/plan.py), from the re
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,7 @@ from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan, served_recipe
-from drafthead.evaluation.measuring.request_metrics import (
-    achieved_concurrency,
-    in_engine,
-    load_reached,
-    request_metrics,
-)
 from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
-from drafthead.evaluation.workload import HEAD as HEAD
 from drafthead.files import atomic_path
 from drafthead.target.tokenizer import load_tokenizer
 
@@ -48,6 +39,7 @@ _COUNTERS = {
 }
 
 Prompts = dict[Level, list[LoadRequest]]
+Counted = dict[str, int | list[int]]
 
 
 def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | None = None) -> Path:
@@ -71,7 +63,11 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
     workload = load_workload(recipe)
     methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
     prompts = plan_prompts(recipe, plan, workload)
-    if begin(directory, KIND, identity(recipe, workload, methods) | _plan_identity(recipe, plan, prompts), alone=True):
+    sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
+    servers = [[run.name, run.block, list(run.flags), [sent[level] for level in run.levels]] for run in plan.runs]
+    endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
+    made_from = {"plan": servers, "seed": recipe.eval.seed, "endpoints": endpoints}
+    if begin(directory, KIND, identity(recipe, workload, methods) | made_from, alone=True):
         return directory
     for index, run in enumerate(plan.runs):
         if not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
@@ -96,15 +92,6 @@ def _read(directory: Path, pattern: str) -> pd.DataFrame:
     return pd.concat([pd.read_parquet(path) for path in sorted(directory.glob(pattern))], ignore_index=True)
 
 
-def _plan_identity(recipe: Recipe, plan: Plan, prompts: Prompts) -> dict[str, Any]:
-    def described(levels: Sequence[Level]) -> list[list[Any]]:
-        return [[level.name, len(prompts[level]), level.max_tokens] for level in levels]
-
-    servers = [[run.name, run.block, list(run.flags), described(run.levels)] for run in plan.runs]
-    endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
-    return {"plan": servers, "seed": recipe.eval.seed, "endpoints": endpoints}
-
-
 def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, prompts: Prompts) -> None:
     """One server through all levels."""
     name = f"{index:02d}-{run.name}"
@@ -115,10 +102,14 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
         longest = max((prompts[level] for level in run.levels), key=len)
         warm_up(server, longest[-_WARM_UP_PROMPTS:], _WARM_UP_TOKENS)
         for level in run.levels:
-            result, counters = _run_level(server, name, run, level, prompts[level])
+            result, counters = _run_level(server, run, level, prompts[level])
             key = _key(run, level)
-            runs.append(key | _run_row(server, level, result) | counters)
-            requests += [key | _request_row(result, i) for i in range(len(prompts[level]))]
+            of_server = {"server_start_s": server.start_s, "server_command": json.dumps(server.command)}
+            of_server |= server_capacity(server.log_path) | {"finished_at": time.time()}
+            runs.append(key | result.summary(level.load) | of_server | counters)
+            for times in result.requests:
+                raw = {name: value for name, value in vars(times).items() if name not in ("id", "latency_s")}
+                requests.append(key | {"prompt_id": times.id} | raw | times.metrics)
     # The file of runs is written last: it marks the server as measured.
     for kind, columns, rows in (("requests", REQUEST_COLUMNS, requests), ("runs", RUN_COLUMNS, runs)):
         assert set(rows[0]) == set(columns), f"undescribed columns: {set(rows[0]) ^ set(columns)}"
@@ -126,48 +117,42 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
             pd.DataFrame(rows, columns=list(columns)).to_parquet(temporary, index=False)
 
 
-@contextmanager
-def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> Iterator[Server]:
+def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextManager[Server]:
     if run.endpoint:
-        yield endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method))
-        return
+        return nullcontext(endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method)))
     engine = recipe.engine.model_copy(update={"tensor_parallel_size": run.tensor_parallel})
     sized = recipe.model_copy(update={"engine": engine})
     speculative = speculative_config(recipe, run.method, run.k)
-    with running_server(sized, log_path, speculative=speculative, extra_args=run.flags) as server:
-        yield server
+    return running_server(sized, log_path, speculative=speculative, extra_args=run.flags)
 
 
-def _run_level(
-    server: Server, name: str, run: ServerRun, level: Level, prompts: list[LoadRequest]
-) -> tuple[LoadResult, dict[str, Any]]:
+def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadRequest]) -> tuple[LoadResult, Counted]:
     server.reset_prefix_cache()
     before = server.metrics()
     result = run_load(
-        server,
-        prompts,
-        load=level.load,
-        max_tokens=level.max_tokens,
-        temperature=level.temperature,
+        server, prompts, load=level.load, max_tokens=level.max_tokens, temperature=level.temperature,
         ignore_eos=level.workload.random is not None,
         title=f"{NAMES[run.method]}, {level.workload.name}, {level.load.name}",
-    )
-    counted = _counted(before, server.metrics(), run.k)
-    if all(request.error for request in result.requests):
+    )  # fmt: skip
+    after = server.metrics()
+    if not result.good:
         raise ServerError(
-            f"every one of the {len(prompts)} requests of {level.name} failed ({name}), the first with: "
+            f"every one of the {len(prompts)} requests of {level.name} failed ({run.name}), the first with: "
             f"{result.requests[0].error.strip()[-300:]}. Servers measured before are kept, the same command continues"
             + (f". The server's log: {server.log_path}" if server.log_path else "")
         )
+
+    def grown(name: str) -> int:
+        return int(after.get(name, 0) - before.get(name, 0))
+
+    counted: Counted = {column: grown(name) for column, name in _COUNTERS.items()}
+    counted["accepted_at"] = [grown(f"vllm:spec_decode_num_accepted_tokens_per_pos[{k}]") for k in range(run.k)]
     return result, counted
 
 
 def _key(run: ServerRun, level: Level) -> dict[str, Any]:
-    return {
+    return {key: getattr(run, key) for key in ("k", "block", "tensor_parallel")} | {
         "arm": run.method,
-        "k": run.k,
-        "block": run.block,
-        "tensor_parallel": run.tensor_parallel,
         "workload": level.workload.name,
         "throughput_only": level.workload.throughput_only,
         "temperature": level.temperature,
@@ -178,46 +163,10 @@ def _key(run: ServerRun, level: Level) -> dict[str, Any]:
     }
 
 
-def _run_row(server: Server, level: Level, result: LoadResult) -> dict[str, Any]:
-    good = [r for r in result.requests if not r.error]
-    achieved, (running, waiting) = achieved_concurrency(good) if good else 0.0, in_engine(result)
-    output_tokens = sum(r.output_tokens for r in good)
-    return {
-        "requests": len(result.requests),
-        "failed": len(result.requests) - len(good),
-        "achieved": achieved,
-        "running": running,
-        "waiting": waiting,
-        "reached": load_reached(level.load, good, achieved, running, waiting),
-        "duration_s": result.duration_s,
-        "output_tokens": output_tokens,
-        "prompt_tokens": sum(r.prompt_tokens for r in good),
-        "output_tokens_per_s": output_tokens / result.duration_s,
-        "server_start_s": server.start_s,
-        **server_capacity(server.log_path),
-        "server_command": json.dumps(server.command),
-        "finished_at": time.time(),
-    }
-
-
-def _request_row(result: LoadResult, index: int) -> dict[str, Any]:
-    times = result.requests[index]
-    raw = {key: value for key, value in asdict(times).items() if key not in ("id", "latency_s", "ttft_s")}
-    return {"prompt_id": times.id, **raw, **asdict(request_metrics(times))}
-
-
-def _counted(before: dict[str, float], after: dict[str, float], K: int) -> dict[str, Any]:
-    def grown(name: str) -> int:
-        return int(after.get(name, 0) - before.get(name, 0))
-
-    accepted_at = [grown(f"vllm:spec_decode_num_accepted_tokens_per_pos[{k}]") for k in range(K)]
-    return {column: grown(name) for column, name in _COUNTERS.items()} | {"accepted_at": accepted_at}
-
-
 # Which prompts a level sends: the same ones to every method, in an order that mixes categories.
 
 
-def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> dict[Level, list[LoadRequest]]:
+def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> Prompts:
     """Level -> what it sends, for every level of the plan.
 
     Raises:
@@ -255,10 +204,9 @@ def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRe
         return []
     prompts = [p for p in workload.prompts if spec.holds(p.source, p.category)]
     if not prompts:
-        wanted = f"category {spec.category}" if spec.category else f"source {spec.source}"
         there = sorted({f"{p.source}/{p.category}" for p in workload.prompts})
         raise ValueError(
-            f"workload {spec.name} needs held-out prompts of {wanted}; the recipe has {', '.join(there)} "
+            f"workload {spec.name} needs held-out prompts of {spec.wanted}; the recipe has {', '.join(there)} "
             "(source/category): add the source to prompts.sources with heldout prompts, see docs/prompts.md"
         )
     shuffled = pd.DataFrame({"category": [p.category for p in prompts]}).sample(frac=1, random_state=recipe.eval.seed)

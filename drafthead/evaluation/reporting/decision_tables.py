@@ -1,14 +1,23 @@
-"""Tables of the decision: prices of every load and draft length, how far to trust them, what would break even."""
+"""Tables of the decision, and of the plan before any head: prices, what breaks even, how far to trust it."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from drafthead.evaluation.decision.cost_model import CostModel, Price, Priced
+import numpy as np
+from scipy.optimize import brentq
+
+from drafthead.artifacts import MANIFEST, ArtifactError
+from drafthead.config import Recipe
+from drafthead.config.evaluation import UNTRAINED
+from drafthead.evaluation.decision.cost_model import AcceptanceCurve, CostModel, Priced, fit, speed_samples
 from drafthead.evaluation.decision.variants import Variant
-from drafthead.evaluation.measuring.serving import HEAD
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, number, table
-from drafthead.evaluation.results.levels import THROUGHPUT, Level
+from drafthead.evaluation.measuring.serving import KIND
+from drafthead.evaluation.reporting.published import published_lengths
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, signed, table
+from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady
+from drafthead.evaluation.workload import BASELINE, HEAD
 
 
 def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> list[Table]:
@@ -20,36 +29,27 @@ def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> lis
     """
     tables = []
     for workload, prices in priced.items():
-        ran = {
-            (level.concurrency, level.K)
-            for level in levels
-            if (level.workload, level.method) == (workload, HEAD) and level.steady
-        }
-        found = [_price_table(prices, ran), _break_even(prices), *_held_out_tables(prices)]
-        tables += found if len(priced) == 1 else [replace(t, title=f"{t.title}: {workload} prompts") for t in found]
+        own = [x for x in levels if (x.workload, x.method) == (workload, HEAD) and x.steady]
+        found = [_price_table(prices, {(x.concurrency, x.K) for x in own}), _break_even(prices), _held_out(prices)]
+        title = f": {workload} prompts" if len(priced) > 1 else ""
+        tables += [replace(one, title=one.title + title) for one in found if one]
     return tables
 
 
 def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
+    def cell(c: int, K: int) -> Cell:
+        speed = priced.speedups[c, K].scaled(100) + -100
+        mark = "*" if (c, K) in ran else "°" * priced.model.extrapolates(min(c, priced.max_batch), K)
+        tone: Tone = "better" if speed.low > 0 else "worse" if speed.high < 0 else "unresolved"
+        return Cell(f"{speed.value:+.1f} [{speed.low:+.1f}, {speed.high:+.1f}]{mark}", tone)
+
     rows = [
         {"Concurrency": str(c)}
-        | {f"K = {K} (%)": _price_cell(priced.at(c, K), (c, K) in ran) for K in priced.model.curve.known}
-        | {"Best K": Cell(str(priced.model.best_draft(min(c, priced.max_batch))))}
-        for c in sorted({p.concurrency for p in priced.prices})
+        | {f"K = {K} (%)": cell(c, K) for K in priced.model.curve.known}
+        | {"Best K": priced.model.best_draft(min(c, priced.max_batch))}
+        for c in priced.loads
     ]
-    note = (
-        "Change of decoding speed against no speculation, speedup(c, K) − 1 with speedup = AL(K) / r(c, K); 95 % "
-        "intervals hold both the prompts and the model's error on loads left out. * run; ° outside what was run. The "
-        "wait for the first token is not in it."
-    )
-    return table("Every load and draft length, by the cost model", rows, note)
-
-
-def _price_cell(price: Price, ran: bool) -> Cell:
-    speed = price.speedup
-    mark = "*" if ran else "°" if price.extrapolated else ""
-    text = f"{100 * speed.value - 100:+.1f} [{100 * speed.low - 100:+.1f}, {100 * speed.high - 100:+.1f}]{mark}"
-    return Cell(text, "better" if speed.low > 1 else "worse" if speed.high < 1 else "unresolved")
+    return table("Every load and draft length, by the cost model", rows, note("prices"))
 
 
 def break_even_table(
@@ -77,52 +77,38 @@ def break_even_table(
         return Cell(f"{needed:.2f}" if needed <= K + 1 else f"above {K + 1}", tone)
 
     rows = [{"Concurrency": str(c)} | {f"K = {K}": cell(c, K) for K in lengths} for c in loads]
-    note = (
-        "r(c, K), the time of a step with K drafts over that of a plain step: the acceptance length below which "
-        "drafting costs more than it brings, at most K + 1. Green: the head has it; red: it has not. "
-        f"Verification: {model.work}."
-    )
-    return table("Break-even acceptance length", [*rows, *more], note)
+    return table("Break-even acceptance length", [*rows, *more], note("break even", work=model.work))
 
 
 def _break_even(priced: Priced) -> Table:
-    model, most = priced.model, priced.max_batch
-    known, loads = model.curve.known, sorted({p.concurrency for p in priced.prices})
-    more = (
-        {"Concurrency": "this head has"} | {f"K = {K}": number(model.curve.length(K), 2) for K in known},
-        {"Concurrency": "pays up to"} | {f"K = {K}": Cell(str(model.pays_up_to(K, most))) for K in known},
-    )
-    return break_even_table(model, loads, most, known, lambda K: (model.curve.length(K), model.curve.length(K)), *more)
+    curve = priced.model.curve
+    own = {"Concurrency": "this head has"} | {f"K = {K}": curve.length(K) for K in curve.known}
+    has = lambda K: (curve.length(K), curve.length(K))  # noqa: E731
+    return break_even_table(priced.model, priced.loads, priced.max_batch, curve.known, has, own)
 
 
-def _held_out_tables(priced: Priced) -> list[Table]:
+def _held_out(priced: Priced) -> Table | None:
     rows = [
         {
             "Concurrency": f"{h.batch:g}",
             "Method": "no speculation" if h.K is None else f"K = {h.K}",
             "Measured": number(h.measured, 1),
             "Predicted": number(h.predicted, 1),
-            "Error (%)": Cell(f"{100 * h.error:+.1f}" + ("" if h.inside else "°")),
+            "Error (%)": Cell(signed(100 * h.error).text + ("" if h.inside else "°")),
         }
         for h in priced.model.held_out
     ]
-    note = (
-        f"{model_text(priced)} Decoding speed in tok/s of one request; each load predicted by a fit to the other loads "
-        "alone, the baseline included. ° beyond the other loads."
-    )
-    return [table("Speed at loads left out of the fit", rows, note)] if rows else []
+    text = note("held out", model=model_text(priced.model))
+    return table("Speed at loads left out of the fit", rows, text) if rows else None
 
 
-def model_text(priced: Priced) -> str:
-    """The model and its error in a sentence or two."""
-    model = priced.model
+def model_text(model: CostModel) -> str:
+    """The model and its error in a sentence."""
     error = "its error is not known, which takes three loads"
     if model.error is not None:
-        inside = [h for h in model.held_out if h.inside and h.K is not None]
-        largest = max(abs(h.error) for h in inside)
         error = (
-            f"error at {len(inside)} loads and draft lengths left out {model.error:.1%} (root mean square), at most "
-            f"{largest:.1%}"
+            f"error at {len(model.inside)} loads and draft lengths left out {model.error:.1%} (root mean square), at "
+            f"most {max(abs(h.error) for h in model.inside):.1%}"
         )
     return f"Verification: {model.work}; {error}."
 
@@ -137,10 +123,151 @@ def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
             rows[level.concurrency][f"{level.method}, K = {level.K} (%)"] = cell
     for c, change in schedule.by_load.items():
         rows[c][against] = change
-    note = (
-        "Output throughput against no speculation, and of the schedule against the fixed draft length that is best for "
-        "the traffic; brackets: 95 % paired bootstrap over prompts, with what differs between blocks of server starts. "
-        "Grey: the interval includes zero, or there is none."
-    )
     traffic = {"Concurrency": "the traffic", against: schedule.change}
-    return table("A schedule of draft lengths beside fixed ones", [*rows.values(), traffic], note)
+    return table("A schedule of draft lengths beside fixed ones", [*rows.values(), traffic], note("schedule"))
+
+
+# Before any head exists: what acceptance a head would need, what one of a given acceptance would bring, and whether
+# training it can pay. `eval/plan.py` prints it.
+#
+# The step times come from a measurement: of an untrained head (its steps take as long), or of an earlier head on the
+# same target and machine. The acceptance is assumed. Every draft token is accepted with the same probability here,
+# given those before it, so one number at one K gives AL(K) for every other. Decode only, as the cost model.
+
+CAN, CANNOT, DEPENDS = "TRAINING CAN PAY", "TRAINING CANNOT PAY", "IT DEPENDS ON THE HEAD"
+_WORTH = 0.01  # a gain below this is none
+
+
+def rows_to_plan_from(recipe: Recipe) -> ServingRows:
+    """What was measured with the untrained head, else with any head of this recipe.
+
+    Raises:
+        ArtifactError: neither was, or not to the end.
+    """
+    names = (recipe.name + UNTRAINED, recipe.name)
+    directories = [recipe.model_copy(update={"name": name}).results_dir / KIND for name in names]
+    for directory in directories:
+        if (directory / MANIFEST).exists():
+            logging.getLogger(__name__).info(f"step times from {directory}")
+            return steady(read_serving(directory))
+    raise ArtifactError(
+        f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
+        "run: python eval/plan.py RECIPE --measure"
+    )
+
+
+def assumed_lengths(recipe: Recipe, given: Sequence[float] | None) -> list[float]:
+    """The acceptance lengths to plan with, ascending: as given, or the range of public heads at that K.
+
+    Raises:
+        ValueError: none is given and none is published at that K.
+    """
+    K, known = recipe.eval.num_draft_tokens, published_lengths()
+    if not given and K not in known:
+        raise ValueError(
+            f"no public head is known at K = {K} (only at {sorted(known)}): give --acceptance-length LOW HIGH"
+        )
+    return sorted(given or {min(known[K]), max(known[K])})
+
+
+def even_curve(length: float, K: int, longest: int) -> AcceptanceCurve:
+    """AL(1..longest) of drafts whose every token is accepted with the same probability, given those before.
+
+    Args:
+        length: acceptance length at K.
+        K: where it holds.
+        longest: how far to go.
+
+    Raises:
+        ValueError: no such drafts have that acceptance length.
+    """
+    if not 1 <= length <= K + 1:
+        raise ValueError(f"an acceptance length of {length} at K = {K} cannot be: it lies between 1 and {K + 1}")
+
+    def at(rate: float, k: int = K) -> float:
+        return float(np.sum(rate ** np.arange(k + 1)))
+
+    rate = brentq(lambda r: at(r) - length, 0.0, 1.0)
+    return AcceptanceCurve({k: at(rate, k) for k in range(1, longest + 1)}, ())
+
+
+class Worth(NamedTuple):
+    """What a head of an assumed acceptance would bring.
+
+    Attributes:
+        length: assumed acceptance length at K.
+        speedup: over the traffic, with the best draft length at every load.
+        loads: concurrency -> (best K, speedup there).
+    """
+
+    length: float
+    speedup: float
+    loads: dict[int, tuple[int, float]]
+
+
+def worth(model: CostModel, length: float, K: int, shares: dict[int, float], max_batch: int) -> Worth:
+    """What a head of acceptance length `length` at K would bring over the traffic.
+
+    Args:
+        model: step times; its own acceptance is not used.
+        length, K: assumed.
+        shares: requests in flight -> share of the time.
+        max_batch: the engine's max_num_seqs.
+    """
+    assumed = replace(model, curve=even_curve(length, K, max(model.lengths)))
+    best = {c: assumed.best_draft(min(c, max_batch)) for c in shares}
+    loads = {c: (k, assumed.speedup(min(c, max_batch), k)) for c, k in best.items()}
+    return Worth(length, 1 / sum(share / loads[c][1] for c, share in shares.items()), loads)
+
+
+def judge_training(model: CostModel, found: Sequence[Worth]) -> tuple[str, str]:
+    """The verdict over the assumed acceptance lengths, and its reason: any gain of a per cent counts as paying.
+
+    Args:
+        model: whose error at loads left out widens both ends.
+        found: one for every acceptance length assumed.
+    """
+    margin = np.exp(1.96 * (model.error or 0.0))
+    low, high = min(w.speedup for w in found) / margin, max(w.speedup for w in found) * margin
+    verdict = CAN if low > 1 + _WORTH else CANNOT if high < 1 + _WORTH else DEPENDS
+    return verdict, f"{low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding"
+
+
+class PlanReport(NamedTuple):
+    """Tables, and the verdict in words."""
+
+    tables: list[Table]
+    verdict: str
+    reason: str
+
+
+def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> PlanReport:
+    """What a head would need, and what one of each assumed acceptance length, ascending, would bring.
+
+    Raises:
+        ValueError: an assumed length cannot be, or the rows cannot carry a cost model.
+    """
+    max_batch, K = recipe.engine.max_num_seqs, recipe.eval.num_draft_tokens
+    samples = speed_samples(rows, HEAD, max_batch)
+    model = fit(samples.points(), samples.positions)
+    loads = rows.runs.loc[rows.runs["arm"] == BASELINE, "concurrency"]
+    shares = recipe.eval.traffic.shares(tuple(sorted({int(c) for c in loads})))
+    found = [worth(model, length, K, shares, max_batch) for length in lengths]
+    verdict, reason = judge_training(model, found)
+    known = "is not known: measure three loads or more"
+    error = f"is {model.error:.1%} at loads left out of the fit" if model.error is not None else known
+    # At another K than the assumed one nothing is said of the head: grey.
+    given = (lengths[0], lengths[-1])
+    drafts = range(1, max(model.lengths) + 1)
+    needed = break_even_table(model, shares, max_batch, drafts, lambda k: given if k == K else (1.0, k + 1))
+    return PlanReport([needed, _worth_table(found, K, shares)], verdict, f"{reason}. The cost model's error {error}.")
+
+
+def _worth_table(found: list[Worth], K: int, shares: dict[int, float]) -> Table:
+    rows: list[dict[str, Any]] = [{"Concurrency": str(c), "Share": Cell(f"{share:.0%}")} for c, share in shares.items()]
+    rows.append({"Concurrency": "the traffic", "Share": Cell("100%")})
+    for w in found:
+        cells = [f"{100 * speedup - 100:+.1f} (K = {k})" for k, speedup in w.loads.values()]
+        for row, text in zip(rows, [*cells, f"{100 * w.speedup - 100:+.1f}"], strict=True):
+            row[f"Length {w.length:.2f} at K = {K} (%)"] = Cell(text)
+    return table("What a head of an assumed acceptance length would bring", rows, note("worth"))

@@ -8,91 +8,21 @@ predicted, differ by the prompts alone.
 K draft positions.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
-from drafthead.artifacts import MANIFEST, describe_difference, read_json, read_manifest
-from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
-from drafthead.drafters.base import DraftShape
-from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance
-from drafthead.drafters.trained import Checkpoint
-from drafthead.drafters.vllm import check_config, read_tensors, written_tensors
-from drafthead.evaluation.reporting.tables import Cell, Table, number, table
-from drafthead.statistics import Interval, length_difference
-from drafthead.target.pieces import compute_dtype, load_target_spec, name_target, target_identity
+from drafthead.evaluation.reporting.tables import Cell, Table, note, number, signed, table
+from drafthead.statistics import length_difference
 
 VALIDATION, HELDOUT = "validation", "held out"
+_COUNTERS = ("drafts", "accepted")
 
 
-def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape: DraftShape) -> list[str]:
-    """How the head that is served differs from the one that was trained; a line for each kind of difference.
-
-    Args:
-        recipe: what is served, and how.
-        directory: of the served head.
-        source: the checkpoint it should come from.
-        shape: of the trained head.
-    """
-    files = drafter_of(shape.head).vllm
-    found = _targets(recipe, directory, source)
-    described, trained = (
-        {"head": head.architecture(), "target.aux_layer_ids": list(ids)}
-        for head, ids in ((recipe.head, recipe.target.aux_layer_ids), (source.head(), source.aux_layer_ids))
-    )
-    if described != trained:
-        found.append(f"the recipe describes another head than was trained:\n{describe_difference(described, trained)}")
-    try:
-        config = read_json(directory / "config.json")
-        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
-    except KeyError as error:
-        found.append(f"config.json has no {error}")
-    except ValueError as error:
-        found.append(str(error))
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
-    wanted = read_tensors(written_tensors(source.weights(), shape, dtype))
-    return found + _tensors(files.checkpoint_tensors(load_file(directory / "model.safetensors")), wanted)
-
-
-def _targets(recipe: Recipe, directory: Path, source: Checkpoint) -> list[str]:
-    """Training and the head's manifest against the target that is served."""
-    target = target_identity(recipe, load_target_spec(recipe.target_path, recipe.target.revision))
-    made_for = {"the run": source.run["target"]}
-    if (directory / MANIFEST).exists():
-        made_for["the head"] = read_manifest(directory)["identity"]["target"]
-    return [
-        f"another target: {what} was made for {name_target(other)}, served is {name_target(target)}"
-        for what, other in made_for.items()
-        if other["fingerprint"] != target["fingerprint"]
-    ]
-
-
-def _tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
-    """The file's tensors against the checkpoint's in the file's type."""
-    lines = [f"model.safetensors has no {name}, which was trained" for name in sorted(wanted.keys() - found.keys())]
-    lines += [f"model.safetensors has {name}, which was not trained" for name in sorted(found.keys() - wanted.keys())]
-    both = sorted(found.keys() & wanted.keys())
-    if "t2d" in both and found["t2d"].shape == wanted["t2d"].shape:
-        others = int((found["t2d"].bool() & ~wanted["t2d"].bool()).sum())
-        if others:
-            lines.append(f"another draft vocabulary: {others} of {int(found['t2d'].sum())} tokens were not trained")
-    if changed := [name for name in both if not torch.equal(found[name], wanted[name])]:
-        counted = f"{len(changed)} of {len(both)} tensors"
-        lines.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
-    return lines
-
-
-@dataclass(frozen=True)
-class Compared:
+class Compared(NamedTuple):
     """One prompt, predicted and served.
 
     Attributes:
@@ -115,29 +45,34 @@ def first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(ids) == len(other) == at else at
 
 
+class _Pooled:
+    """Predicted and served acceptance of some prompts, and the gap as text: served minus predicted, paired."""
+
+    def __init__(self, rows: Iterable[Compared]):
+        self.rows = list(rows)
+        predicted, served = [row.predicted for row in self.rows], [row.served for row in self.rows]
+        none = empty_acceptance(len(predicted[0].accepted_per_position))
+        self.predicted, self.served = sum(predicted, start=none), sum(served, start=none)
+        drafts, accepted = ([[getattr(a, key) for a in side] for side in (served, predicted)] for key in _COUNTERS)
+        gap = length_difference(drafts[0], accepted[0], drafts[1], accepted[1])
+        bounds = f" [{gap.low:+.3f}, {gap.high:+.3f}]" if np.isfinite(gap.low) else ""
+        self.gap = f"{gap.value:+.3f}{bounds}"
+        self.rates = list(zip(self.predicted.rates, self.served.rates, strict=True))  # (K,) of pairs
+
+
 def explain_gap(rows: Sequence[Compared]) -> list[str]:
     """The gap between the prediction on validation and what is served on held-out prompts, and what it is made of."""
-    splits = {split: [row for row in rows if row.split == split] for split in (VALIDATION, HELDOUT)}
-    predicted = {split: _pooled(own, "predicted").length for split, own in splits.items()}
-    served = {split: _pooled(own, "served").length for split, own in splits.items()}
-    gap = served[HELDOUT] - predicted[VALIDATION]
-    other = predicted[HELDOUT] - predicted[VALIDATION]
-    lines = [
-        f"Acceptance length predicted on validation prompts {predicted[VALIDATION]:.3f}, served on held-out ones "
-        f"{served[HELDOUT]:.3f}: {gap:+.3f}.",
-        f"  {other:+.3f} are the other prompts: {predicted[HELDOUT]:.3f} is predicted on the held-out ones.",
-        f"  {_interval(_gap(splits[HELDOUT]))} is serving: the same held-out prompts, served against predicted; on the "
-        f"validation prompts {_interval(_gap(splits[VALIDATION]))}.",
-    ]
-    parted = next((row for row in rows if row.differs_at is not None or row.predicted != row.served), None)
-    if parted:
+    validation, heldout = (_Pooled(row for row in rows if row.split == split) for split in (VALIDATION, HELDOUT))
+    before, other, after = validation.predicted.length, heldout.predicted.length, heldout.served.length
+    lengths = {"before": before, "other": other, "after": after, "whole": after - before, "prompts": other - before}
+    lines = note("explained", **lengths, heldout=heldout.gap, validation=validation.gap).splitlines()
+    if parted := next((row for row in rows if row.differs_at is not None or row.predicted != row.served), None):
         how = "the same text, other rounds"
         if parted.differs_at is not None:
             how = f"another token from number {parted.differs_at} of the response on"
-        lines.append(
-            f"First prompt that differs: {parted.id} ({parted.workload}, {parted.split}): {how}; predicted "
-            f"{_rounds(parted.predicted)}, served {_rounds(parted.served)}."
-        )
+        rounds = (f"{side.drafts} rounds that accept {side.accepted}" for side in (parted.predicted, parted.served))
+        where = f"{parted.id} ({parted.workload}, {parted.split})"
+        lines.append(f"First prompt that differs: {where}: {how}; predicted {next(rounds)}, served {next(rounds)}.")
     same = sum(row.differs_at is None for row in rows)
     equal = sum(row.predicted == row.served for row in rows)
     return [*lines, f"{same} of {len(rows)} responses are the stored ones; {equal} have exactly the predicted rounds."]
@@ -148,62 +83,26 @@ def gap_table(rows: Sequence[Compared]) -> Table:
     shown: list[dict[str, Any]] = []
     for split in (VALIDATION, HELDOUT):
         for workload in (ALL, *sorted({row.workload for row in rows if row.split == split})):
-            own = [row for row in rows if row.split == split and workload in (ALL, row.workload)]
-            predicted, served = _pooled(own, "predicted"), _pooled(own, "served")
-            pairs = zip(predicted.rates, served.rates, strict=True)
-            shown.append(
-                {
-                    "Prompts": split,
-                    "Workload": workload,
-                    "Number": len(own),
-                    "Predicted": number(predicted.length, 3),
-                    "Served": number(served.length, 3),
-                    "Gap": Cell(_interval(_gap(own))),
-                }
-                | {f"Position {k} (%)": Cell(f"{100 * p:.1f} | {100 * s:.1f}") for k, (p, s) in enumerate(pairs, 1)}
-            )
-    note = (
-        "Acceptance length in tokens; brackets: 95 % bootstrap over prompts, paired. By position: share of the drafts "
-        "accepted up to it, predicted | served."
-    )
-    return table("Predicted against served, on the same prompts", shown, note)
+            own = _Pooled(row for row in rows if row.split == split and workload in (ALL, row.workload))
+            row: dict[str, Any] = {"Prompts": split, "Workload": workload, "Number": len(own.rows)}
+            row |= {"Predicted": number(own.predicted.length, 3), "Served": number(own.served.length, 3)}
+            row["Gap"] = Cell(own.gap)
+            cells = (Cell(f"{100 * p:.1f} | {100 * s:.1f}") for p, s in own.rates)
+            shown.append(row | {f"Position {k} (%)": cell for k, cell in enumerate(cells, 1)})
+    return table("Predicted against served, on the same prompts", shown, note("gap"))
 
 
 def calibration_table(rows: Sequence[Compared]) -> Table:
     """Acceptance by position over the held-out prompts: expected by replay, and counted by the engine."""
-    own = [row for row in rows if row.split == HELDOUT]
-    expected, counted = _pooled(own, "predicted"), _pooled(own, "served")
+    own = _Pooled(row for row in rows if row.split == HELDOUT)
     shown = [
         {
             "Position": str(k),
             "Expected (%)": number(100 * p, 2),
             "Counted (%)": number(100 * s, 2),
-            "Error (%)": Cell(f"{100 * (p / s - 1):+.2f}" if s else "–"),
+            "Error (%)": signed(100 * (p / s - 1) if s else np.nan, 2),
         }
-        for k, (p, s) in enumerate(zip(expected.rates, counted.rates, strict=True), 1)
+        for k, (p, s) in enumerate(own.rates, 1)
     ]
-    note = f"{len(own)} prompts, {counted.drafts} drafts counted. Error: expected / counted − 1."
-    return table("Calibration on held-out prompts", shown, note)
-
-
-def _pooled(rows: Sequence[Compared], side: str) -> Acceptance:
-    own: list[Acceptance] = [getattr(row, side) for row in rows]
-    return sum(own, start=empty_acceptance(len(own[0].accepted_per_position)))
-
-
-def _gap(rows: Sequence[Compared]) -> Interval:
-    """Served minus predicted, paired by prompt."""
-    served, predicted = [row.served for row in rows], [row.predicted for row in rows]
-    return length_difference(
-        [a.drafts for a in served], [a.accepted for a in served],
-        [a.drafts for a in predicted], [a.accepted for a in predicted],
-    )  # fmt: skip
-
-
-def _interval(interval: Interval) -> str:
-    bounds = f" [{interval.low:+.3f}, {interval.high:+.3f}]" if np.isfinite(interval.low) else ""
-    return f"{interval.value:+.3f}{bounds}"
-
-
-def _rounds(acceptance: Acceptance) -> str:
-    return f"{acceptance.drafts} rounds that accept {acceptance.accepted}"
+    text = note("calibration", prompts=len(own.rows), drafts=own.served.drafts)
+    return table("Calibration on held-out prompts", shown, text)

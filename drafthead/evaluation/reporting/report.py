@@ -7,10 +7,10 @@ plots.
 
 import base64
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas as pd
@@ -18,32 +18,19 @@ from markupsafe import Markup
 
 from drafthead.artifacts import read_manifest
 from drafthead.config import Recipe
-from drafthead.evaluation.decision.analysis import Analysis
-from drafthead.evaluation.decision.cost import payback_text
-from drafthead.evaluation.decision.deployment import Advice, advise
+from drafthead.config.evaluation import ALL
+from drafthead.evaluation.columns import FORMULAS
+from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import Plan, PlannedSweep
 from drafthead.evaluation.measuring.presets import Preset
-from drafthead.evaluation.measuring.request_metrics import FORMULAS
-from drafthead.evaluation.reporting.acceptance_tables import acceptance_table
+from drafthead.evaluation.reporting import measured_tables as measured
 from drafthead.evaluation.reporting.decision_tables import cost_model_tables, model_text
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
-from drafthead.evaluation.reporting.serving_tables import (
-    acceptance_under_load,
-    brief_table,
-    cost_table,
-    levels_table,
-    limits_table,
-    matrix_tables,
-    means_table,
-    memory_table,
-    plan_table,
-    series_name,
-)
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, interval_text, print_table, table
-from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, interval_text, note, print_table, table
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
@@ -51,13 +38,12 @@ from drafthead.files import atomic_path, in_markdown
 _TONES: dict[str, Tone] = {DEPLOY: "better", UP_TO: "better", DO_NOT: "worse"}
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A heading with its tables and plots."""
 
     title: str
     tables: list[Table]
-    pictures: list[Picture]
+    pictures: Sequence[Picture]
 
 
 @dataclass(frozen=True)
@@ -105,9 +91,9 @@ def _in_markdown(value: Any) -> Any:
     return value if isinstance(value, Markup) else in_markdown(value)
 
 
-def _section(title: str, tables: Sequence[Table | None], pictures: list[Picture] | None = None) -> Section:
+def _section(title: str, tables: Sequence[Table | None], pictures: Sequence[Picture] = ()) -> Section:
     """A table that is None is left out."""
-    return Section(title, [one for one in tables if one], pictures or [])
+    return Section(title, [one for one in tables if one], pictures)
 
 
 # Of a recipe.
@@ -116,17 +102,18 @@ def _section(title: str, tables: Sequence[Table | None], pictures: list[Picture]
 def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
     levels, runs, price = analysis.levels, analysis.rows.runs, recipe.eval.price_per_gpu_hour
-    workloads = [workloads_table(analysis.verdicts, levels), *matrix_tables(levels)]
+    matrices = measured.matrix_tables(levels)
     served = [
-        levels_table("Every load: same prompts as the baseline", levels),
-        means_table(levels),
-        cost_table(levels, price, recipe.engine.tensor_parallel_size) if price else None,
-        acceptance_under_load(runs),
-        memory_table(runs),
+        measured.levels_table("Every load: same prompts as the baseline", levels),
+        measured.means_table(levels),
+        measured.cost_table(levels, price) if price else None,
+        measured.acceptance_under_load(runs),
+        measured.memory_table(runs),
     ]
+    summary = analysis.acceptance
     sections = [
-        _section("Workloads", workloads if len({level.workload for level in levels}) > 1 else []),
-        _section("Acceptance", [acceptance_table(analysis.acceptance)], acceptance_pictures(analysis.acceptance)),
+        _section("Workloads", [workloads_table(analysis), *matrices] if matrices else []),
+        _section("Acceptance", [measured.acceptance_table(summary)], acceptance_pictures(summary)),
         _section("Serving", served, serving_pictures(levels)),
         _section("Every load and draft length", cost_model_tables(analysis.priced, levels)),
         _section("Beside published figures", [published_table(levels, recipe.target.path)]),
@@ -146,18 +133,15 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
 def _facts(recipe: Recipe, analysis: Analysis) -> list[tuple[str, str]]:
     manifests: dict[str, dict[str, Any]] = analysis.manifests
     offline, served = manifests[acceptance.KIND], manifests[serving.KIND]
-    identity = offline["identity"]
+    identity, counts, temperature = offline["identity"], offline["counts"], analysis.acceptance.temperature
     commands = ["python eval/" + shlex.join(m["made_by"]["command"]) for m in (offline, served)]
     return [
         ("Target", f"{identity['target']} ({identity['dtype']}, fingerprint {identity['target_fingerprint'][:12]})"),
         ("Head", f"{recipe.head_dir} (reference {identity.get('head', 'none')[:12]})"),
         ("Draft tokens K", str(identity["num_draft_tokens"])),
-        ("Temperature", f"{analysis.acceptance.temperature:g}" + " (greedy)" * (not analysis.acceptance.temperature)),
+        ("Temperature", f"{temperature:g}" + " (greedy)" * (not temperature)),
         ("Responses", f"at most {identity['max_tokens']} tokens, reasoning effort {identity['reasoning_effort']}"),
-        (
-            "Prompts",
-            f"{offline['counts']['prompts']} held out, {offline['counts']['too_long']} too long for the engine",
-        ),
+        ("Prompts", f"{counts['prompts']} held out, {counts['too_long']} too long for the engine"),
         *_measured(served),
         ("Commands", "; ".join(dict.fromkeys(commands))),
     ]
@@ -174,28 +158,17 @@ def _measured(manifest: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
-    caveats = []
-    if analysis.manifests[serving.KIND]["counts"]["device"] == "CPU":
-        caveats.append(
-            "Measured on a CPU. Drafting pays where a target step is limited by memory and costs far more than a "
-            "draft step; with a small model on a CPU neither holds, so speed here says nothing about a GPU."
-        )
-    if recipe.eval.repeats == 1:
-        caveats.append(
-            "One server start per method: the intervals cover prompts, not what differs between starts. Set "
-            "eval.repeats=3 for blocks in alternating order, whose spread is then part of every interval."
-        )
-    if recipe.eval.traffic.concurrency is None:
-        caveats.append(
-            "No traffic is given, so every measured load counts alike: set eval.traffic.concurrency.C=SHARE for each."
-        )
+    holds = {
+        "on a CPU": analysis.manifests[serving.KIND]["counts"]["device"] == "CPU",
+        "one start": recipe.eval.repeats == 1,
+        "no traffic": recipe.eval.traffic.concurrency is None,
+    }
     models: dict[str, list[str]] = {}
     for workload, priced in analysis.priced.items():
-        models.setdefault(model_text(priced), []).append(workload)
-    caveats += [f"Cost model, prompts of {', '.join(workloads)}. {text}" for text, workloads in models.items()]
-    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
-        caveats.append(text)
-    return caveats
+        models.setdefault(model_text(priced.model), []).append(workload)
+    found = [note(key) for key, true in holds.items() if true]
+    found += [f"Cost model, prompts of {', '.join(workloads)}. {text}" for text, workloads in models.items()]
+    return [*found, *filter(None, [payback_text(recipe, analysis)])]
 
 
 def tracked(analysis: Analysis) -> dict[str, float | str]:
@@ -211,25 +184,19 @@ def tracked(analysis: Analysis) -> dict[str, float | str]:
     return found
 
 
-def workloads_table(verdicts: Sequence[Verdict], levels: Sequence[Level]) -> Table:
+def workloads_table(analysis: Analysis) -> Table:
     """Verdict and throughput of every workload side by side."""
     rows = [
         {
             "Workload": verdict.workload,
-            "Method": series_name(verdict.method, verdict.K),
+            "Method": measured.series_name(verdict.method, verdict.K),
             "Verdict": Cell(verdict.headline, _TONES.get(verdict.decision, "unresolved")),
             "Over the traffic (%)": verdict.change,
         }
-        | {f"c = {level.concurrency} (%)": level.changes[THROUGHPUT.key] for level in _levels_of(verdict, levels)}
-        for verdict in verdicts
+        | {f"c = {x.concurrency} (%)": x.changes[THROUGHPUT.key] for x in analysis.levels_of(verdict)}
+        for verdict in analysis.verdicts
     ]
-    note = "Each workload alone on the server, and all of them together in `all`. Change of output throughput."
-    return table("Every workload", rows, note)
-
-
-def _levels_of(verdict: Verdict, levels: Sequence[Level]) -> list[Level]:
-    wanted = (verdict.workload, verdict.method, verdict.K)
-    return [level for level in levels if level.steady and (level.workload, level.method, level.K) == wanted]
+    return table("Every workload", rows, note("workloads"))
 
 
 # On the terminal: the verdict, the one table it rests on, what to start. Everything else is in the report.
@@ -238,20 +205,20 @@ def _levels_of(verdict: Verdict, levels: Sequence[Level]) -> list[Level]:
 def print_brief(recipe: Recipe, analysis: Analysis) -> None:
     """What a decider needs, on one screen."""
     decisions = {(v.workload, v.method, v.K, at.concurrency): at.decision for v in analysis.verdicts for at in v.levels}
-    print_table(brief_table([x for v in analysis.verdicts for x in _levels_of(v, analysis.levels)], decisions))
+    print_table(measured.brief_table([x for v in analysis.verdicts for x in analysis.levels_of(v)], decisions))
     print(f"\n{acceptance_line(analysis.acceptance)}")
     for v in analysis.verdicts:
         reason = f"\n  {v.reason}" if v.workload == analysis.main.workload else ""
         print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}{reason}")
     advice = advise(recipe, analysis)
     print(f"\n{advice.text}\n  {advice.flag or advice.command}")
-    if text := payback_text(recipe, analysis.main_levels, analysis.main.change.resolved, analysis.main.up_to):
+    if text := payback_text(recipe, analysis):
         print(f"\n{text}")
 
 
 def acceptance_line(summary: AcceptanceSummary) -> str:
     """Acceptance length of every method over all prompts, and how often the text stayed the same."""
-    pooled = [m for m in summary.methods if m.category == "all"]
+    pooled = [m for m in summary.methods if m.category == ALL]
     lengths = ", ".join(f"{NAMES[m.method]} {interval_text(m.length)} (K = {m.K})" for m in pooled)
     same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
     text = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
@@ -261,18 +228,18 @@ def acceptance_line(summary: AcceptanceSummary) -> str:
 # Of a published experiment, repeated: the post's tables and curves with intervals, and its own numbers.
 
 
-def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, measured: Path, directory: Path) -> Path:
+def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, source: Path, directory: Path) -> Path:
     """Write report.html, report.md, the PNGs and runs.parquet, all runs in one file; returns the HTML's path.
 
     Args:
         recipe: of the measurement.
         preset: the experiment.
         plan: of it, with its tables.
-        measured: the serving artifact.
+        source: the serving artifact.
         directory: where to.
     """
-    rows = read_serving(measured)
-    page = write_pages(build_preset_report(recipe, preset, plan, rows, read_manifest(measured)), directory)
+    rows = read_serving(source)
+    page = write_pages(build_preset_report(recipe, preset, plan, rows, read_manifest(source)), directory)
     with atomic_path(directory / "runs.parquet") as temporary:
         rows.runs.to_parquet(temporary, index=False)
     return page
@@ -280,20 +247,26 @@ def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, measured: Pa
 
 def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: ServingRows, manifest: dict) -> Report:
     """Every table of the post in a section of its own, then what stands over all of them."""
-    sections, every = [], []
+    sections, every, price = [], [], recipe.eval.price_per_gpu_hour
     for index, sweep in enumerate(plan.sweeps, 1):
         own = _rows_of(sweep, rows)
         # Advice needs the throughput, whatever the post shows.
         measures = list(dict.fromkeys((THROUGHPUT.key, *sweep.measures)))
         levels = summarise_serving(own, [MEASURE[key] for key in measures])
         every += levels
-        pictures = serving_pictures(levels, f"table-{index}-", measures)
-        sections.append(_section(sweep.title, list(_sweep_tables(recipe, sweep, levels, own.runs)), pictures))
+        tables = [
+            measured.levels_table(sweep.title, levels),
+            measured.means_table(levels, only_reached=False),
+            measured.acceptance_under_load(own.runs),
+            *(measured.matrix_tables(levels) if len({level.load for level in levels}) > 1 else []),
+            measured.cost_table(levels, price) if price else None,
+        ]
+        sections.append(_section(sweep.title, tables, serving_pictures(levels, f"table-{index}-", measures)))
     whole = [
-        limits_table(every, preset.tpot_limits_ms),
-        memory_table(rows.runs),
+        measured.limits_table(every, preset.tpot_limits_ms),
+        measured.memory_table(rows.runs),
         published_table(every, recipe.target.path),
-        plan_table(plan, preset),
+        measured.plan_table(plan, preset),
     ]
     return Report(
         title=preset.title,
@@ -305,25 +278,12 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
     )
 
 
-def _sweep_tables(
-    recipe: Recipe, sweep: PlannedSweep, levels: list[Level], runs: pd.DataFrame
-) -> Iterator[Table | None]:
-    yield levels_table(sweep.title, levels)
-    yield means_table(levels, only_reached=False)
-    yield acceptance_under_load(runs)
-    if len({level.load for level in levels}) > 1:
-        yield from matrix_tables(levels)
-    if recipe.eval.price_per_gpu_hour is not None:
-        yield cost_table(levels, recipe.eval.price_per_gpu_hour)
-
-
 def _rows_of(sweep: PlannedSweep, rows: ServingRows) -> ServingRows:
     """The rows of a sweep's servers at its levels."""
-    levels = {(level.workload.name, level.load.name, level.temperature) for level in sweep.levels}
+    levels = [(level.workload.name, level.load.name, level.temperature) for level in sweep.levels]
 
     def own(frame: pd.DataFrame) -> pd.DataFrame:
-        series = zip(frame["arm"], frame["k"], strict=True)
-        keys = zip(frame["prompts_of"], frame["load"], frame["temperature"], strict=True)
-        return frame[[one in sweep.series and key in levels for one, key in zip(series, keys, strict=True)]]
+        series = frame.set_index(["arm", "k"]).index.isin(sweep.series)
+        return frame[series & frame.set_index(["prompts_of", "load", "temperature"]).index.isin(levels)]
 
     return ServingRows(own(rows.requests), own(rows.runs))

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import yaml
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -53,6 +56,17 @@ class Table:
         return [*texts, False].index(False)
 
 
+@cache
+def _notes() -> dict[str, str]:
+    folder = resources.files("drafthead.evaluation.reporting") / "templates"
+    return yaml.safe_load((folder / "notes.yaml").read_text(encoding="utf-8"))
+
+
+def note(key: str, **values: Any) -> str:
+    """What stands under a table, of templates/notes.yaml, with values filled in."""
+    return _notes()[key].format(**values)
+
+
 def table(title: str, rows: Iterable[Mapping[str, Any]], note: str = "") -> Table:
     """A table of rows by column name; a column that a row lacks shows a dash there."""
     return Table(title, pd.DataFrame(list(rows), dtype=object), note)
@@ -76,6 +90,11 @@ def as_cell(value: Any) -> Cell:
 def number(value: float, digits: int, tone: Tone = "") -> Cell:
     """A number at so many digits; a dash for NaN."""
     return Cell("–" if np.isnan(value) else f"{value:.{digits}f}", tone)
+
+
+def signed(value: float, digits: int = 1) -> Cell:
+    """A number with its sign; a dash where there is none."""
+    return Cell(f"{value:+.{digits}f}" if np.isfinite(value) else "–")
 
 
 def percents(shares: Iterable[float]) -> Cell:

@@ -1,66 +1,63 @@
 """From rows to levels: one method beside the baseline at one load, every measure with its paired change.
 
-Rows are those of `evaluation.columns`. Columns may be absent in a measurement of one workload or one draft length,
-or is of an earlier layout: `read_serving` fills them in, so that everything after it can count on them.
+Rows are those of `evaluation.columns`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import IDENTITY, read_json
-from drafthead.config.evaluation import ALL
+from drafthead.artifacts import ArtifactError
+from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
 from drafthead.evaluation.measuring import serving
-from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.workload import BASELINE
-from drafthead.statistics import Array, acceptance_length, geometric_mean
+from drafthead.statistics import Array, acceptance_length, geometric_mean, ratio_of_sums
 
-LEVEL_KEYS = ["workload", "load", "concurrency"]
+_KEYS = ["workload", "load", "concurrency"]
 
 
 class ServingRows(NamedTuple):
-    """Rows of requests and of runs, with every key column."""
+    """Rows of requests and of runs, as `completed` gives them."""
 
     requests: pd.DataFrame
     runs: pd.DataFrame
 
 
 def read_serving(directory: Path) -> ServingRows:
-    """Every row of a serving artifact, completed.
+    """Every row of a serving artifact.
 
     Raises:
-        ArtifactError: the artifact's identity is damaged.
+        ArtifactError: an earlier version wrote it.
     """
-    K = main_length(read_json(directory / IDENTITY))
-    return completed(serving.read_requests(directory), serving.read_runs(directory), K)
+    return completed(serving.read_requests(directory), serving.read_runs(directory))
 
 
-def main_length(identity: dict[str, Any]) -> int:
-    """The draft length of rows that do not say theirs: the first that the measurement lists."""
-    given = identity["num_draft_tokens"]
-    return given[0] if isinstance(given, list) else given
+def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
+    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without.
 
-
-def completed(requests: pd.DataFrame, runs: pd.DataFrame, K: int) -> ServingRows:
-    """The rows with every key column present; `workload` with temperature and GPUs, `prompts_of` without.
-
-    Args:
-        requests, runs: as `evaluation.measuring.serving` reads them.
-        K: draft tokens of every method but the baseline, where the rows do not say.
+    Raises:
+        ArtifactError: a column is missing.
     """
-    runs = _completed(runs, K)
-    if "running" not in runs:
-        runs["running"] = np.nan
+    for rows, columns in ((requests, REQUEST_COLUMNS), (runs, RUN_COLUMNS)):
+        if missing := columns.keys() - set(rows.columns):
+            raise ArtifactError(
+                f"rows of serving have no {', '.join(sorted(missing))}: an earlier version measured them. Move "
+                "results/NAME/serving away and run: python eval/serving.py RECIPE"
+            )
+    runs = _labelled(runs)
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
-    if "prefix_queries" in runs:  # prompts that share nothing have no hits to lose
-        rate = 100 * runs["prefix_hits"] / runs["prefix_queries"].where(runs["prefix_queries"] > 0)
-        runs["prefix_hit_rate"] = rate.where(runs["workload"].map(is_conversations))
-    return ServingRows(_completed(requests, K), runs)
+    return ServingRows(_labelled(requests), runs)
+
+
+def _labelled(rows: pd.DataFrame) -> pd.DataFrame:
+    apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
+    apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
+    return rows.assign(prompts_of=rows["workload"], workload=rows["workload"] + apart)
 
 
 def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
@@ -71,30 +68,6 @@ def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
     workload = workload or rows.runs["workload"].iloc[0]
     kept = (frame[frame["workload"] == workload] for frame in rows)
     return ServingRows(*(frame[frame["load"] == "c" + frame["concurrency"].astype(str)] for frame in kept))
-
-
-def _completed(rows: pd.DataFrame, K: int) -> pd.DataFrame:
-    rows = rows.copy()
-    drafted = rows["arm"] != BASELINE
-    load = "c" + rows["concurrency"].astype(str)
-    earlier: dict[str, Any] = {
-        "k": K, "workload": ALL, "load": load, "temperature": 0.0, "tensor_parallel": 0, "throughput_only": False,
-        "ttfot_s": np.nan, "prompt_tokens": 0,
-    }  # fmt: skip
-    for column, value in earlier.items():
-        if column not in rows:
-            rows[column] = value
-    rows["k"] = rows["k"].where(drafted, 0).astype(int)
-    rows["prompts_of"] = rows["workload"]
-    own = zip(rows["workload"], rows["temperature"], rows["tensor_parallel"], strict=True)
-    rows["workload"] = [_label(*values) for values in own]
-    return rows
-
-
-def _label(workload: str, temperature: float, gpus: int) -> str:
-    """The workload with what else sets its levels apart; rows of an earlier layout have it in their name."""
-    apart = (f" T={temperature:g}" if temperature else "") + (f" TP{gpus}" if gpus > 1 else "")
-    return workload if workload.endswith(apart) else workload + apart
 
 
 @dataclass(frozen=True)
@@ -115,6 +88,11 @@ class Measure:
     statistic: Callable[..., Any] = np.mean
     rate: bool = False
 
+    @property
+    def title(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} ({self.unit})"
+
     def text(self, value: float) -> str:
         """A value in SI units, in the measure's unit."""
         return f"{value * self.scale:.{self.digits}f}" if np.isfinite(value) else "–"
@@ -126,7 +104,7 @@ _RATES = (
     Measure("total_tokens_per_s", "Total throughput", "tok/s", 1, 1, "total_tokens", rate=True),
     Measure("requests_per_s", "Requests", "1/s", 1, 3, "answers", rate=True),
 )
-# The formulas are those of measuring/request_metrics.py.
+# The formulas are those of columns.FORMULAS.
 _TIMES = {
     "ttft": ("TTFT", 1), "ttfot": ("TTFOT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
     "tpot_all": ("TPOT with the first token", 2), "e2e": ("Latency", 0),
@@ -151,17 +129,16 @@ class Level:
     Attributes:
         workload, load, concurrency, method, K: which; the workload with its temperature and GPUs where they are not
             0 and 1.
-        prompts_of, temperature, gpus: the workload without them, and they.
+        prompts_of, gpus: the workload without them, and the GPUs.
         running: "none" and the method -> requests running in the engine.
         reached: in both.
-        pairs: prompts answered without error in both methods of every block.
         requests, failed: sent, and how many of them failed, both methods together.
         values: measure -> (baseline, method), in SI units.
         changes: measure -> relative change, positive = better; with several blocks, what they differ by is in it.
         by_block: measure -> the change in each block alone, as a fraction.
         acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
-        paired: (pairs,) one row per prompt_id in the order of sending: output_tokens, share_s and the times of the
-            baseline (suffix _base) and the method (suffix _head).
+        paired: one row per prompt answered without error in both methods of every block, in the order of sending:
+            output_tokens, share_s and the times of the baseline (suffix _base) and the method (suffix _head).
         prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
         tokens_per_request: output tokens, mean of both methods.
     """
@@ -171,9 +148,10 @@ class Level:
     concurrency: int
     method: str
     K: int
+    prompts_of: str
+    gpus: int
     running: dict[str, float]
     reached: bool
-    pairs: int
     requests: int
     failed: int
     values: dict[str, tuple[float, float]]
@@ -181,11 +159,8 @@ class Level:
     by_block: dict[str, Array]
     acceptance_length: float
     paired: pd.DataFrame
-    prompts_of: str = ""
-    temperature: float = 0.0
-    prefix_hits: dict[str, float] = field(default_factory=dict)
-    gpus: int | None = None
-    tokens_per_request: float = np.nan
+    prefix_hits: dict[str, float]
+    tokens_per_request: float
 
     @property
     def steady(self) -> bool:
@@ -195,29 +170,31 @@ class Level:
         """
         return self.load == f"c{self.concurrency}"
 
+    @property
+    def load_name(self) -> str:
+        """Requests in flight, or the whole load where a rate is part of it."""
+        return str(self.concurrency) if self.steady else self.load
+
     def change(self, measure: Measure) -> float:
         """The change of a measure as a fraction."""
         return self.changes[measure.key].interval.value
 
 
-@dataclass(frozen=True)
-class GeometricMean:
+class GeometricMean(NamedTuple):
     """A measure over all steady levels of a method, with the worst level beside it.
 
     Attributes:
         values: geometric means of baseline and method, in SI units.
         change: of the two, positive = better.
         worst: the level with the smallest change.
-        levels, better, worse: how many levels, and how many are resolved either way.
+        sign: 1 where every level is resolved as better, -1 where every one as worse, 0 otherwise.
     """
 
     measure: Measure
-    values: tuple[float, float]
+    values: list[float]
     change: float
     worst: Level
-    levels: int
-    better: int
-    worse: int
+    sign: int
 
 
 def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES) -> list[Level]:
@@ -226,16 +203,32 @@ def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES)
     Workloads stay in the order in which they were measured, all prompts first.
     """
     levels = []
-    for key, runs in rows.runs.groupby(LEVEL_KEYS, sort=False):
-        requests = rows.requests[(rows.requests[LEVEL_KEYS] == list(key)).all(axis=1)]
-        if BASELINE not in set(runs["arm"]):
-            continue
+    requests = dict(iter(rows.requests.groupby(_KEYS, sort=False)))
+    for key, runs in rows.runs.groupby(_KEYS, sort=False):
         drafted = runs[runs["arm"] != BASELINE]
-        for method, K in dict.fromkeys(zip(map(str, drafted["arm"]), map(int, drafted["k"]), strict=True)):
-            chosen = [_chosen(frame, method, K) for frame in (requests, runs)]
-            levels.append(_level(key, method, K, measures, *chosen))
+        if len(drafted) == len(runs):
+            continue
+        for method, K in dict.fromkeys(zip(drafted["arm"], drafted["k"], strict=True)):
+            both = [
+                frame[(frame["arm"] == BASELINE) | ((frame["arm"] == method) & (frame["k"] == K))]
+                for frame in (requests[key], runs)
+            ]
+            levels.append(_level(str(method), int(K), measures, *both))
     order = list(dict.fromkeys(rows.runs["workload"]))
     return sorted(levels, key=lambda level: (order.index(level.workload), level.method, level.K, level.concurrency))
+
+
+def grouped(levels: Iterable[Level], *keys: str) -> dict[tuple, list[Level]]:
+    """Levels by the values of some attributes, in the order of the levels."""
+    found: dict[tuple, list[Level]] = {}
+    for level in levels:
+        found.setdefault(tuple(getattr(level, key) for key in keys), []).append(level)
+    return found
+
+
+def cost_per_million(price_per_gpu_hour: float, gpus: int, tokens_per_s: float) -> float:
+    """Price of 10⁶ tokens: price per GPU and hour × GPUs / tokens per hour, in the currency of the price."""
+    return price_per_gpu_hour * gpus / (3600 * tokens_per_s) * 1e6
 
 
 def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> list[GeometricMean]:
@@ -246,27 +239,18 @@ def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> li
         only_reached: leave out loads that were not; published means do not.
     """
     chosen = [level for level in levels if level.steady and (level.reached or not only_reached)]
-    return [_geometric_mean(MEASURE[key], chosen) for key in chosen[0].values] if len(chosen) > 1 else []
+    found = []
+    for measure in (MEASURE[key] for key in (chosen[0].values if len(chosen) > 1 else ())):
+        values = [geometric_mean([level.values[measure.key][side] for level in chosen]) for side in (0, 1)]
+        change = geometric_mean([1 + level.change(measure) for level in chosen]) - 1
+        worst = min(chosen, key=lambda level: level.change(measure))
+        signs = {int(x.changes[measure.key].resolved * np.sign(x.change(measure))) for x in chosen}
+        found.append(GeometricMean(measure, values, change, worst, signs.pop() if len(signs) == 1 else 0))
+    return found
 
 
-def _geometric_mean(measure: Measure, levels: Sequence[Level]) -> GeometricMean:
-    baseline, method = (geometric_mean([level.values[measure.key][i] for level in levels]) for i in (0, 1))
-    resolved = [level.change(measure) for level in levels if level.changes[measure.key].resolved]
-    return GeometricMean(
-        measure, (baseline, method), geometric_mean([1 + level.change(measure) for level in levels]) - 1,
-        min(levels, key=lambda level: level.change(measure)),
-        len(levels), sum(c > 0 for c in resolved), sum(c < 0 for c in resolved),
-    )  # fmt: skip
-
-
-def _chosen(frame: pd.DataFrame, method: str, K: int) -> pd.DataFrame:
-    return frame[(frame["arm"] == BASELINE) | ((frame["arm"] == method) & (frame["k"] == K))]
-
-
-def _level(
-    key: Any, method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame
-) -> Level:
-    workload, load, concurrency = str(key[0]), str(key[1]), int(key[2])
+def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
+    first = runs.iloc[0]
     base, head = _paired_prompts(requests, runs, method)
     blocks = [
         _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], method)
@@ -275,58 +259,49 @@ def _level(
     methods = {name: runs[runs["arm"] == name] for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
     for measure in measures:
-        alone = by_block[measure.key] = np.array([_change_of(measure, *block) for block in blocks])
+        key, pairs = measure.key, [_over_prompts(measure, *block) for block in blocks]
+        by_block[key] = np.array([(h / b if measure.rate else b / h) - 1 for b, h in pairs])
+        values[key] = _over_prompts(measure, base, head)
         if measure.rate:
-            values[measure.key] = (_rate(measure, methods[BASELINE]), _rate(measure, methods[method]))
+            values[key] = (_rate(measure, methods[BASELINE]), _rate(measure, methods[method]))
             change = throughput_change(head[measure.column], head["share_s"], base[measure.column], base["share_s"])
         else:
-            pair = _pair(measure, base, head)
-            values[measure.key] = (_statistic(measure, pair["b"]), _statistic(measure, pair["h"]))
-            change = statistic_change(pair["h"], pair["b"], measure.statistic, waves=concurrency)
-        changes[measure.key] = across_blocks(change, alone)
-    first = runs.iloc[0]
+            change = statistic_change(*_pair(measure, head, base), measure.statistic, waves=int(first["concurrency"]))
+        changes[key] = across_blocks(change, by_block[key])
+    drafts = methods[method] if not runs["throughput_only"].any() else runs[:0]  # random tokens: it means nothing
     return Level(
-        workload, load, concurrency, method, K,
+        str(first["workload"]), str(first["load"]), int(first["concurrency"]), method, K,
+        prompts_of=str(first["prompts_of"]),
+        gpus=int(first["tensor_parallel"]),
         running={name: float(rows["running"].mean()) for name, rows in methods.items()},
         reached=bool(runs["reached"].all()),
-        pairs=len(base),
         requests=int(runs["requests"].sum()),
         failed=int(runs["failed"].sum()),
         values=values,
         changes=changes,
         by_block=by_block,
-        acceptance_length=_acceptance_length(methods[method]),
+        acceptance_length=acceptance_length(drafts["drafts"], drafts["accepted"]),
         paired=base.join(head, lsuffix="_base", rsuffix="_head"),
-        prompts_of=str(first["prompts_of"]),
-        temperature=float(first["temperature"]),
-        gpus=int(first["tensor_parallel"]) or None,
+        prefix_hits={
+            name: float(ratio_of_sums(rows["prefix_hits"], rows["prefix_queries"])) for name, rows in methods.items()
+        },
         tokens_per_request=float(runs["output_tokens"].sum() / _answers(runs)),
-        prefix_hits={name: _hits(rows) for name, rows in methods.items()},
     )  # fmt: skip
 
 
-def _pair(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> pd.DataFrame:
+def _pair(measure: Measure, one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """A measure of every request that has it in both methods; a response of one token has no time per token."""
-    return pd.DataFrame({"b": base[measure.column], "h": head[measure.column]}).dropna()
+    pair = pd.DataFrame({0: one[measure.column], 1: other[measure.column]}).dropna()
+    return pair[0], pair[1]
 
 
-def _statistic(measure: Measure, values: pd.Series) -> float:
-    return float(measure.statistic(values)) if len(values) else np.nan
-
-
-def _change_of(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> float:
-    """The change alone, as a fraction; positive is better."""
+def _over_prompts(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> tuple[float, float]:
+    """A measure of both methods over the prompts they share, in SI units; NaN where no prompt has it."""
     if measure.rate:
-        rates = [f[measure.column].sum() / f["share_s"].sum() if len(f) else np.nan for f in (head, base)]
-        return float(rates[0] / rates[1] - 1)
-    pair = _pair(measure, base, head)
-    return _statistic(measure, pair["b"]) / _statistic(measure, pair["h"]) - 1
-
-
-def _acceptance_length(runs: pd.DataFrame) -> float:
-    if runs["throughput_only"].any():  # random tokens: accepted or not, it means nothing
-        return np.nan
-    return acceptance_length(runs["drafts"], runs["accepted"])
+        found: list[Any] = [ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (base, head)]
+    else:
+        found = [measure.statistic(values) if len(values) else np.nan for values in _pair(measure, base, head)]
+    return float(found[0]), float(found[1])
 
 
 def _answers(runs: pd.DataFrame) -> float:
@@ -337,11 +312,6 @@ def _rate(measure: Measure, runs: pd.DataFrame) -> float:
     output = runs["output_tokens"].sum()
     counted = {"output_tokens": output, "total_tokens": output + runs["prompt_tokens"].sum(), "answers": _answers(runs)}
     return float(counted[measure.column] / runs["duration_s"].sum())
-
-
-def _hits(runs: pd.DataFrame) -> float:
-    queries = runs["prefix_queries"].sum() if "prefix_queries" in runs else 0
-    return float(runs["prefix_hits"].sum() / queries) if queries else np.nan
 
 
 def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> tuple[pd.DataFrame, pd.DataFrame]:

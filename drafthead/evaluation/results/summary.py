@@ -16,6 +16,7 @@ from drafthead.statistics import (
     acceptance_length_interval,
     acceptance_rate,
     proportion_interval,
+    ratio_of_sums,
 )
 
 
@@ -31,7 +32,6 @@ class MethodAcceptance:
         tokens_per_step: output tokens per run of the target, steps without a draft included; below `length`
             for methods that often have nothing to propose.
         positions: acceptance at each draft position.
-        histogram: (K + 1,) share of drafts that accepted exactly j.
         identical: share of greedy responses equal to the baseline's, looping ones included; None at T > 0, where
             equality says nothing.
     """
@@ -46,7 +46,6 @@ class MethodAcceptance:
     rate: float
     tokens_per_step: float
     positions: PositionAcceptance
-    histogram: Array
     identical: Interval | None
 
 
@@ -114,24 +113,29 @@ def _entry(
     K, drafts, accepted, tokens = int(first["k"]), rows["drafts"], rows["accepted"], rows["num_tokens"]
     # A step yields its accepted drafts and one token more; drafts accepted beyond a stop are not output.
     steps = tokens - np.minimum(accepted, tokens - 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        histogram = _stacked(rows["histogram"], K + 1).sum(axis=0) / float(drafts.sum())
+    rate, positions = counted(rows, K, _stacked(rows["reached_at"], K))
     return MethodAcceptance(
-        method=str(first["arm"]),
-        category=category,
-        K=K,
-        temperature=float(first["temperature"]),
-        effort=str(first["effort"]),
-        prompts=len(rows),
+        str(first["arm"]), category, K, float(first["temperature"]), str(first["effort"]), len(rows),
         length=acceptance_length_interval(drafts, accepted),
-        rate=acceptance_rate(rows["proposed"], accepted),
-        tokens_per_step=float(tokens.sum() / steps.sum()) if len(rows) else np.nan,
-        positions=acceptance_by_position(drafts, _stacked(rows["accepted_at"], K), _stacked(rows["reached_at"], K)),
-        histogram=histogram,
+        rate=rate,
+        tokens_per_step=float(ratio_of_sums(tokens, steps)),
+        positions=positions,
         identical=proportion_interval(int(same.sum()), len(same)) if first["temperature"] == 0 else None,
-    )
+    )  # fmt: skip
+
+
+def counted(rows: pd.DataFrame, K: int, reached_at: Array | None = None) -> tuple[float, PositionAcceptance]:
+    """Acceptance rate, and acceptance by position, of rows with the counters of requests or of servers.
+
+    Args:
+        rows: with columns drafts, proposed, accepted and accepted_at.
+        K: draft tokens.
+        reached_at: as in `acceptance_by_position`.
+    """
+    positions = acceptance_by_position(rows["drafts"], _stacked(rows["accepted_at"], K), reached_at)
+    return acceptance_rate(rows["proposed"], rows["accepted"]), positions
 
 
 def _stacked(lists: pd.Series, width: int) -> Array:
-    """(prompts, width)"""
+    """(rows, width)"""
     return np.array([*lists], float).reshape(len(lists), width)

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from drafthead.config.evaluation import LoadConfig
-from drafthead.engine.load import EngineSample, LoadResult, RequestTimes, send_times
-from drafthead.evaluation.measuring.request_metrics import (
-    achieved_concurrency,
-    in_engine,
-    load_reached,
-    request_metrics,
-)
+from drafthead.engine.load import EngineSample, LoadResult, RequestTimes, load_reached, send_times
 
 
 def _times(start: float, ttft: float, gaps: list[float], tokens: int) -> RequestTimes:
@@ -21,19 +15,19 @@ def _times(start: float, ttft: float, gaps: list[float], tokens: int) -> Request
 
 def test_times_of_a_request_follow_from_its_chunks():
     # Sent at 0; chunks at 1, 2 and 4 s carry 1, 3 and 3 tokens.
-    metrics = request_metrics(_times(0, 1.0, [1.0, 2.0], 7))
-    assert (metrics.ttft_s, metrics.e2e_s) == (1.0, 4.0)
-    assert metrics.tpot_s == pytest.approx(3 / 6)
-    assert metrics.itl_s == pytest.approx(1.5)
-    assert metrics.tpot_all_s == pytest.approx(4 / 7)
+    metrics = _times(0, 1.0, [1.0, 2.0], 7).metrics
+    assert (metrics["ttft_s"], metrics["e2e_s"]) == (1.0, 4.0)
+    assert metrics["tpot_s"] == pytest.approx(3 / 6)
+    assert metrics["itl_s"] == pytest.approx(1.5)
+    assert metrics["tpot_all_s"] == pytest.approx(4 / 7)
 
 
 def test_achieved_concurrency_is_how_many_were_in_flight():
     # Two at a time, each 1 s long:   0-1, 0-1, 1-2, 1-2, 2-3, 2-3
     steady = [_times(s, 0.5, [0.5], 2) for s in (0, 0, 1, 1, 2, 2)]
-    assert achieved_concurrency(steady) == pytest.approx(2.0)
+    assert LoadResult(3.0, steady, []).achieved == pytest.approx(2.0)
     at_once = [_times(0.0, 0.5, [0.5], 2) for _ in range(5)]  # 200 asked, five prompts: never more than five
-    assert achieved_concurrency(at_once) == 5
+    assert LoadResult(1.0, at_once, []).achieved == 5
 
 
 def _sent(*starts: float) -> list[RequestTimes]:
@@ -68,13 +62,13 @@ def test_what_waits_in_the_engine_does_not_run():
     requests = [_times(start, 0.5, [0.5], 2) for start in (0, 0, 0, 0, 1, 2, 3, 4)]
     samples = [EngineSample(0.0, 0, 0), *(EngineSample(at / 2, 2, 6) for at in range(1, 8)), EngineSample(4.5, 1, 0)]
     result = LoadResult(5.0, requests, samples)
-    assert in_engine(result) == (2, 6)
+    assert result.in_engine == (2, 6)
     eight, three = LoadConfig(concurrency=8), LoadConfig(concurrency=3)
-    assert not load_reached(eight, requests, 7.98, *in_engine(result))
+    assert not load_reached(eight, requests, 7.98, *result.in_engine)
     assert not load_reached(three, requests, 2.99, 2, 1)
     assert not load_reached(eight, requests, 7.98, 4, 0)  # on their way to the engine, and not in it
     assert load_reached(eight, requests, 7.98, 7, 0)  # one has just been answered
     assert load_reached(eight, requests, 7.98, math.nan, math.nan)  # a server that does not say
     wave = LoadResult(1.0, requests[:4], samples[:3])  # all at once: the most that ran
-    assert in_engine(wave) == (2, 6)
-    assert math.isnan(in_engine(LoadResult(1.0, requests, []))[0])
+    assert wave.in_engine == (2, 6)
+    assert math.isnan(LoadResult(1.0, requests, []).in_engine[0])

@@ -1,0 +1,259 @@
+"""Tables of both measurements: acceptance offline; under load every level, geometric means, matrices, memory, cost."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from drafthead.config.evaluation import ALL
+from drafthead.evaluation.comparison import FEWEST_PROMPTS
+from drafthead.evaluation.measuring.plan import Plan, is_conversations
+from drafthead.evaluation.measuring.presets import Preset
+from drafthead.evaluation.reporting.tables import (
+    Cell,
+    Table,
+    Tone,
+    change_cell,
+    note,
+    number,
+    percent_text,
+    percents,
+    signed,
+    table,
+)
+from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means, grouped
+from drafthead.evaluation.results.summary import AcceptanceSummary, MethodAcceptance, counted
+from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
+from drafthead.statistics import acceptance_length
+
+_TONES: dict[int, Tone] = {1: "better", 0: "unresolved", -1: "worse"}
+
+
+def series_name(method: str, K: int) -> str:
+    """A method at a draft length, as every table and plot names it."""
+    return f"{NAMES[method]}, K = {K}" if K else NAMES[method]
+
+
+# Offline.
+
+
+def acceptance_table(summary: AcceptanceSummary) -> Table:
+    """The main condition: every method on every workload, all prompts first."""
+    kept = summary.prompts - summary.looping
+    text = note("acceptance", kept=kept, prompts=summary.prompts, looping=summary.looping, ended=summary.ended)
+    if again := summary.identical.get(BASELINE_AGAIN):
+        text += " " + note("floor", again=percent_text(again))
+    return conditions_table(sorted(summary.methods, key=lambda m: (m.category != ALL, m.category)), f"{text} ")
+
+
+def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> Table:
+    """Acceptance by workload, method, K, temperature and effort."""
+    rows = [
+        {
+            "Workload": e.category,
+            "Method": NAMES[e.method],
+            "K": str(e.K),
+            "T": f"{e.temperature:g}",
+            "Effort": e.effort,
+            "Prompts": e.prompts,
+            "Acceptance length": e.length,
+            "Rate (%)": number(100 * e.rate, 1),
+            "Tokens per step": e.tokens_per_step,
+            "By position (%)": percents(e.positions.unconditional),
+            "Given the one before (%)": percents(e.positions.conditional),
+            "Identical (%)": percent_text(e.identical) if e.identical else None,
+        }
+        for e in entries
+    ]
+    return table("Acceptance length", rows, before + note("conditions"))
+
+
+# Under load.
+
+
+def _which(level: Level) -> dict[str, Any]:
+    method = series_name(level.method, level.K)
+    return {"Workload": level.workload, "Load": level.load_name, "Method": method}
+
+
+def levels_table(title: str, levels: Sequence[Level]) -> Table:
+    """A row for every level of every method, the baseline's first, and a column for every measure."""
+    rows: list[dict[str, Any]] = []
+    for own in grouped(levels, "workload", "load").values():
+        for side, level in [(0, own[0]), *((1, level) for level in own)]:
+            row = _which(level) | ({} if side else {"Method": NAMES[BASELINE]})
+            ran = level.running[level.method if side else BASELINE]
+            row["Reached"] = "yes" if level.reached else f"no: {ran:.1f} ran"
+            row |= {"Prompts": len(level.paired), "Failed": level.failed if side else None}
+            for key, values in level.values.items():
+                change = change_cell(level.changes[key], level.reached) if side else Cell("")
+                text = f"{MEASURE[key].text(values[side])} {change.text}"
+                row[MEASURE[key].title] = Cell(text.strip(), change.tone)
+            rows.append(row | {"Acceptance length": level.acceptance_length if side else None})
+    text = note("levels", fewest=FEWEST_PROMPTS)
+    if any(not level.steady for level in levels):
+        text += " " + note("rates")
+    return table(title, rows, text)
+
+
+def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, int], str] | None = None) -> Table:
+    """What an operator pays and a user waits for at every load.
+
+    Args:
+        levels: measured.
+        decisions: (workload, method, K, concurrency) -> the verdict there.
+    """
+    rows = []
+    for level in levels:
+        row = _which(level) | {
+            "Output tok/s": _both(level.values[THROUGHPUT.key], ".1f"),
+            "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
+            "Median latency (%)": change_cell(level.changes["e2e_p50"], level.reached),
+            "Acceptance length": level.acceptance_length,
+        }
+        if decisions is not None:
+            at = (level.workload, level.method, level.K, level.concurrency)
+            row["Verdict"] = Cell(decisions.get(at, "not in the traffic"))
+        rows.append(row)
+    return table("Serving with drafts, against no speculation", rows, note("brief"))
+
+
+def _both(values: Iterable[float], form: str) -> Cell:
+    """Baseline → method."""
+    return Cell(" → ".join(format(value, form) for value in values))
+
+
+def means_table(levels: Sequence[Level], *, only_reached: bool = True) -> Table | None:
+    """Geometric means over concurrency of every workload, method and draft length, with the worst level beside each.
+
+    None where no method has two loads of fixed concurrency.
+    """
+    rows: list[dict[str, Any]] = []
+    for (workload, method, K), own in grouped(levels, "workload", "method", "K").items():
+        best = max(own, key=lambda level: level.values[THROUGHPUT.key][1])
+        peak = Cell(f"{best.values[THROUGHPUT.key][1]:.1f} at {best.load_name}")
+        row: dict[str, Any] = {"Workload": workload, "Method": series_name(method, K), "Highest output tok/s": peak}
+        means = geometric_means(own, only_reached=only_reached)
+        for mean in means:
+            before, after = map(mean.measure.text, mean.values)
+            worst = f"worst {100 * mean.worst.change(mean.measure):+.1f} at {mean.worst.concurrency}"
+            text = f"{before} → {after} {100 * mean.change:+.1f} ({worst})"
+            row[mean.measure.title] = Cell(text, _TONES[mean.sign])
+        rows += [row] if means else []
+    text = note("means", reached=" that were reached" * only_reached)
+    return table("Geometric means over concurrency", rows, text) if rows else None
+
+
+def cost_table(levels: Sequence[Level], price: float) -> Table:
+    """Cost of tokens and of requests at every level, at a price per GPU and hour."""
+    rows = []
+    for level in levels:
+        costs = [cost_per_million(price, level.gpus, speed) for speed in level.values[THROUGHPUT.key]]
+        # Of every million output tokens, one request takes as many as it has.
+        each = [cost * level.tokens_per_request / 1e6 for cost in costs]
+        row = _which(level) | {"1M tokens": _both(costs, ".3f"), "Request": _both(each, ".6f")}
+        row["Requests per hour"] = Cell(f"{price * level.gpus / each[1]:,.0f}")
+        row["Change (%)"] = change_cell(level.changes[THROUGHPUT.key], level.reached)
+        rows.append(row)
+    return table("Cost per 1M output tokens and per request", rows, note("cost", price=price))
+
+
+def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
+    """Acceptance by workload, method and K from the servers' counters; None where nothing meaningful was drafted."""
+    drafted = runs[(runs["drafts"] > 0) & ~runs["throughput_only"].astype(bool)]
+    rows: list[dict[str, Any]] = []
+    for (workload, method, K), own in drafted.groupby(["workload", "arm", "k"], sort=False):
+        by_load = [acceptance_length(level["drafts"], level["accepted"]) for _, level in own.groupby("load")]
+        rate, positions = counted(own, int(own["k"].iloc[0]))
+        row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Rate (%)": number(100 * rate, 1)}
+        row["Length"] = acceptance_length(own["drafts"], own["accepted"])
+        row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
+        shares = enumerate(positions.unconditional, 1)
+        rows.append(row | {f"Position {i} (%)": number(100 * share, 1) for i, share in shares})
+    return table("Acceptance under load", rows, note("under load")) if rows else None
+
+
+def limits_table(levels: Sequence[Level], limits_ms: Sequence[float]) -> Table | None:
+    """The fastest measured method whose P95 TPOT keeps each limit, and the fastest of all; None without such times."""
+    levels = [level for level in levels if "tpot_p95" in level.values and level.reached]
+    rows: list[dict[str, Any]] = []
+    for limit in (*limits_ms, np.inf):
+        row = {"Wanted": f"TPOT P95 under {limit:g} ms" if np.isfinite(limit) else "highest throughput"}
+        keep = [level for level in levels if 1e3 * level.values["tpot_p95"][1] <= limit]
+        if keep:
+            best = max(keep, key=lambda level: level.values[THROUGHPUT.key][1])
+            row |= _which(best) | {
+                "TPOT, P95 (ms)": number(1e3 * best.values["tpot_p95"][1], 2),
+                "Output tok/s": number(best.values[THROUGHPUT.key][1], 1),
+                "Against the baseline (%)": best.changes[THROUGHPUT.key],
+            }
+        rows.append(row)
+    return table("What keeps a service level", rows, note("limits")) if levels and limits_ms else None
+
+
+def matrix_tables(levels: Sequence[Level]) -> list[Table]:
+    """Workload × load, relative to the baseline: throughput, acceptance, TTFT; empty with a single workload."""
+    if len({level.workload for level in levels}) < 2:
+        return []
+    cells: dict[str, Callable[[Level], Any]] = {
+        "Output throughput against the baseline (%)": lambda at: change_cell(at.changes[THROUGHPUT.key], at.reached),
+        "Acceptance length": lambda at: at.acceptance_length,
+    }
+    if ttft := next((key for key in levels[0].changes if key.startswith("ttft")), None):
+        cells["TTFT against the baseline (%)"] = lambda at: change_cell(at.changes[ttft], at.reached)
+    return [
+        table(
+            f"{title}: {series_name(method, K)}",
+            [
+                {"Workload": workload} | {level.load_name: cell(level) for level in here}
+                for (workload,), here in grouped(own, "workload").items()
+            ],
+        )
+        for (method, K), own in grouped(levels, "method", "K").items()
+        for title, cell in cells.items()
+    ]
+
+
+_MEMORY = {
+    "kv_cache_tokens": ("KV cache", " (tokens)", ",.0f"),
+    "weights_gib": ("Weights", " (GiB)", ".2f"),
+    "hits": ("Prefix-cache hits of conversations", " (%)", ".1f"),
+}
+
+
+def memory_table(runs: pd.DataFrame) -> Table | None:
+    """GPU memory, KV cache and prefix-cache hits that a head takes away; None where the runs do not say."""
+    queries = runs["prefix_queries"].where(runs["workload"].map(is_conversations) & (runs["prefix_queries"] > 0))
+    runs = runs.assign(hits=100 * runs["prefix_hits"] / queries)  # prompts that share nothing have no hits to lose
+    found = runs.groupby(["arm", "k"], sort=False)[list(_MEMORY)].mean()
+    known = [column for column in _MEMORY if found[column].fillna(0).any()]
+    rows = []
+    for method, K in found.index:
+        values = found.loc[(method, K)]
+        row: dict[str, Any] = {"Method": series_name(method, K)}
+        for column in known:
+            name, unit, form = _MEMORY[column]
+            row[name + unit] = Cell(format(values[column], form) if np.isfinite(values[column]) else "–")
+            against = np.nan if method == BASELINE else values[column] / found.loc[(BASELINE, 0), column]
+            row[f"{name} against the baseline (%)"] = signed(100 * against - 100)
+        rows.append(row)
+    return table("Memory and cache", rows, note("memory")) if known else None
+
+
+def plan_table(plan: Plan, preset: Preset | None = None) -> Table:
+    """Servers in the order they start, and what each is sent."""
+    rows = [
+        {
+            "Server": series_name(run.method, run.k),
+            "GPUs": str(run.tensor_parallel),
+            "Flags": " ".join(run.flags),
+            "Workloads": ", ".join(dict.fromkeys(level.workload.name for level in run.levels)),
+            "Loads": ", ".join(dict.fromkeys(level.load.name for level in run.levels)),
+            "Prompts, at most": sum(level.prompts for level in run.levels),
+        }
+        for run in plan.runs
+    ]
+    notes = [preset.note] if preset else []
+    notes += [f"Left out: {reason}." for reason in plan.skipped]
+    return table(preset.title if preset else "Plan", rows, " ".join(notes))
