@@ -110,8 +110,11 @@ class LossModule(nn.Module):
         super().__init__()
         self.draft, self.objective = draft, objective
         self.zero_hidden_states, self.recompute = zero_hidden_states, recompute
-        if zero_hidden_states:  # fc starts at zero and stays: a mask state learned through it would let states through
-            draft.fc.weight.register_hook(torch.zeros_like)  # type: ignore[operator, union-attr]
+        weight = draft.fc.weight
+        assert isinstance(weight, Tensor)
+        if zero_hidden_states and weight.requires_grad:
+            # It starts at zero and stays: a mask state learned through fc would let the states through when served.
+            weight.register_hook(torch.zeros_like)
 
     def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
         """Loss over the scored rows of a batch.

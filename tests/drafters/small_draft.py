@@ -1,11 +1,17 @@
-"""A draft model of a few hundred weights in float64, whose norms are not ones, and its drafter."""
+"""Draft models of a few hundred weights in float64, whose norms are not ones, and a drafter."""
 
 import torch
 
 from drafthead.drafters.base import DraftShape
+from drafthead.drafters.dflash.config import DFlashHead
+from drafthead.drafters.dflash.drafter import DFlashModel
+from drafthead.drafters.dspark.config import DSparkHead
+from drafthead.drafters.dspark.drafter import DSparkModel
 from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.peagle.config import PEagleHead
+from drafthead.drafters.peagle.drafter import PEagleModel
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -31,3 +37,33 @@ def small_model(num_aux_layers=3, num_layers=1, rope=YARN, seed=0, **norms) -> D
 def eagle3(num_steps: int) -> Eagle3:
     """The drafter of the small model, trained at this many steps."""
     return Eagle3(small_model().shape.head.model_copy(update={"num_ttt_steps": num_steps}))
+
+
+SIZES = {"intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+MASK = 19
+
+
+def dflash_model(num_layers=1, num_aux_layers=3) -> DFlashModel:
+    return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers)
+
+
+def dspark_model(num_layers=1, num_aux_layers=3) -> DSparkModel:
+    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, markov_rank=3)
+
+
+def peagle_model(num_layers=1, num_aux_layers=3, **norms) -> PEagleModel:
+    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, **norms)
+    model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
+    return model
+
+
+def _float64(model_class, head_class, num_layers, num_aux_layers, **norms):
+    kind = head_class.model_fields["type"].annotation.__args__[0]
+    head = head_class(type=kind, draft_vocab_size=11, num_layers=num_layers, mask_token_id=MASK, **SIZES, **norms)
+    torch.manual_seed(num_layers)
+    model = model_class(DraftShape(head, 8, 20, num_aux_layers, 1e-5, YARN, 256)).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model

@@ -6,47 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafthead.drafters.base import DraftShape, valid_positions
+from drafthead.drafters.base import valid_positions
 from drafthead.drafters.batch import tail_layout
-from drafthead.drafters.dflash.config import DFlashHead
 from drafthead.drafters.dflash.drafter import DFlashModel
-from drafthead.drafters.dspark.config import DSparkHead
-from drafthead.drafters.dspark.drafter import DSparkModel
 from drafthead.drafters.layers import rope_frequencies
 from drafthead.drafters.peagle.config import PEagleHead
-from drafthead.drafters.peagle.drafter import PEagle, PEagleModel
+from drafthead.drafters.peagle.drafter import PEagle
 from drafthead.losses.fused import HeadRows
 from tests.drafters.naive_reference import combine, rms_norm, rotate_one, run_layer
-from tests.drafters.small_draft import YARN
-
-SIZES = {"intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-MASK = 19
-
-
-def dflash_model(num_layers=1, num_aux_layers=3) -> DFlashModel:
-    return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers)
-
-
-def dspark_model(num_layers=1, num_aux_layers=3) -> DSparkModel:
-    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, markov_rank=3)
-
-
-def peagle_model(num_layers=1, num_aux_layers=3, **norms) -> PEagleModel:
-    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, **norms)
-    model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
-    return model
-
-
-def _float64(model_class, head_class, num_layers, num_aux_layers, **norms):
-    kind = head_class.model_fields["type"].annotation.__args__[0]
-    head = head_class(type=kind, draft_vocab_size=11, num_layers=num_layers, mask_token_id=MASK, **SIZES, **norms)
-    torch.manual_seed(num_layers)
-    model = model_class(DraftShape(head, 8, 20, num_aux_layers, 1e-5, YARN, 256)).double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(torch.rand_like(parameter) + 0.5)
-    return model
+from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, peagle_model
 
 
 def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_position: int) -> Tensor:

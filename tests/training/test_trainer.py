@@ -10,8 +10,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.losses.objectives import OBJECTIVES
 from drafthead.training.trainer import LossModule
 from tests.data.sequences import sequence
-from tests.drafters.small_draft import eagle3, small_model
-from tests.drafters.test_parallel_drafters import dflash_model, peagle_model
+from tests.drafters.small_draft import dflash_model, eagle3, peagle_model, small_model
 from tests.training.toy import NUM_STEPS, frozen
 
 
