@@ -60,7 +60,9 @@ def ran_out(error: BaseException) -> bool:
 
 
 # How torch's own readers and writers say that a file failed.
-_TORCH_FILE = re.compile(r"unable to (open|mmap|stat|map) |PytorchStream|unexpected pos|cannot be opened")
+_TORCH_FILE = re.compile(
+    r"unable to (open|mmap|stat|map) |PytorchStream|unexpected pos|cannot be opened|^Parent directory |iostream error"
+)
 
 
 def from_torch_file(error: RuntimeError) -> bool:
@@ -211,7 +213,7 @@ def delete_folder(path: Path) -> None:
         shutil.rmtree(path, onerror=_with_whole_path)
 
 
-def _with_whole_path(_function: object, path: str, found: tuple[Any, OSError, Any]) -> NoReturn:
+def _with_whole_path(_function: object, path: str, found: tuple[Any, Any, Any]) -> NoReturn:
     """By itself rmtree names a file relative to a folder that it has open."""
     raise OSError(found[1].errno, found[1].strerror, path) from found[1]
 

@@ -4,7 +4,7 @@ A step writes rows made up of token, position, boundary and column into the page
 scheduler gave the request; everything else is vLLM's and ours. With few blocks requests are preempted, and computed
 again in others.
 
-python -m tests.engine.modelless FOLDER SEED   fills stores and a spool under load (test_capture_load.py)
+python -m tests.engine.modelless FOLDER SEED   fills stores and a spool under load (tests/faults/test_capture_load.py)
 """
 
 import os
