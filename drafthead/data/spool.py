@@ -117,7 +117,7 @@ class Spool:
             `done` only when no other harvester is still writing: if it were killed, its shard would be claimed here.
         """
         while True:
-            others = self._in_work() - mine
+            others = self.in_work() - mine
             demand = self.demand(mine | others)
             if demand.index is None:
                 return Demand(index=None, done=demand.done and max(others, default=-1) < self.first_needed())
@@ -131,7 +131,7 @@ class Spool:
         """The shard is on disk."""
         locks.let_go(self.directory, _lock(index))
 
-    def _in_work(self) -> set[int]:
+    def in_work(self) -> set[int]:
         """Indices that a living harvester has claimed; claims of killed ones go."""
         found = set()
         for path in self.directory.glob(_lock("*")):

@@ -152,6 +152,7 @@ def _harvest_online(recipe: Recipe, spec: TargetSpec) -> None:
     jobs = list_jobs(recipe, "train")
     spool = open_spool(recipe, sum(job.size for job in jobs))
     to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is damaged
+    spool.in_work()  # claims of killed harvesters go, where nothing is left to be claimed too
     if not spool.demand().done:
         (spool.directory / MANIFEST).unlink(missing_ok=True)
         with backend(recipe, spec) as harvester:

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -137,6 +138,8 @@ def start(work: Callable[[], None]) -> int:
                 end_with_us()
             work()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return pid
@@ -145,7 +148,7 @@ def start(work: Callable[[], None]) -> int:
 def ended(pid: int) -> bool:
     """Wait for a process; whether it came to its end, and was not killed."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code in (0, -signal.SIGKILL), "a worker failed"
+    assert code in (0, -signal.SIGKILL), f"a worker ended with {code}"
     return code == 0
 
 
@@ -171,25 +174,27 @@ def fill_store(jobs: list[ShardJob], chooser: random.Random, seconds: float) -> 
 
 
 def train_from_spool(spool: Spool, wanted: list[bytes], chooser: random.Random, seconds: float) -> tuple[int, bool]:
-    """Use up a spool whose harvester is killed about once in ten shards; how often, and whether each was as wanted."""
+    """Use up a spool of two harvesters, one of which is killed about once in ten shards; how often, and whether each
+    shard was as wanted."""
     killed, whole, jobs = 0, True, make_jobs(spool.directory)
 
     def work() -> None:
-        with spool.filling():
-            fill(Engine(SCARCE), spool, jobs)
+        fill(Engine(SCARCE), spool, jobs)
 
-    pid, moment = start(work), time.monotonic() + chooser.uniform(0, seconds)
+    harvesters, moment = [start(work), start(work)], time.monotonic() + chooser.uniform(0, seconds)
     for index in range(spool.total):
         while not spool.path(index).exists():
             if killed <= index // 10 and time.monotonic() > moment:
+                pid = harvesters.pop(chooser.randrange(2))
                 os.kill(pid, signal.SIGKILL)
                 killed += not ended(pid)
-                pid, moment = start(work), time.monotonic() + chooser.uniform(0, 10 * seconds)
+                harvesters.append(start(work))
+                moment = time.monotonic() + chooser.uniform(0, 10 * seconds)
             time.sleep(0.01)
         whole &= spool.path(index).read_bytes() == wanted[index]
         assert len(spool.present()) <= spool.capacity
         spool.release(index + 1)
-    assert ended(pid)
+    assert all(map(ended, harvesters))
     return killed, whole
 
 
