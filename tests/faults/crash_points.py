@@ -311,7 +311,8 @@ def main() -> None:
                 known: set[str] = set()
                 for fault in args.fault:
                     failures += try_points(subject, zygotes, fault, args.sample, chooser, known)
-            else:  # a later stage may need what it makes
+                zygotes[0].run(subject.run(root))  # a later stage may need what it makes
+            else:
                 subject.inputs(tiny_recipe(root, *SMALL, *_SMALLER))
                 if name in ("train", "export") and {"export", "import"} & set(args.stage):
                     zygotes[0].run(subject.run(root))
