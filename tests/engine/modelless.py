@@ -199,6 +199,7 @@ def train_from_spool(spool: Spool, wanted: list[bytes], chooser: random.Random, 
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # a forked worker would wait for threads that its parent alone has
     folder, chooser = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
     import_vllm()
     quiet, engine = make_jobs(folder / "undisturbed"), Engine(PLENTY)
