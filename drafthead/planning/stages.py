@@ -1,7 +1,7 @@
 """The plan of every stage: tokens, bytes on disk, memory per GPU. It refuses what the stage would refuse.
 
-Tokens are those of the responses once they exist. Before, every response is counted with the length that the recipe
-allows, an upper bound, after a prompt whose length is given on the command line.
+Tokens are those of the responses once they exist. Before, a response is counted with the mean length of its source, or
+what the recipe allows where that is less, after a prompt whose length is given on the command line.
 """
 
 import shutil
@@ -13,6 +13,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.drafters.base import draft_shape, num_parameters
 from drafthead.engine.running import node_engines
+from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.generation.dialogue import continuation, open_dialogue
 from drafthead.generation.prompts import planned_prompts, sources_of
 from drafthead.generation.regenerate import SPLITS
@@ -22,7 +23,8 @@ from drafthead.planning.memory import EngineMemory, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, check_aux_layer_ids, compute_dtype, load_target_spec
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them
-_FLOAT32 = 4
+_BF16, _FLOAT32 = 2, 4
+_HELDOUT = 2_400  # as many as the preset `standard` holds out
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def typical_response(recipe: Recipe) -> int:
 
 
 def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list[StagePlan]:
-    """The plans of some of the stages "regenerate", "harvest" and "train".
+    """The plans of some of the stages "regenerate", "harvest", "train" and "acceptance".
 
     Args:
         recipe: nothing on disk is needed but the target's config.json.
@@ -110,21 +112,43 @@ class _Planner:
         self.usable_bytes = int(assumed.gpu_memory_gib * 2**30 * recipe.engine.gpu_memory_utilization)
 
     def regenerate(self) -> StagePlan:
+        """A response to every prompt that has none."""
+        made = [amount for split, amount in self.amounts.items() if self.recipe.responses.regenerates(split)]
+        sequences, prompts, generated = (sum(getattr(one, n) for one in made) for n in (
+            "sequences", "prompt", "generated"))  # fmt: skip
+        return self._answering("regenerate", Amount(sequences, prompts, generated, self.amounts["train"].note))
+
+    def acceptance(self) -> StagePlan:
+        """Responses to the held-out prompts under every condition, as long as those of the training prompts."""
+        recipe, like, note = self.recipe, self.amounts["train"], ""
+        if (recipe.prompts_dir / MANIFEST).exists():
+            prompts = len(read_prompts(recipe.prompts_dir, "heldout"))
+        elif (prompts := planned_prompts(recipe.prompts).get("heldout", 0)) == 0:
+            prompts = _HELDOUT
+            note = f"acceptance: {prompts:,} held-out prompts are assumed until they are drawn (prompts.max_heldout)"
+        sequences = prompts * sum(condition.passes for condition in conditions(recipe))
+        response = min(like.generated // like.sequences, recipe.eval.max_tokens)
+        amount = Amount(sequences, sequences * like.prompt // like.sequences, sequences * response, note)
+        head = _BF16 * num_parameters(draft_shape(recipe.head, self.spec, recipe.target.aux_layer_ids))
+        return self._answering("acceptance", amount, head // recipe.engine.tensor_parallel_size)
+
+    def _answering(self, stage: str, amount: Amount, more_bytes: int = 0) -> StagePlan:
         """Engines with as many sequences of mean length at once as they may have or as fit.
 
         A rate is one engine's, of generated tokens, reading the prompts included.
+
+        Args:
+            stage: its name.
+            amount: what is read and generated.
+            more_bytes: of weights beside the target's, on each GPU.
         """
-        recipe, engine = self.recipe, EngineMemory(self.recipe)
-        made = [amount for split, amount in self.amounts.items() if recipe.responses.regenerates(split)]
-        sequences, tokens = sum(one.sequences for one in made), sum(one.tokens for one in made)
-        prompts = sum(one.prompt for one in made)
-        each = engine.cache_bytes(tokens / sequences)
-        at_once = max(1, min(recipe.engine.max_num_seqs, (self.usable_bytes - engine.weight_bytes) // each))
-        generated = tokens - prompts
-        work = f"{sequences:,} responses, {generated:,} tokens after {prompts:,} of prompts, {at_once} at once"
-        memory, disk = engine.weight_bytes + at_once * each, _RESPONSE_BYTES * tokens
-        gpus, notes = self._gpus(engine.gpus), [self.amounts["train"].note]
-        return StagePlan("regenerate", work, generated, gpus, memory, disk, gpus // engine.gpus, notes)
+        engine = EngineMemory(self.recipe)
+        each, weights = engine.cache_bytes(amount.tokens / amount.sequences), engine.weight_bytes + more_bytes
+        at_once = max(1, min(self.recipe.engine.max_num_seqs, (self.usable_bytes - weights) // each))
+        work = f"{amount.sequences:,} responses, {amount.generated:,} tokens after {amount.prompt:,} of prompts"
+        work += f", {at_once} at once"
+        memory, disk, gpus = weights + at_once * each, _RESPONSE_BYTES * amount.tokens, self._gpus(engine.gpus)
+        return StagePlan(stage, work, amount.generated, gpus, memory, disk, gpus // engine.gpus, [amount.note])
 
     def _gpus(self, per_engine: int) -> int:
         """Those given, or those of this machine in groups of one engine."""

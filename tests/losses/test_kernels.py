@@ -7,17 +7,28 @@ from drafthead.losses import fused
 from drafthead.losses.fused import head_loss
 from drafthead.losses.objectives import OBJECTIVES
 from tests.losses.problems import random_problem
-from tests.scripts import run_ok
+from tests.scripts import run_ok, run_python
 
 triton = pytest.importorskip("triton")
 WRITTEN = ("forward_kl", "total_variation", "lk_hybrid")  # not imported: that would import Triton before its tests
 VOCABULARIES = [32000, 32003]  # a usual one; a prime, so that no block divides it and no load is vectorised
 
 
-def test_cases_where_this_machine_can_run_them():
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+# The installed one, which the GPU lock resolves to as well; that of torch 2.11; the newest. Docs: gpu.md.
+@pytest.mark.parametrize("version", [None, "3.6.0", "3.9.0"])
+def test_cases_where_this_machine_can_run_them(version, tmp_path):
+    variables = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    if version:
+        pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), f"triton=={version}")
+        installed = run_python(*pip, timeout_s=600)
+        if "No matching distribution" in installed.stderr:
+            pytest.skip(f"Triton {version} cannot be installed here: {installed.stderr.splitlines()[-1]}")
+        assert installed.returncode == 0, installed.stderr
+        variables["PYTHONPATH"] = str(tmp_path)
+    with_version = run_ok("-c", "import triton; print(triton.__version__)", **variables).strip()
+    assert with_version == (version or triton.__version__)
     cases = ("tests/losses/kernel_cases.py", "tests/drafters/kernel_cases.py")
-    said = run_ok("-m", "pytest", *cases, "-q", "-p", "no:cacheprovider", **interpreted)
+    said = run_ok("-m", "pytest", *cases, "-q", "-p", "no:cacheprovider", **variables)
     assert " passed" in said
 
 

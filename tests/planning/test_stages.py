@@ -102,9 +102,35 @@ def test_hours_come_from_a_given_rate_and_are_shared_by_engines(tmp_path):
     assert four.hours(1) == pytest.approx((44 + 3 * 4) / 4 / 3600)
 
 
+def test_acceptance_answers_every_held_out_prompt_under_every_condition(tmp_path):
+    methods = ("eval.methods=[eagle3,ngram]", "eval.num_draft_tokens=[3,5]", "eval.temperatures=[0,0.7]")
+    recipe = with_responses(tmp_path, *methods, "eval.max_tokens=2")
+    # baseline twice at 0 and once at 0.7; head and n-gram at two K and two temperatures; sampled drafts at 0.7
+    passes = 2 + 1 + 2 * 2 * 2 + 2
+    heldout = make_prompts(recipe)["counts"]["heldout"]
+    plan = plan_of("acceptance", recipe, gpus=4)
+    assert plan.tokens == passes * heldout * 2, "responses of 3 tokens in the mean are cut at eval.max_tokens"
+    assert plan.work.startswith(f"{passes * heldout:,} responses")
+    assert plan.notes == [""]
+    assert plan.hours(1) == pytest.approx(plan.tokens / 4 / 3600)
+    assert plan.memory_bytes > plan_of("regenerate", recipe).memory_bytes, "the head is loaded too"
+
+
+@pytest.mark.parametrize(
+    ("sources", "prompts", "noted"),
+    [("[{name: a, train: 300, heldout: 40}]", 40, False), ("[{name: a, train: 300}]", 2_400, True)],
+)
+def test_held_out_prompts_are_the_recipes_or_assumed(sources, prompts, noted, tmp_path):
+    recipe = small_recipe(tmp_path, "prompts.path=null", "prompts.max_heldout=null", f"prompts.sources={sources}",
+                          "eval.methods=[eagle3]", "prompts.validation=8")  # fmt: skip
+    plan = plan_of("acceptance", recipe)
+    assert plan.work.startswith(f"{3 * prompts:,} responses")
+    assert ("held-out prompts are assumed" in plan.notes[0]) == noted
+
+
 def test_what_does_not_fit_is_noted(tmp_path):
     recipe = with_responses(tmp_path, "states.one_pass=true")
-    for stage in ("regenerate", "harvest", "train"):
+    for stage in ("regenerate", "harvest", "train", "acceptance"):
         assert not any("do not fit" in note for note in plan_of(stage, recipe).notes)
         assert any("do not fit" in note for note in plan_of(stage, recipe, gpu_memory_gib=2 / 1024).notes)
     assert any("host memory" in note for note in plan_of("harvest", recipe).notes)
@@ -144,5 +170,5 @@ def test_a_rate_on_the_command_line_is_that_of_its_stage(tmp_path, capsys):
     rate = recipe.train.epochs * 22 / 3600
     assert run_here("data_gen/dry_run.py", "--train-rate", str(rate), "train.epochs=5", f"output_dir={tmp_path}") == 0
     printed = capsys.readouterr().out
-    assert [stage in printed for stage in ("regenerate", "harvest", "train")] == [True] * 3
+    assert [stage in printed for stage in ("regenerate", "harvest", "train", "acceptance")] == [True] * 4
     assert printed.count("1.00 │") == 1
