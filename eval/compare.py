@@ -1,9 +1,11 @@
-"""Heads of every drafter, trained on one store for equally many tokens, and compared: acceptance, parameters, speed.
+"""Heads of every drafter, or of every variant of a recipe, trained for equally many tokens and compared.
 
     python eval/compare.py [RECIPE] --mask-token-id ID [--heads dflash eagle3 ...] [--layers 1 2] [--seeds 0] [--serve]
+    python eval/compare.py [RECIPE] --variants benchmarks/quality/norms.yaml [--layers 1] [--no-control]
 
 Each head is a recipe of its own, such as NAME-dflash_l2_s0, that differs in head and train.seed and uses the recipe's
-data, which is made first where it is missing. It is trained, exported, and served by vLLM at every draft length of
+data, which is made first where it is missing. A file of variants has a name and overrides of the recipe per line; one
+that changes the data gets data of its own. Every head is trained, exported, and served by vLLM at every draft length of
 --lengths; a drafter that vLLM does not serve on this machine is replayed only, as all are. The head of the first seed
 is trained once more without hidden states (`--no-control`: not). With --serve the first seed's heads are served under
 load beside the baseline, and the report's verdict picks one of them by measured speed.
@@ -20,6 +22,8 @@ from typing import Any
 
 import pandas as pd
 import torch
+import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from drafthead.artifacts import MANIFEST, require
 from drafthead.cli import recipe_from_command_line, run_recipe
@@ -37,16 +41,19 @@ from drafthead.files import atomic_path
 from drafthead.processes import run_child
 from drafthead.target.pieces import load_target_spec
 
-HEADS: dict[str, dict[str, Any]] = {
-    "eagle3": {"type": "eagle3"},
-    "eagle3.1": {"type": "eagle3", "fc_norm": True, "norm_output": True},
-    "peagle": {"type": "peagle"},
-    "dflash": {"type": "dflash"},
-    "dspark": {"type": "dspark"},
+Variants = dict[str, list[str]]  # overrides of the recipe by name
+HEADS: Variants = {
+    "eagle3": ["head.type=eagle3"],
+    "eagle3.1": ["head.type=eagle3", "head.fc_norm=true", "head.norm_output=true"],
+    "peagle": ["head.type=peagle"],
+    "dflash": ["head.type=dflash"],
+    "dspark": ["head.type=dspark"],
 }
+_OF_DATA = ("target.", "engine.", "prompts.", "responses.", "states.")  # sections that decide what is trained on
 OPTIONS = (
-    ("--heads", {"nargs": "+", "choices": HEADS, "default": list(HEADS), "help": "default: all"}),
-    ("--layers", {"nargs": "+", "type": int, "default": [1, 2, 4], "help": "default: 1 2 4"}),
+    ("--variants", {"type": Path, "help": "YAML: name: [section.key=value, ...]; default: every drafter"}),
+    ("--heads", {"nargs": "+", "help": "of the variants, by name; default: all"}),
+    ("--layers", {"nargs": "+", "type": int, "default": [1, 2, 4], "help": "of the head; default: 1 2 4"}),
     ("--seeds", {"nargs": "+", "type": int, "default": [0, 1, 2], "help": "of training; default: 0 1 2"}),
     ("--lengths", {"nargs": "+", "type": int, "default": [3, 5, 7], "help": "draft tokens; default: 3 5 7"}),
     ("--mask-token-id", {"type": int, "help": "of parallel drafters: a token that no text contains"}),
@@ -57,9 +64,10 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Contestant:
-    """A head to be trained; `control`: on zeroed hidden states."""
+    """A head to be trained: the variant `kind`; `control`: on zeroed hidden states."""
 
     kind: str
+    own: tuple[str, ...]  # overrides
     layers: int
     seed: int
     control: bool = False
@@ -71,22 +79,44 @@ class Contestant:
     def overrides(self, recipe: Recipe, args: Any) -> list[str]:
         """What makes its recipe of the given one."""
         K = max(args.lengths)
-        head = dict(HEADS[self.kind])
-        if head["type"] == "eagle3":
-            head["num_ttt_steps"] = K
-        elif args.mask_token_id is None:
-            raise ValueError(f"{self.kind} needs --mask-token-id: the id of a token that the tokenizer reserves")
-        else:
-            head |= {"num_draft_positions": K, "mask_token_id": args.mask_token_id}
+        head = next((text for text in self.own if text.startswith("head.type=")), f"head.type={recipe.head.type}")
+        positions = [f"head.num_ttt_steps={K}"]
+        if head != "head.type=eagle3":
+            if args.mask_token_id is None:
+                raise ValueError(f"{self.kind} needs --mask-token-id: the id of a token that the tokenizer reserves")
+            positions = [f"head.num_draft_positions={K}", f"head.mask_token_id={args.mask_token_id}"]
         return [
-            f"name={recipe.name}-{self.name}",
-            f"data={recipe.data or recipe.name}",
-            *(f"head.{key}={json.dumps(value)}" for key, value in (head | {"num_layers": self.layers}).items()),
-            f"train.seed={self.seed}",
-            f"train.zero_hidden_states={json.dumps(self.control)}",
-            "eval.methods=[eagle3]",
-            f"eval.num_draft_tokens={args.lengths}",
-        ]
+            f"name={recipe.name}-{self.name}", head, *positions, f"head.num_layers={self.layers}",
+            f"train.seed={self.seed}", f"train.zero_hidden_states={json.dumps(self.control)}",
+            "eval.methods=[eagle3]", f"eval.num_draft_tokens={args.lengths}",
+            *(text for text in self.own if text != head), *self.data_overrides(recipe),
+        ]  # fmt: skip
+
+    def data_overrides(self, recipe: Recipe) -> list[str]:
+        """What makes the recipe of its data of the given one."""
+        data = recipe.data or recipe.name
+        changed = [text for text in self.own if text.startswith(_OF_DATA)]
+        return [f"data={data}-{self.kind}" if changed else f"data={data}", *changed]
+
+
+def chosen_variants(args: Any) -> Variants:
+    """Those that --variants and --heads name.
+
+    Raises:
+        ValueError: the file is not as it should be, or has no variant of such a name.
+    """
+    variants = HEADS if args.variants is None else read_variants(args.variants)
+    if unknown := set(args.heads or ()) - set(variants):
+        raise ValueError(f"--heads {min(unknown)}: choose from {', '.join(variants)}")
+    return {name: variants[name] for name in args.heads or variants}
+
+
+def read_variants(path: Path) -> Variants:
+    """Name -> overrides."""
+    try:
+        return TypeAdapter(Variants).validate_python(yaml.safe_load(path.read_text()))
+    except (yaml.YAMLError, ValidationError) as error:
+        raise ValueError(f"{path}: lines must be `name: [section.key=value, ...]` ({error})") from error
 
 
 def main() -> None:
@@ -94,17 +124,18 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     given = [args.recipe, *args.overrides]
     contestants = [
-        Contestant(kind, layers, seed, control)
+        Contestant(kind, tuple(own), layers, seed, control)
         for layers in args.layers
-        for kind in args.heads
+        for kind, own in chosen_variants(args).items()
         for seed in args.seeds
         for control in (False, True)
         if not control or (seed == args.seeds[0] and not args.no_control)
     ]
     recipes = {c: load_recipe(args.recipe, [*args.overrides, *c.overrides(recipe, args)]) for c in contestants}
-    if not (recipe.states_dir("validation") / MANIFEST).exists():
-        for stage in ("prompts", "regenerate", "harvest"):
-            run_script(f"data_gen/{stage}.py", given)
+    for contestant, own in recipes.items():
+        if not (own.states_dir("validation") / MANIFEST).exists():
+            for stage in ("prompts", "regenerate", "harvest"):
+                run_script(f"data_gen/{stage}.py", given + contestant.data_overrides(recipe))
     files = [measured(c, own, given + c.overrides(recipe, args), args.lengths) for c, own in recipes.items()]
     print_table(comparison_table(pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)))
     if args.serve:

@@ -10,6 +10,7 @@ from drafthead.statistics import (
     acceptance_length_interval,
     acceptance_rate,
     geometric_mean,
+    length_change,
     length_difference,
     proportion_interval,
     ratio_interval,
@@ -67,3 +68,23 @@ def test_a_geometric_mean_of_ratios_is_the_ratio_of_geometric_means():
     # The mean of ratios is the ratio of means, which holds for no other mean.
     head, baseline = np.array([3.0, 5.0, 8.0]), np.array([2.0, 6.0, 4.0])
     assert geometric_mean(head / baseline) == pytest.approx(geometric_mean(head) / geometric_mean(baseline))
+
+
+def test_change_of_a_head_covers_at_its_nominal_rate_and_widens_with_its_seeds(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    rng, covered = np.random.default_rng(2), 0
+    for i in range(300):  # the other head accepts a tenth less of the same prompts: 2.5 against 2.35
+        drafts, share = rng.integers(10, 60, (60, 1)), rng.beta(4, 4, (60, 1))
+        ours, others = (rng.binomial(3 * drafts, share * factor) for factor in (1, 0.9))
+        change = length_change((drafts, ours), (drafts, others), seed=i)
+        covered += change.low <= 2.5 / 2.35 - 1 <= change.high
+    assert 0.9 <= covered / 300 <= 0.98
+
+    def width(spread: int) -> float:
+        seeds = 2 * drafts + spread * np.array([-1, 0, 1])  # (60, 3), equal in the mean
+        change = length_change((drafts.repeat(3, 1), seeds), (drafts, 2 * drafts))
+        assert change.value == pytest.approx(0)
+        return change.high - change.low
+
+    assert width(0) == pytest.approx(0)
+    assert 0 < width(2) < width(10)

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from drafthead.artifacts import require
-from drafthead.config import load_recipe
+from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.evaluation.measuring.serving import read_runs
 from drafthead.exporting.check import TOLERANCE
 from tests.pipeline.model_runners import accepted
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import run_ok
+from tests.scripts import run_here, run_ok
 
 pytestmark = pytest.mark.slow
 K = 3
@@ -24,10 +25,15 @@ KINDS = {"dflash": "DFlash", "dspark": "DSpark"}
 def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...]]:
     """Where heads of two layers lie, and the command that made them."""
     root = tmp_path_factory.mktemp("compared")
-    (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
+    (root / "data").mkdir()
+    for own in ("", "-dspark"):  # a variant that changes the engine has data of its own, which is there already
+        (root / "data" / (tiny_run.name + own)).symlink_to(Path(tiny_run.output_dir) / "data" / tiny_run.name)
+    variants = {"dflash": ["head.type=dflash"], "dspark": ["head.type=dspark", "engine.max_num_seqs=32"]}
+    (root / "variants.yaml").write_text(yaml.safe_dump(variants))
     command = (
         "eval/compare.py", *overrides_for(root, "name=all", f"data={tiny_run.name}", "train.epochs=2"),
-        "--mask-token-id", "9", "--heads", *KINDS, "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",
+        "--variants", str(root / "variants.yaml"), "--mask-token-id", "9", "--layers", "2", "--seeds", "0",
+        "--lengths", str(K), "--no-control",
     )  # fmt: skip
     run_ok(*command)
     return root, command
@@ -67,13 +73,37 @@ def test_the_card_names_it(recipe):
 def test_the_table_has_what_was_counted(compared):
     root, command = compared
     printed = run_ok(*command)
+    lengths = {}
     for kind in KINDS:
         rows = pd.read_parquet(root / "results" / f"all-{kind}_l2_s0" / "heads.parquet")
         assert set(rows["how"]) == ({"replayed"} if kind == "dspark" else {"served", "replayed"})
         assert set(rows["k"]) == {K}
-        for _, counted in rows.groupby("how"):
-            length = 1 + counted["accepted"].sum() / counted["drafts"].sum()
+        for how, counted in rows.groupby("how"):
+            lengths[kind, how] = length = 1 + counted["accepted"].sum() / counted["drafts"].sum()
             assert f"{length:.2f} [" in printed
+    assert f"{100 * (lengths['dspark', 'replayed'] / lengths['dflash', 'replayed'] - 1):+.1f} [" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "named"),
+    [
+        ("wide: head.num_layers=2", [], "section.key=value"),
+        ("wide: [head.num_layer=2]", [], "num_layer"),
+        ("wide: [head.num_layers=2]", ["--heads", "narrow"], "wide"),
+        (None, ["--heads", "dflash"], "--mask-token-id"),
+    ],
+)
+def test_variants_that_cannot_be_trained_are_refused(text, more, named, tmp_path, capsys):
+    if text is not None:
+        (tmp_path / "variants.yaml").write_text(text)
+        more = ["--variants", str(tmp_path / "variants.yaml"), *more]
+    assert run_here("eval/compare.py", f"output_dir={tmp_path}", *more) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_the_variants_of_the_study_are_recipes():
+    for name, overrides in yaml.safe_load((REPO_ROOT / "benchmarks/quality.yaml").read_text()).items():
+        load_recipe(overrides=[f"name={name}", "eval.num_draft_tokens=1", *overrides])
 
 
 def test_the_confidence_head_has_learned(compared):

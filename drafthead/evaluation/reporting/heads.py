@@ -4,38 +4,45 @@ One row per head, way of counting, draft length and prompt, in results/NAME/head
 
     kind, layers, seed   which head; `control` where it was trained on zeroed hidden states
     parameters           that were trained
-    how                  served: vLLM's counters on held-out prompts; replayed: without an engine, on validation prompts
+    how                  served: vLLM's counters on held-out prompts, greedy or at a temperature; replayed: without an
+                         engine, on validation prompts
     k, prompt            draft tokens per round; which prompt
     drafts, accepted     counters
 
-Seeds share prompts and differ in the head, so both vary: an interval is of prompts, with the counters of all seeds
-pooled; the lengths of the seeds alone stand beside it.
+Seeds share prompts and differ in the head, so both vary: the interval of a length is over prompts, with the counters of
+all seeds pooled, and the lengths of the seeds alone stand beside it; that of a change is over prompts and seeds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.drafters.replay import Acceptance
+from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, number, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, HEAD
-from drafthead.statistics import Interval, acceptance_length, acceptance_length_interval
+from drafthead.statistics import Interval, acceptance_length, acceptance_length_interval, length_change
 
 SERVED, REPLAYED = "served", "replayed"
 
 
 def served_rows(recipe: Recipe) -> pd.DataFrame:
     """Of the acceptance that eval/acceptance.py measured of the recipe's own head; looping responses left out."""
-    rows = read_conditions(acceptance_dir(recipe))
-    baseline = rows[rows["arm"] == BASELINE].set_index("prompt_id")["repeated"]
-    own = rows[(rows["arm"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
-    return own[["k", "prompt_id", "drafts", "accepted"]].rename(columns={"prompt_id": "prompt"}).assign(how=SERVED)
+    found = []
+    measured = read_conditions(acceptance_dir(recipe))
+    for temperature in recipe.eval.temperatures:
+        rows = measured[measured["temperature"] == temperature]
+        baseline = rows[rows["arm"] == BASELINE].set_index("prompt_id")["repeated"]
+        own = rows[(rows["arm"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
+        found.append(own.assign(how=f"{SERVED}, T = {temperature:g}" if temperature else SERVED))
+    return pd.concat(found)[["k", "prompt_id", "drafts", "accepted", "how"]].rename(columns={"prompt_id": "prompt"})
 
 
 def replayed_rows(rounds: Mapping[int, Iterable[Acceptance]]) -> pd.DataFrame:
@@ -48,9 +55,12 @@ def replayed_rows(rounds: Mapping[int, Iterable[Acceptance]]) -> pd.DataFrame:
 
 
 def comparison_table(rows: pd.DataFrame) -> Table:
-    """One line per head and way of counting: parameters, acceptance length at every draft length, and the control."""
+    """One line per head and way of counting: parameters, acceptance length at every draft length, and the control.
+
+    Beside each length stands its change against the first head of as many layers.
+    """
     lines = []
-    controls = rows[rows["control"]]
+    controls, first = rows[rows["control"]], rows["kind"].iloc[0]
     for (kind, layers, how), found in rows[~rows["control"]].groupby(["kind", "layers", "how"], sort=False):
         line: dict[str, Any] = {
             "head": str(kind), "counted": str(how), "layers": layers, "seeds": found["seed"].nunique(),
@@ -61,6 +71,9 @@ def comparison_table(rows: pd.DataFrame) -> Table:
             if line["seeds"] > 1:
                 alone = [acceptance_length(own["drafts"], own["accepted"]) for _, own in at.groupby("seed")]
                 line[f"seeds, K = {k}"] = Cell(f"{min(alone):.2f} to {max(alone):.2f}")
+            against = rows.query("kind == @first and layers == @layers and how == @how and k == @k and not control")
+            if kind != first and len(against):
+                line[f"change, %, K = {k}"] = change_cell(Change(length_change(by_seed(at), by_seed(against))))
         same = controls[(controls["kind"] == kind) & (controls["layers"] == layers) & (controls["how"] == how)]
         if len(same):
             longest = same["k"].max()
@@ -69,7 +82,8 @@ def comparison_table(rows: pd.DataFrame) -> Table:
     return table(
         "Acceptance length of heads on one store",
         lines,
-        "with 95 % intervals over prompts; without states: trained and served on zeroed hidden states",
+        f"with 95 % intervals over prompts; change: against {first}, paired by prompt, with 95 % intervals over "
+        "prompts and seeds; without states: trained and served on zeroed hidden states",
     )
 
 
@@ -89,6 +103,12 @@ def speed_table(levels: Sequence[Level]) -> Table:
             "draft and verification, ms": number(drafted - plain, 1),
         })  # fmt: skip
     return table("Output of heads under load", lines, "draft and verification: what a step takes beyond one without")
+
+
+def by_seed(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Drafts and accepted drafts, (P prompts, S seeds) each."""
+    table = rows.pivot_table(["drafts", "accepted"], "prompt", "seed", fill_value=0)
+    return table["drafts"].to_numpy(), table["accepted"].to_numpy()
 
 
 def length_over_prompts(rows: pd.DataFrame) -> Interval:
