@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from drafthead.artifacts import require
 from drafthead.config import load_recipe
-from drafthead.evaluation.measuring.serving import read_runs
+from drafthead.evaluation.columns import read_rows
 from drafthead.exporting.check import TOLERANCE
 from tests.pipeline.model_runners import accepted
 from tests.pipeline.small_run import overrides_for
@@ -94,7 +94,7 @@ def test_served_under_load_every_head_has_its_line(compared):
     load = ("eval.concurrency=[2]", "eval.prompts_per_level=8", "eval.workloads=all")
     printed = run_ok(*command, "--heads", "peagle", "dflash", "--serve", *load)
     check_learning_and_serving(recipe_of(root, "peagle"))
-    runs = read_runs(root / "results" / "all-served" / "serving")
+    runs = read_rows(root / "results" / "all-served" / "serving", "runs-*.parquet")
     for kind in ("peagle", "dflash"):
         own = runs[(runs["arm"] == f"{kind}_l2") & (runs["workload"] == "all")]
         line = next(line for line in printed.splitlines() if f"{kind}_l2 " in line and "│ 2 " in line)
