@@ -25,8 +25,9 @@ def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...]]:
     """Where heads of two layers lie, and the command that made them."""
     root = tmp_path_factory.mktemp("compared")
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
+    settings = ("name=all", f"data={tiny_run.name}", "train.epochs=2", "eval.max_tokens=48")
     command = (
-        "eval/compare.py", *overrides_for(root, "name=all", f"data={tiny_run.name}", "train.epochs=2"),
+        "eval/compare.py", *overrides_for(root, *settings),
         "--mask-token-id", "9", "--heads", *KINDS, "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",
     )  # fmt: skip
     run_ok(*command)
@@ -95,7 +96,8 @@ def test_served_under_load_every_head_has_its_line(compared):
     printed = run_ok(*command, "--heads", "peagle", "dflash", "--serve", *load)
     check_learning_and_serving(recipe_of(root, "peagle"))
     runs = read_rows(root / "results" / "all-served" / "serving", "runs-*.parquet")
+    lines = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
     for kind in ("peagle", "dflash"):
         own = runs[(runs["arm"] == f"{kind}_l2") & (runs["workload"] == "all")]
-        line = next(line for line in printed.splitlines() if f"{kind}_l2 " in line and "│ 2 " in line)
+        line = next(line for line in lines if line[1:3] == [f"{kind}_l2", "2"])
         assert f"{own['output_tokens'].sum() / own['duration_s'].sum():.1f}" in line
