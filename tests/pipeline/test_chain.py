@@ -11,7 +11,7 @@ from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import measure_acceptance, read_acceptance
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.statistics import acceptance_length_interval
-from tests.pipeline.small_run import SMALL_RUN, overrides_for
+from tests.pipeline.small_run import overrides_for
 from tests.scripts import run_ok
 
 pytestmark = pytest.mark.slow
@@ -51,9 +51,8 @@ def test_a_rerun_does_nothing_twice(tiny_run):
 
 
 def test_greedy_float32_answers_are_the_same_as_the_baselines(tiny_run):
-    recipe = load_recipe(
-        overrides=[f"output_dir={tiny_run.output_dir}", *SMALL_RUN, "target.dtype=float32", "eval.methods=[eagle3]"]
-    )
+    settings = ("target.dtype=float32", "eval.methods=[eagle3]", "eval.max_tokens=64")
+    recipe = load_recipe(overrides=overrides_for(Path(tiny_run.output_dir), *settings))
     summary = summarise_acceptance(read_acceptance(measure_acceptance(recipe)))
     assert summary.identical["eagle3"].value >= 0.99
 

@@ -21,8 +21,8 @@ KINDS = {"dflash": "DFlash", "dspark": "DSpark"}
 
 
 @pytest.fixture(scope="module")
-def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...]]:
-    """Where heads of two layers lie, and the command that made them."""
+def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...], str]:
+    """Where heads of two layers lie, the command that made them, and what it printed."""
     root = tmp_path_factory.mktemp("compared")
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
     settings = ("name=all", f"data={tiny_run.name}", "train.epochs=2", "eval.max_tokens=48")
@@ -30,8 +30,7 @@ def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...]]:
         "eval/compare.py", *overrides_for(root, *settings),
         "--mask-token-id", "9", "--heads", *KINDS, "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",
     )  # fmt: skip
-    run_ok(*command)
-    return root, command
+    return root, command, run_ok(*command)
 
 
 @pytest.fixture(params=KINDS)
@@ -66,8 +65,7 @@ def test_the_card_names_it(recipe):
 
 
 def test_the_table_has_what_was_counted(compared):
-    root, command = compared
-    printed = run_ok(*command)
+    root, _, printed = compared
     for kind in KINDS:
         rows = pd.read_parquet(root / "results" / f"all-{kind}_l2_s0" / "heads.parquet")
         assert set(rows["how"]) == ({"replayed"} if kind == "dspark" else {"served", "replayed"})
@@ -91,7 +89,7 @@ def test_a_dspark_head_is_served_by_model_runner_v2(compared, tmp_path):
 
 @pytest.mark.presets
 def test_served_under_load_every_head_has_its_line(compared):
-    root, command = compared
+    root, command, _ = compared
     load = ("eval.concurrency=[2]", "eval.prompts_per_level=8", "eval.workloads=all")
     printed = run_ok(*command, "--heads", "peagle", "dflash", "--serve", *load)
     check_learning_and_serving(recipe_of(root, "peagle"))
