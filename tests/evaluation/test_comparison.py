@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from drafthead import statistics
+from drafthead.evaluation import comparison
 from drafthead.evaluation.comparison import (
     FEWEST_PROMPTS,
     Change,
@@ -29,7 +30,7 @@ def test_positive_is_better_for_times_and_for_throughput(faster, sign):
 
 
 def test_a_null_comparison_is_unresolved_95_percent_of_the_time(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    monkeypatch.setattr(comparison, "RESAMPLES", 400)
     rng = np.random.default_rng(2)
     resolved = []
     for i in range(400):
@@ -76,7 +77,7 @@ def test_p95_of_separate_requests_covers(monkeypatch, spread):
 
 
 def test_a_true_gain_of_five_percent_is_resolved(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    monkeypatch.setattr(comparison, "RESAMPLES", 400)
     rng = np.random.default_rng(3)
     tokens = rng.integers(40, 192, 200)
     latency = tokens * 0.005
@@ -107,7 +108,7 @@ def test_a_mix_of_loads_is_a_harmonic_mean_of_their_speedups():
 
 
 def test_the_interval_over_a_mix_covers_and_calls_nothing_a_gain(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 250)
+    monkeypatch.setattr(comparison, "RESAMPLES", 250)
     rng = np.random.default_rng(6)
     for gain, resolved in ((0.0, (0.01, 0.1)), (0.05, (0.8, 1.0))):
         changes = [throughput_change(*_mix(rng, (100, 160), gain), [0.5, 0.5], seed=i) for i in range(100)]
