@@ -137,7 +137,7 @@ class EvalConfig(Section):
     """What the head is measured against, and how."""
 
     draft_tokens: Listed[Annotated[int, Field(gt=0)]] = Field(default=(3,), alias="num_draft_tokens")
-    methods: Annotated[tuple[MethodConfig, ...], BeforeValidator(_as_methods)] = (
+    methods: Annotated[tuple[MethodConfig, ...], BeforeValidator(_as_methods), Field(min_length=1)] = (
         MethodConfig(name=OWN, method=OWN),
         MethodConfig(name="ngram", method="ngram"),
     )

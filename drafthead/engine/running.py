@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from queue import Empty
 from typing import Any, Protocol, TypeVar
@@ -128,8 +129,10 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
     """
     workers, total = min(workers, len(jobs)), sum(job.size for job in jobs)
     context = multiprocessing.get_context("spawn")
+    manager = SyncManager(ctx=context)
+    manager.start(end_with_pool)
     with (
-        context.Manager() as manager,
+        manager,
         ProcessPoolExecutor(workers, context, end_with_pool) as pool,
         progress_bar(total, task.doing, task.unit) as bar,
     ):

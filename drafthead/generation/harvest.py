@@ -8,7 +8,8 @@ Online mode (states.spool_shards): the validation split is harvested into an ord
 training split is kept full until training has all it needs. Shards follow in the order in which training reads them,
 through all epochs. Where nothing fits, the harvester waits for the trainer; where the trainer is ahead, it waits for
 the harvester. What to write next is read off the spool each time, so a restart needs no state of its own, and several
-harvesters may fill one spool, on one machine or on many. Given up: the engine holds its memory while it waits, so
+harvesters may fill one spool, on one machine or on many; one of them makes the validation split, the others wait for
+it. Given up: the engine holds its memory while it waits, so
 harvesters and trainer want devices of their own.
 """
 
@@ -19,9 +20,11 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from tqdm import tqdm
 
+from drafthead import locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, begin, finish, read_json, reference, require
 from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
@@ -61,6 +64,9 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
             f"states.spool_shards {recipe.states.spool_shards}: each command is one engine of those that fill a spool; "
             "leave out --cluster and --workers, and start the command once for each engine, with GPUs of its own"
         )
+    if online:
+        directory = recipe.states_dir("validation")
+        wait_until(partial(_ours, directory), f"another harvester of the spool, which makes {directory}")
     unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
     jobs = {split: list_jobs(recipe, split) for split in unfinished if split == "validation" or not online}
     if recipe.states.one_pass:
@@ -76,6 +82,15 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
         _finish(jobs[split])
     if online:
         _harvest_online(recipe, spec)
+
+
+def _ours(directory: Path) -> bool:
+    """Whether this process makes what lies there, once nobody else does: others wait until it is finished."""
+    try:
+        locks.hold(directory, patience=0)
+    except locks.InUseError:
+        return locks.holds(directory)
+    return True
 
 
 def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:

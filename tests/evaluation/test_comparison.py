@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from drafthead import statistics
+from drafthead.evaluation import comparison
 from drafthead.evaluation.comparison import (
     FEWEST_PROMPTS,
     Change,
     across_blocks,
-    mixed_throughput_change,
     percentile,
     statistic_change,
     throughput_change,
@@ -30,7 +30,7 @@ def test_positive_is_better_for_times_and_for_throughput(faster, sign):
 
 
 def test_a_null_comparison_is_unresolved_95_percent_of_the_time(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    monkeypatch.setattr(comparison, "RESAMPLES", 400)
     rng = np.random.default_rng(2)
     resolved = []
     for i in range(400):
@@ -77,7 +77,7 @@ def test_p95_of_separate_requests_covers(monkeypatch, spread):
 
 
 def test_a_true_gain_of_five_percent_is_resolved(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    monkeypatch.setattr(comparison, "RESAMPLES", 400)
     rng = np.random.default_rng(3)
     tokens = rng.integers(40, 192, 200)
     latency = tokens * 0.005
@@ -103,15 +103,15 @@ def _mix(rng: np.random.Generator, requests: tuple[int, ...], gain: float) -> li
 
 def test_a_mix_of_loads_is_a_harmonic_mean_of_their_speedups():
     tokens, seconds = np.full((2, 4), 10.0), np.full((2, 4), 1.0)
-    change = mixed_throughput_change(tokens, seconds / [[1.5], [1.2]], tokens, seconds, [0.25, 0.75])
+    change = throughput_change(tokens, seconds / [[1.5], [1.2]], tokens, seconds, [0.25, 0.75])
     assert change.interval.value == pytest.approx(1 / (0.25 / 1.5 + 0.75 / 1.2) - 1)
 
 
 def test_the_interval_over_a_mix_covers_and_calls_nothing_a_gain(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 250)
+    monkeypatch.setattr(comparison, "RESAMPLES", 250)
     rng = np.random.default_rng(6)
     for gain, resolved in ((0.0, (0.01, 0.1)), (0.05, (0.8, 1.0))):
-        changes = [mixed_throughput_change(*_mix(rng, (100, 160), gain), [0.5, 0.5], seed=i) for i in range(100)]
+        changes = [throughput_change(*_mix(rng, (100, 160), gain), [0.5, 0.5], seed=i) for i in range(100)]
         assert 0.90 <= np.mean([c.interval.low <= gain <= c.interval.high for c in changes]) <= 0.985
         assert resolved[0] <= np.mean([c.resolved for c in changes]) <= resolved[1]
 
@@ -121,7 +121,7 @@ def test_a_short_load_is_never_left_out_of_a_mix():
     times = stratified_draws(sent, 500, np.random.default_rng(0))
     assert (times @ sent.T == [3, 200]).all()  # drawn over all prompts at once, 5 in 100 would miss the first load
     rng = np.random.default_rng(1)
-    change = mixed_throughput_change(*_mix(rng, (FEWEST_PROMPTS, 400), 0.3), [0.5, 0.5])
+    change = throughput_change(*_mix(rng, (FEWEST_PROMPTS, 400), 0.3), [0.5, 0.5])
     assert change.resolved
 
 
@@ -131,7 +131,7 @@ def test_too_few_prompts_have_no_interval():
         head, baseline = rng.uniform(1, 1.1, prompts), rng.uniform(2, 2.2, prompts)
         changes = [statistic_change(head, baseline, percentile(95)), throughput_change(head, head, head, baseline)]
         if prompts:
-            changes += [mixed_throughput_change(*(np.tile(a, (2, 1)) for a in (head, head, head, baseline)), [1, 1])]
+            changes += [throughput_change(*(np.tile(a, (2, 1)) for a in (head, head, head, baseline)), [1, 1])]
             assert all(c.interval.value > 0.5 for c in changes)
         assert not any(c.resolved or np.isfinite(c.interval.low) for c in changes)
 

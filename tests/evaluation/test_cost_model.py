@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafthead.evaluation.decision.cost_model import AcceptanceCurve, SpeedPoint, SpeedSamples, Work, fit, price
+from drafthead.evaluation.decision.cost_model import SpeedPoint, SpeedSamples, Work, fit, price
 from drafthead.evaluation.decision.variants import best_schedule
 from drafthead.evaluation.reporting.published import published
 from tests.evaluation.machine import LENGTHS, Machine, dense, sparse
@@ -31,14 +31,12 @@ def test_held_out_error_is_that_of_a_fit_that_never_saw_the_load():
 def test_one_draft_length_prices_shorter_ones_and_says_so():
     positions = tuple(np.diff([1.0, *(LENGTHS[k] for k in (1, 2, 3))]))
     model = fit(Machine(dense).points(lengths=(3,)), positions)
-    assert model.curve.known == (1, 2, 3)
-    assert model.curve.length(2) == pytest.approx(2.0)
+    assert list(model.curve) == [1, 2, 3]
+    assert model.curve[2] == pytest.approx(2.0)
     assert [name for name, value in model.coefficients.items() if value] == ["g", "v"]
     assert model.extrapolates(5, 2)
     assert not model.extrapolates(5, 3)
     assert model.extrapolates(400, 3)
-    with pytest.raises(ValueError, match="K = 4 .*K = 1, 2, 3"):
-        model.speedup(5, 4)
 
 
 def test_runs_that_cannot_carry_a_model_are_named():
@@ -73,8 +71,8 @@ def test_work_is_flat_before_the_ridge_and_linear_after():
 
 
 def test_acceptance_comes_from_runs_first_then_from_positions():
-    curve = AcceptanceCurve({2: 1.9}, (0.6, 0.35, 0.2))
-    assert [curve.length(K) for K in range(4)] == pytest.approx([1.0, 1.6, 1.9, 2.15])
+    model = fit(Machine(dense).points(lengths=(2,)), (0.6, 0.35, 0.2))
+    assert model.curve == pytest.approx({1: 1.6, 2: LENGTHS[2], 3: 2.15})
 
 
 def test_schedule_drafts_less_as_batches_grow():

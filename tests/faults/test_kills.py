@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from drafthead.evaluation.measuring.serving import read_requests
+from drafthead.evaluation.columns import read_rows
 from tests.faults.harness import Undisturbed, finish, kill_once
 from tests.faults.stages import STAGES
 
@@ -42,7 +42,7 @@ def test_serving_survives_a_kill(campaign, chooser):
     finish(stage, root, *campaign.overrides)
     assert measured.items() <= stage.payload(root).items()
     assert not stage.leftovers(root)
-    rows = read_requests(root / stage.writes[0])
+    rows = read_rows(root / stage.writes[0], "requests-*.parquet")
     assert set(rows["arm"]) == {"none", "eagle3"}
     of_all = rows[rows["workload"] == "all"]
     assert of_all["prompt_id"].nunique() * 2 == len(of_all) == 16

@@ -45,10 +45,10 @@ def checksums(recipe: Recipe) -> list[dict]:
     return [read_json(recipe.states_dir(split) / "manifest.json")["files"] for split in SPLITS]
 
 
-@pytest.fixture
-def undisturbed(regenerated: Recipe, tmp_path: Path) -> list[dict]:
+@pytest.fixture(scope="module")
+def undisturbed(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """Checksums of the store that one process makes."""
-    recipe, _ = copy_for(regenerated, tmp_path / "undisturbed")
+    recipe, _ = copy_for(regenerated, tmp_path_factory.mktemp("one") / "undisturbed")
     harvest(recipe)
     return checksums(recipe)
 
@@ -82,7 +82,7 @@ def lose_a_worker(script: str, overrides: list[str], written: Callable[[], list[
             time.sleep(0.01)
         os.kill(next(busy_engines(driver)), signal.SIGKILL)
         assert len(written()) < of, "it was to die in the middle"
-        assert driver.wait(timeout=240) == 0, log.read_text()[-3000:]
+        assert driver.wait(timeout=1200) == 0, log.read_text()[-3000:]
     finally:
         if driver.is_running():
             driver.kill()

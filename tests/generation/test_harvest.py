@@ -2,6 +2,9 @@
 
 import re
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from drafthead.target.pieces import load_target_spec
 from tests.damage import edit_config, flip_bit, half_written
 from tests.generation.small import copy_of, never, small_recipe
 from tests.recipes import changed
+from tests.scripts import environment
 
 pytestmark = pytest.mark.slow
 
@@ -173,6 +177,28 @@ def test_verification_names_a_changed_shard(stores, tmp_path: Path, capsys):
     output = capsys.readouterr().out
     assert "shard-00001.safetensors" in output
     assert re.search("validation .*: whole", output)
+
+
+def test_a_second_harvester_of_a_spool_waits_for_the_validation_split_of_the_first(stores, tmp_path, monkeypatch):
+    recipe = copy_of(stores["transformers", "bf16"], tmp_path / "online", spool_shards=2)
+    shutil.rmtree(recipe.states_dir("train"))
+    directory = recipe.states_dir("validation")
+    finished = directory.rename(tmp_path / "finished")
+    monkeypatch.setattr(stage, "harvesting", never)
+    monkeypatch.setattr(stage, "_harvest_online", lambda recipe, spec: None)
+    holding = f"from pathlib import Path; from drafthead.locks import hold; hold(Path({str(directory)!r}))"
+    command = [sys.executable, "-c", f"{holding}; print(flush=True); input()"]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as first,
+        ThreadPoolExecutor() as pool,
+    ):
+        first.stdout.readline()
+        second = pool.submit(stage.harvest, recipe)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=2)
+        shutil.copytree(finished, directory, dirs_exist_ok=True)
+        first.communicate(b"\n")
+        second.result(timeout=60)
 
 
 def test_responses_are_required(tmp_path: Path):

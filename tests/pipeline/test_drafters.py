@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from drafthead.artifacts import require
 from drafthead.config import REPO_ROOT, load_recipe
-from drafthead.evaluation.measuring.serving import read_runs
+from drafthead.evaluation.columns import read_rows
 from drafthead.exporting.check import TOLERANCE
 from tests.pipeline.model_runners import accepted
 from tests.pipeline.small_run import overrides_for
@@ -22,21 +22,21 @@ KINDS = {"dflash": "DFlash", "dspark": "DSpark"}
 
 
 @pytest.fixture(scope="module")
-def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...]]:
-    """Where heads of two layers lie, and the command that made them."""
+def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...], str]:
+    """Where heads of two layers lie, the command that made them, and what it printed."""
     root = tmp_path_factory.mktemp("compared")
     (root / "data").mkdir()
     for own in ("", "-dspark"):  # a variant that changes the engine has data of its own, which is there already
         (root / "data" / (tiny_run.name + own)).symlink_to(Path(tiny_run.output_dir) / "data" / tiny_run.name)
-    variants = {"dflash": ["head.type=dflash"], "dspark": ["head.type=dspark", "engine.max_num_seqs=32"]}
+    variants = {kind: [f"head.type={kind}"] for kind in (*KINDS, "peagle")}
+    variants["dspark"].append("engine.max_num_seqs=32")
     (root / "variants.yaml").write_text(yaml.safe_dump(variants))
+    settings = ("name=all", f"data={tiny_run.name}", "train.epochs=2", "eval.max_tokens=48")
     command = (
-        "eval/compare.py", *overrides_for(root, "name=all", f"data={tiny_run.name}", "train.epochs=2"),
-        "--variants", str(root / "variants.yaml"), "--mask-token-id", "9", "--layers", "2", "--seeds", "0",
-        "--lengths", str(K), "--no-control",
+        "eval/compare.py", *overrides_for(root, *settings), "--variants", str(root / "variants.yaml"), "--heads", *KINDS,
+        "--mask-token-id", "9", "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",
     )  # fmt: skip
-    run_ok(*command)
-    return root, command
+    return root, command, run_ok(*command)
 
 
 @pytest.fixture(params=KINDS)
@@ -71,9 +71,7 @@ def test_the_card_names_it(recipe):
 
 
 def test_the_table_has_what_was_counted(compared):
-    root, command = compared
-    printed = run_ok(*command)
-    lengths = {}
+    (root, _, printed), lengths = compared, {}
     for kind in KINDS:
         rows = pd.read_parquet(root / "results" / f"all-{kind}_l2_s0" / "heads.parquet")
         assert set(rows["how"]) == ({"replayed"} if kind == "dspark" else {"served", "replayed"})
@@ -120,12 +118,13 @@ def test_a_dspark_head_is_served_by_model_runner_v2(compared, tmp_path):
 
 @pytest.mark.presets
 def test_served_under_load_every_head_has_its_line(compared):
-    root, command = compared
+    root, command, _ = compared
     load = ("eval.concurrency=[2]", "eval.prompts_per_level=8", "eval.workloads=all")
     printed = run_ok(*command, "--heads", "peagle", "dflash", "--serve", *load)
     check_learning_and_serving(recipe_of(root, "peagle"))
-    runs = read_runs(root / "results" / "all-served" / "serving")
+    runs = read_rows(root / "results" / "all-served" / "serving", "runs-*.parquet")
+    lines = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
     for kind in ("peagle", "dflash"):
         own = runs[(runs["arm"] == f"{kind}_l2") & (runs["workload"] == "all")]
-        line = next(line for line in printed.splitlines() if f"{kind}_l2 " in line and "│ 2 " in line)
+        line = next(line for line in lines if line[1:3] == [f"{kind}_l2", "2"])
         assert f"{own['output_tokens'].sum() / own['duration_s'].sum():.1f}" in line

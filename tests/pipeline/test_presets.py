@@ -12,9 +12,8 @@ import pytest
 
 from drafthead.artifacts import require, verify_files
 from drafthead.engine.server import parse_metrics, server_environment
-from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
+from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.measuring.presets import load_preset, preset_names
-from drafthead.evaluation.measuring.serving import read_requests, read_runs
 from drafthead.evaluation.reporting.decision_tables import CAN, CANNOT, DEPENDS
 from drafthead.evaluation.results.levels import MEASURE
 from drafthead.progress import wait_until
@@ -30,7 +29,7 @@ def _run(recipe, preset: str, *more: str):
     directory = recipe.results_dir / f"serving-{preset}-miniature"
     require(directory, "serving", "the preset")
     assert verify_files(directory) == []
-    requests, runs = read_requests(directory), read_runs(directory)
+    requests, runs = (read_rows(directory, f"{kind}-*.parquet") for kind in ("requests", "runs"))
     assert list(requests.columns) == list(REQUEST_COLUMNS)
     assert list(runs.columns) == list(RUN_COLUMNS)
     assert not runs["failed"].any()
@@ -98,7 +97,8 @@ def test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones(tiny_run):
     schedule = ("--schedule", "[[1,1,3],[2,64,1]]")
     overrides = overrides_for(Path(tiny_run.output_dir), *settings)
     run_ok("eval/draft_lengths.py", *schedule, *overrides, timeout_s=_PATIENCE_S)
-    runs = read_runs(tiny_run.results_dir / "draft-lengths" / "schedule").query("workload == 'all'")
+    directory = tiny_run.results_dir / "draft-lengths" / "schedule"
+    runs = read_rows(directory, "runs-*.parquet").query("workload == 'all'")
     assert [(run.arm, run.k) for run in runs[runs["block"] == 0].itertuples()][::2] == [
         ("none", 0), ("eagle3", 3), ("eagle3", 1), ("schedule", 3),
     ]  # fmt: skip

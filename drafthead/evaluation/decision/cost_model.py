@@ -55,36 +55,6 @@ class SpeedPoint:
 
 
 @dataclass(frozen=True)
-class AcceptanceCurve:
-    """AL(K): measured where a K was run, else from the positions of the longest draft.
-
-    Attributes:
-        measured: K -> acceptance length.
-        positions: joint prefix acceptance of draft tokens 1..K at the largest K that was run.
-    """
-
-    measured: dict[int, float]
-    positions: tuple[float, ...]
-
-    @property
-    def known(self) -> tuple[int, ...]:
-        """Draft lengths that can be priced, ascending: acceptance beyond the longest draft was never seen."""
-        return tuple(sorted({*self.measured, *range(1, len(self.positions) + 1)}))
-
-    def length(self, K: int) -> float:
-        """Acceptance length at K.
-
-        Raises:
-            ValueError: K was neither run nor shorter than a draft that was.
-        """
-        if K and K not in self.known:
-            raise ValueError(
-                f"acceptance at K = {K} was not measured; it is known at K = {', '.join(map(str, self.known))}"
-            )
-        return self.measured.get(K, 1.0 + sum(self.positions[:K]))
-
-
-@dataclass(frozen=True)
 class SpeedSamples:
     """Decoding times by prompt, so that prompts can be resampled.
 
@@ -190,7 +160,8 @@ class CostModel:
         baseline: measured plain steps, ascending in batch.
         coefficients: d0, d1, g, v in seconds; 0 for one that the runs cannot tell.
         work: W.
-        curve: AL(K).
+        curve: K -> AL(K), ascending, of the draft lengths that can be priced: as measured where K was run, else from
+            the positions of the longest draft. Acceptance beyond that was never seen.
         batches, lengths: range of what was run with drafts.
         held_out: the baseline and every draft length at every load that could be left out.
     """
@@ -198,7 +169,7 @@ class CostModel:
     baseline: tuple[SpeedPoint, ...]
     coefficients: dict[str, float]
     work: Work
-    curve: AcceptanceCurve
+    curve: dict[int, float]
     batches: tuple[float, float]
     lengths: tuple[int, ...]
     held_out: tuple[HeldOut, ...] = ()
@@ -217,7 +188,7 @@ class CostModel:
 
     def speedup(self, batch: float, K: int) -> float:
         """Tokens per second while decoding, relative to no speculation."""
-        return self.curve.length(K) / self.step_ratio(batch, K)
+        return (self.curve[K] if K else 1.0) / self.step_ratio(batch, K)
 
     def tokens_per_s(self, batch: float, K: int | None) -> float:
         """Of one request while decoding; K is None without a drafter."""
@@ -228,7 +199,7 @@ class CostModel:
 
         With a schedule K = 0 still pays for the drafter's first pass, so it is compared as such.
         """
-        return max({0, *self.curve.known}, key=lambda K: (self.speedup(batch, K), -K))
+        return max({0, *self.curve}, key=lambda K: (self.speedup(batch, K), -K))
 
     def extrapolates(self, batch: float, K: int) -> bool:
         """Whether the pair lies outside what was run."""
@@ -300,7 +271,7 @@ def _leave_out(points: Sequence[SpeedPoint], batch: float, positions: tuple[floa
     model = _fit(others, positions)
     inside = min(loads) < batch < max(loads)
     for K in sorted({p.K for p in points if p.batch == batch}, key=lambda K: -1 if K is None else K):
-        if not K or K in model.curve.known:
+        if not K or K in model.curve:
             measured = 1 / float(np.mean([p.tpot_s for p in points if (p.batch, p.K) == (batch, K)]))
             yield HeldOut(batch, K, measured, model.tokens_per_s(batch, K), inside)
 
@@ -319,11 +290,11 @@ def _fit(points: Sequence[SpeedPoint], positions: tuple[float, ...], work: Work 
     # The first of those that fit about as well: the plain ones come first.
     closest = min(residual for _, residual, _ in fits)
     coefficients, _, work = next(found for found in fits if found[1] <= 1.02 * closest + 1e-12)
-    lengths = {int(k): float(np.mean([p.length for p in drafted if k == p.K])) for k in sorted(set(K)) if k > 0}
-    return CostModel(
-        baseline, coefficients, work, AcceptanceCurve(lengths, positions), (float(batch.min()), float(batch.max())),
-        tuple(sorted({int(k) for k in K})),
-    )  # fmt: skip
+    lengths = tuple(sorted({int(k) for k in K}))
+    curve = {k: 1.0 + sum(positions[:k]) for k in range(1, len(positions) + 1)}
+    curve |= {k: float(np.mean([p.length for p in drafted if k == p.K])) for k in lengths if k > 0}
+    batches = float(batch.min()), float(batch.max())
+    return CostModel(baseline, coefficients, work, dict(sorted(curve.items())), batches, lengths)
 
 
 def _shapes(batch: Array, K: Array) -> list[Work]:
@@ -384,8 +355,8 @@ def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, see
         ValueError: there are no runs without or none with drafts.
     """
     model = fit(samples.points(), samples.positions)
-    pairs = [(c, K) for c in concurrency for K in model.curve.known]
-    batches, lengths = [min(c, max_batch) for c, _ in pairs], np.log([model.curve.length(K) for _, K in pairs])
+    pairs = [(c, K) for c in concurrency for K in model.curve]
+    batches, lengths = [min(c, max_batch) for c, _ in pairs], np.log([model.curve[K] for _, K in pairs])
     draws = stratified_draws(samples.tokens > 0, _RESAMPLES, np.random.default_rng(seed))
     fits = [_fit(samples.points(drawn), samples.positions, model.work) for drawn in draws]
     logs = [lengths - np.log(one.step_ratios(batches, [K for _, K in pairs])) for one in fits]

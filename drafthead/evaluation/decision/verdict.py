@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from drafthead.config.traffic import SLOConfig
-from drafthead.evaluation.comparison import Change, across_blocks, mixed_throughput_change
+from drafthead.evaluation.comparison import Change, across_blocks, throughput_change
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, NAMES
 from drafthead.statistics import CONFIDENCE, Array, Interval
@@ -154,14 +154,6 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
         judge(measured[c], slo) if c in measured else LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency")
         for c in sorted(shares)
     ]
-    decision, up_to, reason, change = _overall(found, measured, shares)
-    return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, reason, tuple(found))
-
-
-def _overall(
-    found: list[LevelVerdict], measured: dict[int, Level], shares: dict[int, float]
-) -> tuple[str, int | None, str, Change]:
-    """Decision, c*, reason and change over the traffic."""
     reached = [measured[c] for c in shares if c in measured and not _unfit(measured[c])]
     change = _over(reached, shares)
     words = {DEPLOY: "gains", DO_NOT: "loses", UNKNOWN: "unresolved"}
@@ -169,14 +161,16 @@ def _overall(
     good, bad = at["gains"], at["loses"]
     reason = ", ".join(f"{word} at concurrency {', '.join(map(str, loads))}" for word, loads in at.items() if loads)
     text = f"{reason}; over the traffic {change_text(change)} output throughput"
-    largest = max((c for c in good if not any(b < c for b in bad)), default=None)
-    if largest is None:  # gains nowhere, or only above a load where it loses
+    up_to, decision = max((c for c in good if not any(b < c for b in bad)), default=None), DEPLOY
+    if up_to is None:  # gains nowhere, or only above a load where it loses
         loses = bad and (not good or (change.resolved and change.interval.value < 0))
-        return DO_NOT if loses else UNKNOWN, None, text, change
-    if largest == max(shares):
-        return DEPLOY, None, text, change
-    below = _over([level for level in reached if level.concurrency <= largest], shares)
-    return UP_TO, largest, f"{reason}; up to {largest} {change_text(below)} output throughput", below
+        decision = DO_NOT if loses else UNKNOWN
+    elif up_to == max(shares):
+        up_to = None
+    else:
+        decision, change = UP_TO, _over([level for level in reached if level.concurrency <= up_to], shares)
+        text = f"{reason}; up to {up_to} {change_text(change)} output throughput"
+    return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
 
 
 def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, float], by_block: Array) -> Change:
@@ -194,7 +188,7 @@ def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, floa
         return pd.DataFrame({c: pair[column] for c, pair in pairs.items()}).fillna(0.0).to_numpy(float).T
 
     share = np.array([weights[c] for c in pairs])
-    change = mixed_throughput_change(
+    change = throughput_change(
         stacked("output_tokens_head"), stacked("share_s_head"), stacked("output_tokens_base"), stacked("share_s_base"),
         share,
     )  # fmt: skip

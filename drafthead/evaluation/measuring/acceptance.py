@@ -31,7 +31,7 @@ from drafthead.config.evaluation import Effort
 from drafthead.data.responses import repeated_share
 from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.engine.running import Task, Worker, run_here, run_on_node
-from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
+from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, read_rows, write_rows
 from drafthead.evaluation.workload import (
     BASELINE,
     BASELINE_AGAIN,
@@ -44,7 +44,6 @@ from drafthead.evaluation.workload import (
     methods_at,
     speculative_config,
 )
-from drafthead.files import atomic_path
 from drafthead.processes import end_with_pool
 
 if TYPE_CHECKING:
@@ -97,11 +96,6 @@ def _methods(recipe: Recipe) -> tuple[str, ...]:
     return BASELINE, *methods_at(recipe, listed, max(recipe.eval.temperatures))
 
 
-def by_engine(found: list[Condition]) -> list[list[Condition]]:
-    """Groups that one engine can answer: the same method at the same K."""
-    return [list(group) for _, group in groupby(found, key=lambda c: (c.method, c.k))]
-
-
 KIND = "acceptance"
 
 Workloads = Mapping[Effort, Workload]
@@ -135,8 +129,8 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     if unmeasured := [job for job in jobs if not job.path.exists()]:
         run(Task(start, recipe.engine.tensor_parallel_size, "measuring acceptance", "response"), unmeasured)
     for condition in missing:
-        if not condition.path(directory).exists():
-            _join(condition, [job for job in jobs if condition in job.conditions], directory)
+        parts = [pd.read_parquet(condition.path(job.directory)) for job in jobs if condition in job.conditions]
+        write_rows(pd.concat(parts).sort_index().reset_index(drop=True), condition.path(directory))
     for left in directory.glob("part-*"):
         shutil.rmtree(left)
     counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
@@ -147,6 +141,8 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
 @dataclass(frozen=True)
 class _Share:
     """A unit of work: every `of`-th prompt under the conditions of one engine; a file per condition.
+
+    The index of its rows says where one engine would have put them.
 
     Attributes:
         conditions: of one method at one K.
@@ -170,26 +166,15 @@ class _Share:
 def _shared(directory: Path, missing: list[Condition], workloads: Workloads, workers: int) -> list[_Share]:
     """The work, in as many shares of about one length as there are engines, and one or more of each method and K."""
     passes, jobs = sum(c.passes for c in missing), []
-    for group in by_engine(missing):
+    for _, found in groupby(missing, key=lambda c: (c.method, c.k)):
+        group = list(found)
         of = max(1, workers * sum(c.passes for c in group) // passes)
         for first in range(of):
-            folder = directory if of == 1 else directory / f"part-{first + 1}-of-{of}"
+            folder = directory / f"part-{first + 1}-of-{of}"
             folder.mkdir(exist_ok=True)
             if size := sum(c.passes * len(workloads[c.effort].prompts[first::of]) for c in group):
                 jobs.append(_Share(group, folder, first, of, size))
     return jobs
-
-
-def _join(condition: Condition, shares: list[_Share], directory: Path) -> None:
-    """One file of a condition's shares, its rows where one engine would have put them."""
-    parts = [pd.read_parquet(condition.path(share.directory)) for share in shares]
-    count = sum(map(len, parts)) // condition.passes
-    for share, rows in zip(shares, parts, strict=True):
-        forward = range(share.first, count, share.of)
-        backward = [2 * count - 1 - i for i in reversed(forward)]  # the second pass
-        rows.index = pd.Index([*forward, *backward][: len(rows)])
-    with atomic_path(condition.path(directory)) as temporary:
-        pd.concat(parts).sort_index().to_parquet(temporary, index=False)
 
 
 def acceptance_dir(recipe: Recipe) -> Path:
@@ -199,17 +184,12 @@ def acceptance_dir(recipe: Recipe) -> Path:
 
 def read_acceptance(directory: Path) -> pd.DataFrame:
     """One row per request of the main conditions, the first of every list; see ACCEPTANCE_COLUMNS."""
-    return _read(directory, "arm-*.parquet")
+    return read_rows(directory, "arm-*.parquet")
 
 
 def read_conditions(directory: Path) -> pd.DataFrame:
     """One row per request of every condition; see ACCEPTANCE_COLUMNS."""
-    return _read(directory, "arm-*.parquet", "also-*.parquet")
-
-
-def _read(directory: Path, *patterns: str) -> pd.DataFrame:
-    paths = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
-    return pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
+    return read_rows(directory, "arm-*.parquet", "also-*.parquet")
 
 
 def _poisons(recipe: Recipe, method: str) -> bool:
@@ -258,15 +238,18 @@ def _measure(recipe: Recipe, share: _Share, workloads: Workloads, bar: Any = Non
     seeded = any(c.temperature > 0 for c in share.conditions)
     with offline_engine(recipe, speculative_config=speculative, seeded=seeded, **options) as llm:
         for condition in share.conditions:
-            prompts = workloads[condition.effort].prompts
+            path, prompts = condition.path(share.directory), workloads[condition.effort].prompts
+            if path.exists():
+                continue
             mine = list(enumerate(prompts))[share.first :: share.of]
+            places = [number for number, _ in mine]
             llm.reset_prefix_cache()
             rows = _generate(llm, recipe, condition, method, mine, bar)
             if condition.passes == 2:
                 llm.reset_prefix_cache()
                 rows += _generate(llm, recipe, condition, BASELINE_AGAIN, mine[::-1], bar)
-            with atomic_path(condition.path(share.directory)) as temporary:
-                pd.DataFrame(rows, columns=list(ACCEPTANCE_COLUMNS)).to_parquet(temporary, index=False)
+                places += [2 * len(prompts) - 1 - number for number, _ in mine[::-1]]
+            write_rows(pd.DataFrame(rows, pd.Index(places), columns=list(ACCEPTANCE_COLUMNS)), path)
 
 
 def _generate(

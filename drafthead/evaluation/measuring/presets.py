@@ -5,9 +5,8 @@ is in docs/published.yaml. `miniature` shrinks it to the embedded recipe, where 
 same.
 """
 
-from importlib import resources
-from importlib.resources.abc import Traversable
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -20,6 +19,8 @@ from drafthead.data.prompts import read_prompts
 from drafthead.evaluation.measuring.plan import Level, Plan, PlannedSweep, ServerRun, Sweep, abba
 from drafthead.evaluation.workload import BASELINE, HEAD, method_of, missing_package
 from drafthead.section import Section
+
+_FOLDER = Path(__file__).with_name("experiments")
 
 
 class PresetMethod(Section):
@@ -83,12 +84,12 @@ class Preset(Section):
 
 def preset_names() -> list[str]:
     """Those that ship."""
-    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
 def load_preset(name: str) -> Preset:
     """Read one of `preset_names`."""
-    return Preset.model_validate(yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8")))
+    return Preset.model_validate(yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def preset_recipe(recipe: Recipe, preset: Preset) -> Recipe:
@@ -142,10 +143,6 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
     runs.sort(key=lambda run: run.tensor_parallel)
     # What was not reached is named by what was: a published load may need more prompts than its data set has.
     return Plan(abba(runs, recipe.eval.repeats), tuple(dict.fromkeys(skipped)), True, tuple(sweeps))
-
-
-def _folder() -> Traversable:
-    return resources.files("drafthead.evaluation.measuring") / "experiments"
 
 
 def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, list[str]]:

@@ -22,10 +22,9 @@ from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
 from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
-from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
+from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_rows
 from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan, served_recipe
 from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
-from drafthead.files import atomic_path
 from drafthead.target.tokenizer import load_tokenizer
 
 KIND = "serving"
@@ -78,20 +77,6 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
     return directory
 
 
-def read_requests(directory: Path) -> pd.DataFrame:
-    """One row per request; see REQUEST_COLUMNS."""
-    return _read(directory, "requests-*.parquet")
-
-
-def read_runs(directory: Path) -> pd.DataFrame:
-    """One row per server and level; see RUN_COLUMNS."""
-    return _read(directory, "runs-*.parquet")
-
-
-def _read(directory: Path, pattern: str) -> pd.DataFrame:
-    return pd.concat([pd.read_parquet(path) for path in sorted(directory.glob(pattern))], ignore_index=True)
-
-
 def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, prompts: Prompts) -> None:
     """One server through all levels."""
     name = f"{index:02d}-{run.name}"
@@ -113,8 +98,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
     # The file of runs is written last: it marks the server as measured.
     for kind, columns, rows in (("requests", REQUEST_COLUMNS, requests), ("runs", RUN_COLUMNS, runs)):
         assert set(rows[0]) == set(columns), f"undescribed columns: {set(rows[0]) ^ set(columns)}"
-        with atomic_path(directory / f"{kind}-{name}.parquet") as temporary:
-            pd.DataFrame(rows, columns=list(columns)).to_parquet(temporary, index=False)
+        write_rows(pd.DataFrame(rows, columns=list(columns)), directory / f"{kind}-{name}.parquet")
 
 
 def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextManager[Server]:

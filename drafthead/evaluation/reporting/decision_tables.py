@@ -1,7 +1,7 @@
 """Tables of the decision, and of the plan before any head: prices, what breaks even, how far to trust it."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from drafthead.artifacts import MANIFEST, ArtifactError
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
-from drafthead.evaluation.decision.cost_model import AcceptanceCurve, CostModel, Priced, fit, speed_samples
+from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, speed_samples
 from drafthead.evaluation.decision.variants import Variant
 from drafthead.evaluation.measuring.serving import KIND
 from drafthead.evaluation.reporting.published import published_lengths
@@ -45,7 +45,7 @@ def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
 
     rows = [
         {"Concurrency": str(c)}
-        | {f"K = {K} (%)": cell(c, K) for K in priced.model.curve.known}
+        | {f"K = {K} (%)": cell(c, K) for K in priced.model.curve}
         | {"Best K": priced.model.best_draft(min(c, priced.max_batch))}
         for c in priced.loads
     ]
@@ -56,8 +56,7 @@ def break_even_table(
     model: CostModel,
     loads: Iterable[int],
     max_batch: int,
-    lengths: Sequence[int],
-    has: Callable[[int], tuple[float, float]],
+    has: Mapping[int, tuple[float, float]],
     *more: dict[str, Any],
 ) -> Table:
     """r(c, K), the acceptance length at which drafting neither pays nor costs, by load and draft length.
@@ -66,25 +65,24 @@ def break_even_table(
         model: of the step times.
         loads: requests in flight.
         max_batch: the engine's max_num_seqs.
-        lengths: every K.
-        has: K -> least and most acceptance length of the head there.
+        has: every K -> least and most acceptance length of the head there.
         more: further rows.
     """
 
     def cell(c: int, K: int) -> Cell:
-        needed, (low, high) = model.step_ratio(min(c, max_batch), K), has(K)
+        needed, (low, high) = model.step_ratio(min(c, max_batch), K), has[K]
         tone: Tone = "better" if needed < low else "worse" if needed > high else "unresolved"
         return Cell(f"{needed:.2f}" if needed <= K + 1 else f"above {K + 1}", tone)
 
-    rows = [{"Concurrency": str(c)} | {f"K = {K}": cell(c, K) for K in lengths} for c in loads]
+    rows = [{"Concurrency": str(c)} | {f"K = {K}": cell(c, K) for K in has} for c in loads]
     return table("Break-even acceptance length", [*rows, *more], note("break even", work=model.work))
 
 
 def _break_even(priced: Priced) -> Table:
     curve = priced.model.curve
-    own = {"Concurrency": "this head has"} | {f"K = {K}": curve.length(K) for K in curve.known}
-    has = lambda K: (curve.length(K), curve.length(K))  # noqa: E731
-    return break_even_table(priced.model, priced.loads, priced.max_batch, curve.known, has, own)
+    own = {"Concurrency": "this head has"} | {f"K = {K}": length for K, length in curve.items()}
+    has = {K: (length, length) for K, length in curve.items()}
+    return break_even_table(priced.model, priced.loads, priced.max_batch, has, own)
 
 
 def _held_out(priced: Priced) -> Table | None:
@@ -170,7 +168,7 @@ def assumed_lengths(recipe: Recipe, given: Sequence[float] | None) -> list[float
     return sorted(given or {min(known[K]), max(known[K])})
 
 
-def even_curve(length: float, K: int, longest: int) -> AcceptanceCurve:
+def even_curve(length: float, K: int, longest: int) -> dict[int, float]:
     """AL(1..longest) of drafts whose every token is accepted with the same probability, given those before.
 
     Args:
@@ -188,7 +186,7 @@ def even_curve(length: float, K: int, longest: int) -> AcceptanceCurve:
         return float(np.sum(rate ** np.arange(k + 1)))
 
     rate = brentq(lambda r: at(r) - length, 0.0, 1.0)
-    return AcceptanceCurve({k: at(rate, k) for k in range(1, longest + 1)}, ())
+    return {k: at(rate, k) for k in range(1, longest + 1)}
 
 
 class Worth(NamedTuple):
@@ -258,8 +256,8 @@ def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> 
     error = f"is {model.error:.1%} at loads left out of the fit" if model.error is not None else known
     # At another K than the assumed one nothing is said of the head: grey.
     given = (lengths[0], lengths[-1])
-    drafts = range(1, max(model.lengths) + 1)
-    needed = break_even_table(model, shares, max_batch, drafts, lambda k: given if k == K else (1.0, k + 1))
+    has = {k: given if k == K else (1.0, k + 1.0) for k in range(1, max(model.lengths) + 1)}
+    needed = break_even_table(model, shares, max_batch, has)
     return PlanReport([needed, _worth_table(found, K, shares)], verdict, f"{reason}. The cost model's error {error}.")
 
 

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from drafthead.artifacts import read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
-from drafthead.evaluation.columns import FORMULAS
+from drafthead.evaluation.columns import FORMULAS, write_rows
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, payback_text
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
@@ -240,8 +240,7 @@ def write_preset_report(recipe: Recipe, preset: Preset, plan: Plan, source: Path
     """
     rows = read_serving(source)
     page = write_pages(build_preset_report(recipe, preset, plan, rows, read_manifest(source)), directory)
-    with atomic_path(directory / "runs.parquet") as temporary:
-        rows.runs.to_parquet(temporary, index=False)
+    write_rows(rows.runs, directory / "runs.parquet")
     return page
 
 

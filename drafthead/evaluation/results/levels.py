@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from drafthead.artifacts import ArtifactError
-from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS
+from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
-from drafthead.evaluation.measuring import serving
 from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import Array, acceptance_length, geometric_mean, ratio_of_sums
 
@@ -34,7 +33,7 @@ def read_serving(directory: Path) -> ServingRows:
     Raises:
         ArtifactError: an earlier version wrote it.
     """
-    return completed(serving.read_requests(directory), serving.read_runs(directory))
+    return completed(read_rows(directory, "requests-*.parquet"), read_rows(directory, "runs-*.parquet"))
 
 
 def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
