@@ -238,7 +238,7 @@ def sync(path: Path) -> None:
 def write_json(path: Path, value: Any, several_writers: bool = False) -> None:
     """Write a JSON file whole or not at all; `several_writers` as for `atomic_path`."""
     with atomic_path(path, several_writers) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 # Of Markdown: what is markup wherever it stands, an underscore that does not stand within a word, a bracket that may

@@ -19,6 +19,9 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+# Fewer give no interval of a change, and decide nothing. Resampled, 2 prompts without any difference are called
+# resolved 44 times in a hundred, 8 still 12 times (a P95 19 times), 16 of them 6 times.
+FEWEST_PROMPTS = 16
 Array = NDArray[np.float64]
 
 
@@ -61,6 +64,11 @@ def acceptance_length(drafts: ArrayLike, accepted: ArrayLike) -> float:
         accepted: (P,) draft tokens accepted.
     """
     return 1.0 + float(ratio_of_sums(accepted, drafts))
+
+
+def few(prompts: int) -> str:
+    """What is written behind an acceptance length from so few prompts that it decides nothing; empty otherwise."""
+    return f" (of {prompts} prompts only: decides nothing)" if prompts < FEWEST_PROMPTS else ""
 
 
 def acceptance_rate(proposed: ArrayLike, accepted: ArrayLike) -> float:

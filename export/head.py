@@ -47,9 +47,10 @@ def measured_acceptance(recipe: Recipe) -> "AcceptanceSummary | None":
     directory = acceptance_dir(recipe)
     if not (directory / MANIFEST).exists():
         return None
-    if read_manifest(directory)["identity"].get("head") != reference(read_manifest(recipe.head_dir)):
+    identity = read_manifest(directory)["identity"]
+    if identity.get("head") != reference(read_manifest(recipe.head_dir)):
         return None
-    return summarise_acceptance(read_acceptance(directory))
+    return summarise_acceptance(read_acceptance(directory), identity["max_tokens"])
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class TrainConfig(Section):
     # On CUDA: a resumed run repeats the undisturbed one to the last bit, as it does on CPU in any case; slower.
     deterministic: bool = False
     checkpoint_every: int = Field(gt=0)  # optimiser steps; also when validation runs
+    # Stop when the replayed acceptance length has not risen at so many validations; None: all steps are taken.
+    patience: int | None = Field(default=None, gt=0)
     keep_checkpoints: int = Field(default=2, gt=0)
     tracker: Literal["none", "wandb", "tensorboard"] = "none"
     zero_hidden_states: bool = False  # control experiment: hide the target's states from the head

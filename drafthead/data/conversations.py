@@ -37,6 +37,7 @@ class Conversation:
         category: within the source; None: the source's own.
         tools: definitions for the chat template.
         prompt_ids: token ids to be read as they are.
+        response_ids: the answer to `prompt_ids`, likewise.
         text: the text of `prompt_ids`, where the row has it; only to look for overlaps.
         split: "train" or "heldout", where the row declares it.
         source: data set that the row names.
@@ -50,13 +51,14 @@ class Conversation:
     category: str | None = None
     tools: tuple[dict[str, Any], ...] | None = None
     prompt_ids: tuple[int, ...] | None = None
+    response_ids: tuple[int, ...] | None = None
     text: str = ""
     split: str | None = None
     source: str | None = None
 
     def __post_init__(self) -> None:
         try:
-            json.dumps({**vars(self), "prompt_ids": None}, ensure_ascii=False).encode()
+            json.dumps({**vars(self), "prompt_ids": None, "response_ids": None}, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise RowError("text that is not valid Unicode (a lone surrogate)") from error
         except (ValueError, TypeError, RecursionError) as error:

@@ -35,6 +35,7 @@ class Prompt:
         document: what it was cut from; a document is never in two splits. Empty: the prompt is its own document.
         response: the assistant's message that follows in the data, with its "thinking" where it has one. Not part of
             the id, and only stored where a recipe trains on it (responses.regenerate false).
+        response_ids: the same for `prompt_ids`, as token ids.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Prompt:
     tools: tuple[dict[str, Any], ...] | None = None
     document: str = ""
     response: dict[str, Any] | None = None
+    response_ids: tuple[int, ...] | None = None
 
 
 def prompt_id(
@@ -66,6 +68,7 @@ _OPTIONAL = [
     pa.field("tools", pa.string()),
     pa.field("document", pa.string()),
     pa.field("answer", pa.string()),
+    pa.field("response_ids", pa.list_(pa.int32())),
 ]
 _ATTRIBUTES = {"answer": "response"}  # which the first artifacts called so
 _AS_JSON = ("messages", "tools", "answer")
@@ -115,4 +118,5 @@ def _from_row(row: dict[str, Any]) -> Prompt:
         tools=tuple(row.get("tools") or ()) or None,
         document=row.get("document") or "",
         response=row.get("answer"),
+        response_ids=tuple(row.get("response_ids") or ()) or None,
     )

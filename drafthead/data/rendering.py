@@ -24,6 +24,7 @@ on what follows. Responses that fail are left out with a reason that callers cou
 """
 
 import json
+from collections.abc import Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CONTROL_TOKEN = "text contains a control token of the tokenizer"
-BEYOND_VOCABULARY = "prompt_ids lie beyond the target's vocabulary"
+BEYOND_VOCABULARY = "token ids lie beyond the target's vocabulary"
 TEMPLATE = "the chat template refuses the conversation"
 NO_RESPONSE = "the data has no response to the last message"
 IS_CALL = "the response is a tool call"
@@ -79,11 +80,14 @@ class Renderer:
                 beyond the vocabulary.
         """
         if prompt.prompt_ids is not None:
-            if max(prompt.prompt_ids) >= self._size:
-                found = f"{max(prompt.prompt_ids)}, but there are {self._size} tokens"
-                raise UnrenderableError(BEYOND_VOCABULARY, found)
-            return list(prompt.prompt_ids)
+            return self.given(prompt.prompt_ids)
         return self._apply(prompt, effort, list(prompt.messages), add_generation_prompt=True)
+
+    def given(self, ids: Sequence[int]) -> list[int]:
+        """Token ids as they are; raises UnrenderableError where one lies beyond the vocabulary."""
+        if max(ids) >= self._size:
+            raise UnrenderableError(BEYOND_VOCABULARY, f"{max(ids)}, but there are {self._size} tokens")
+        return list(ids)
 
     def with_response(self, prompt: Prompt, response: dict[str, Any], effort: str) -> list[int]:
         """Token ids of a prompt of messages and its response, as the template writes a conversation that ended.
@@ -125,8 +129,13 @@ class KeptResponses:
         """
         self._render, self._parse, self._stops = render, response_parser(tokenizer), stop_ids
 
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Whether a response ends as the target's generation does, on a stop token."""
+        return ids[-1] in self._stops
+
     def __call__(self, prompt: Prompt, prompt_ids: list[int], effort: str) -> list[int]:
-        """Token ids of a prompt's response as the engine would have generated them, stop token included.
+        """Token ids of a prompt's response: those of the data, or of its text, as the engine would have generated them,
+        stop token included.
 
         Args:
             prompt: with its response.
@@ -136,8 +145,10 @@ class KeptResponses:
         Raises:
             UnrenderableError: there is no response, or it has no tokens with a boundary.
         """
+        if prompt.response_ids is not None:
+            return self._render.given(prompt.response_ids)
         response = prompt.response
-        if response is None or prompt.prompt_ids is not None:
+        if response is None:
             raise UnrenderableError(NO_RESPONSE, prompt.id)
         if response.get("tool_calls"):
             raise UnrenderableError(IS_CALL, prompt.id)

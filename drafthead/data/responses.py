@@ -39,7 +39,7 @@ class Response:
         continuation_ids: what the engine would have generated after the stop, greedily; only where acceptance
             is replayed, because vLLM counts accepted tokens before it trims at the stop.
         text: the response, decoded with special tokens.
-        finish_reason: "stop", "length", or "given" for a response that the data had.
+        finish_reason: "stop", "length", or "given" for a response that the data had with a stop token at its end.
         temperature: sampling temperature; None: it was not sampled.
         reasoning_effort: as given to the chat template.
         seed: sampling seed; None: it was not sampled.

@@ -44,20 +44,22 @@ class Acceptance:
         return Acceptance(self.drafts + other.drafts, tuple(a + b for a, b in pairs))
 
 
-def replay(matches: Tensor, loss_mask: Tensor) -> Acceptance:
+def replay(matches: Tensor, loss_mask: Tensor, max_tokens: int | None = None) -> Acceptance:
     """Replay the drafting rounds over one document.
 
     Args:
         matches: (K, T) bool for the document, from its first to its last token.
         loss_mask: (T,) nonzero where the target generated the token. Only the last generated run is
             replayed: what follows an earlier one was not said by the target.
+        max_tokens: rounds are replayed over so many generated tokens at most, as many as evaluation serves, since
+            later ones are easier to draft; None: all.
 
     Returns:
         Counters over the rounds of the document; empty when nothing was generated.
     """
     num_steps = matches.shape[0]
     accepted_from = matches.long().cumprod(0).sum(0).tolist()  # (T,) drafts accepted from each root, 0 .. K
-    answer = last_answer(loss_mask)
+    answer = last_answer(loss_mask, max_tokens)
     counts = [0] * num_steps
     drafts = 0
     root, last = answer.start - 1, answer.stop - 1
@@ -71,8 +73,8 @@ def replay(matches: Tensor, loss_mask: Tensor) -> Acceptance:
     return Acceptance(drafts, tuple(counts))
 
 
-def last_answer(loss_mask: Tensor) -> slice:
-    """Where the last run of generated tokens lies in a document; empty when nothing was generated.
+def last_answer(loss_mask: Tensor, max_tokens: int | None = None) -> slice:
+    """Where the last run of generated tokens lies in a document, its first `max_tokens`; empty without any.
 
     Args:
         loss_mask: (T,) nonzero where the target generated the token.
@@ -80,7 +82,8 @@ def last_answer(loss_mask: Tensor) -> slice:
     generated = loss_mask.bool()
     stop = int(generated.nonzero()[-1]) + 1 if generated.any() else 0
     others = (~generated[:stop]).nonzero()
-    return slice(int(others[-1]) + 1 if len(others) else 0, stop)
+    start = int(others[-1]) + 1 if len(others) else 0
+    return slice(start, stop if max_tokens is None else min(stop, start + max_tokens))
 
 
 def empty_acceptance(num_steps: int) -> Acceptance:

@@ -15,11 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from drafthead.statistics import CONFIDENCE, RESAMPLES, Array, Interval, resampled_bounds, stratified_draws
+from drafthead.statistics import (
+    CONFIDENCE,
+    FEWEST_PROMPTS,
+    RESAMPLES,
+    Array,
+    Interval,
+    resampled_bounds,
+    stratified_draws,
+)
 
-# Fewer give no interval. Resampled, 2 prompts without any difference are called resolved 44 times in a hundred, 8 still
-# 12 times (a P95 19 times), 16 of them 6 times.
-FEWEST_PROMPTS = 16
 _FEWEST_WAVES = 10
 
 

@@ -19,6 +19,7 @@ from drafthead.config.evaluation import OWN
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.engine.offline import needs_one_cache_group
 from drafthead.files import atomic_path, in_markdown
+from drafthead.statistics import few
 
 CARD = "README.md"
 _UPLOADED = ("config.json", "model.safetensors", CARD)
@@ -45,7 +46,7 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters["plain"] = in_markdown
+    environment.filters |= {"plain": in_markdown, "few": few}
     run = artifacts.read_json(run_dir / artifacts.IDENTITY)
     config = artifacts.read_json(recipe.head_dir / "config.json")
     directory = published_as or f"heads/{recipe.head_dir.name}"
@@ -68,6 +69,7 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
         "norms": ", ".join(name for name, on in run["head"].items() if "norm" in name and on) or "no optional norm",
         "ancestors": _ancestors(run),
         "blocks": [layer_id - 1 for layer_id in run["aux_layer_ids"]],
+        "trained": artifacts.read_manifest(run_dir)["counts"] if (run_dir / artifacts.MANIFEST).exists() else {},
         "data": None if "imported" in run else _data(recipe, run_dir, manifest["identity"]["step"]),
         "measured": measured,
     }

@@ -30,6 +30,7 @@ from drafthead.drafters.replay import Acceptance, empty_acceptance, last_answer,
 from drafthead.drafters.vllm import check_config
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.offline import generate, import_vllm, offline_engine
+from drafthead.statistics import few
 from drafthead.target.pieces import load_pieces
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over responses that came out as stored
@@ -70,7 +71,8 @@ def check_serving(
     Returns:
         For the manifest: the number of prompts, of documents left out as looping, of responses that equal the stored
         ones (same_text) and of those with exactly the replayed counters (same_rounds); what was compared; the predicted
-        and the served acceptance length, the engine's rounds, and the relative tolerance.
+        and the served acceptance length, the engine's rounds, the tokens of a response at most, and the relative
+        tolerance.
 
     Raises:
         ArtifactError: there are no validation states, or none of them fits the engine.
@@ -97,13 +99,14 @@ def check_serving(
         "predicted": ours.length,
         "served": theirs.length,
         "rounds": theirs.drafts,
+        "tokens": recipe.eval.max_tokens,
         "tolerance": TOLERANCE if strict else LOOSE_TOLERANCE,
     }
     summary = (
         f"over {sum(kept)} of {len(same)} responses ({theirs.drafts} rounds) the checkpoint predicts an acceptance "
-        f"length of {ours.length:.3f}, the engine's counters give {theirs.length:.3f}; allowed is a difference of "
-        f"{found['tolerance']:.0%}. {sum(same)} responses are the stored ones, {found['same_rounds']} with exactly the "
-        f"predicted rounds; {looping} that loop were left out"
+        f"length of {ours.length:.3f}, the engine's counters give {theirs.length:.3f}{few(sum(kept))}; allowed is a "
+        f"difference of {found['tolerance']:.0%}. {sum(same)} responses are the stored ones, {found['same_rounds']} "
+        f"with exactly the predicted rounds; {looping} that loop were left out"
     )
     if not abs(theirs.length - ours.length) <= found["tolerance"] * ours.length:
         raise ValueError(f"vLLM does not serve the head that was trained; nothing is exported: {summary}")
@@ -123,7 +126,7 @@ def choose_documents(
     fitting = []
     for index in range(len(store)):
         ids, mask = store.tokens(index)
-        turn = last_answer(mask)
+        turn = last_answer(mask, recipe.eval.max_tokens)
         if 0 < turn.start < turn.stop <= recipe.engine.max_model_len - recipe.eval.num_draft_tokens - 1:
             fitting.append(Document(index, store.ids[index], ids[: turn.start].tolist(), ids[turn].tolist()))
     if not fitting:
@@ -149,7 +152,7 @@ def replayed_rounds(
         window = whole(document.index, store.tokens(document.index)[1], drafter)
         batch = pack(store, [window], drafter).to(_CPU, torch.float32)
         drafts = drafter.draft(model, batch, embeddings, target_ids, recipe.eval.num_draft_tokens)  # (K, R)
-        found.append(replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask))
+        found.append(replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask, recipe.eval.max_tokens))
     return found
 
 

@@ -177,7 +177,12 @@ def _write_checked(
     config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
     record_prompts(recipe, candidate)
     check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
-    counts = {"parameters": num_parameters(shape), "training": _training_cost(source.run_dir), "serve_check": None}
+    counts = {
+        "parameters": num_parameters(shape),
+        "training": _training_cost(source.run_dir),
+        "predicted_on": _predicted_on(source),
+        "serve_check": None,
+    }
     if serve_check:
         counts["serve_check"] = check_serving(recipe, candidate, weights, shape, source.aux_layer_ids)
     return counts
@@ -267,6 +272,13 @@ def _training_cost(run_dir: Path) -> dict[str, Any] | None:
     if "train_seconds" not in counts:
         return None
     return {"seconds": counts["train_seconds"], "ranks": counts["world_size"]}
+
+
+def _predicted_on(source: Checkpoint) -> dict[str, Any] | None:
+    """Responses that acceptance was predicted on, whether all of them loop, and how many tokens of each were replayed;
+    None for a head that was imported, or trained before it was noted."""
+    found = {key: source.state.get(key) for key in ("prompts", "looping")}
+    return {**found, "tokens": source.run["max_tokens"]} if found["prompts"] else None
 
 
 def untrained_recipe(recipe: Recipe, lengths: Sequence[float]) -> Recipe:

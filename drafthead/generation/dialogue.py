@@ -35,7 +35,7 @@ Message = dict[str, Any]
 _T = TypeVar("_T")
 
 TRUNCATED, REFUSED, LOOPING = FLAGS = get_args(Fault)
-GIVEN = "given"  # finish_reason of a response that the data had
+GIVEN, LENGTH = "given", "length"  # finish_reason of a response that the data had, and of one that was cut off
 DROPPED = "dropped"  # the reason why a response with a flag is missing
 ENDED = "an earlier answer of the conversation was "  # as it is stored in the parts
 NO_ROOM = "no room for a response in engine.max_model_len"
@@ -166,7 +166,7 @@ class Turn:
         dialogue: up to this turn.
         effort: drawn for it; the template writes it into the prompt.
         request: for its response.
-        given: the response of the data, stop token included; None: it is generated.
+        given: the response of the data; None: it is generated.
     """
 
     dialogue: Dialogue
@@ -223,7 +223,7 @@ def make_responses(
     while dialogues:
         turns, lost = prepare(rules, dialogues)
         dialogues = []
-        for turn, (generation, beyond) in zip(turns, _generate(generator, turns, rules.continuation, bar), strict=True):
+        for turn, (generation, beyond) in zip(turns, _generate(rules, generator, turns, bar), strict=True):
             dialogue, message, was_given = turn.dialogue, rules.read(generation.token_ids), turn.given is not None
             response = Response(
                 id=dialogue.id,
@@ -255,20 +255,21 @@ def make_responses(
 
 
 def _generate(
-    generator: Engine | None, turns: Sequence[Turn], num_continued: int, bar: tqdm
+    rules: SplitRules, generator: Engine | None, turns: Sequence[Turn], bar: tqdm
 ) -> list[tuple[Generation, list[int]]]:
     """One response per turn, and the token ids that follow it past its stop."""
-    if generator is None:
+    if rules.given is not None:
         bar.update(len(turns))
-        return [(Generation(turn.given or [], GIVEN), []) for turn in turns]
-    if not turns:  # all of a round may be left out
+        ended, given = rules.given.ends, [turn.given or [] for turn in turns]
+        return [(Generation(ids, GIVEN if ended(ids) else LENGTH), []) for ids in given]
+    if not turns or generator is None:  # all of a round may be left out
         return []
     generations = generator.generate([turn.request for turn in turns], bar)
-    if not num_continued:
+    if not (K := rules.continuation):
         return [(one, []) for one in generations]
     further = [
         GenerationRequest(
-            [*turn.request.prompt_ids, *one.token_ids], num_continued, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
+            [*turn.request.prompt_ids, *one.token_ids], K, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
         )
         for turn, one in zip(turns, generations, strict=True)
     ]
@@ -289,11 +290,12 @@ def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None
 def flags_of(settings: ResponsesConfig, message: ParsedResponse, generation: Generation) -> list[str]:
     """What is wrong with a response, in the order of FLAGS.
 
-    Truncation is the engine's word. A refusal begins with one of responses.refusal_openings: cheap, and it misses
-    refusals that begin otherwise. Loops are told by `data.responses`, whose limit honest tables and code can reach too.
+    Truncation is the engine's word, or that a response of the data ends without a stop token. A refusal begins with one
+    of responses.refusal_openings: cheap, and it misses refusals that begin otherwise. Loops are told by
+    `data.responses`, whose limit honest tables and code can reach too.
     """
     found = {
-        TRUNCATED: generation.finish_reason == "length",
+        TRUNCATED: generation.finish_reason == LENGTH,
         REFUSED: is_refusal(message.content, settings.refusal_openings),
         LOOPING: loops(generation.token_ids),
     }

@@ -129,7 +129,8 @@ def _candidates(source: Located, conversation: Conversation) -> Iterator[Candida
     for messages, response in cut(conversation.messages, source.config.turns) if ids is None else [((), None)]:
         text = " ".join(m["content"] for m in messages) or conversation.text or " ".join(map(str, ids or ()))
         key = prompt_id(messages, ids, tools)
-        prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response)
+        answer = conversation.response_ids
+        prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response, answer)
         yield Candidate(prompt, label, text)
 
 

@@ -91,8 +91,11 @@ def make_prompts(recipe: Recipe) -> dict[str, Any]:
     mix = make_mix(settings, sources)
     splits = split_prompts(settings, mix.train, mix.heldout)
     begin(directory, KIND, identity)
+    if not keeps_responses and (answered := sum(prompt.response_ids is not None for prompt in mix.train)):
+        unused = "the target generates others; responses.regenerate=false trains on them"
+        mix.report["notes"].append(f"{answered} training prompts come with response_ids, which are left out: {unused}")
     for split, prompts in splits.items():
-        stored = prompts if keeps_responses else [replace(prompt, response=None) for prompt in prompts]
+        stored = prompts if keeps_responses else [replace(p, response=None, response_ids=None) for p in prompts]
         write_prompts(directory / f"{split}.parquet", stored)
     return finish(directory, {**{split: len(prompts) for split, prompts in splits.items()}, **mix.report})
 

@@ -88,6 +88,9 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     missing = [part for split in unfinished for part in list_parts(recipe, split) if not part.path.exists()]
     if to_keep := [part for part in missing if not settings.regenerates(part.split)]:
         run_here(Task(lambda: nullcontext(PartWorker(recipe, tokenizer)), 0, "keeping responses", "prompt"), to_keep)
+    # Data without a response to learn from is refused before an engine starts for the other split.
+    for split in [split for split in unfinished if not settings.regenerates(split)]:
+        finish_split(recipe.responses_dir(split))
     if to_generate := [part for part in missing if settings.regenerates(part.split)]:
         if recipe.states.one_pass:
             for split in {part.split for part in to_generate}:
@@ -98,7 +101,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
         tokens = sum(len(response.response_ids) for part in to_generate for response in read_part(part.path))
         rate = tokens / (time.monotonic() - started)
         logger.info("generated %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
-    for split in unfinished:
+    for split in [split for split in unfinished if settings.regenerates(split)]:
         finish_split(recipe.responses_dir(split))
 
 

@@ -28,7 +28,11 @@ _MESSAGES = ("messages", "conversations", "conversation")
 _IDS = ("prompt_ids", "input_ids", "input_tokens", "tok_input")
 _QUESTION = ("prompt", "question", "problem_statement", "text")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_DOCUMENT = ("document", "repo", "id", "question_id", "task_id", "prompt_id", "uuid")
+_DOCUMENT = ("document", "repo", "id", "question_id", "task_id", "prompt_id", "uuid", "module")
+_OWN = {
+    *_MESSAGES, *_IDS, *_QUESTION, *_DOCUMENT, "response_ids", "turns", "instruction", "input", "system", "tools",
+    "text_input", "category", "source", "split", "metadata",
+}  # fmt: skip
 
 
 def read_row(row: Row, entry: "Entry") -> Conversation:
@@ -38,9 +42,12 @@ def read_row(row: Row, entry: "Entry") -> Conversation:
     of the user's own that declares its split is its own document.
 
     Raises:
-        RowError: the row is no prompt, or its split is neither train nor heldout.
+        RowError: the row is no prompt, its split is neither train nor heldout, or a row of the user's own has a key
+            that nothing reads.
     """
     row, own = entry.adapt(row), entry is LOCAL
+    if own and (unknown := sorted({str(key) for key, value in row.items() if value is not None} - _OWN)):
+        raise RowError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(_OWN))} (metadata is not read)")
     messages: tuple[Message, ...] = ()
     ids = None
     if (chat := _first(row, *_MESSAGES)) is not None:
@@ -49,6 +56,9 @@ def read_row(row: Row, entry: "Entry") -> Conversation:
         ids = token_ids(given)
     else:
         messages = question(_question(row), row.get("system"))
+    response_ids = row.get("response_ids") if own else None
+    if response_ids is not None and ids is None:
+        raise RowError("response_ids without prompt_ids: an answer to text is an assistant's message in `messages`")
     split = row.get("split") if own else None
     if split not in (None, "train", "heldout"):
         raise RowError(f'split is {split!a:.20}; write "train" or "heldout", or leave it out to split by document')
@@ -61,6 +71,7 @@ def read_row(row: Row, entry: "Entry") -> Conversation:
         category=_name(row.get(entry.label)),
         tools=tuple(tools if isinstance(tools, list) else [tools]) or None,
         prompt_ids=ids,
+        response_ids=None if response_ids is None else token_ids(response_ids),
         text=str(row.get("text_input") or ""),
         split=split,
         source=_name(row.get("source")) if own else None,

@@ -57,6 +57,8 @@ class TrainState:
         acceptance_per_position: joint prefix acceptance of draft tokens 1..K, likewise.
         best_step: step of the best checkpoint so far.
         best_acceptance_length: its predicted acceptance length.
+        prompts, looping: validation responses that it was predicted on, and whether all of them loop.
+        without_rise: validations since the best one.
     """
 
     step: int
@@ -66,6 +68,9 @@ class TrainState:
     best_step: int
     best_acceptance_length: float
     acceptance_per_position: tuple[float, ...] = ()
+    prompts: int = 0
+    looping: bool = False
+    without_rise: int = 0
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:

@@ -90,6 +90,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
         "head": recipe.head.model_dump(mode="json"),
         "train": recipe.train.model_dump(mode="json"),
         "num_draft_tokens": recipe.eval.num_draft_tokens,
+        "max_tokens": recipe.eval.max_tokens,
         **(_start_identity(recipe, start) if start else {}),
     }
     return Inputs(spec, train, validation, identity, start)

@@ -15,6 +15,7 @@ import torch
 
 from drafthead.config import Recipe
 from drafthead.files import atomic_path
+from drafthead.statistics import few
 from drafthead.tracking import wandb_run
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class StepMetrics:
         memory_gib: peak of rank 0, GPU memory if there is one, else resident.
         acceptance_length: at the K to be served, by replay of the validation split when it last ran; 0 before.
         acceptance_per_position: joint prefix acceptance of draft tokens 1..K, from the same replay.
+        acceptance_prompts: responses that were replayed.
         tokens_per_second: over all ranks, since the last validation.
         eta_seconds: until the last step, at this rate.
         step_seconds: wall time since the step before, waiting, validation and checkpoint included; what the head cost.
@@ -50,18 +52,20 @@ class StepMetrics:
     memory_gib: float
     acceptance_length: float
     acceptance_per_position: tuple[float, ...]
+    acceptance_prompts: int = 0
     tokens_per_second: float = 0.0
     eta_seconds: float = 0.0
     step_seconds: float = 0.0
 
     def line(self) -> str:
-        """Fixed order and width."""
+        """Fixed order and width; a question mark behind an acceptance length of too few prompts."""
+        mark = "?" if self.acceptance_per_position and few(self.acceptance_prompts) else " "
         losses = " ".join(f"{value:6.3f}" for value in self.loss_per_step)
         accuracies = " ".join(f"{value:5.3f}" for value in self.accuracy_per_step)
         accepted = " ".join(f"{value:5.3f}" for value in self.acceptance_per_position)
         return (
             f"step {self.step:6d}  loss {self.loss:7.4f}  loss/step {losses}  top1/step {accuracies}  "
-            f"accept {self.acceptance_length:5.3f} [{accepted}]  grad {self.grad_norm:7.3f}  "
+            f"accept {self.acceptance_length:5.3f}{mark}[{accepted}]  grad {self.grad_norm:7.3f}  "
             f"lr {self.learning_rate:.2e}  {self.tokens_per_second:8.0f} tok/s  {self.memory_gib:5.2f} GiB  "
             f"eta {timedelta(seconds=round(self.eta_seconds))}"
         )
@@ -72,16 +76,19 @@ class Validation:
     """Result of a pass over the validation split.
 
     Attributes:
-        first_step_loss: mean loss of the first draft position per row; NaN when nothing was replayed.
+        first_step_loss: mean loss of the first draft position per row.
         acceptance_length: by replay, at the K to be served.
         acceptance_per_position: joint prefix acceptance of draft tokens 1..K.
-        rounds: how many were replayed.
+        rounds, prompts: how many were replayed, of how many responses.
+        looping: all of these loop.
     """
 
     first_step_loss: float
     acceptance_length: float
     acceptance_per_position: tuple[float, ...]
     rounds: int
+    prompts: int
+    looping: bool
 
 
 class MetricsLog:
@@ -128,9 +135,15 @@ class MetricsLog:
         if self._accelerator.is_main_process:
             rates = " ".join(f"{rate:.3f}" for rate in result.acceptance_per_position)
             logger.info(
-                f"step {step:6d}  validation: acceptance length {result.acceptance_length:.3f} (replay of "
-                f"{result.rounds} rounds), per position {rates}, first-step loss {result.first_step_loss:.4f}"
+                f"step {step:6d}  validation: acceptance length {result.acceptance_length:.3f}{few(result.prompts)} "
+                f"(replay of {result.rounds} rounds), per position {rates}, first-step loss "
+                f"{result.first_step_loss:.4f}"
             )
+            if result.looping:
+                logger.warning(
+                    f"all {result.prompts} validation responses loop: acceptance is predicted on them, which says "
+                    "little of other text; regenerate validation with other prompts or a larger responses.max_tokens"
+                )
 
     def seconds(self) -> float:
         """Wall time of all steps logged, over every start of the run."""
@@ -140,7 +153,7 @@ class MetricsLog:
     def _write(self, kind: str, values: dict[str, Any]) -> None:
         if self._accelerator.is_main_process:
             with self._path.open("a") as file:
-                file.write(json.dumps({"kind": kind, **values}) + "\n")
+                file.write(json.dumps({"kind": kind, **values}, allow_nan=False) + "\n")
         self._accelerator.log(flatten(values, kind), step=values["step"])  # nothing without a tracker
 
 

@@ -35,6 +35,7 @@ from drafthead.drafters.trained import OWN
 from drafthead.drafters.vocabulary import DraftVocabulary, coverage
 from drafthead.losses.fused import HeadLoss, Teacher, head_loss
 from drafthead.progress import progress_bar
+from drafthead.statistics import few
 from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
@@ -88,10 +89,12 @@ def train(recipe: Recipe) -> Path:
         state = trainer.state
         counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": round(log.seconds(), 1)}
         artifacts.finish(recipe.run_dir, counts)
+        best, last = state.best_acceptance_length, state.acceptance_length
         logger.info(
-            "best checkpoint: step %d, predicted acceptance length %.3f at K=%d", state.best_step,
-            state.best_acceptance_length, recipe.eval.num_draft_tokens,
-        )  # fmt: skip
+            f"best checkpoint: step {state.best_step}, predicted acceptance length {best:.3f} at "
+            f"K={recipe.eval.num_draft_tokens}{few(state.prompts)}; at the last step, {state.step}, it is {last:.3f} "
+            f"({last / best - 1:+.1%})"
+        )
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
     return recipe.run_dir
@@ -149,7 +152,7 @@ class Trainer:
         shape, vocabulary, target: of the head, d2t and t2d, frozen tensors.
         dtype: what is computed in; weights and their update are float32 beside it.
         stream: packed micro batches of all epochs.
-        replayed: the validation documents that acceptance is predicted on.
+        replayed, looping: the validation documents that acceptance is predicted on, and whether all of them loop.
         state: where training stands.
     """
 
@@ -183,7 +186,7 @@ class Trainer:
             )
         self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
         self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
-        self.replayed = replayed_documents(inputs.validation, self.drafter)
+        self.replayed, self.looping = replayed_documents(inputs.validation, self.drafter, recipe.eval.max_tokens)
         self.prefetch = Prefetch(self.stream, self._read, self.device)
         self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
         if self.main:
@@ -198,6 +201,10 @@ class Trainer:
             log.validation(0, self.validate(self.weights()))
         with progress_bar(self.total_steps, "train", "step", self.state.step, disable=not self.main) as bar:
             for step in range(self.state.step, self.total_steps):
+                if self.state.without_rise == self.config.patience:  # never 0
+                    logger.info(f"step {step:6d}  stopped: train.patience {self.config.patience} is used up")
+                    self.feed.release(self.total_steps)  # nobody needs to harvest the rest
+                    break
                 # Online, the states of this step may not be written yet, or the harvester may need room to go on.
                 if self.feed.wants_checkpoint(step):
                     self.save(step, self.weights(averaged))
@@ -256,7 +263,7 @@ class Trainer:
             step=step + 1, loss=float((losses * weights).sum()), loss_per_step=tuple(losses.tolist()),
             accuracy_per_step=tuple(accuracies.tolist()), grad_norm=gradient_norm(self.engine), learning_rate=rate,
             memory_gib=peak_memory_gib(), acceptance_length=self.state.acceptance_length,
-            acceptance_per_position=self.state.acceptance_per_position,
+            acceptance_per_position=self.state.acceptance_per_position, acceptance_prompts=self.state.prompts,
         )  # fmt: skip
         if not (math.isfinite(metrics.loss) and 0 <= metrics.grad_norm < math.inf):  # DeepSpeed's -1 is NaN or infinite
             self._stop(metrics, [window.document for index in mine for window in self.stream[index]])
@@ -296,22 +303,31 @@ class Trainer:
             total += float(scored.position_sums[0])
             counted += int(batch.scored[0].sum())
             acceptance += replayed(
-                scored.predictions.view(batch.scored.shape), self.target.target_ids, batch, acceptance
-            )
+                scored.predictions.view(batch.scored.shape), self.target.target_ids, batch, acceptance,
+                self.recipe.eval.max_tokens,
+            )  # fmt: skip
         counts = torch.tensor(
             [total, counted, acceptance.drafts, *acceptance.accepted_per_position], dtype=torch.float64
         )
         total, counted, drafts, *accepted = accelerator.reduce(counts.to(self.device), "sum").cpu().tolist()
         pooled = Acceptance(int(drafts), tuple(int(n) for n in accepted))
-        self.state = replace(self.state, acceptance_length=pooled.length, acceptance_per_position=pooled.rates)
-        return Validation(total / counted if counted else math.nan, pooled.length, pooled.rates, pooled.drafts)
+        self.state = replace(
+            self.state, acceptance_length=pooled.length, acceptance_per_position=pooled.rates,
+            prompts=len(self.replayed), looping=self.looping,
+        )  # fmt: skip
+        return Validation(total / counted, pooled.length, pooled.rates, pooled.drafts, len(self.replayed), self.looping)
 
     def save(self, step: int, weights: dict[str, Tensor], measured: bool = False) -> None:
         """Write a checkpoint, note whether it is the best of those that were measured, and apply retention."""
         state = replace(self.state, step=step, world_size=self.accelerator.num_processes)
-        # Where validation has no response at all, lengths are NaN and the newest checkpoint counts as the best.
-        if measured and (state.best_step == 0 or not state.acceptance_length <= state.best_acceptance_length):
-            state = replace(state, best_step=step, best_acceptance_length=state.acceptance_length)
+        if measured:
+            # Too few prompts decide nothing: the newest checkpoint counts as the best.
+            rises = state.best_step == 0 or not state.acceptance_length <= state.best_acceptance_length
+            if rises or few(state.prompts):
+                length = state.acceptance_length
+                state = replace(state, best_step=step, best_acceptance_length=length, without_rise=0)
+            else:
+                state = replace(state, without_rise=state.without_rise + 1)
         self.state = state
         checkpoint.save(self.accelerator, self.engine, self.recipe.run_dir, self.state, weights)
         if self.main:
@@ -351,7 +367,8 @@ class Trainer:
             f"{len(train)} sequences in {len(found.windows)} windows ({found.silent} without a position to learn "
             f"from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} covers "
             f"{coverage(found.generated, self.vocabulary):.2%} of generated tokens; acceptance is predicted on "
-            f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty)"
+            f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty), the first "
+            f"{self.recipe.eval.max_tokens} tokens of each"
         )
         for category, counts in sorted(found.by_category.items()):
             logger.info(f"  {category:<20} {coverage(counts, self.vocabulary):.2%} of {int(counts.sum()):,}")
@@ -366,25 +383,29 @@ def first_choices(scored: HeadLoss, batch: PackedBatch, target: FrozenTarget) ->
     return proposed == torch.stack([torch.roll(choice, -1 - k) for k in range(len(proposed))])
 
 
-def replayed_documents(store: States, drafter: Drafter) -> list[Window]:
-    """The validation documents that are replayed, whole, since rounds cross windows.
+def replayed_documents(store: States, drafter: Drafter, max_tokens: int) -> tuple[list[Window], bool]:
+    """The validation documents that are replayed, whole, since rounds cross windows, and whether all of them loop.
 
-    Empty responses and those that loop are left out, by the rule by which evaluation leaves them out: the checkpoint
-    that is picked is to be the one that evaluation would pick. Where all of them loop they are taken after all, as by
-    the serving check of an export.
+    Responses without a round, of less than two tokens, and those that loop in what evaluation would serve of them are
+    left out, by its rule: the checkpoint that is picked is to be the one that evaluation would pick. Where all of them
+    loop they are taken after all, as by the serving check of an export.
+
+    Raises:
+        ValueError: no response has a round.
     """
     texts = [(i, *store.tokens(i)) for i in range(len(store))]
-    some = [(i, ids, mask) for i, ids, mask in texts if mask.any()]
-    straight = [text for text in some if not loops(text[1][last_answer(text[2])])]
-    if some and not straight:
-        logger.warning(
-            f"all {len(some)} validation responses loop: acceptance is predicted on them, which says little of other "
-            "text; regenerate validation with other prompts or a larger responses.max_tokens"
+    answers = [(i, mask, ids[last_answer(mask, max_tokens)]) for i, ids, mask in texts]
+    some = [answer for answer in answers if len(answer[2]) > 1]
+    straight = [answer for answer in some if not loops(answer[2])]
+    if not some:
+        raise ValueError(
+            f"none of the {len(texts)} validation responses has two tokens: no acceptance can be predicted, and no "
+            "checkpoint be chosen; regenerate validation with other prompts"
         )
-    return [whole(i, mask, drafter) for i, _, mask in straight or some]
+    return [whole(i, mask, drafter) for i, mask, _ in straight or some], not straight
 
 
-def replayed(drafts: Tensor, target_ids: Tensor, batch: PackedBatch, like: Acceptance) -> Acceptance:
+def replayed(drafts: Tensor, target_ids: Tensor, batch: PackedBatch, like: Acceptance, max_tokens: int) -> Acceptance:
     """Drafting rounds over every document of a batch.
 
     Args:
@@ -392,10 +413,11 @@ def replayed(drafts: Tensor, target_ids: Tensor, batch: PackedBatch, like: Accep
         target_ids: (D,) target id of every draft id.
         batch: T = 0 texts of the target, each continued past its stop.
         like: as many draft positions as this one has are replayed.
+        max_tokens: of a response.
     """
     num_drafts = len(like.accepted_per_position)
     matches = match_text(drafts, target_ids, batch.row_ids)[:num_drafts].cpu()
     generated, found = batch.loss_mask.cpu(), empty_acceptance(num_drafts)
     for a, b in pairwise(batch.layout.cu_rows.tolist()):
-        found += replay(matches[:, a:b], generated[a:b])
+        found += replay(matches[:, a:b], generated[a:b], max_tokens)
     return found

@@ -22,6 +22,14 @@ def test_positions_no_round_starts_at_do_not_count():
     assert replay(matches, mask).length == 2.0
 
 
+def test_rounds_end_where_serving_ends():
+    mask, matches = torch.tensor([0, 1, 1, 1, 1, 1, 1]), torch.ones(1, 7, dtype=torch.bool)
+    # roots 0 and 2; the tokens served are 1..3, and what the second round accepts behind them counts, as in an engine
+    assert replay(matches, mask, 4) == Acceptance(2, (2,))
+    assert replay(matches, mask, 3) == Acceptance(1, (1,))
+    assert replay(matches, mask) == Acceptance(3, (3,))
+
+
 def test_only_the_last_generated_run_is_replayed():
     mask = torch.tensor([0, 1, 1, 0, 1, 1, 1])
     assert replay(torch.zeros(1, 7, dtype=torch.bool), mask) == Acceptance(2, (0,))

@@ -30,7 +30,7 @@ def summary(*rows):
     """What the card reads of evaluation's summary."""
     names = ("method", "category", "K", "prompts", "length")
     return SimpleNamespace(
-        temperature=0.7, methods=[SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
+        temperature=0.7, max_tokens=192, methods=[SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
     )
 
 
@@ -73,7 +73,8 @@ def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path
     export_head(licensed, serve_check=False)
     text = write_card(licensed, head.run_dir, _MEASURED, "me/head").read_text()
     assert "| measured on held-out prompts: all | 3 | 0.7 | 147 | 2.69 [2.62, 2.77] |" in text
-    assert "| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60] |" in text
+    few = " (of 9 prompts only: decides nothing)"
+    assert f"| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60]{few} |" in text
     assert text.count("held-out prompts:") == 2
     assert 'license: "apache-2.0"' in text
     assert '"model":"me/head"' in text

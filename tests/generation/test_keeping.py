@@ -1,7 +1,10 @@
 """`responses.regenerate: false`: the responses of the data, from the prompts to tokens with a mask; no engine runs."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tqdm import tqdm
@@ -9,13 +12,15 @@ from tqdm import tqdm
 from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.rendering import NO_RESPONSE
+from drafthead.data.rendering import BEYOND_VOCABULARY, NO_RESPONSE
 from drafthead.data.responses import ResponseTokens, read_left_out, read_responses
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import NO_ROOM
 from drafthead.generation.prompts import make_prompts
 from tests.generation.chats import write_chats
+from tests.generation.small import SMALL, never
 from tests.recipes import changed
+from tests.scripts import run_here
 
 MIX = (
     "prompts.path=null",
@@ -64,6 +69,58 @@ def test_responses_that_are_missing_or_too_long_are_counted(recipe_in: Callable[
     keep(recipe)
     reasons = {entry.reason for entry in read_left_out(recipe.responses_dir("train"))}
     assert reasons == {NO_RESPONSE, NO_ROOM}
+
+
+def answered_ids(folder: Path, **last: Any) -> tuple[Path, dict[tuple, list[int]]]:
+    """Rows of token ids with answers, every other one ending in the stop token <|return|>; the last row as given."""
+    rows = [{"prompt_ids": [1, 40 + i, 41, 42], "response_ids": [50, 51 + i, 52, *[2] * (i % 2)]} for i in range(12)]
+    rows[-1] |= last
+    sides = ["heldout", *["train"] * 11]
+    path = folder / "ids.jsonl"
+    path.write_text("\n".join(json.dumps(row | {"split": side}) for row, side in zip(rows, sides, strict=True)))
+    return path, {tuple(row["prompt_ids"] or ()): row["response_ids"] for row in rows}
+
+
+def test_answers_of_token_ids_are_taken_as_they_are(recipe_in: Callable[..., Recipe], tmp_path: Path, capsys):
+    path, answers = answered_ids(tmp_path, prompt_ids=[1, 60, 1_000_000])
+    options = (f"prompts.path={path}", "prompts.validation=2", "prompts.max_train=null", f"output_dir={tmp_path}")
+    options = (*SMALL, *options, "responses.regenerate=false")
+    assert run_here("data_gen/prompts.py", *options) == 0
+    recipe = recipe_in(*options)
+    keep(recipe)
+    responses = read_responses(recipe.responses_dir("train"))
+    assert len(responses) == 8  # one lies beyond the vocabulary
+    assert all(list(r.response_ids) == answers[tuple(r.prompt_ids)] for r in responses)
+    assert {r.flags == ["truncated"] for r in responses if r.response_ids[-1] != 2} == {True}
+    assert {r.flags == [] for r in responses if r.response_ids[-1] == 2} == {True}
+    assert {r.finish_reason for r in responses} == {"given", "length"}
+    assert [entry.reason for entry in read_left_out(recipe.responses_dir("train"))] == [BEYOND_VOCABULARY]
+    # Where they are not wanted that is said.
+    assert run_here("data_gen/prompts.py", *options, "responses.regenerate=true", "name=other") == 0
+    assert "come with response_ids, which are left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ({"response_id": [7], "answer": "x"}, r"ids.jsonl:12: unknown key answer, response_id; known: "),
+        ({"prompt_ids": None, "prompt": "text"}, r"ids.jsonl:12: response_ids without prompt_ids"),
+        ({"response_ids": []}, r"ids.jsonl:12: token ids must be a non-empty list"),
+    ],
+)
+def test_what_nothing_reads_is_refused_by_name_with_its_line(tmp_path: Path, capsys, last, message):
+    path, _ = answered_ids(tmp_path, **last)
+    assert run_here("data_gen/prompts.py", f"prompts.path={path}", f"output_dir={tmp_path}") == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_data_without_an_answer_is_refused_before_an_engine_starts(recipe_in: Callable[..., Recipe], tmp_path: Path):
+    path, _ = answered_ids(tmp_path)
+    path.write_text(path.read_text().replace("response_ids", "metadata"))
+    recipe = recipe_in(f"prompts.path={path}", "prompts.validation=2", "responses.regenerate=false")
+    make_prompts(recipe)
+    with pytest.raises(ValueError, match="no train prompt has a response"):
+        stage.regenerate(recipe, never)
 
 
 def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Callable[..., Recipe], tmp_path: Path):

@@ -111,7 +111,7 @@ def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
         (b'{"prompt": "a"}\n{"prompt": {"a": 1}}\n', r"1 of 2 rows(.|\n)*own\.jsonl:2: .*not text"),
         (b'{"prompt": "a"}\n{"prompt": "\\ud800"}\n', r"own\.jsonl:2: .*lone surrogate"),
         (b'{"prompt": "a", "split": "test"}\n', r"own\.jsonl:1: split is 'test'"),
-        (b'{"promt": "a"}\n', r"own\.jsonl:1: .*text; found: promt"),
+        (b'{"promt": "a"}\n', r"own\.jsonl:1: unknown key promt; known: .*messages"),
     ],
 )
 def test_a_bad_row_of_ones_own_file_is_named_with_its_line(tmp_path, content, message):

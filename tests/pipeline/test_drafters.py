@@ -33,8 +33,8 @@ def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...], str]:
     (root / "variants.yaml").write_text(yaml.safe_dump(variants))
     settings = ("name=all", f"data={tiny_run.name}", "train.epochs=2", "eval.max_tokens=48")
     command = (
-        "eval/compare.py", *overrides_for(root, *settings), "--variants", str(root / "variants.yaml"), "--heads", *KINDS,
-        "--mask-token-id", "9", "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",
+        "eval/compare.py", *overrides_for(root, *settings), "--variants", str(root / "variants.yaml"),
+        "--heads", *KINDS, "--mask-token-id", "9", "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",
     )  # fmt: skip
     return root, command, run_ok(*command)
 

@@ -15,7 +15,7 @@ def synthetic_data(tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("synthetic")
     recipe = small_recipe(output)
     synthetic_store(recipe, "train", 60, seed=0)
-    synthetic_store(recipe, "validation", 6, seed=1)
+    synthetic_store(recipe, "validation", 16, seed=1)  # fewer decide nothing
     return output
 
 

@@ -21,10 +21,12 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
     return tiny_recipe(output_dir, *SMALL, *overrides)
 
 
-def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None) -> None:
+def synthetic_store(
+    recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None, period: int = 64
+) -> None:
     """A whole store in one shard."""
     spec = load_target_spec(recipe.target_path)
-    sequences = synthetic_sequences(recipe, split, count, seed, poisoned)
+    sequences = synthetic_sequences(recipe, split, count, seed, poisoned, period)
     directory = recipe.states_dir(split)
     identity = {
         "target": target_identity(recipe, spec), "aux_layer_ids": list(recipe.target.aux_layer_ids),
@@ -36,9 +38,10 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, poisoned:
 
 
 def synthetic_sequences(
-    recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None
+    recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None, period: int = 64
 ) -> list[StateSequence]:
-    """ResponseTokens in which a token decides the next one, and states from which the target's head reads it off."""
+    """ResponseTokens in which a token decides the next one, and states from which the target's head reads it off.
+    Texts repeat themselves after `period` tokens."""
     spec = load_target_spec(recipe.target_path)
     head = TargetHead.load(recipe.target_path, dtype="float32")
     pieces = load_pieces(recipe.target_path)
@@ -51,7 +54,7 @@ def synthetic_sequences(
     for i in range(count):
         length = int(torch.randint(16, 40, (1,), generator=generator))
         first = int(torch.randint(0, 64, (1,), generator=generator))
-        tokens = alphabet[(torch.arange(length + 1) * 7 + first) % 64]
+        tokens = alphabet[(torch.arange(length + 1) % period * 7 + first) % 64]
         states = rows[tokens[1:]] / pieces.final_norm.float()  # the final norm multiplies its weight back in
         states = torch.nn.functional.normalize(states, dim=-1) * spec.hidden_size**0.5
         states = states + 0.02 * torch.randn(states.shape, generator=generator)

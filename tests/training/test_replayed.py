@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import torch
 
 from drafthead.data.packing import pack
@@ -37,14 +38,14 @@ def _document(name: str, text: list[int]) -> StateSequence:
     return replace(drawn, input_ids=torch.tensor(text, dtype=torch.int32), loss_mask=mask)
 
 
-def _acceptance(store: StateStore) -> Acceptance:
+def _acceptance(store: StateStore, max_tokens: int = 99) -> Acceptance:
     model, drafter, total = small_model(), eagle3(NUM_STEPS), empty_acceptance(NUM_STEPS)
-    for window in replayed_documents(store, drafter):
+    for window in replayed_documents(store, drafter, max_tokens)[0]:
         batch = pack(store, [window], drafter, whole_text=True).to(torch.device("cpu"), torch.float64)
         with torch.no_grad():
             scored = LossModule(model)(batch, frozen(model), torch.zeros(NUM_STEPS))
         drafts = scored.predictions.view(batch.scored.shape)
-        total += replayed(drafts, frozen(model).target_ids, batch, total)
+        total += replayed(drafts, frozen(model).target_ids, batch, total, max_tokens)
         proposed = drafter.draft(model, batch, frozen(model).embeddings, frozen(model).target_ids, NUM_STEPS)
         assert torch.equal(proposed[batch.scored], drafts[batch.scored])  # what an export check replays
     return total
@@ -52,7 +53,9 @@ def _acceptance(store: StateStore) -> Acceptance:
 
 def test_answers_that_loop_are_left_out(tmp_path):
     store = _store(tmp_path, fresh=FRESH, loop=LOOP, chat=LOOPED_BEFORE)
-    assert [store.ids[w.document] for w in replayed_documents(store, eagle3(NUM_STEPS))] == ["fresh", "chat"]
+    documents, looping = replayed_documents(store, eagle3(NUM_STEPS), 99)
+    assert [store.ids[w.document] for w in documents] == ["fresh", "chat"]
+    assert not looping
     (tmp_path / "without").mkdir()
     without = _store(tmp_path / "without", fresh=FRESH, chat=LOOPED_BEFORE)
     assert _acceptance(store) == _acceptance(without)
@@ -67,16 +70,26 @@ def test_evaluation_leaves_out_the_same(tmp_path):
     answers = {name: {"prompt_id": name, "repeated": repeated_share(t[2:])} for name, t in texts.items()}
     rows = [empty | answer | {"arm": arm} for arm in ("none", "eagle3") for answer in answers.values()]
     summary = summarise_acceptance(pd.DataFrame(rows))
-    assert summary.of("eagle3").prompts == len(replayed_documents(store, eagle3(NUM_STEPS))) == 1
+    assert summary.of("eagle3").prompts == len(replayed_documents(store, eagle3(NUM_STEPS), 99)[0]) == 1
 
 
-def test_where_every_answer_loops_they_are_replayed_and_said_to(tmp_path, caplog):
-    result = _acceptance(_store(tmp_path, loop=LOOP))
-    assert result.drafts > 5
-    assert "all 1 validation responses loop" in caplog.text
+def test_where_every_answer_loops_they_are_replayed(tmp_path):
+    store = _store(tmp_path, loop=LOOP)
+    assert replayed_documents(store, eagle3(NUM_STEPS), 99)[1]
+    assert _acceptance(store).drafts > 5
 
 
-def test_without_an_answer_nothing_is_predicted(tmp_path):
-    silent = replace(_document("silent", FRESH), loss_mask=torch.zeros(len(FRESH), dtype=torch.uint8))
-    write_shard(shard_path(tmp_path, 0), [silent], num_target_layers=3)
-    assert replayed_documents(StateStore(tmp_path), eagle3(NUM_STEPS)) == []
+def test_no_more_is_replayed_and_judged_than_evaluation_serves(tmp_path):
+    """A response that loops only behind what is served of it counts; its first tokens are all that counts."""
+    late, cut = [*range(10), *[1, 2, 3] * 9], [*range(10)]
+    store, alone = (_store(tmp_path / name, late=text) for name, text in (("whole", late), ("cut", cut)))
+    assert [replayed_documents(store, eagle3(NUM_STEPS), n)[1] for n in (8, 99)] == [False, True]
+    assert _acceptance(store, 8).drafts == _acceptance(alone).drafts < _acceptance(store).drafts
+
+
+def test_without_a_round_to_replay_training_is_refused(tmp_path):
+    mask = torch.zeros(len(FRESH), dtype=torch.uint8)
+    mask[5] = 1
+    write_shard(shard_path(tmp_path, 0), [replace(_document("one", FRESH), loss_mask=mask)], num_target_layers=3)
+    with pytest.raises(ValueError, match="none of the 1 validation responses"):
+        replayed_documents(StateStore(tmp_path), eagle3(NUM_STEPS), 99)

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from drafthead import artifacts
+from drafthead.exporting.card import write_card
+from drafthead.exporting.export import export_head
 from tests.exporting.runs import list_files
 from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
+from tests.training.synthetic import small_recipe, synthetic_store
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +63,46 @@ def test_a_run_that_ended_before_retention_makes_up_for_it(finished_run, fresh_r
     shutil.copytree(kept[0], recipe.run_dir / "checkpoints" / "step_00000001")
     run(recipe)
     assert checkpoints(recipe.run_dir) == kept
+
+
+def test_patience_ends_a_run_that_no_longer_gains_whatever_stops_it_before(fresh_recipe):
+    recipe, options = fresh_recipe(), ("train.learning_rate=1e-12", "train.patience=2", "train.keep_checkpoints=3")
+    assert "stopped: train.patience 2" in run(recipe, *options)
+    counts = artifacts.require(recipe.run_dir, "run", "train")["counts"]
+    # validated at 4, where it stays, at 8 and at 12
+    assert (counts["best_step"], counts["step"], counts["without_rise"]) == (4, 12, 2) < (4, counts["total_steps"])
+    undisturbed = losses(recipe.run_dir)
+    for step in (8, 12):
+        forget_after(recipe.run_dir, step)
+        assert "stopped: train.patience 2" in run(recipe, *options)
+        assert losses(recipe.run_dir) == undisturbed
+    recipe = fresh_recipe(*options)
+    export_head(recipe, serve_check=False)
+    card = write_card(recipe, recipe.run_dir).read_text()
+    assert f"12 of {counts['total_steps']}, stopped by a patience of 2 validations" in card
+    assert "at the best checkpoint, step 4" in card
+
+
+@pytest.mark.parametrize("prompts", [6, 16])
+def test_where_every_response_loops_the_best_is_chosen_and_said_to_be_of_loops(tmp_path, synthetic_data, prompts):
+    recipe = small_recipe(tmp_path)
+    recipe.states_dir("train").parent.mkdir(parents=True)
+    recipe.states_dir("train").symlink_to(small_recipe(synthetic_data).states_dir("train"))
+    synthetic_store(recipe, "validation", prompts, seed=1, period=3)
+    printed, few = run(recipe), "decides nothing" if prompts < 16 else ""
+    validations = entries(recipe.run_dir, "validation")
+    assert printed.count(f"all {prompts} validation responses loop") == len(validations) > 3
+    assert printed.count("decides nothing") == (len(validations) + 1 if few else 0)
+    counts = artifacts.require(recipe.run_dir, "run", "train")["counts"]
+    lengths = {v["step"]: v["acceptance_length"] for v in validations}
+    best = max(lengths.values()) if not few else lengths[counts["step"]]
+    assert counts["best_acceptance_length"] == lengths[counts["best_step"]] == best
+    export_head(recipe, serve_check=False)
+    card = write_card(recipe, recipe.run_dir).read_text()
+    assert f"{prompts} validation prompts although every answer loops" in card
+    assert "the first 192 tokens of each" in card
+    assert ("decides nothing" in card) == bool(few)
+    assert not [path for path in recipe.run_dir.rglob("*.json*") if "NaN" in path.read_text()]
 
 
 class Code:

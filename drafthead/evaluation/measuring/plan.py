@@ -15,9 +15,9 @@ from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, LoadConfig
 from drafthead.data.prompts import read_prompts
-from drafthead.evaluation.comparison import FEWEST_PROMPTS
 from drafthead.evaluation.workload import BASELINE, SAMPLED, method_of, methods_at
 from drafthead.section import Section
+from drafthead.statistics import FEWEST_PROMPTS
 
 _LOG = logging.getLogger(__name__)
 PER_PLACE = 4  # prompts for every request in flight, so that a level spends most of its time full

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 
 from drafthead.config.evaluation import ALL
-from drafthead.evaluation.comparison import FEWEST_PROMPTS
 from drafthead.evaluation.measuring.plan import Plan, is_conversations
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting.tables import (
@@ -25,7 +24,7 @@ from drafthead.evaluation.reporting.tables import (
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means, grouped
 from drafthead.evaluation.results.summary import AcceptanceSummary, MethodAcceptance, counted
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
-from drafthead.statistics import acceptance_length
+from drafthead.statistics import FEWEST_PROMPTS, acceptance_length
 
 _TONES: dict[int, Tone] = {1: "better", 0: "unresolved", -1: "worse"}
 

@@ -61,6 +61,7 @@ class AcceptanceSummary:
         methods: one entry per method and workload, "all" first.
         identical: method -> share of prompts answered exactly as by the baseline. The second baseline is the noise
             floor. Empty above T = 0.
+        max_tokens: of a response; None: not noted.
     """
 
     temperature: float
@@ -69,13 +70,14 @@ class AcceptanceSummary:
     ended: float
     methods: list[MethodAcceptance]
     identical: dict[str, Interval]
+    max_tokens: int | None = None
 
     def of(self, method: str, category: str = ALL) -> MethodAcceptance:
         """The entry of a method on a workload."""
         return next(m for m in self.methods if (m.method, m.category) == (method, category))
 
 
-def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
+def summarise_acceptance(rows: pd.DataFrame, max_tokens: int | None = None) -> AcceptanceSummary:
     """Aggregate the rows of `read_acceptance`, which have one condition."""
     baseline = rows[rows["arm"] == BASELINE]
     entries = summarise_conditions(rows)
@@ -86,6 +88,7 @@ def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
         ended=float((baseline["finish_reason"] == "stop").mean()),
         methods=[entry for entry in entries if entry.method != BASELINE_AGAIN],
         identical={e.method: e.identical for e in entries if e.category == ALL and e.identical is not None},
+        max_tokens=max_tokens,
     )
 
 
