@@ -24,6 +24,7 @@ on what follows. Responses that fail are left out with a reason that callers cou
 """
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 CONTROL_TOKEN = "text contains a control token of the tokenizer"
 BEYOND_VOCABULARY = "token ids lie beyond the target's vocabulary"
 TEMPLATE = "the chat template refuses the conversation"
+NO_ROOM = "no room for a response in engine.max_model_len"
 NO_RESPONSE = "the data has no response to the last message"
 IS_CALL = "the response is a tool call"
 UNSTABLE = "the chat template gives no stable boundary between prompt and response"
@@ -60,12 +62,15 @@ class UnrenderableError(ValueError):
 class Renderer:
     """Calls of one tokenizer's chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", day: date | None = None):
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", day: date | None = None, max_tokens: int | None = None):
         """
         Args:
             tokenizer: with a chat template.
             day: the date given to a template that reads the clock; None: today.
+            max_tokens: a message that cannot have as few tokens is not read, which would take a second per megabyte.
         """
+        longest = max(map(len, tokenizer.get_vocab())) if max_tokens else 0  # characters
+        self._max_characters = max_tokens * longest if max_tokens else math.inf
         self._tokenizer = tokenizer
         self._clock: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
         control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -76,8 +81,8 @@ class Renderer:
         """Token ids of a prompt, generation prompt included; those it has already are read as they are.
 
         Raises:
-            UnrenderableError: the text holds a control token, the template refuses the conversation, or an id lies
-                beyond the vocabulary.
+            UnrenderableError: the text holds a control token or is too long in any case, the template refuses the
+                conversation, or an id lies beyond the vocabulary.
         """
         if prompt.prompt_ids is not None:
             return self.given(prompt.prompt_ids)
@@ -103,6 +108,8 @@ class Renderer:
         text = json.dumps([messages, prompt.tools], ensure_ascii=False)
         if found := next((token for token in self._control if token in text), None):
             raise UnrenderableError(CONTROL_TOKEN, found)
+        if (size := sum(len(str(message.get("content", ""))) for message in messages)) > self._max_characters:
+            raise UnrenderableError(NO_ROOM, f"{size} characters")
         try:
             encoding: Any = self._tokenizer.apply_chat_template(
                 messages,
@@ -171,7 +178,8 @@ class KeptResponses:
 
 def renderer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Renderer:
     """A function (prompt, reasoning effort) -> token ids, generation prompt included."""
-    return Renderer(tokenizer, template_day(recipe) if reads_clock(tokenizer) else None)
+    day = template_day(recipe) if reads_clock(tokenizer) else None
+    return Renderer(tokenizer, day, recipe.engine.max_model_len)
 
 
 def template_day(recipe: Recipe) -> date:

@@ -22,7 +22,7 @@ from drafthead.config import Recipe
 from drafthead.config.responses import Effort, Fault, ResponsesConfig
 from drafthead.data.prompts import Prompt
 from drafthead.data.reading import ParsedResponse, response_parser
-from drafthead.data.rendering import KeptResponses, UnrenderableError, renderer
+from drafthead.data.rendering import NO_ROOM, KeptResponses, UnrenderableError, renderer
 from drafthead.data.responses import LeftOut, Response, loops
 from drafthead.drafters.config import HeadConfig
 from drafthead.engine.generate import Engine, Generation, GenerationRequest
@@ -38,7 +38,6 @@ TRUNCATED, REFUSED, LOOPING = FLAGS = get_args(Fault)
 GIVEN, LENGTH = "given", "length"  # finish_reason of a response that the data had, and of one that was cut off
 DROPPED = "dropped"  # the reason why a response with a flag is missing
 ENDED = "an earlier answer of the conversation was "  # as it is stored in the parts
-NO_ROOM = "no room for a response in engine.max_model_len"
 
 
 @dataclass(frozen=True)

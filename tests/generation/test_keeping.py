@@ -12,10 +12,9 @@ from tqdm import tqdm
 from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.rendering import BEYOND_VOCABULARY, NO_RESPONSE
+from drafthead.data.rendering import BEYOND_VOCABULARY, NO_RESPONSE, NO_ROOM
 from drafthead.data.responses import ResponseTokens, read_left_out, read_responses
 from drafthead.generation import regenerate as stage
-from drafthead.generation.dialogue import NO_ROOM
 from drafthead.generation.prompts import make_prompts
 from tests.generation.chats import write_chats
 from tests.generation.small import SMALL, never

@@ -8,10 +8,10 @@ import pytest
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.rendering import CONTROL_TOKEN
+from drafthead.data.rendering import CONTROL_TOKEN, NO_ROOM
 from drafthead.data.responses import read_responses
 from drafthead.generation import regenerate as stage
-from drafthead.generation.dialogue import NO_ROOM, SplitRules, open_dialogue, prepare
+from drafthead.generation.dialogue import SplitRules, open_dialogue, prepare
 from tests.artifacts import ask
 from tests.damage import half_written
 from tests.generation.small import copy_of, never
@@ -25,6 +25,17 @@ def test_prompts_without_room_or_form_are_left_out_with_a_reason(recipe_in: Call
     turns, left_out = prepare(rules, [open_dialogue(p, True) for p in (fine, long, control)])
     assert [turn.dialogue.prompt for turn in turns] == [fine]
     assert {entry.id: entry.reason for entry in left_out} == {long.id: NO_ROOM, control.id: CONTROL_TOKEN}
+
+
+def test_a_message_that_cannot_fit_is_left_out_unread(recipe_in: Callable[..., Recipe], monkeypatch):
+    recipe = recipe_in()
+    rules = SplitRules(recipe, "train", tokenizer := stage.load_tokenizer(recipe))
+    monkeypatch.setattr(tokenizer, "apply_chat_template", never)
+    longest = max(map(len, tokenizer.get_vocab()))
+    _, left_out = prepare(rules, [open_dialogue(ask("x" * (recipe.engine.max_model_len * longest + 1)), True)])
+    assert [entry.reason for entry in left_out] == [NO_ROOM]
+    with pytest.raises(AssertionError):  # one less might fit
+        prepare(rules, [open_dialogue(ask("x" * (recipe.engine.max_model_len * longest)), True)])
 
 
 def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe]):
