@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from drafthead.artifacts import MANIFEST, require
 from drafthead.cli import recipe_from_command_line, run_recipe
@@ -165,8 +164,11 @@ def serving_overrides(recipe: Recipe, recipes: dict[Contestant, Recipe], args: A
 def run_script(script: str, arguments: list[str], launch: bool = False) -> None:
     """Run one of the project's scripts; ends this process with its exit code where that is not 0."""
     launcher = ["-m", "accelerate.commands.launch", "--quiet"] if launch else []
-    if launch and not torch.cuda.is_available():
-        launcher += ["--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    if launch:
+        import torch  # after drafthead.cli, which says how its threads wait
+
+        if not torch.cuda.is_available():
+            launcher += ["--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     run_child([sys.executable, *launcher, str(REPO_ROOT / script), *arguments])
 
 
