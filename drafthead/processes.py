@@ -1,4 +1,4 @@
-"""Child processes that end with the process that started them.
+"""Child processes that end with the process that started them, and the environment they inherit.
 
 A stage that is killed with SIGKILL cannot clean up: a rank would train on beside the resumed run, an engine would keep
 its memory, a server its port. On Linux a child can request a signal for its parent's death; elsewhere nothing is done,
@@ -17,6 +17,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import parent_process
+
+# OpenMP threads that wait for one another spin, and starve whatever runs beside them. Read when torch is loaded, after
+# this module in every script, and inherited by engines, servers and ranks; what a user has set stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PARENT = "DRAFTHEAD_END_WITH_PARENT"  # process id of the parent

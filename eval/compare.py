@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
@@ -196,8 +195,11 @@ def serving_overrides(recipe: Recipe, recipes: dict[Contestant, Recipe], args: A
 def run_script(script: str, arguments: list[str], launch: bool = False) -> None:
     """Run one of the project's scripts; ends this process with its exit code where that is not 0."""
     launcher = ["-m", "accelerate.commands.launch", "--quiet"] if launch else []
-    if launch and not torch.cuda.is_available():
-        launcher += ["--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    if launch:
+        import torch  # after drafthead.cli, which says how its threads wait
+
+        if not torch.cuda.is_available():
+            launcher += ["--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     run_child([sys.executable, *launcher, str(REPO_ROOT / script), *arguments])
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from drafthead.config import REPO_ROOT
 
 PATIENCE = 20.0  # seconds
 
@@ -55,6 +58,26 @@ if __name__ == "__main__":
 LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no"}  # set by accelerate's launcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked for it")
+
+
+@pytest.mark.parametrize(
+    ("script", "option", "policy"),
+    [
+        ("train/eagle3.py", "--dry-run", None),
+        ("eval/compare.py", "--help", None),
+        ("data_gen/harvest.py", "--help", "active"),
+    ],
+)
+def test_threads_that_wait_do_not_spin_unless_the_user_says_so(script, option, policy):
+    """By OpenMP's own word, which it gives when it is loaded."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "true", "PYTHONPATH": str(REPO_ROOT)} | (
+        {"OMP_WAIT_POLICY": policy} if policy else {}
+    )
+    done = subprocess.run(
+        [sys.executable, script, option], cwd=REPO_ROOT, env=environment, capture_output=True, text=True
+    )
+    assert set(re.findall("OMP_WAIT_POLICY = '(.*)'", done.stderr)) == {"PASSIVE" if policy is None else "ACTIVE"}
 
 
 @pytest.mark.parametrize("name", STARTERS)

@@ -7,8 +7,6 @@ Without a recipe it trains the embedded default, configs/tiny.yaml. DeepSpeed is
 accelerate or DeepSpeed configuration file is needed. Interrupted, it resumes from the newest checkpoint.
 """
 
-import os
-
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.planning import OPTIONS, dry_run
 from drafthead.processes import end_with_launcher
@@ -20,9 +18,6 @@ def main() -> None:
     if args.dry_run:
         dry_run(recipe, args, {"train": args.tokens_per_second})
         return
-    if recipe.states.spool_shards is not None:
-        # A harvester runs beside: on CPU, threads that spin for one another would starve it, and it them.
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded, below
     from drafthead.training.trainer import train
 
     train(recipe)

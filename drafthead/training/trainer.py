@@ -405,7 +405,9 @@ def replayed_documents(store: States, drafter: Drafter, max_tokens: int) -> tupl
     return [whole(i, mask, drafter) for i, mask, _ in straight or some], not straight
 
 
-def replayed(drafts: Tensor, target_ids: Tensor, batch: PackedBatch, like: Acceptance, max_tokens: int) -> Acceptance:
+def replayed(
+    drafts: Tensor, target_ids: Tensor, batch: PackedBatch, like: Acceptance, max_tokens: int | None = None
+) -> Acceptance:
     """Drafting rounds over every document of a batch.
 
     Args:
@@ -413,7 +415,7 @@ def replayed(drafts: Tensor, target_ids: Tensor, batch: PackedBatch, like: Accep
         target_ids: (D,) target id of every draft id.
         batch: T = 0 texts of the target, each continued past its stop.
         like: as many draft positions as this one has are replayed.
-        max_tokens: of a response.
+        max_tokens: of a response; None: all.
     """
     num_drafts = len(like.accepted_per_position)
     matches = match_text(drafts, target_ids, batch.row_ids)[:num_drafts].cpu()

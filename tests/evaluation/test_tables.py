@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.reporting.measured_tables import conditions_table
-from drafthead.evaluation.results.summary import summarise_conditions
+from drafthead.evaluation.reporting.report import acceptance_line
+from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_conditions
 
 
 def _row(arm: str, k: int, prompt: str, steps: list[tuple[int, int]], sha: str = "same", repeated: float = 0.0) -> dict:
@@ -40,6 +41,12 @@ def test_counts_are_pooled_and_looping_prompts_left_out(summaries):
     assert everything.positions.unconditional == pytest.approx([4 / 5, 1 / 5])
     assert everything.positions.conditional == pytest.approx([4 / 5, 1 / 2])  # two drafts had a second token to lose
     assert everything.identical.value == pytest.approx(2 / 3)  # the looping prompt counts here
+
+
+def test_a_length_of_too_few_prompts_is_marked(summaries):
+    cell = conditions_table(summaries).rows[0][6]
+    assert (cell.tone, cell.text.endswith("(of 2 prompts only: decides nothing)")) == ("unresolved", True)
+    assert "of 2 prompts only" in acceptance_line(AcceptanceSummary(0.0, 3, 1, 1.0, summaries, {}))
 
 
 def test_tables_name_the_condition(summaries):

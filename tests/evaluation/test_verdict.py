@@ -14,7 +14,7 @@ from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, pay
 from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
-from drafthead.evaluation.reporting.measured_tables import memory_table
+from drafthead.evaluation.reporting.measured_tables import brief_table, levels_table, memory_table
 from drafthead.evaluation.results.levels import Level, ServingRows, completed, read_serving, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
 from tests.evaluation.rows import speed_at, write_results
@@ -276,6 +276,16 @@ def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, leve
 def test_rows_of_an_earlier_version_are_refused_by_the_columns_they_lack(rows):
     with pytest.raises(ArtifactError, match="workload.*python eval/serving.py"):
         completed(rows.requests.drop(columns=["k", "workload"]), rows.runs)
+
+
+@pytest.mark.parametrize(("prompts", "decision"), [(15, UNKNOWN), (16, DEPLOY)])
+def test_too_few_prompts_decide_nothing_and_their_acceptance_is_marked(tmp_path, prompts, decision):
+    write_results(tiny_recipe(tmp_path), head_speed={1: 1.5}, prompts=prompts)
+    levels = summarise_serving(read_serving(tiny_recipe(tmp_path).results_dir / "serving"))
+    assert {decide(levels, {1: 1.0}).decision} == {decision}
+    for shown in (brief_table(levels), levels_table("", levels)):
+        text = shown.rows[-1][shown.columns.index("Acceptance length")].text
+        assert ("decides nothing" in text) == (decision == UNKNOWN)
 
 
 def test_the_main_verdict_is_over_all_prompts_at_the_main_temperature(tmp_path):

@@ -37,8 +37,9 @@ HEADS = {
         "target.aux_layer_ids=[3,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_before_residual=true",
         "head.norm_before_fc=false",
     ),
-    "one aux layer, the whole vocabulary, norm_output": (
+    "one aux layer, the whole vocabulary, norm_output, cut where evaluation cuts": (
         "target.aux_layer_ids=[8]", "head.draft_vocab_size=3072", "head.norm_output=true", "head.norm_before_fc=false",
+        "eval.max_tokens=100",
     ),
     "four aux layers with the embeddings, two layers, every norm": (
         "target.aux_layer_ids=[0,2,5,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_output=true",
@@ -111,7 +112,8 @@ def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
     assert unchecked["counts"]["serve_check"] is None
     check = manifest["counts"]["serve_check"]
     documents = [responses.tokens(index) for index in range(len(responses))]
-    assert check["looping"] == sum(loops(ids[last_answer(mask)]) for ids, mask in documents) > 0
+    assert check["tokens"] == recipe.eval.max_tokens
+    assert check["looping"] == sum(loops(ids[last_answer(mask, check["tokens"])]) for ids, mask in documents) > 0
     assert check["prompts"] + check["looping"] == len(documents) == 12
     assert check["same_text"] == check["prompts"], "speculation changed a greedy float32 response"
     assert check["same_rounds"] >= 0.9 * check["prompts"]

@@ -25,10 +25,10 @@ from drafthead.data.responses import LOOP_LIMIT
 from drafthead.drafters.replay import Acceptance
 from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
-from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, number, table
+from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, length_cell, number, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, HEAD
-from drafthead.statistics import Interval, acceptance_length, acceptance_length_interval, length_change
+from drafthead.statistics import acceptance_length, acceptance_length_interval, length_change
 
 SERVED, REPLAYED = "served", "replayed"
 
@@ -98,7 +98,7 @@ def speed_table(levels: Sequence[Level]) -> Table:
             "tok/s without": number(level.values[THROUGHPUT.key][0], 1),
             "tok/s": number(level.values[THROUGHPUT.key][1], 1),
             "change, %": change_cell(level.changes[THROUGHPUT.key], level.reached),
-            "accepted per step": number(level.acceptance_length, 2),
+            "accepted per step": length_cell(level.acceptance_length, len(level.paired)),
             "step without, ms": number(plain, 1),
             "draft and verification, ms": number(drafted - plain, 1),
         })  # fmt: skip
@@ -111,7 +111,7 @@ def by_seed(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return table["drafts"].to_numpy(), table["accepted"].to_numpy()
 
 
-def length_over_prompts(rows: pd.DataFrame) -> Interval:
+def length_over_prompts(rows: pd.DataFrame) -> Cell:
     """Acceptance length with its interval over prompts, the counters of seeds pooled."""
     pooled = rows.groupby("prompt")[["drafts", "accepted"]].sum()
-    return acceptance_length_interval(pooled["drafts"], pooled["accepted"])
+    return length_cell(acceptance_length_interval(pooled["drafts"], pooled["accepted"]), len(pooled))

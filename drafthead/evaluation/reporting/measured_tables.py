@@ -14,6 +14,7 @@ from drafthead.evaluation.reporting.tables import (
     Table,
     Tone,
     change_cell,
+    length_cell,
     note,
     number,
     percent_text,
@@ -56,7 +57,7 @@ def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> T
             "T": f"{e.temperature:g}",
             "Effort": e.effort,
             "Prompts": e.prompts,
-            "Acceptance length": e.length,
+            "Acceptance length": length_cell(e.length, e.prompts),
             "Rate (%)": number(100 * e.rate, 1),
             "Tokens per step": e.tokens_per_step,
             "By position (%)": percents(e.positions.unconditional),
@@ -76,6 +77,10 @@ def _which(level: Level) -> dict[str, Any]:
     return {"Workload": level.workload, "Load": level.load_name, "Method": method}
 
 
+def _length(level: Level) -> Cell:
+    return length_cell(level.acceptance_length, len(level.paired))
+
+
 def levels_table(title: str, levels: Sequence[Level]) -> Table:
     """A row for every level of every method, the baseline's first, and a column for every measure."""
     rows: list[dict[str, Any]] = []
@@ -89,7 +94,7 @@ def levels_table(title: str, levels: Sequence[Level]) -> Table:
                 change = change_cell(level.changes[key], level.reached) if side else Cell("")
                 text = f"{MEASURE[key].text(values[side])} {change.text}"
                 row[MEASURE[key].title] = Cell(text.strip(), change.tone)
-            rows.append(row | {"Acceptance length": level.acceptance_length if side else None})
+            rows.append(row | {"Acceptance length": _length(level) if side else None})
     text = note("levels", fewest=FEWEST_PROMPTS)
     if any(not level.steady for level in levels):
         text += " " + note("rates")
@@ -109,7 +114,7 @@ def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, in
             "Output tok/s": _both(level.values[THROUGHPUT.key], ".1f"),
             "Change (%)": change_cell(level.changes[THROUGHPUT.key], level.reached),
             "Median latency (%)": change_cell(level.changes["e2e_p50"], level.reached),
-            "Acceptance length": level.acceptance_length,
+            "Acceptance length": _length(level),
         }
         if decisions is not None:
             at = (level.workload, level.method, level.K, level.concurrency)
@@ -166,7 +171,7 @@ def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
         by_load = [acceptance_length(level["drafts"], level["accepted"]) for _, level in own.groupby("load")]
         rate, positions = counted(own, int(own["k"].iloc[0]))
         row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Rate (%)": number(100 * rate, 1)}
-        row["Length"] = acceptance_length(own["drafts"], own["accepted"])
+        row["Length"] = length_cell(acceptance_length(own["drafts"], own["accepted"]), int(own["requests"].max()))
         row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
         shares = enumerate(positions.unconditional, 1)
         rows.append(row | {f"Position {i} (%)": number(100 * share, 1) for i, share in shares})
@@ -197,7 +202,7 @@ def matrix_tables(levels: Sequence[Level]) -> list[Table]:
         return []
     cells: dict[str, Callable[[Level], Any]] = {
         "Output throughput against the baseline (%)": lambda at: change_cell(at.changes[THROUGHPUT.key], at.reached),
-        "Acceptance length": lambda at: at.acceptance_length,
+        "Acceptance length": _length,
     }
     if ttft := next((key for key in levels[0].changes if key.startswith("ttft")), None):
         cells["TTFT against the baseline (%)"] = lambda at: change_cell(at.changes[ttft], at.reached)

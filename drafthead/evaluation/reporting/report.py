@@ -29,7 +29,7 @@ from drafthead.evaluation.reporting import measured_tables as measured
 from drafthead.evaluation.reporting.decision_tables import cost_model_tables, model_text
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, interval_text, note, print_table, table
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, length_cell, note, print_table, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import NAMES
@@ -219,7 +219,7 @@ def print_brief(recipe: Recipe, analysis: Analysis) -> None:
 def acceptance_line(summary: AcceptanceSummary) -> str:
     """Acceptance length of every method over all prompts, and how often the text stayed the same."""
     pooled = [m for m in summary.methods if m.category == ALL]
-    lengths = ", ".join(f"{NAMES[m.method]} {interval_text(m.length)} (K = {m.K})" for m in pooled)
+    lengths = ", ".join(f"{NAMES[m.method]} {length_cell(m.length, m.prompts).text} (K = {m.K})" for m in pooled)
     same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
     text = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
     return f"{text} Responses identical to the baseline's: {same}." if same else text

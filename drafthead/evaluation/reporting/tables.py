@@ -15,7 +15,7 @@ from rich.text import Text
 
 from drafthead.evaluation.comparison import Change
 from drafthead.progress import terminal
-from drafthead.statistics import Interval
+from drafthead.statistics import Interval, few
 
 Tone = Literal["", "better", "worse", "unresolved"]
 _RICH: dict[str, str] = {"": "", "better": "green", "worse": "red", "unresolved": "bright_black"}
@@ -85,6 +85,12 @@ def as_cell(value: Any) -> Cell:
     if value is None or np.isnan(value):
         return Cell("–")
     return Cell(f"{value:.2f}" if isinstance(value, float) else f"{value:,}")
+
+
+def length_cell(length: float | Interval, prompts: int) -> Cell:
+    """An acceptance length; grey and marked where so few prompts decide nothing."""
+    shown = as_cell(length)
+    return Cell(shown.text + few(prompts), "unresolved") if few(prompts) and shown.text != "–" else shown
 
 
 def number(value: float, digits: int, tone: Tone = "") -> Cell:
