@@ -13,13 +13,7 @@ from drafthead.config.evaluation import ALL
 from drafthead.config.traffic import TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
 from drafthead.evaluation.decision.cost_model import Priced, price, speed_samples
-from drafthead.evaluation.decision.variants import (
-    SCHEDULED,
-    Schedule,
-    Variant,
-    compare_variants,
-    with_schedule,
-)
+from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import is_conversations, served_recipe

@@ -84,11 +84,8 @@ def gap_table(rows: Sequence[Compared]) -> Table:
     for split in (VALIDATION, HELDOUT):
         for workload in (ALL, *sorted({row.workload for row in rows if row.split == split})):
             own = _Pooled(row for row in rows if row.split == split and workload in (ALL, row.workload))
-            row: dict[str, Any] = {
-                "Prompts": split,
-                "Workload": workload,
-                "Number": f"{len(own.rows)}{few(len(own.rows))}",
-            }
+            number_of = f"{len(own.rows)}{few(len(own.rows))}"
+            row: dict[str, Any] = {"Prompts": split, "Workload": workload, "Number": number_of}
             row |= {"Predicted": number(own.predicted.length, 3), "Served": number(own.served.length, 3)}
             row["Gap"] = Cell(own.gap)
             cells = (Cell(f"{100 * p:.1f} | {100 * s:.1f}") for p, s in own.rates)
