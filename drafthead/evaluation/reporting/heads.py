@@ -60,24 +60,25 @@ def comparison_table(rows: pd.DataFrame) -> Table:
     Beside each length stands its change against the first head of as many layers.
     """
     lines = []
-    controls, first = rows[rows["control"]], rows["kind"].iloc[0]
+    first = rows["kind"].iloc[0]
     for (kind, layers, how), found in rows[~rows["control"]].groupby(["kind", "layers", "how"], sort=False):
         line: dict[str, Any] = {
             "head": str(kind), "counted": str(how), "layers": layers, "seeds": found["seed"].nunique(),
             "parameters (M)": Cell(f"{found['parameters'].iloc[0] / 1e6:.2f}"),
         }  # fmt: skip
+        alike = rows.query("layers == @layers and how == @how")
         for k, at in found.groupby("k"):
-            line[f"K = {k}"] = length_over_prompts(at)
+            drafts, accepted = counters(at)
+            line[f"K = {k}"] = pooled_length(drafts, accepted)
             if line["seeds"] > 1:
-                alone = [acceptance_length(own["drafts"], own["accepted"]) for _, own in at.groupby("seed")]
+                alone = list(map(acceptance_length, drafts.T, accepted.T))
                 line[f"seeds, K = {k}"] = Cell(f"{min(alone):.2f} to {max(alone):.2f}")
-            against = rows.query("kind == @first and layers == @layers and how == @how and k == @k and not control")
+            against = alike.query("kind == @first and k == @k and not control")
             if kind != first and len(against):
-                line[f"change, %, K = {k}"] = change_cell(Change(length_change(by_seed(at), by_seed(against))))
-        same = controls[(controls["kind"] == kind) & (controls["layers"] == layers) & (controls["how"] == how)]
-        if len(same):
+                line[f"change, %, K = {k}"] = change_cell(Change(length_change((drafts, accepted), counters(against))))
+        if len(same := alike.query("kind == @kind and control")):
             longest = same["k"].max()
-            line[f"without states, K = {longest}"] = length_over_prompts(same[same["k"] == longest])
+            line[f"without states, K = {longest}"] = pooled_length(*counters(same.query("k == @longest")))
         lines.append(line)
     return table(
         "Acceptance length of heads on one store",
@@ -105,13 +106,12 @@ def speed_table(levels: Sequence[Level]) -> Table:
     return table("Output of heads under load", lines, "draft and verification: what a step takes beyond one without")
 
 
-def by_seed(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def counters(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Drafts and accepted drafts, (P prompts, S seeds) each."""
-    table = rows.pivot_table(["drafts", "accepted"], "prompt", "seed", fill_value=0)
-    return table["drafts"].to_numpy(), table["accepted"].to_numpy()
+    found = rows.pivot_table(["drafts", "accepted"], "prompt", "seed", fill_value=0)
+    return found["drafts"].to_numpy(), found["accepted"].to_numpy()
 
 
-def length_over_prompts(rows: pd.DataFrame) -> Cell:
+def pooled_length(drafts: np.ndarray, accepted: np.ndarray) -> Cell:
     """Acceptance length with its interval over prompts, the counters of seeds pooled."""
-    pooled = rows.groupby("prompt")[["drafts", "accepted"]].sum()
-    return length_cell(acceptance_length_interval(pooled["drafts"], pooled["accepted"]), len(pooled))
+    return length_cell(acceptance_length_interval(drafts.sum(1), accepted.sum(1)), len(drafts))
