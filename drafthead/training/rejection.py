@@ -20,7 +20,8 @@ A draft of one root, K = 4; the text is its draft up to G, S: has loss,
 
 One row weighs what it weighs without this: sums are divided by the number of rows that could carry loss. So ranks
 exchange no counts, and any packing gives the same gradient. In a window that starts within a response, the first round
-starts at its first row. Costs: one more product with lm_head, without gradient, and on a GPU the host waits for it.
+starts at its first row. Costs: one more product with lm_head, without gradient, for which the host waits on a GPU;
+and with two objectives a second buffer of the head's gradient. Fewer rows carry loss.
 
 Shapes: M rows of the drafter, K draft positions, R rows of a packed batch, D draft vocabulary.
 """

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from drafthead.config.train import RejectionConfig
-from drafthead.data.packing import pack, whole
+from drafthead.data.packing import cut, pack, whole
 from drafthead.data.shard import StateSequence, shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import replay
-from drafthead.training.rejection import verified
+from drafthead.training.rejection import started, verified
 from drafthead.training.trainer import LossModule
 from tests.data.sequences import sequence
 from tests.drafters.small_draft import dflash_model, dspark_model, eagle3, peagle_model, small_model
@@ -106,6 +106,15 @@ def test_rounds_are_those_that_validation_replays(store):
         found = replay(matches, batch.loss_mask)
         assert found.accepted_per_position == tuple(accepted[:, last:].sum(1).tolist())
         assert found.drafts == (accepted[0, last:] | rejected[0, last:]).sum()
+
+
+def test_a_window_within_a_response_begins_with_a_round(store):
+    drafter = eagle3(3)
+    windows = cut(0, store.tokens(0)[1], 20, drafter)
+    batch = pack(store, [windows[1]], drafter)
+    assert batch.loss_mask.all()
+    starts = started([3] * len(batch.loss_mask), batch)
+    assert starts.nonzero()[:, 0].tolist() == list(range(0, len(starts) - 2, 4))
 
 
 def test_deeper_positions_of_peagle_are_replayed_at_every_row(store):
