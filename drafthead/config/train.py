@@ -17,11 +17,19 @@ Objective = Annotated[
 ]
 
 
+class RejectionConfig(Section):
+    """Training on what serving would reject: see drafthead.training.rejection."""
+
+    objective: Objective = "reverse_kl"  # of the first rejected draft; accepted ones keep train.objective
+    roots: Literal["rounds", "all"] = "rounds"  # where serving starts to draft, or every root
+
+
 class TrainConfig(Section):
     """One training run."""
 
     init_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
     objective: Objective = "forward_kl"  # or a weighted sum: {forward_kl: 0.9, total_variation: 0.1}
+    rejection: RejectionConfig | None = None  # {}: loss on the head's own rounds, up to the first rejected draft
     epochs: int = Field(default=1, gt=0)
     tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank
     # Micro batches of one optimiser step over all ranks; accumulation follows from the number of ranks, so the

@@ -136,6 +136,7 @@ class Drafter(ABC):
     """One kind of draft model, as a head section configures it."""
 
     vllm: ModuleType  # reads and writes this drafter's files as vLLM does
+    thins = True  # whether `trained_rows` may leave out what `loss_rows` has; not where rounds are replayed over them
 
     def __init__(self, head: HeadConfig):
         self.head = head

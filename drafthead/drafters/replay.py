@@ -57,20 +57,34 @@ def replay(matches: Tensor, loss_mask: Tensor, max_tokens: int | None = None) ->
     Returns:
         Counters over the rounds of the document; empty when nothing was generated.
     """
-    num_steps = matches.shape[0]
     accepted_from = matches.long().cumprod(0).sum(0).tolist()  # (T,) drafts accepted from each root, 0 .. K
-    answer = last_answer(loss_mask, max_tokens)
-    counts = [0] * num_steps
-    drafts = 0
-    root, last = answer.start - 1, answer.stop - 1
-    # A round starts after a token unless that token ends the response.
-    while root >= 0 and root + 1 < last:
-        accepted = accepted_from[root]
-        drafts += 1
-        for i in range(accepted):
+    counts = [0] * matches.shape[0]
+    roots = round_roots(accepted_from, last_answer(loss_mask, max_tokens))
+    for root in roots:
+        for i in range(accepted_from[root]):
             counts[i] += 1
-        root += accepted + 1
-    return Acceptance(drafts, tuple(counts))
+    return Acceptance(len(roots), tuple(counts))
+
+
+def round_roots(accepted_from: list[int], run: slice) -> list[int]:
+    """Roots of the rounds in which an engine generates a run of tokens.
+
+    Args:
+        accepted_from: (T,) drafts accepted from each root.
+        run: the tokens; the first root is the token before them.
+    """
+    roots, root = [], run.start - 1
+    # A round starts after a token unless that token ends the response.
+    while root >= 0 and root + 1 < run.stop - 1:
+        roots.append(root)
+        root += accepted_from[root] + 1
+    return roots
+
+
+def generated_runs(loss_mask: Tensor) -> list[slice]:
+    """Where the runs of generated tokens lie in a document; `loss_mask` (T,) is nonzero where one was generated."""
+    edges = pad(loss_mask.bool().long(), (1, 1)).diff().nonzero()[:, 0].tolist()
+    return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def last_answer(loss_mask: Tensor, max_tokens: int | None = None) -> slice:
@@ -79,11 +93,8 @@ def last_answer(loss_mask: Tensor, max_tokens: int | None = None) -> slice:
     Args:
         loss_mask: (T,) nonzero where the target generated the token.
     """
-    generated = loss_mask.bool()
-    stop = int(generated.nonzero()[-1]) + 1 if generated.any() else 0
-    others = (~generated[:stop]).nonzero()
-    start = int(others[-1]) + 1 if len(others) else 0
-    return slice(start, stop if max_tokens is None else min(stop, start + max_tokens))
+    answer = [slice(0, 0), *generated_runs(loss_mask)][-1]
+    return answer if max_tokens is None else slice(answer.start, min(answer.stop, answer.start + max_tokens))
 
 
 def empty_acceptance(num_steps: int) -> Acceptance:

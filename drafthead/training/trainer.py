@@ -22,6 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from drafthead import artifacts
 from drafthead.config import Recipe
+from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import States
@@ -51,6 +52,7 @@ from drafthead.training.inputs import (
 )
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
+from drafthead.training.rejection import rejection_loss
 
 KIND = "run"
 logger = logging.getLogger(__name__)
@@ -109,9 +111,10 @@ class LossModule(nn.Module):
         objective: Any = "forward_kl",
         zero_hidden_states: bool = False,
         recompute: bool = False,
+        rejection: RejectionConfig | None = None,
     ):
         super().__init__()
-        self.draft, self.objective = draft, objective
+        self.draft, self.objective, self.rejection = draft, objective, rejection
         self.zero_hidden_states, self.recompute = zero_hidden_states, recompute
         weight = draft.fc.weight
         assert isinstance(weight, Tensor)
@@ -132,7 +135,11 @@ class LossModule(nn.Module):
         rows = self.draft.head_rows(batch, target.embeddings, len(scale), self.recompute)
         give_back(rows.states)  # what the steps freed, before the loss needs buffers
         teacher = Teacher(target.normed(batch.last_hidden), target.head_rows, batch.lse)
-        scored = head_loss(rows, self.draft.head_weight, teacher, scale, self.objective)
+        if self.rejection is None:
+            scored = head_loss(rows, self.draft.head_weight, teacher, scale, self.objective)
+        else:
+            weight, ids = self.draft.head_weight, target.target_ids
+            scored = rejection_loss(rows, weight, teacher, scale, self.objective, self.rejection, batch, ids)
         give_back(rows.states)
         confidence = self.draft.confidence(rows)
         if confidence is None:
@@ -160,6 +167,7 @@ class Trainer:
         self.recipe, self.inputs, self.config = recipe, inputs, recipe.train
         self.drafter = drafter_of(recipe.head)
         config = self.config
+        self.drafter.thins = config.rejection is None
         found = survey(
             inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, self.drafter,
             read_categories(recipe.responses_dir("train")),
@@ -167,7 +175,9 @@ class Trainer:
         check_mask_token(recipe.head, found.seen)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
-        module = LossModule(draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing)
+        module = LossModule(
+            draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing, config.rejection
+        )
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.dtype = _DTYPES[config.precision]

@@ -1,11 +1,15 @@
 """The head as we compute it against the head as vLLM serves it: the same drafts, round by round."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from drafthead.artifacts import IDENTITY, begin, read_json
 from drafthead.data.packing import pack, whole
-from drafthead.data.responses import read_responses
+from drafthead.data.responses import KIND as RESPONSES
+from drafthead.data.responses import part_path, read_responses, write_part
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
@@ -15,8 +19,10 @@ from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.evaluation.workload import speculative_config
 from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
-from drafthead.generation.regenerate import regenerate
+from drafthead.generation.regenerate import finish_split, regenerate
+from drafthead.losses.fused import first_drafts
 from drafthead.target.pieces import load_pieces, load_target_spec
+from drafthead.training.rejection import verified
 from tests.pipeline.model_runners import accepted
 from tests.recipes import tiny_recipe
 
@@ -89,3 +95,64 @@ def test_both_model_runners_accept_the_same_drafts(tiny_run, tmp_path):
     found = [accepted(runner, tiny_run.head_dir, tmp_path) for runner in ("V1", "V2")]
     assert found[0] == found[1]
     assert "acceptance length" in found[0]
+
+
+def recorded(recipe, temperature: float) -> list[tuple[list[int], list[int]]]:
+    """Text of every validation prompt as vLLM generates it with the head, and the root of every round it ran."""
+    vllm, prompts = import_vllm(), [r.prompt_ids for r in read_responses(recipe.responses_dir("validation"))]
+    params = vllm.SamplingParams(
+        temperature=temperature, max_tokens=recipe.responses.max_tokens, detokenize=False,
+        output_kind=vllm.sampling_params.RequestOutputKind.DELTA,
+    )  # fmt: skip
+    texts = {str(i): (list(ids), []) for i, ids in enumerate(prompts)}
+    with offline_engine(recipe, speculative_config=speculative_config(recipe, "eagle3")) as llm:
+        for name, (ids, _) in texts.items():
+            llm.llm_engine.add_request(name, vllm.TokensPrompt(prompt_token_ids=list(ids)), params)
+        while llm.llm_engine.has_unfinished_requests():
+            for output in llm.llm_engine.step():
+                text, roots = texts[output.request_id]
+                # A step verifies the drafts of the root before the newest token; the first one reads the prompt.
+                if len(text) > len(output.prompt_token_ids):
+                    roots.append(len(text) - 2)
+                text += output.outputs[0].token_ids
+    return list(texts.values())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_training_on_rejections_replays_the_rounds_that_vllm_ran(float32_recipe, temperature):
+    """Sampled too: a rejected draft is never drawn again, so the text tells what was accepted."""
+    texts = recorded(float32_recipe, temperature)
+    recipe = float32_recipe.model_copy(update={"name": f"recorded{temperature}"})
+    for split in ("train", "validation"):
+        source = float32_recipe.responses_dir(split)
+        begin(recipe.responses_dir(split), RESPONSES, read_json(source / IDENTITY) | {"recorded": temperature})
+        responses = read_responses(source)
+        if split == "validation":
+            pairs = zip(responses, texts, strict=True)
+            responses = [
+                replace(r, response_ids=text[len(r.prompt_ids) :], continuation_ids=[]) for r, (text, _) in pairs
+            ]
+        write_part(part_path(recipe.responses_dir(split), 0), responses)
+        finish_split(recipe.responses_dir(split))
+    harvest(recipe)
+
+    tensors = load_file(float32_recipe.head_dir / "model.safetensors")
+    ids = DraftVocabulary(tensors["d2t"], tensors["t2d"]).target_ids
+    shape = draft_shape(recipe.head, load_target_spec(recipe.target_path), recipe.target.aux_layer_ids)
+    model = frozen_copy(shape, tensors, torch.device("cpu"), torch.float32)
+    embeddings = load_pieces(recipe.target_path).embed_tokens.float()
+    drafter, store = drafter_of(recipe.head), StateStore(recipe.states_dir("validation"))
+    same = total = 0
+    for i, (text, theirs) in enumerate(texts):
+        assert store.tokens(i)[0].tolist() == text
+        window = whole(i, store.tokens(i)[1], drafter)
+        batch = pack(store, [window], drafter).to(torch.device("cpu"), torch.float32)
+        K = recipe.eval.num_draft_tokens  # served; the head was trained for one more
+        batch = replace(batch, scored=batch.scored[:K])
+        rows = model.head_rows(batch, embeddings, K)
+        drafts = first_drafts(rows, model.head_weight).view(batch.scored.shape)
+        accepted, rejected = verified(drafts, ids, batch, "rounds")
+        ours = ((accepted | rejected)[0].nonzero()[:, 0] + window.first_row).tolist()
+        same, total = same + (ours == theirs), total + 1
+    assert sum(len(roots) for _, roots in texts) > 300
+    assert same / total >= 0.9, f"{same} of {total} texts have the rounds that vllm ran, token for token"

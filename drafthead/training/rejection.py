@@ -1,0 +1,92 @@
+"""Training on what serving rejects: loss on the head's own rounds, up to the first rejected draft.
+
+Serving verifies the drafts of a round from left to right and drops what follows the first rejected one: a loss there is
+spent on drafts that nobody reads; and the next round starts where the last one failed. In every step the drafts of the
+weights as they are get replayed over the stored text. On accepted ones stands `train.objective` (forward KL keeps what
+is right), on the first rejected one `train.rejection.objective` (reverse KL moves the draft's mass to where the target
+has it), on those behind it nothing. The two KLs on replayed rounds are those of Draft-OPD (arXiv 2605.29343); stopping
+at the first failure, from every root, is that of Spec-AUF (arXiv 2607.01893).
+
+No engine records the rounds, because the text does: vLLM drafts argmax(q) and accepts it with the target's probability,
+else draws from the rest of p, which is never the draft. So at any temperature a draft was accepted if and only if it is
+the text's token, and rounds over stored text are those in which vLLM would have sampled it with the head of this step
+(tests/pipeline/test_parity.py compares them, round by round). What that gives up: new text.
+
+A draft of one root, K = 4; the text is its draft up to G, S: has loss,
+
+    draft        A     B     C     D
+    text         A     B     G     H
+    loss         S     S     S           accepted, accepted, rejected, not verified; the next root is G's
+
+One row weighs what it weighs without this: sums are divided by the number of rows that could carry loss. So ranks
+exchange no counts, and any packing gives the same gradient. In a window that starts within a response, the first round
+starts at its first row. Costs: one more product with lm_head, without gradient, for which the host waits on a GPU;
+and with two objectives a second buffer of the head's gradient. Fewer rows carry loss.
+
+Shapes: M rows of the drafter, K draft positions, R rows of a packed batch, D draft vocabulary.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from drafthead.config.train import Objective, RejectionConfig
+from drafthead.drafters.batch import PackedBatch
+from drafthead.drafters.replay import generated_runs, match_text, round_roots
+from drafthead.losses.fused import HeadLoss, HeadRows, Teacher, first_drafts, head_loss
+
+
+def rejection_loss(
+    rows: HeadRows, weight: Tensor, teacher: Teacher, scale: Tensor, objective: Objective, rejection: RejectionConfig,
+    batch: PackedBatch, target_ids: Tensor,
+) -> HeadLoss:  # fmt: skip
+    """As `head_loss`, over the drafts that serving would verify; predictions are of all scored rows.
+
+    Args:
+        rows, weight, teacher, scale: as of `head_loss`.
+        objective: of accepted drafts.
+        rejection: the recipe's section.
+        batch: that the rows are of.
+        target_ids: (D,) target id of every draft id.
+    """
+    predictions = first_drafts(rows, weight)
+    accepted, rejected = verified(predictions.view(batch.scored.shape), target_ids, batch, rejection.roots)
+    parts = [(accepted, objective), (rejected, rejection.objective)]
+    if objective == rejection.objective:
+        parts = [(accepted | rejected, objective)]
+    scored = []
+    for part, own in parts:
+        met = torch.where(part.flatten(), rows.teacher, -1)
+        scored.append(head_loss(replace(rows, teacher=met, chunks=None), weight, teacher, scale, own))
+    sums = torch.stack([part.position_sums for part in scored]).sum(0)
+    return HeadLoss(torch.stack([part.loss for part in scored]).sum(), sums, predictions)
+
+
+def verified(drafts: Tensor, target_ids: Tensor, batch: PackedBatch, roots: str) -> tuple[Tensor, Tensor]:
+    """Accepted and rejected drafts, each (K, R) bool; a root has at most one rejected one.
+
+    Args:
+        drafts: (K, R) draft ids, -1 where not scored.
+        target_ids: (D,) target id of every draft id.
+        batch: the text.
+        roots: all of them, or those at which "rounds" start.
+    """
+    matches = match_text(drafts, target_ids, batch.row_ids) & batch.scored
+    accepted = matches.long().cumprod(0).bool()
+    reached = torch.cat([torch.ones_like(accepted[:1]), accepted[:-1]]) & batch.scored
+    if roots == "rounds":
+        reached = reached & started(accepted.sum(0).tolist(), batch).to(reached.device)
+    return reached & matches, reached & ~matches
+
+
+def started(accepted_from: list[int], batch: PackedBatch) -> Tensor:
+    """(R,) bool: roots at which a round starts, in every generated run; `accepted_from` (R,) counts drafts."""
+    starts, generated = torch.zeros(len(accepted_from), dtype=torch.bool), batch.loss_mask.cpu()
+    for a, b in pairwise(batch.layout.cu_rows.tolist()):
+        for run in generated_runs(generated[a:b]):
+            # Of a run that began before the window, the first row is the first root.
+            roots = round_roots(accepted_from[a:b], slice(max(run.start, 1), run.stop))
+            starts[[a + root for root in roots]] = True
+    return starts

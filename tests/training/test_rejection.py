@@ -1,0 +1,124 @@
+"""Loss on the head's own rounds, against rounds walked token by token over plain logits, in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from drafthead.config.train import RejectionConfig
+from drafthead.data.packing import cut, pack, whole
+from drafthead.data.shard import StateSequence, shard_path, write_shard
+from drafthead.data.store import StateStore
+from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.replay import replay
+from drafthead.training.rejection import started, verified
+from drafthead.training.trainer import LossModule
+from tests.data.sequences import sequence
+from tests.drafters.small_draft import dflash_model, dspark_model, eagle3, peagle_model, small_model
+from tests.training.toy import frozen
+
+CPU = torch.device("cpu")
+# Three target tokens stand for all draft ids, and the text is made of them: a third of the drafts is accepted.
+TARGET_IDS = torch.arange(11) % 3 * 2
+KL = {
+    "forward_kl": lambda log_q, log_r: (log_r.exp() * (log_r - log_q)).sum(),
+    "reverse_kl": lambda log_q, log_r: (log_q.exp() * (log_q - log_r)).sum(),
+}
+
+
+def document(name: str, length: int, silent: slice = slice(0, 0)) -> StateSequence:
+    """A text whose first two tokens are the prompt; so are the silent ones, as a user who speaks again."""
+    drawn = sequence(name, length, layers=(0, 1, 2), hidden=8)
+    mask = drawn.loss_mask.clone()
+    mask[silent] = 0
+    text = torch.randint(0, 3, (length,), generator=torch.Generator().manual_seed(length)) * 2
+    return replace(drawn, input_ids=text.int(), loss_mask=mask)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> StateStore:
+    directory = tmp_path_factory.mktemp("states")
+    documents = [document("a", 37), document("b", 5), document("chat", 41, slice(15, 19))]
+    write_shard(shard_path(directory, 0), documents, num_target_layers=3)
+    return StateStore(directory)
+
+
+def walked(model, batch, target, scale, objectives, roots) -> tuple[torch.Tensor, int]:
+    """Loss of one document and how many of its drafts were accepted, root by root and draft by draft."""
+    K = len(scale)
+    rows = model.head_rows(batch, target.embeddings, K)
+    log_q = (rows.states @ model.head_weight.T).log_softmax(-1).unflatten(0, (K, -1))
+    log_r = (target.normed(batch.last_hidden) @ target.head_rows.T).log_softmax(-1)
+    text, said = batch.row_ids.tolist(), batch.loss_mask.tolist()
+    loss, hits, due = torch.zeros((), dtype=torch.float64), 0, 0
+    for root in range(len(text) - 2):
+        if roots == "rounds" and not (root >= due and said[root + 1]):
+            continue
+        accepted = 0
+        for k in range(K):
+            if root + 2 + k >= len(text) or not all(said[root + 2 : root + 3 + k]):
+                break
+            hit = 2 * (int(log_q[k, root].argmax()) % 3) == text[root + 2 + k]
+            loss = loss + scale[k] * KL[objectives[not hit]](log_q[k, root], log_r[batch.of_row[root + 1 + k]])
+            if not hit:
+                break
+            accepted += 1
+        hits, due = hits + accepted, root + accepted + 1
+    return loss, hits
+
+
+@pytest.mark.parametrize("roots", ["rounds", "all"])
+@pytest.mark.parametrize("rejected", ["reverse_kl", "forward_kl"])
+@pytest.mark.parametrize("build", [small_model, peagle_model, dflash_model, dspark_model])
+def test_loss_and_gradients_are_those_of_rounds_walked_one_by_one(store, build, rejected, roots):
+    model = build()
+    target, drafter = replace(frozen(model), target_ids=TARGET_IDS), drafter_of(model.shape.head)
+    drafter.thins = False
+    windows = [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
+    scale = torch.rand(drafter.num_positions, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    parameters = [p for name, p in model.named_parameters() if "confidence" not in name]
+
+    module = LossModule(model, rejection=RejectionConfig(objective=rejected, roots=roots))
+    ours = module(pack(store, windows, drafter).to(CPU, torch.float64), target, scale)
+    alone = [pack(store, [window], drafter).to(CPU, torch.float64) for window in windows]
+    parts = [walked(model, batch, target, scale, ("forward_kl", rejected), roots) for batch in alone]
+    wanted, hits = sum(loss for loss, _ in parts), sum(hits for _, hits in parts)
+    assert hits > 10, "where nothing is accepted, rounds are not told from roots"
+    torch.testing.assert_close((ours.position_sums * scale).sum(), wanted.detach(), rtol=0, atol=1e-9)
+    for one, other in zip(
+        torch.autograd.grad(ours.loss, parameters, allow_unused=True), torch.autograd.grad(wanted, parameters,
+        allow_unused=True), strict=True,
+    ):  # fmt: skip
+        assert (one is None) == (other is None)
+        assert one is None or (one - other).abs().max() < 1e-9
+
+
+def test_rounds_are_those_that_validation_replays(store):
+    drafter = eagle3(3)
+    for i in range(len(store)):
+        batch = pack(store, [whole(i, store.tokens(i)[1], drafter)], drafter)
+        drafts = torch.randint(0, 11, batch.scored.shape, generator=torch.Generator().manual_seed(i))
+        drafts = torch.where(batch.scored, drafts, -1)
+        accepted, rejected = verified(drafts, TARGET_IDS, batch, "rounds")
+        assert (rejected.sum(0) <= 1).all()
+        last = int((~batch.loss_mask).nonzero()[-1])  # the root of the last answer
+        matches = (accepted.cumprod(0).bool() | verified(drafts, TARGET_IDS, batch, "all")[0]) & batch.scored
+        found = replay(matches, batch.loss_mask)
+        assert found.accepted_per_position == tuple(accepted[:, last:].sum(1).tolist())
+        assert found.drafts == (accepted[0, last:] | rejected[0, last:]).sum()
+
+
+def test_a_window_within_a_response_begins_with_a_round(store):
+    drafter = eagle3(3)
+    windows = cut(0, store.tokens(0)[1], 20, drafter)
+    batch = pack(store, [windows[1]], drafter)
+    assert batch.loss_mask.all()
+    starts = started([3] * len(batch.loss_mask), batch)
+    assert starts.nonzero()[:, 0].tolist() == list(range(0, len(starts) - 2, 4))
+
+
+def test_deeper_positions_of_peagle_are_replayed_at_every_row(store):
+    drafter, mask = drafter_of(peagle_model().shape.head), store.tokens(0)[1]
+    assert not torch.equal(drafter.trained_rows(mask), drafter.loss_rows(mask))
+    drafter.thins = False
+    assert torch.equal(drafter.trained_rows(mask), drafter.loss_rows(mask))
