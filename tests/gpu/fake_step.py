@@ -207,7 +207,7 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
         vars(trainer).update(
             recipe=recipe, config=recipe.train, drafter=drafter, accelerator=Accelerator(), engine=module,
             device=torch.device(DEVICE), dtype=torch.bfloat16, total_steps=1,
-            state=SimpleNamespace(acceptance_length=1.0, acceptance_per_position=()),
+            state=SimpleNamespace(acceptance_length=1.0, acceptance_per_position=(), prompts=0),
             optimizer=Optimizer(list(draft.parameters())), stream=stream, feed=SimpleNamespace(),
             prefetch=prefetch,
             target=FrozenTarget(device(V, H), device(H, dtype=torch.float32), device(D, H), shape.rms_norm_eps,
