@@ -128,7 +128,7 @@ def length_difference(
     return bootstrap_interval(arrays, difference, seed, "percentile")
 
 
-def length_change(ours: tuple[Array, Array], others: tuple[Array, Array], seed: int = 0) -> Interval:
+def length_change(ours: tuple[ArrayLike, ArrayLike], others: tuple[ArrayLike, ArrayLike], seed: int = 0) -> Interval:
     """Acceptance length over that of another head, less 1, with an interval over prompts and seeds of training.
 
     Prompts are drawn once for both heads, seeds for each (the pigeonhole bootstrap, Owen 2007). With one seed the
@@ -139,7 +139,8 @@ def length_change(ours: tuple[Array, Array], others: tuple[Array, Array], seed: 
         others: the same of another head, (P, S') each.
         seed: of the resampling.
     """
-    rng, P = np.random.default_rng(seed), len(ours[0])
+    (drafts, accepted), other = (tuple(np.asarray(a, float) for a in pair) for pair in (ours, others))
+    rng, P = np.random.default_rng(seed), len(drafts)
     times = rng.multinomial(P, np.full(P, 1 / P), RESAMPLES)  # (N, P)
 
     def lengths(drafts: Array, accepted: Array) -> Array:
@@ -147,10 +148,10 @@ def length_change(ours: tuple[Array, Array], others: tuple[Array, Array], seed: 
         of_seed = rng.multinomial(S, np.full(S, 1 / S), RESAMPLES)  # (N, S)
         return 1 + ratio_of_sums(times @ accepted * of_seed, times @ drafts * of_seed)
 
-    found = lengths(*ours) / lengths(*others) - 1
+    found = lengths(drafts, accepted) / lengths(*other) - 1
     low, high = np.nanquantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    value, other = (acceptance_length(drafts.sum(1), accepted.sum(1)) for drafts, accepted in (ours, others))
-    return Interval(value / other - 1, float(low), float(high))
+    value = acceptance_length(drafts.ravel(), accepted.ravel()) / acceptance_length(*(a.ravel() for a in other)) - 1
+    return Interval(value, float(low), float(high))
 
 
 def proportion_interval(successes: int, total: int) -> Interval:

@@ -158,7 +158,8 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
     for k in lengths:
         at = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"draft_tokens": (k,)})})
         documents, _ = choose_documents(store, at, sys.maxsize, sys.maxsize)
-        rounds[k] = replayed_rounds(at, store, documents, weights, shape)
+        replayed = replayed_rounds(at, store, documents, weights, shape)
+        rounds[k] = {document.id: one for document, one in zip(documents, replayed, strict=True)}
     rows = [replayed_rows(rounds)]
     if servable(recipe):
         run_script("eval/acceptance.py", [*arguments, "--no-tables"])

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from drafthead.evaluation.reporting.heads import comparison_table
 from drafthead.evaluation.reporting.measured_tables import conditions_table
 from drafthead.evaluation.reporting.report import acceptance_line
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_conditions
@@ -54,3 +55,19 @@ def test_tables_name_the_condition(summaries):
     assert row[:6] == ["all", "head", "2", "0", "low", "2"]
     assert row[-3:-1] == ["80.0 20.0", "80.0 50.0"]
     assert [row[0].text for row in conditions_table(summaries).rows] == ["all", "chat"]
+
+
+def test_heads_are_compared_on_the_prompts_that_both_answered():
+    """Data of its own may have other prompts, and a prompt may loop in one of them only."""
+    counted = {"first": {"a": 1, "b": 2, "only here": 9}, "other": {"b": 4, "a": 5}, "elsewhere": {"z": 1}}
+    rows = [
+        {"kind": kind, "prompt": prompt, "accepted": accepted, "drafts": 2, "k": 3, "seed": seed, "layers": 1,
+         "how": "served", "control": False, "parameters": 10**6}
+        for kind, prompts in counted.items() for seed in (0, 1) for prompt, accepted in prompts.items()
+    ]  # fmt: skip
+    table = comparison_table(pd.DataFrame(rows))
+    lines = {row[0].text: dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows}
+    change = 100 * ((1 + 9 / 4) / (1 + 3 / 4) - 1)
+    assert lines["other"]["change, %, K = 3"].startswith(f"{change:+.1f} [")
+    assert lines["elsewhere"]["change, %, K = 3"] == "–"
+    assert lines["first"]["seeds, K = 3"] == "3.00 to 3.00"

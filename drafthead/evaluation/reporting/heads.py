@@ -13,10 +13,9 @@ Seeds share prompts and differ in the head, so both vary: the interval of a leng
 all seeds pooled, and the lengths of the seeds alone stand beside it; that of a change is over prompts and seeds.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from drafthead.config import Recipe
@@ -45,12 +44,12 @@ def served_rows(recipe: Recipe) -> pd.DataFrame:
     return pd.concat(found)[["k", "prompt_id", "drafts", "accepted", "how"]].rename(columns={"prompt_id": "prompt"})
 
 
-def replayed_rows(rounds: Mapping[int, Iterable[Acceptance]]) -> pd.DataFrame:
-    """Of replayed rounds, one entry per document in the same order, by draft length."""
+def replayed_rows(rounds: Mapping[int, Mapping[str, Acceptance]]) -> pd.DataFrame:
+    """Of replayed rounds, by draft length and document."""
     return pd.DataFrame(
-        {"k": k, "prompt": str(i), "drafts": found.drafts, "accepted": found.accepted, "how": REPLAYED}
+        {"k": k, "prompt": name, "drafts": found.drafts, "accepted": found.accepted, "how": REPLAYED}
         for k, documents in rounds.items()
-        for i, found in enumerate(documents)
+        for name, found in documents.items()
     )
 
 
@@ -68,17 +67,17 @@ def comparison_table(rows: pd.DataFrame) -> Table:
         }  # fmt: skip
         alike = rows.query("layers == @layers and how == @how")
         for k, at in found.groupby("k"):
-            drafts, accepted = counters(at)
-            line[f"K = {k}"] = pooled_length(drafts, accepted)
+            own = counters(at)
+            line[f"K = {k}"] = pooled_length(own)
             if line["seeds"] > 1:
-                alone = list(map(acceptance_length, drafts.T, accepted.T))
+                alone = [acceptance_length(own["drafts"][seed], own["accepted"][seed]) for seed in own["drafts"]]
                 line[f"seeds, K = {k}"] = Cell(f"{min(alone):.2f} to {max(alone):.2f}")
             against = alike.query("kind == @first and k == @k and not control")
             if kind != first and len(against):
-                line[f"change, %, K = {k}"] = change_cell(Change(length_change((drafts, accepted), counters(against))))
+                line[f"change, %, K = {k}"] = change_against(own, counters(against))
         if len(same := alike.query("kind == @kind and control")):
             longest = same["k"].max()
-            line[f"without states, K = {longest}"] = pooled_length(*counters(same.query("k == @longest")))
+            line[f"without states, K = {longest}"] = pooled_length(counters(same.query("k == @longest")))
         lines.append(line)
     return table(
         "Acceptance length of heads on one store",
@@ -106,12 +105,19 @@ def speed_table(levels: Sequence[Level]) -> Table:
     return table("Output of heads under load", lines, "draft and verification: what a step takes beyond one without")
 
 
-def counters(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Drafts and accepted drafts, (P prompts, S seeds) each."""
-    found = rows.pivot_table(["drafts", "accepted"], "prompt", "seed", fill_value=0)
-    return found["drafts"].to_numpy(), found["accepted"].to_numpy()
+def counters(rows: pd.DataFrame) -> pd.DataFrame:
+    """Columns (drafts, seed) and (accepted, seed), a row per prompt."""
+    return rows.pivot_table(["drafts", "accepted"], "prompt", "seed", fill_value=0)
 
 
-def pooled_length(drafts: np.ndarray, accepted: np.ndarray) -> Cell:
+def pooled_length(own: pd.DataFrame) -> Cell:
     """Acceptance length with its interval over prompts, the counters of seeds pooled."""
-    return length_cell(acceptance_length_interval(drafts.sum(1), accepted.sum(1)), len(drafts))
+    drafts, accepted = (own[name].to_numpy().sum(1) for name in ("drafts", "accepted"))
+    return length_cell(acceptance_length_interval(drafts, accepted), len(own))
+
+
+def change_against(own: pd.DataFrame, other: pd.DataFrame) -> Cell | None:
+    """Change of the length over the prompts of both: heads with data of their own may have others, and other loops."""
+    shared = own.index.intersection(other.index)
+    ours, others = ((one["drafts"].loc[shared], one["accepted"].loc[shared]) for one in (own, other))
+    return change_cell(Change(length_change(ours, others))) if len(shared) else None
