@@ -9,8 +9,7 @@ training split is kept full until training has all it needs. Shards follow in th
 through all epochs. Where nothing fits, the harvester waits for the trainer; where the trainer is ahead, it waits for
 the harvester. What to write next is read off the spool each time, so a restart needs no state of its own, and several
 harvesters may fill one spool, on one machine or on many; one of them makes the validation split, the others wait for
-it. Given up: the engine holds its memory while it waits, so
-harvesters and trainer want devices of their own.
+it. Given up: the engine holds its memory while it waits, so harvesters and trainer want devices of their own.
 """
 
 import logging
