@@ -39,6 +39,7 @@ class TrainConfig(Section):
     learning_rate: float = Field(gt=0)
     muon_learning_rate: float = Field(default=0.02, gt=0)  # in units of spectral norm per step
     warmup_ratio: float = Field(default=0.03, ge=0, lt=1)
+    decay_ratio: float | None = Field(default=None, gt=0, le=1)  # WSD over the last share of steps; None: cosine
     max_grad_norm: float = Field(default=1.0, gt=0)
     ema_decay: float | None = Field(default=None, gt=0, lt=1)  # validate and export the weights' moving average
     precision: Literal["fp32", "bf16"] = "bf16"

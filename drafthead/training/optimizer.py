@@ -68,7 +68,7 @@ def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, t
         step: 0-based.
         total_steps: of the run.
     """
-    share = rate_share(config.warmup_ratio, step, total_steps)
+    share = rate_share(config, step, total_steps)
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * share
         if config.ema_decay is not None:  # young averages forget faster, or they would remember the start
@@ -76,11 +76,17 @@ def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, t
     return config.learning_rate * share
 
 
-def rate_share(warmup_ratio: float, step: int, total_steps: int) -> float:
-    """Share of the peak learning rate at a 0-based step: linear warm-up, then a cosine to a tenth."""
-    warmup = max(1, round(warmup_ratio * total_steps))
+def rate_share(config: TrainConfig, step: int, total_steps: int) -> float:
+    """Share of the peak learning rate at a 0-based step.
+
+    Linear warm-up, then a cosine to a tenth; with a decay ratio warm-up, a constant rate, and over the last share of
+    the steps a straight line to zero (WSD: Hu et al., MiniCPM, arXiv 2404.06395).
+    """
+    warmup = max(1, round(config.warmup_ratio * total_steps))
     if step < warmup:
         return (step + 1) / warmup
+    if config.decay_ratio is not None:
+        return min(1.0, (total_steps - step) / max(1, round(config.decay_ratio * total_steps)))
     progress = (step - warmup) / max(1, total_steps - warmup)
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
 

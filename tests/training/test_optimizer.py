@@ -41,12 +41,14 @@ def test_without_an_average_the_optimiser_is_plain_adamw():
     assert torch.equal(model.weight, twin.weight)
 
 
-def test_the_rate_warms_up_and_falls_to_a_tenth():
-    shares = [rate_share(0.1, step, 100) for step in range(100)]
+@pytest.mark.parametrize(("decay_ratio", "falls_from", "last"), [("null", 10, 0.1), (0.2, 80, 0.05)])
+def test_the_rate_warms_up_and_falls(decay_ratio, falls_from, last):
+    config, _, _ = adamw(warmup_ratio=0.1, decay_ratio=decay_ratio)
+    shares = [rate_share(config, step, 100) for step in range(100)]
     assert shares[0] == pytest.approx(0.1)
-    assert shares[9] == shares[10] == 1.0
+    assert shares[9] == shares[10] == shares[falls_from] == 1.0 > shares[falls_from + 1]
     assert shares[10:] == sorted(shares[10:], reverse=True)
-    assert shares[99] == pytest.approx(0.1, abs=1e-3)
+    assert shares[99] == pytest.approx(last, abs=1e-3)
 
 
 def test_at_zero_0_the_gradient_is_clipped_and_its_norm_told():
