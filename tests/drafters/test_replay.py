@@ -1,8 +1,10 @@
 """Replay of drafting rounds on texts small enough to follow by hand."""
 
+import numpy as np
+import pytest
 import torch
 
-from drafthead.drafters.replay import Acceptance, match_text, replay
+from drafthead.drafters.replay import Acceptance, expected, match_text, replay
 
 
 def test_replay_walks_from_round_to_round():
@@ -51,3 +53,71 @@ def test_match_text_maps_draft_ids_and_shifts_per_step():
     text = torch.tensor([5, 10, 20, 30, 10])
     predictions = torch.tensor([[1, 2, 0, -1, -1], [2, -1, -1, -1, -1]])  # -1: outside the draft vocabulary
     assert match_text(predictions, target_ids, text).long().tolist() == [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
+
+
+def drawn(weights, rng) -> int:
+    total = weights.cumsum()
+    return int(np.searchsorted(total, rng.random() * total[-1], side="right"))
+
+
+def naive_rounds(p, q, first: int, length: int, rng) -> tuple[list[int], list[int]]:
+    """A response as an engine makes it that drafts and rejects by chance: its tokens, and drafts accepted per round.
+
+    Args:
+        p: (V, V) the target's next token after each token.
+        q: (K, V, V) that of the draft, at each position.
+    """
+    K = len(q)
+    text, counts = [first, drawn(p[first], rng)], []
+    while len(text) <= length:
+        accepted = 0
+        for k in range(K):
+            before = text[-1]
+            draft = drawn(q[k, before], rng)
+            if rng.random() >= min(1, p[before, draft] / q[k, before, draft]):
+                text.append(drawn(np.maximum(p[before] - q[k, before], 0), rng))
+                break
+            accepted += 1
+            text.append(draft)
+        else:
+            text.append(drawn(p[text[-1]], rng))
+        counts.append(accepted)
+    return text, counts
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy drafts", "sampled drafts"])
+def test_expected_rounds_are_those_of_rejection_sampling(greedy):
+    """An engine of five tokens, simulated, against texts that its target samples alone."""
+    rng, (V, K, length, texts) = np.random.default_rng(0), (5, 3, 24, 2000)
+    p = rng.dirichlet(np.full(V, 0.6), V)
+    q = np.stack([0.7 * p + 0.3 * rng.dirichlet(np.full(V, 0.6), V) for _ in range(K)])
+    if greedy:
+        q = np.eye(V)[q.argmax(-1)]
+    counted = [naive_rounds(p, q, 0, length, rng)[1] for _ in range(texts)]
+    predicted = []
+    for _ in range(texts):
+        text = [0]
+        while len(text) < 1 + length + K:
+            text.append(drawn(p[text[-1]], rng))
+        x, chance, given = np.array(text), np.zeros((K, len(text))), np.zeros((K, len(text)))
+        for k in range(K):
+            before, after = x[1 + k : -1], x[2 + k :]
+            chance[k, : len(after)] = np.minimum(p, q[k]).sum(-1)[before]
+            given[k, : len(after)] = np.minimum(1, q[k][before, after] / p[before, after])
+        mask = torch.zeros(len(text))
+        mask[1 : 1 + length] = 1
+        predicted.append(expected(torch.tensor(chance), torch.tensor(given), mask))
+    found = np.array([[one.drafts, *one.accepted_per_position] for one in predicted])
+    wanted = np.array([[len(rounds), *(sum(n > k for n in rounds) for k in range(K))] for rounds in counted])
+    error = np.sqrt((found.var(0) + wanted.var(0)) / texts)
+    assert (np.abs(found.mean(0) - wanted.mean(0)) < 3 * error).all(), (found.mean(0), wanted.mean(0), error)
+    assert (found.var(0)[1:] < wanted.var(0)[1:]).all()  # what remains by chance is the text alone
+    if greedy:  # and what is no longer by chance are the rounds of a replay
+        matches = torch.tensor(given).bool()
+        assert replay(matches, mask).drafts == predicted[-1].drafts
+
+
+def test_of_one_likely_text_the_expected_rounds_are_the_replayed_ones():
+    mask, matches = torch.tensor([0, 0, 1, 1, 1, 1, 1]), torch.rand(2, 7, generator=torch.manual_seed(0)) > 0.5
+    assert expected(matches.double(), matches.double(), mask, 4) == replay(matches, mask, 4)
+    assert expected(matches.double(), matches.double(), torch.zeros(7)) == Acceptance(0, (0, 0))
