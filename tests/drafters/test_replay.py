@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
+from drafthead.data.packing import pack, whole
+from drafthead.data.store import StateStore
+from drafthead.drafters.base import draft_shape
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, expected, match_text, replay
+from drafthead.drafters.vocabulary import choose_vocabulary
+from drafthead.exporting.check import choose_documents, expected_rounds, replayed_rounds
+from drafthead.target.pieces import final_normed, load_pieces, load_target_spec
+from tests.training.synthetic import small_recipe, synthetic_store
 
 
 def test_replay_walks_from_round_to_round():
@@ -121,3 +130,60 @@ def test_of_one_likely_text_the_expected_rounds_are_the_replayed_ones():
     mask, matches = torch.tensor([0, 0, 1, 1, 1, 1, 1]), torch.rand(2, 7, generator=torch.manual_seed(0)) > 0.5
     assert expected(matches.double(), matches.double(), mask, 4) == replay(matches, mask, 4)
     assert expected(matches.double(), matches.double(), torch.zeros(7)) == Acceptance(0, (0, 0))
+
+
+@pytest.mark.parametrize("head", ["eagle3", "peagle", "dflash", "dspark"])
+@torch.no_grad()
+def test_expected_acceptance_of_a_head_is_computed_from_stored_states(head, tmp_path):
+    """Root by root over the target's whole vocabulary; and at a temperature near 0 it is what replay counts."""
+    parallel = ("head.mask_token_id=9", "head.num_draft_positions=3") if head != "eagle3" else ()
+    recipe = small_recipe(tmp_path, f"head.type={head}", *parallel)
+    synthetic_store(recipe, "validation", 4, seed=1)
+    store, K = StateStore(recipe.states_dir("validation")), recipe.eval.num_draft_tokens
+    documents, _ = choose_documents(store, recipe, drop_loops=False)
+    spec, pieces, drafter = (
+        load_target_spec(recipe.target_path),
+        load_pieces(recipe.target_path),
+        drafter_of(recipe.head),
+    )
+    counts = torch.cat([store.tokens(i)[0] for i in range(len(store))]).bincount(minlength=spec.vocab_size)
+    vocabulary = choose_vocabulary(counts, recipe.head.draft_vocab_size, torch.tensor([0]))
+    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
+    model = drafter.from_target(shape, pieces, vocabulary, seed=0)
+    for parameter in model.parameters():
+        parameter += 0.3 * parameter.std(correction=0) * torch.randn(parameter.shape)
+    weights = {**model.state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
+
+    cold, _ = expected_rounds(recipe, store, documents, weights, shape, 1e-3)
+    replayed = replayed_rounds(recipe, store, documents, weights, shape)
+    for one, other in zip(cold, replayed, strict=True):
+        assert one.drafts == pytest.approx(other.drafts)
+        assert one.accepted_per_position == pytest.approx(other.accepted_per_position)
+
+    T, ids = 3.0, vocabulary.target_ids
+    lm_head, final_norm = pieces.lm_head.float(), pieces.final_norm.float()
+    found = expected_rounds(recipe, store, documents, weights, shape, T)
+    for i, document in enumerate(documents):
+        text, mask = store.tokens(document.index)
+        batch = pack(store, [whole(document.index, mask, drafter)], drafter).to(torch.device("cpu"), torch.float32)
+        first = len(text) - len(batch.of_row)  # of the rows
+        logits = model.head_rows(batch, pieces.embed_tokens.float(), K).states.view(K, len(batch.of_row), -1)
+        logits = logits @ model.head_weight.T / T
+        for sampled in (False, True):
+            chance, given = torch.zeros(2, K, len(batch.of_row))
+            for k in range(K):
+                for row in range(len(batch.of_row) - 2 - k):
+                    met = int(batch.of_row[row + 1 + k])
+                    if met < 0:
+                        continue
+                    state = final_normed(batch.last_hidden[met], final_norm, spec.rms_norm_eps)
+                    p = (lm_head @ state / T).softmax(0)
+                    q = torch.zeros(spec.vocab_size).index_copy(0, ids, logits[k, row].softmax(0))
+                    q = q if sampled else one_hot(q.argmax(), spec.vocab_size)
+                    x = int(text[first + row + 2 + k])
+                    chance[k, row], given[k, row] = torch.minimum(p, q).sum(), min(1.0, float(q[x] / p[x]))
+            wanted, ours = expected(chance, given, batch.loss_mask, recipe.eval.max_tokens), found[sampled][i]
+            assert (ours.drafts, *ours.accepted_per_position) == pytest.approx(
+                (wanted.drafts, *wanted.accepted_per_position), rel=1e-3, abs=1e-6
+            )
+            assert ours.drafts > 0 < ours.accepted
