@@ -7,7 +7,7 @@ python eval/acceptance.py --workers N [RECIPE] ...    N engines; else one per GP
 from drafthead.cli import NO_TABLES, recipe_from_command_line, run_recipe
 from drafthead.engine.running import WORKERS, node_engines
 from drafthead.evaluation.measuring.acceptance import conditions, measure_acceptance, read_acceptance, read_conditions
-from drafthead.evaluation.reporting.measured_tables import acceptance_table, conditions_table
+from drafthead.evaluation.reporting.measured_tables import acceptance_table, conditions_table, places_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
 
@@ -17,7 +17,9 @@ def main() -> None:
     directory = measure_acceptance(recipe, node_engines(recipe.engine.tensor_parallel_size, args.workers))
     if args.no_tables:
         return
-    print_table(acceptance_table(summarise_acceptance(read_acceptance(directory))))
+    summary = summarise_acceptance(read_acceptance(directory))
+    for table in filter(None, (acceptance_table(summary), places_table(summary))):
+        print_table(table)
     if not all(condition.main for condition in conditions(recipe)):
         print_table(conditions_table(summarise_conditions(read_conditions(directory))))
 

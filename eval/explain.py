@@ -4,7 +4,8 @@
 
 Compares the served head with the checkpoint it comes from and with the target. Then validation and held-out prompts are
 both predicted, by replay, and served, by workload and position: what differs on the same prompts is serving, what
-differs between the two predictions is the prompts.
+differs between the two predictions is the prompts. At every temperature of eval.temperatures above 0 the held-out
+prompts are predicted from responses that the target sampled alone, and served, with greedy drafts and sampled ones.
 """
 
 from pathlib import Path
@@ -30,7 +31,7 @@ from drafthead.evaluation.reporting.explaining import (
 )
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import EvalPrompt, load_workload
-from drafthead.exporting.check import choose_documents, replayed_rounds, serve_documents
+from drafthead.exporting.check import choose_documents, expected_rounds, replayed_rounds, serve_documents
 from drafthead.exporting.differences import head_differences
 from drafthead.generation.harvest import backend
 from drafthead.generation.shards import ShardJob, states_identity
@@ -53,16 +54,16 @@ def main() -> None:
     for line in differences:
         print(f"- {line}")
     rows = compared(recipe, head, source, shape, args.prompts)
-    print_table(gap_table(rows))
+    hot = [t for t in recipe.eval.temperatures if t > 0]
+    sampled = [row for t in hot for row in compared_at(t, recipe, head, source, shape, args.prompts)]
+    print_table(gap_table([*rows, *sampled]))
     print_table(calibration_table(rows))
     print("\n".join(["", *explain_gap(rows)]))
 
 
 def compared(recipe: Recipe, head: Path, source: Checkpoint, shape: DraftShape, prompts: int) -> list[Compared]:
     """Validation and held-out prompts, each predicted and served."""
-    weights = source.weights()
-    prompts_of = [p for split in ("validation", "heldout") for p in read_prompts(recipe.prompts_dir, split)]
-    workloads = {prompt.id: prompt.category for prompt in prompts_of}
+    weights, workloads = source.weights(), workloads_of(recipe)
     documents, splits, predicted = [], [], []
     for split, states in ((VALIDATION, recipe.states_dir("validation")), (HELDOUT, heldout_states(recipe, prompts))):
         store = StateStore(states)
@@ -80,16 +81,45 @@ def compared(recipe: Recipe, head: Path, source: Checkpoint, shape: DraftShape, 
     ]  # fmt: skip
 
 
-def heldout_states(recipe: Recipe, prompts: int) -> Path:
-    """The target's greedy responses to held-out prompts with the states behind them, in results/NAME/explain."""
+def compared_at(
+    temperature: float, recipe: Recipe, head: Path, source: Checkpoint, shape: DraftShape, prompts: int
+) -> list[Compared]:
+    """Held-out prompts at a temperature above 0: expected, and served with greedy and with sampled drafts."""
+    store, workloads = StateStore(heldout_states(recipe, prompts, temperature)), workloads_of(recipe)
+    room = recipe.engine.max_model_len * prompts
+    documents, _ = choose_documents(store, recipe, prompts, room, drop_loops=False)
+    both = expected_rounds(recipe, store, documents, source.weights(), shape, temperature)
+    found = []
+    for sampled, predicted in enumerate(both if recipe.export.format == "vllm" else both[:1]):
+        split = f"T = {temperature:g}" + ", drafts sampled" * sampled
+        served = serve_documents(
+            recipe, head, documents, shape, source.aux_layer_ids, checked=False, temperature=temperature,
+            sampled=bool(sampled),
+        )  # fmt: skip
+        found += [
+            Compared(document.id, workloads.get(document.id, "conversations"), split, rounds, counted, None)
+            for document, rounds, (_, counted) in zip(documents, predicted, served, strict=True)
+        ]
+    return found
+
+
+def workloads_of(recipe: Recipe) -> dict[str, str]:
+    """Prompt id -> workload, of validation and held-out prompts."""
+    splits = (read_prompts(recipe.prompts_dir, split) for split in ("validation", "heldout"))
+    return {prompt.id: prompt.category for prompts in splits for prompt in prompts}
+
+
+def heldout_states(recipe: Recipe, prompts: int, temperature: float = 0.0) -> Path:
+    """The target's responses to held-out prompts with the states behind them, in results/NAME/explain."""
     spec, workload = load_target_spec(recipe.target_path, recipe.target.revision), load_workload(recipe)
-    directory = recipe.results_dir / "explain"
+    directory = recipe.results_dir / (f"explain-t{temperature:g}" if temperature else "explain")
     identity = {"prompts": workload.digest, "number": prompts, "max_tokens": recipe.eval.max_tokens}
+    identity |= {"temperature": temperature, "seed": recipe.eval.seed} if temperature else {}
     if begin(directory, "states", identity | states_identity(recipe, spec), alone=True):
         return directory
     chosen = sorted(workload.prompts, key=lambda prompt: prompt.id)[:prompts]  # ids are hashes: a draw over workloads
-    with offline_engine(recipe) as llm:
-        responses = respond(recipe, Engine(llm), chosen)
+    with offline_engine(recipe, seeded=temperature > 0) as llm:
+        responses = respond(recipe, Engine(llm), chosen, temperature)
     job = ShardJob(directory, 0, responses)
     with backend(recipe, spec) as harvester, progress_bar(job.size, "harvesting", "seq") as bar:
         harvester.make(job, bar)
@@ -98,18 +128,19 @@ def heldout_states(recipe: Recipe, prompts: int) -> Path:
     return directory
 
 
-def respond(recipe: Recipe, engine: Engine, prompts: list[EvalPrompt]) -> list[Response]:
-    """Greedy responses, and what would follow each: vLLM counts accepted tokens before it trims at the stop."""
-    first = engine.generate([GenerationRequest(p.prompt_ids, recipe.eval.max_tokens, 0.0, 0) for p in prompts])
+def respond(recipe: Recipe, engine: Engine, prompts: list[EvalPrompt], temperature: float) -> list[Response]:
+    """Responses, and what would follow each: vLLM counts accepted tokens before it trims at the stop."""
+    K, seeds = recipe.eval.num_draft_tokens, [recipe.eval.seed + i for i in range(len(prompts))]
+    asked = [(p.prompt_ids, recipe.eval.max_tokens, temperature, s) for p, s in zip(prompts, seeds, strict=True)]
+    first = engine.generate([GenerationRequest(*one) for one in asked])
     texts = [[*p.prompt_ids, *one.token_ids] for p, one in zip(prompts, first, strict=True)]
-    K = recipe.eval.num_draft_tokens
-    beyond = engine.generate([GenerationRequest(text, K, 0.0, 0, ignore_stop=True) for text in texts])
+    more = [GenerationRequest(text, K, temperature, s, True) for text, s in zip(texts, seeds, strict=True)]
     return [
         Response(
-            p.id, p.category, p.prompt_ids, one.token_ids, more.token_ids, "", one.finish_reason, 0.0,
-            recipe.eval.reasoning_effort, 0,
+            p.id, p.category, p.prompt_ids, one.token_ids, more.token_ids, "", one.finish_reason, temperature,
+            recipe.eval.reasoning_effort, seed,
         )
-        for p, one, more in zip(prompts, first, beyond, strict=True)
+        for p, one, more, seed in zip(prompts, first, engine.generate(more), seeds, strict=True)
     ]  # fmt: skip
 
 

@@ -29,6 +29,7 @@ class TrainConfig(Section):
 
     init_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
     objective: Objective = "forward_kl"  # or a weighted sum: {forward_kl: 0.9, total_variation: 0.1}
+    temperature: float = Field(default=1.0, gt=0)  # of target and draft in the objective: the one that is served
     rejection: RejectionConfig | None = None  # {}: loss on the head's own rounds, up to the first rejected draft
     epochs: int = Field(default=1, gt=0)
     tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank

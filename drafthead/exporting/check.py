@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from drafthead import artifacts
 from drafthead.config import Recipe
@@ -26,12 +27,12 @@ from drafthead.data.responses import loops
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import Acceptance, empty_acceptance, last_answer, match_text, replay
+from drafthead.drafters.replay import Acceptance, empty_acceptance, expected, last_answer, match_text, replay
 from drafthead.drafters.vllm import check_config
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.offline import generate, import_vllm, offline_engine
 from drafthead.statistics import few
-from drafthead.target.pieces import load_pieces
+from drafthead.target.pieces import SCORED_ROWS, frozen_target, load_pieces, load_target_spec
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over responses that came out as stored
 LOOSE_TOLERANCE = 0.15  # over all responses, when fewer than half of the rounds are comparable
@@ -115,13 +116,14 @@ def check_serving(
 
 
 def choose_documents(
-    store: StateStore, recipe: Recipe, prompts: int = PROMPTS, tokens: int = TOKENS
+    store: StateStore, recipe: Recipe, prompts: int = PROMPTS, tokens: int = TOKENS, *, drop_loops: bool = True
 ) -> tuple[list[Document], int]:
     """T = 0 responses of the target: the first ones of the validation split that the engine has room for and that do
     not loop, at least one and at most so many prompts and tokens; and how many loop, left out as in training and
     evaluation.
 
-    Where all of them loop they are taken after all: whether an engine serves what was trained shows on them too.
+    Where all of them loop they are taken after all: whether an engine serves what was trained shows on them too. Of
+    sampled responses none is left out (`drop_loops`): the engine's to the same prompts are others, and loop as often.
     """
     fitting = []
     for index in range(len(store)):
@@ -134,7 +136,7 @@ def choose_documents(
             f"no validation response fits engine.max_model_len {recipe.engine.max_model_len}; raise it, or export with "
             "--no-serve-check"
         )
-    straight = [document for document in fitting if not loops(document.response_ids)] or fitting
+    straight = [document for document in fitting if not (drop_loops and loops(document.response_ids))] or fitting
     totals = list(accumulate(len(document.prompt_ids) + len(document.response_ids) for document in straight))
     return straight[: max(1, min(prompts, bisect_right(totals, tokens)))], len(fitting) - len(straight)
 
@@ -156,6 +158,51 @@ def replayed_rounds(
     return found
 
 
+@torch.no_grad()
+def expected_rounds(
+    recipe: Recipe, store: StateStore, documents: list[Document], weights: dict[str, Tensor], shape: DraftShape,
+    temperature: float,
+) -> tuple[list[Acceptance], list[Acceptance]]:  # fmt: skip
+    """Drafting rounds that an engine is expected to run above temperature 0 (drafters.replay), in float32.
+
+    Args:
+        store: of responses that the target sampled at this temperature, continued past their stop.
+        documents: of it.
+        temperature: of the target, and of drafts that are sampled.
+
+    Returns:
+        Of every response with greedy drafts, vLLM's default, and with drafts sampled from the head's distribution.
+    """
+    model, drafter = frozen_copy(shape, weights, _CPU, torch.float32), drafter_of(shape.head)
+    where = recipe.target_path, recipe.target.revision
+    pieces, spec = load_pieces(*where), load_target_spec(*where)
+    target_ids, K = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids, recipe.eval.num_draft_tokens
+    target, lm_head = frozen_target(pieces, spec, target_ids, _CPU, torch.float32), pieces.lm_head.float()
+    draft_ids = torch.full((spec.vocab_size,), -1).index_copy_(0, target_ids, torch.arange(len(target_ids)))
+    found: tuple[list[Acceptance], list[Acceptance]] = ([], [])
+    for document in documents:
+        batch = pack(store, [whole(document.index, store.tokens(document.index)[1], drafter)], drafter)
+        batch = batch.to(_CPU, torch.float32)
+        normed = target.normed(batch.last_hidden) / temperature
+        lse = torch.cat([(part @ lm_head.T).logsumexp(-1) for part in normed.split(SCORED_ROWS)])  # (Q,)
+        p = (normed @ target.head_rows.T - lse[:, None]).exp()  # (Q, D)
+        rows = model.head_rows(batch, target.embeddings, K)
+        chance, given = torch.zeros(2, 2, K, len(batch.row_ids))  # greedy drafts, sampled ones
+        for k, states in enumerate(rows.states.split(rows.counts)):
+            # Draft k of row t is for x[t + 2 + k], which the target's row t + 1 + k predicts.
+            met, token = torch.roll(batch.of_row, -1 - k), draft_ids[torch.roll(batch.row_ids, -2 - k)]
+            known = (met >= 0) & (torch.arange(len(met)) < len(met) - 2 - k)
+            p_k = p[met.clamp_min(0)]  # (R, D)
+            logits = states @ model.head_weight.T / temperature
+            for i, q in enumerate((one_hot(logits.argmax(-1), len(target_ids)), logits.softmax(-1))):
+                chance[i, k] = torch.minimum(p_k, q).sum(-1) * known
+                both = torch.stack([q, p_k]).gather(-1, token.clamp_min(0).expand(2, -1)[..., None])[..., 0]
+                given[i, k] = (both[0] / both[1]).nan_to_num(0.0).clamp_max(1) * known * (token >= 0)
+        for own, chances, followed in zip(found, chance, given, strict=True):
+            own.append(expected(chances, followed, batch.loss_mask, recipe.eval.max_tokens))
+    return found
+
+
 def serve_documents(
     recipe: Recipe,
     directory: Path,
@@ -164,8 +211,10 @@ def serve_documents(
     aux_layer_ids: tuple[int, ...],
     *,
     checked: bool = True,
+    temperature: float = 0.0,
+    sampled: bool = False,
 ) -> list[tuple[list[int], Acceptance]]:
-    """Answer the prompts of validation documents in vLLM with the head of a directory, at temperature 0.
+    """Answer the prompts of validation documents in vLLM with the head of a directory.
 
     Args:
         recipe: target, engine, export section and K.
@@ -174,6 +223,8 @@ def serve_documents(
         shape: of the trained head.
         aux_layer_ids: it was trained on.
         checked: refuse a head that the engine reads differently from how it was trained.
+        temperature: of the responses; above 0 each prompt has a seed of its own, and eval.max_tokens.
+        sampled: drafts are sampled too (vLLM's draft_sample_method), which the speculators layout cannot say.
 
     Returns:
         Response ids and the engine's counters of every document.
@@ -184,11 +235,16 @@ def serve_documents(
     K = recipe.eval.num_draft_tokens
     sampling = import_vllm().SamplingParams
     params = [sampling(temperature=0, max_tokens=len(d.response_ids), detokenize=False) for d in documents]
+    if temperature > 0:
+        common = {"temperature": temperature, "max_tokens": recipe.eval.max_tokens, "detokenize": False}
+        params = [sampling(seed=recipe.eval.seed + i, **common) for i in range(len(documents))]
     # A head of the speculators layout is started as users will: by its own directory, which names the target.
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":
-        options = {"speculative_config": drafter_of(shape.head).vllm.speculative_config(directory, K)}
-    with offline_engine(recipe, per_request_spec_decode_metrics="summary", **options) as llm:
+        drafts = {"draft_sample_method": "probabilistic"} if sampled else {}
+        options = {"speculative_config": drafter_of(shape.head).vllm.speculative_config(directory, K) | drafts}
+    options |= {"seeded": temperature > 0, "per_request_spec_decode_metrics": "summary"}
+    with offline_engine(recipe, **options) as llm:
         if checked:
             running = llm.llm_engine.vllm_config.speculative_config
             assert running is not None

@@ -1,8 +1,9 @@
 """What a draft distribution is penalised for. An objective is a function of logits and one line in `OBJECTIVES`.
 
-Notation, over the D draft tokens of one row: z draft logits, q = softmax(z); p the target's probabilities at
-temperature 1 over its full vocabulary, read at the draft tokens (so they sum to at most 1); r = p / sum(p) the
-same renormalised; a = sum_d min(p_d, q_d), the probability that rejection sampling accepts a draft drawn from q.
+Notation, over the D draft tokens of one row: z draft logits, q = softmax(z); p the target's probabilities over its
+full vocabulary, read at the draft tokens (so they sum to at most 1); both of logits that train.temperature divides,
+which the caller has done; r = p / sum(p) the target's renormalised; a = sum_d min(p_d, q_d), the probability that
+rejection sampling accepts a draft drawn from q.
 
     forward_kl         KL(r || q)                     covers all of the target's mass
     reverse_kl         KL(q || r)                     concentrates on the target's modes
@@ -11,7 +12,8 @@ same renormalised; a = sum_d min(p_d, q_d), the probability that rejection sampl
     greedy_acceptance  1 - sum_d softmax(z / tau)_d p_d
     cross_entropy      -log q at the draft token with the largest p, the label of greedy text
 
-greedy_acceptance is matched to vLLM's default, which drafts argmax(q) and accepts it with probability p[argmax q].
+greedy_acceptance is matched to vLLM's default, which drafts argmax(q) and accepts it with probability p[argmax q];
+total_variation to drafts that are sampled from q (draft_sample_method: probabilistic), accepted with probability a.
 argmax has no gradient; its stand-in is the softmax at tau = 0.5, sharper than q.
 
 Any objective, and any mixture of them, is differentiated by autograd, a block of rows at a time. A gradient written

@@ -260,6 +260,24 @@ class FrozenTarget:
         """What lm_head is applied to, (T, H), from the input of the final norm."""
         return final_normed(last_hidden, self.final_norm, self.rms_norm_eps).to(self.head_rows.dtype)
 
+    def lse_at(self, temperature: float, normed: Tensor, lse: Tensor) -> Tensor:
+        """(Q,) log-sum-exp over the full vocabulary of the logits divided by a temperature, from that at temperature 1.
+
+        Exact over the draft vocabulary; what lies outside of it counts as one token, the bound that its mass allows.
+
+        Args:
+            temperature: above 0.
+            normed: (Q, H), of `normed`.
+            lse: (Q,) at temperature 1.
+        """
+        found = []
+        for rows, whole in zip(normed.split(SCORED_ROWS), lse.split(SCORED_ROWS), strict=True):
+            logits = (rows @ self.head_rows.T).to(whole.dtype)
+            # Rounding may leave the part a little above the whole.
+            outside = whole + (1 - (logits.logsumexp(-1) - whole).exp()).clamp_min(0).log()
+            found.append(torch.logaddexp((logits / temperature).logsumexp(-1), outside / temperature))
+        return torch.cat(found) if found else lse
+
 
 def frozen_target(
     pieces: TargetPieces, spec: TargetSpec, target_ids: Tensor, device: torch.device, dtype: torch.dtype

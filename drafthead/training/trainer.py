@@ -112,9 +112,10 @@ class LossModule(nn.Module):
         zero_hidden_states: bool = False,
         recompute: bool = False,
         rejection: RejectionConfig | None = None,
+        temperature: float = 1.0,
     ):
         super().__init__()
-        self.draft, self.objective, self.rejection = draft, objective, rejection
+        self.draft, self.objective, self.rejection, self.temperature = draft, objective, rejection, temperature
         self.zero_hidden_states, self.recompute = zero_hidden_states, recompute
         weight = draft.fc.weight
         assert isinstance(weight, Tensor)
@@ -134,12 +135,16 @@ class LossModule(nn.Module):
             batch = replace(batch, aux=torch.zeros_like(batch.aux))
         rows = self.draft.head_rows(batch, target.embeddings, len(scale), self.recompute)
         give_back(rows.states)  # what the steps freed, before the loss needs buffers
-        teacher = Teacher(target.normed(batch.last_hidden), target.head_rows, batch.lse)
+        normed, lse, served = target.normed(batch.last_hidden), batch.lse, rows
+        if (T := self.temperature) != 1:
+            # Logits divided by T are those of states divided by T, the target's and the draft's.
+            normed, lse, served = normed / T, target.lse_at(T, normed, lse), replace(rows, states=rows.states / T)
+        teacher = Teacher(normed, target.head_rows, lse)
         if self.rejection is None:
-            scored = head_loss(rows, self.draft.head_weight, teacher, scale, self.objective)
+            scored = head_loss(served, self.draft.head_weight, teacher, scale, self.objective)
         else:
             weight, ids = self.draft.head_weight, target.target_ids
-            scored = rejection_loss(rows, weight, teacher, scale, self.objective, self.rejection, batch, ids)
+            scored = rejection_loss(served, weight, teacher, scale, self.objective, self.rejection, batch, ids)
         give_back(rows.states)
         confidence = self.draft.confidence(rows)
         if confidence is None:
@@ -176,8 +181,9 @@ class Trainer:
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
         module = LossModule(
-            draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing, config.rejection
-        )
+            draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing, config.rejection,
+            config.temperature,
+        )  # fmt: skip
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.dtype = _DTYPES[config.precision]
@@ -303,7 +309,8 @@ class Trainer:
         """
         K, accelerator = self.drafter.num_positions, self.accelerator
         draft = frozen_copy(self.shape, weights, self.device, self.dtype)
-        module = LossModule(draft, self.config.objective, self.config.zero_hidden_states)
+        config = self.config
+        module = LossModule(draft, config.objective, config.zero_hidden_states, temperature=config.temperature)
         plan = plan_epoch(self.replayed, self.config.tokens_per_batch, 0, 0)
         nothing = torch.zeros(K, dtype=torch.float32, device=self.device)
         total, counted, acceptance = 0.0, 0, empty_acceptance(self.recipe.eval.num_draft_tokens)
@@ -325,7 +332,7 @@ class Trainer:
             self.state, acceptance_length=pooled.length, acceptance_per_position=pooled.rates,
             prompts=len(self.replayed), looping=self.looping,
         )  # fmt: skip
-        return Validation(total / counted, pooled.length, pooled.rates, pooled.drafts, len(self.replayed), self.looping)
+        return Validation(total / counted, pooled.length, pooled.rates, int(drafts), len(self.replayed), self.looping)
 
     def save(self, step: int, weights: dict[str, Tensor], measured: bool = False) -> None:
         """Write a checkpoint, note whether it is the best of those that were measured, and apply retention."""

@@ -92,11 +92,12 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
         "prompt_tokens": 100,
         "output_ids": [1, 2, 3],
         "output_sha256": hashlib.sha256(f"{index}".encode()).hexdigest(),
-        "num_tokens": 80,
+        "num_tokens": 1 + drafts + int(accepted_at.sum()) if arm == "eagle3" else 80,  # n-gram: steps without a draft
         "drafts": drafts,
         "proposed": K * drafts,
         "accepted": int(accepted_at.sum()),
         "accepted_at": accepted_at.tolist(),
+        "accepted_by_step": [int((accepted_at > step).sum()) for step in range(drafts)],  # fewer and fewer
         "reached_at": [drafts, *accepted_at[:-1].tolist()][: len(accepted_at)],
         "finish_reason": "length" if looping else "stop",
         "repeated": 0.8 if looping else 0.0,

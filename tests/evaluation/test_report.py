@@ -14,7 +14,7 @@ from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, judge
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.measured_tables import acceptance_table
 from drafthead.evaluation.reporting.report import build_report, print_brief, render, write_pages
-from drafthead.evaluation.reporting.tables import change_cell
+from drafthead.evaluation.reporting.tables import change_cell, interval_text
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.summary import summarise_acceptance
 from tests.evaluation.rows import write_results
@@ -91,6 +91,22 @@ def test_acceptance_leaves_out_looping_prompts_and_pools(recipe):
     assert head.length.value == pytest.approx(1 + 3 * head.rate)
     assert ngram.length.value < head.length.value
     assert summary.identical["none-again"].value == 1
+
+
+def test_acceptance_is_shown_by_position(recipe, report):
+    """The head's, which is made up to accept less and less; of n-gram, where its rounds lie is not known."""
+    summary = summarise_acceptance(acceptance.read_acceptance(recipe.results_dir / "acceptance"))
+    found = {(at.place, at.first): at for at in summary.places}
+    assert {at.method for at in summary.places} == {"eagle3"}
+    after = "prompt and response"  # behind 100 tokens of prompt
+    assert list(found) == [("prompt", 64), ("response", 0), ("response", 64), (after, 64), (after, 128)]
+    assert found["prompt", 64].prompts == 150
+    assert found["prompt", 64].length == summary.of("eagle3").length
+    assert found["response", 0].length.low > found["response", 64].length.high
+    assert found[after, 64].length.low > found["response", 0].length.value > found[after, 128].length.high
+    (table,) = [t for section in report.sections for t in section.tables if t.title == "Acceptance by position"]
+    shown = {row[2].text + row[3].text: row[5].text for row in table.rows}
+    assert shown["response0 to 63"] == interval_text(found["response", 0].length)
 
 
 def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):

@@ -66,7 +66,7 @@ def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
 def _lengths(recipe, name: str) -> dict:
     """Method -> acceptance length with its interval, over prompts whose baseline answer does not loop."""
     # A process of its own: no engine starts in one that ran vLLM's n-gram method.
-    run_ok("eval/acceptance.py", *overrides_of(recipe))
+    assert "Acceptance by position" in run_ok("eval/acceptance.py", *overrides_of(recipe))
     rows = read_acceptance(recipe.results_dir / name)
     baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
     kept = set(baseline.index[baseline["repeated"] <= LOOP_LIMIT])

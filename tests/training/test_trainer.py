@@ -1,5 +1,7 @@
 """The loss of an optimiser step does not depend on how its documents are packed or shared out."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from drafthead.data.packing import pack, whole
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
-from drafthead.losses.objectives import OBJECTIVES
+from drafthead.losses.objectives import OBJECTIVES, Target
 from drafthead.training.trainer import LossModule
 from tests.data.sequences import sequence
 from tests.drafters.small_draft import dflash_model, eagle3, peagle_model, small_model
@@ -44,6 +46,27 @@ def test_any_packing_gives_the_same_gradient(store, objective, micro_batches):
     for ours, wanted in zip(gradients(store, micro_batches, objective), together, strict=True):
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
     assert any(g.abs().max() > 1e-3 for g in together)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_at_a_temperature_target_and_draft_are_those_that_are_served(store, objective):
+    """One token outside of the draft vocabulary: its logit follows from the log-sum-exp at temperature 1."""
+    model, drafter, T = small_model(), eagle3(NUM_STEPS), 0.6
+    target, windows = frozen(model), [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
+    batch = pack(store, windows, drafter).to(torch.device("cpu"), torch.float64)
+    logits = target.normed(batch.last_hidden) @ target.head_rows.T  # (Q, D)
+    outside = logits.mean(1) + 1
+    batch = replace(batch, lse=torch.logaddexp(logits.logsumexp(1), outside))
+    found = LossModule(model, objective, temperature=T)(batch, target, torch.ones(NUM_STEPS)).loss
+    rows = model.head_rows(batch, target.embeddings, NUM_STEPS)
+    scored = rows.teacher >= 0
+    z, met = rows.states[scored] @ model.head_weight.T / T, rows.teacher[scored]
+    log_p = (torch.cat([logits, outside[:, None]], 1) / T).log_softmax(1)[met, :-1]
+    mass = log_p.exp().sum(1, keepdim=True)
+    wanted = OBJECTIVES[objective](z, Target(log_p - mass.log(), mass)).sum()
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+    cold = LossModule(model, objective)(batch, target, torch.ones(NUM_STEPS)).loss
+    assert float(found) != pytest.approx(float(cold), rel=1e-3)
 
 
 @pytest.mark.parametrize("build", [small_model, peagle_model, dflash_model])

@@ -286,6 +286,7 @@ def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
         "proposed": int(drafted.sum()),
         "accepted": int(kept.sum()),
         "accepted_at": [int((kept > k).sum()) for k in range(K)],
+        "accepted_by_step": kept.tolist(),
         "reached_at": [int(((kept >= k) & (drafted > k)).sum()) for k in range(K)],
         "finish_reason": response.finish_reason,
         "repeated": repeated_share(ids),

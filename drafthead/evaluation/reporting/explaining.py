@@ -26,7 +26,7 @@ class Compared(NamedTuple):
     """One prompt, predicted and served.
 
     Attributes:
-        id, workload, split: which prompt; the split is validation or held out.
+        id, workload, split: which prompt; the split is validation or held out, or a temperature above 0.
         predicted, served: its rounds.
         differs_at: index of the first token of the served response that is not the stored one; None: the same text.
     """
@@ -81,7 +81,7 @@ def explain_gap(rows: Sequence[Compared]) -> list[str]:
 def gap_table(rows: Sequence[Compared]) -> Table:
     """Predicted and served, by workload and position."""
     shown: list[dict[str, Any]] = []
-    for split in (VALIDATION, HELDOUT):
+    for split in dict.fromkeys(row.split for row in rows):
         for workload in (ALL, *sorted({row.workload for row in rows if row.split == split})):
             own = _Pooled(row for row in rows if row.split == split and workload in (ALL, row.workload))
             number_of = f"{len(own.rows)}{few(len(own.rows))}"

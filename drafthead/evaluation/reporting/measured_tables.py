@@ -23,7 +23,7 @@ from drafthead.evaluation.reporting.tables import (
     table,
 )
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means, grouped
-from drafthead.evaluation.results.summary import AcceptanceSummary, MethodAcceptance, counted
+from drafthead.evaluation.results.summary import FIRST_BIN, AcceptanceSummary, MethodAcceptance, counted
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
 from drafthead.statistics import FEWEST_PROMPTS, acceptance_length
 
@@ -67,6 +67,22 @@ def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> T
         for e in entries
     ]
     return table("Acceptance length", rows, before + note("conditions"))
+
+
+def places_table(summary: AcceptanceSummary) -> Table | None:
+    """Acceptance by length of the prompt, and by place in response and text; None where no method always drafts."""
+    rows = [
+        {
+            "Method": NAMES[at.method],
+            "K": str(at.K),
+            "Of": at.place,
+            "Tokens": f"{at.first} to {max(2 * at.first, FIRST_BIN) - 1}",
+            "Prompts": at.prompts,
+            "Acceptance length": length_cell(at.length, at.prompts),
+        }
+        for at in summary.places
+    ]
+    return table("Acceptance by position", rows, note("places")) if rows else None
 
 
 # Under load.

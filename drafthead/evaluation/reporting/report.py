@@ -113,7 +113,11 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     summary = analysis.acceptance
     sections = [
         _section("Workloads", [workloads_table(analysis), *matrices] if matrices else []),
-        _section("Acceptance", [measured.acceptance_table(summary)], acceptance_pictures(summary)),
+        _section(
+            "Acceptance",
+            [measured.acceptance_table(summary), measured.places_table(summary)],
+            acceptance_pictures(summary),
+        ),
         _section("Serving", served, serving_pictures(levels)),
         _section("Every load and draft length", cost_model_tables(analysis.priced, levels)),
         _section("Beside published figures", [published_table(levels, recipe.target.path)]),

@@ -1,6 +1,8 @@
 """From rows of acceptance to the figures of the report, each with its interval; no IO and no formatting."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,6 +20,8 @@ from drafthead.statistics import (
     proportion_interval,
     ratio_of_sums,
 )
+
+FIRST_BIN = 64  # tokens; the bins after it are 64 to 127, 128 to 255, and so on
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class AcceptanceSummary:
         identical: method -> share of prompts answered exactly as by the baseline. The second baseline is the noise
             floor. Empty above T = 0.
         max_tokens: of a response; None: not noted.
+        places: of `summarise_places`.
     """
 
     temperature: float
@@ -71,6 +76,7 @@ class AcceptanceSummary:
     methods: list[MethodAcceptance]
     identical: dict[str, Interval]
     max_tokens: int | None = None
+    places: tuple["PlaceAcceptance", ...] = ()
 
     def of(self, method: str, category: str = ALL) -> MethodAcceptance:
         """The entry of a method on a workload."""
@@ -89,7 +95,43 @@ def summarise_acceptance(rows: pd.DataFrame, max_tokens: int | None = None) -> A
         methods=[entry for entry in entries if entry.method != BASELINE_AGAIN],
         identical={e.method: e.identical for e in entries if e.category == ALL and e.identical is not None},
         max_tokens=max_tokens,
+        places=tuple(summarise_places(rows)),
     )
+
+
+class PlaceAcceptance(NamedTuple):
+    """Acceptance length of a method at K in some tokens of a prompt, a response or both, over so many prompts."""
+
+    method: str
+    K: int
+    place: str
+    first: int
+    prompts: int
+    length: Interval
+
+
+def summarise_places(rows: pd.DataFrame) -> Iterator[PlaceAcceptance]:
+    """The main condition's acceptance where it drafts: bins of doubling width, from `first` to twice that.
+
+    Of a method that does not draft at every step, such as n-gram, it is not known where its rounds lie.
+    """
+    baseline = rows[rows["arm"] == BASELINE]
+    kept = rows["prompt_id"].isin(baseline["prompt_id"][baseline["repeated"] <= LOOP_LIMIT]) & (rows["drafts"] > 0)
+    always = 1 + rows["drafts"] + rows["accepted"] >= rows["num_tokens"]
+    for (method, _), own in rows[kept].groupby(["arm", "k"], sort=False):
+        if not always[own.index].all() or "accepted_by_step" not in own:  # rows of before it was noted
+            continue
+        steps = own[["prompt_id", "prompt_tokens", "accepted_by_step"]].explode("accepted_by_step")
+        steps["accepted"] = steps.pop("accepted_by_step").astype(int)
+        # The first token is not drafted; a round follows what all rounds before it gave.
+        before = (steps["accepted"] + 1).groupby(level=0).cumsum() - steps["accepted"]
+        length = steps.pop("prompt_tokens")
+        for place, at in (("prompt", length), ("response", before), ("prompt and response", length + before)):
+            first = (2 ** np.floor(np.log2(at.clip(lower=1)))).where(at >= FIRST_BIN, 0)
+            for start in np.unique(first):
+                counted = steps[first == start].groupby("prompt_id")["accepted"].agg(["size", "sum"])
+                interval = acceptance_length_interval(counted["size"], counted["sum"])
+                yield PlaceAcceptance(str(method), int(own["k"].iloc[0]), place, int(start), len(counted), interval)
 
 
 def summarise_conditions(rows: pd.DataFrame) -> list[MethodAcceptance]:
