@@ -19,7 +19,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +35,8 @@ from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids, chec
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
+
+    from drafthead.drafters.vllm import HeadFiles
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def valid_positions(loss_mask: Tensor, num_positions: int) -> Tensor:
 class Drafter(ABC):
     """One kind of draft model, as a head section configures it."""
 
-    vllm: ModuleType  # reads and writes this drafter's files as vLLM does
+    vllm: "HeadFiles"  # reads and writes this drafter's files as vLLM does
     thins = True  # whether `trained_rows` may leave out what `loss_rows` has; not where rounds are replayed over them
 
     def __init__(self, head: HeadConfig):

@@ -67,7 +67,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
     """
     files = drafter_of(recipe.head).vllm
-    if serve_check and getattr(files, "GPU_ONLY", False) and on_cpu():
+    if serve_check and files.GPU_ONLY and on_cpu():
         log.info(
             f"vLLM serves {files.ALGORITHM} heads on GPUs only: its acceptance is not compared with the prediction"
         )

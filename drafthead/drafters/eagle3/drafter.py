@@ -4,16 +4,16 @@ import torch
 from torch import Tensor
 
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
-from drafthead.drafters.eagle3 import vllm
 from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.eagle3.vllm import Eagle3Files
 
 
 class Eagle3(Drafter):
     """EAGLE-3, and 3.1 by its norms."""
 
     head: Eagle3Head
-    vllm = vllm
+    vllm = Eagle3Files()
 
     def position_weights(self) -> Tensor:
         """decay**k."""

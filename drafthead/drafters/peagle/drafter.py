@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.eagle3.model import DraftModel, EmbeddingProjections
-from drafthead.drafters.peagle import vllm
 from drafthead.drafters.peagle.config import PEagleHead
+from drafthead.drafters.peagle.vllm import PEagleFiles
 from drafthead.losses.fused import HeadRows
 
 
@@ -53,7 +53,7 @@ class PEagle(Drafter):
     """P-EAGLE behind the interface of `drafters.base`."""
 
     head: PEagleHead
-    vllm = vllm
+    vllm = PEagleFiles()
 
     def trained_rows(self, loss_mask: Tensor) -> Tensor:
         """(K, T) bool: max(r^k, 0.2) of the rows at draft position k, all of them also rows of position k - 1.
