@@ -6,8 +6,7 @@ import torch
 from data_gen.dry_run import STAGES
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.drafters.base import DraftShape, draft_shape
-from drafthead.drafters.eagle3.drafter import Eagle3
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.vllm import check_config, expected_shapes
 from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed

@@ -139,12 +139,24 @@ class HeadFiles(ABC):
     def exported_tensors(
         self, weights: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
     ) -> dict[str, Tensor]:
-        """A checkpoint's tensors as a file of that dtype holds them."""
-        return written_tensors(weights, shape, dtype)
+        """A checkpoint's tensors as a file of that dtype holds them: parameters rounded, maps as they are.
+
+        d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
+        """
+        whole = shape.head.draft_vocab_size == shape.vocab_size
+        kept = {name: tensor for name, tensor in weights.items() if not (whole and name in _MAPS)}
+        return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in kept.items()}
 
     def checkpoint_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A file's tensors, of any layout, under the names of a checkpoint and without copies of the target."""
-        return read_tensors(tensors)
+        """A file's tensors, of any layout, under the names of a checkpoint and without copies of the target.
+
+        Raises:
+            ValueError: a tensor is there twice.
+        """
+        plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        if len(plain) != len(tensors):
+            raise ValueError("the head holds the same tensor with and without the prefix `model.`")
+        return plain
 
 
 def decoder_config(shape: DraftShape, dtype: str) -> Config:
@@ -228,28 +240,6 @@ def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ..
             f"vLLM would not serve the head that was trained at {positions} positions (engine.max_model_len); found in "
             f"config.json, wanted:\n{describe_difference(served, wanted)}"
         )
-
-
-def written_tensors(weights: dict[str, Tensor], shape: DraftShape, dtype: str) -> dict[str, Tensor]:
-    """A checkpoint's tensors as a file of that dtype holds them: parameters rounded, maps as they are.
-
-    d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
-    """
-    whole = shape.head.draft_vocab_size == shape.vocab_size
-    kept = {name: tensor for name, tensor in weights.items() if not (whole and name in _MAPS)}
-    return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in kept.items()}
-
-
-def read_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors without the prefix `model.`.
-
-    Raises:
-        ValueError: a tensor is there twice.
-    """
-    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    if len(plain) != len(tensors):
-        raise ValueError("the head holds the same tensor with and without the prefix `model.`")
-    return plain
 
 
 def expected_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:

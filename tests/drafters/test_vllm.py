@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafthead.artifacts import read_json
-from drafthead.drafters.eagle3.drafter import Eagle3
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary

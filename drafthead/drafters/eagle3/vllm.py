@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from drafthead.drafters.base import DraftShape
-from drafthead.drafters.vllm import Config, HeadFiles, decoder_config, read_tensors, served_decoder, written_tensors
+from drafthead.drafters.vllm import Config, HeadFiles, decoder_config, served_decoder
 
 TARGET_DEFAULT = "the target's default"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -121,11 +121,11 @@ class Eagle3Files(HeadFiles):
     def exported_tensors(
         self, weights: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
     ) -> dict[str, Tensor]:
-        written = written_tensors(weights, shape, dtype)
+        written = super().exported_tensors(weights, shape, dtype)
         return {name.replace(_FIRST_LAYER["vllm"], _FIRST_LAYER[layout]): tensor for name, tensor in written.items()}
 
     def checkpoint_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        own = {name: tensor for name, tensor in read_tensors(tensors).items() if name not in _OF_TARGET}
+        own = {name: tensor for name, tensor in super().checkpoint_tensors(tensors).items() if name not in _OF_TARGET}
         return {name.replace(_FIRST_LAYER["speculators"], _FIRST_LAYER["vllm"]): tensor for name, tensor in own.items()}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch
-from drafthead.drafters.eagle3.model import DraftModel, EmbeddingProjections
+from drafthead.drafters.eagle3.drafter import DraftModel, EmbeddingProjections
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.vllm import PEagleFiles
 from drafthead.losses.fused import HeadRows
@@ -60,8 +60,6 @@ class PEagle(Drafter):
 
         Which ones follows from the position in the text: multiples of the golden ratio are spread evenly modulo 1.
         """
-        if not self.thins:
-            return self.loss_rows(loss_mask)
         share = torch.full((self.num_positions, 1), self.head.depth_ratio).cumprod(0) / self.head.depth_ratio
         drawn = torch.arange(len(loss_mask), dtype=torch.float64) * (5**0.5 - 1) / 2 % 1
         return self.loss_rows(loss_mask) & (drawn < share.clamp_min(_LEAST_SHARE))
