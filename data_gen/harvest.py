@@ -17,7 +17,7 @@ from drafthead.engine import running
 from drafthead.generation.harvest import harvest, print_states, print_verification
 from drafthead.planning import OPTIONS as PLANNING
 from drafthead.planning import dry_run
-from drafthead.planning.harvest_cache import check_fits
+from drafthead.planning.memory import check_fits
 
 OPTIONS = (
     ("--verify", {"action": "store_true", "help": "check every shard of the stores and write nothing"}),

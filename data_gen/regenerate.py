@@ -15,7 +15,7 @@ from drafthead.engine import running
 from drafthead.generation.harvest import harvest, print_states
 from drafthead.generation.regenerate import print_responses, regenerate
 from drafthead.planning import OPTIONS, dry_run
-from drafthead.planning.harvest_cache import check_fits
+from drafthead.planning.memory import check_fits
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from drafthead.config import REPO_ROOT, PromptsConfig, load_recipe
 from drafthead.config.loading import RENAMED
-from drafthead.config.responses import ResponsesConfig
+from drafthead.config.recipe import ResponsesConfig
 
 CONFIGS = sorted((REPO_ROOT / "configs").glob("*.yaml"))
 
@@ -129,12 +129,11 @@ def test_single_values_and_lists_mean_the_same():
 @pytest.mark.parametrize(
     ("section", "values", "named"),
     [
-        (PromptsConfig, {}, "path, preset and sources.* none"),
-        (PromptsConfig, {"path": "x", "preset": "standard"}, "path and preset"),
+        (PromptsConfig, {}, "path or sources.* none"),
+        (PromptsConfig, {"path": "x", "sources": [{"name": "a"}]}, "path or sources.* both"),
         (PromptsConfig, {"sources": []}, "none"),
         (PromptsConfig, {"sources": [{"name": "a", "train": 1}, {"name": "a"}]}, "source a "),
         (PromptsConfig, {"sources": [{"name": "a", "trane": 1}]}, "trane"),
-        (PromptsConfig, {"preset": "other"}, "standard"),
         (ResponsesConfig, {"max_tokens": 8, "temperature": {}}, "temperature"),
         (ResponsesConfig, {"max_tokens": 8, "temperature": {0.7: 0}}, "temperature"),
         (ResponsesConfig, {"max_tokens": 8, "temperature": -0.1}, "temperature"),

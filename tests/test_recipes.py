@@ -6,8 +6,7 @@ import torch
 from data_gen.dry_run import STAGES
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.drafters.base import DraftShape, draft_shape
-from drafthead.drafters.eagle3 import vllm
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.vllm import check_config, expected_shapes
 from drafthead.generation.sources import CATALOGUE
 from drafthead.planning import Assumed
@@ -47,14 +46,14 @@ def test_the_head_has_its_size_and_keeps_the_contract(name, hub):
     with torch.device("meta"):
         model = DraftModel(shape)
     assert sum(p.numel() for p in model.parameters()) == by_hand(shape)
-    config = vllm.plain_config(shape, recipe.target.aux_layer_ids, recipe.target.dtype)
+    config = Eagle3.vllm.plain_config(shape, recipe.target.aux_layer_ids, recipe.target.dtype)
     check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
     maps = {
         "d2t": torch.empty(shape.head.draft_vocab_size, dtype=torch.int64, device="meta"),
         "t2d": torch.empty(shape.vocab_size, dtype=torch.bool, device="meta"),
     }
-    written = vllm.exported_tensors({**model.state_dict(), **maps}, shape, recipe.target.dtype)
-    assert {k: tuple(v.shape) for k, v in vllm.checkpoint_tensors(written).items()} == expected_shapes(shape)
+    written = Eagle3.vllm.exported_tensors({**model.state_dict(), **maps}, shape, recipe.target.dtype)
+    assert {k: tuple(v.shape) for k, v in Eagle3.vllm.checkpoint_tensors(written).items()} == expected_shapes(shape)
 
 
 @pytest.mark.parametrize("name", RECIPES)

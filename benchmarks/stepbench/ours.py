@@ -66,13 +66,13 @@ def packed_batch(assignment: Assignment, drafter: Drafter) -> PackedBatch:
     ones = torch.ones(shape.tokens_per_step, dtype=torch.bool, device=device)
     return PackedBatch(
         ids=tuple(map(str, range(B))),
-        layout=tail_layout([shape.tokens] * B, [0] * B).to(device),
+        layout=tail_layout([shape.tokens] * B, [0] * B),
         positions=torch.arange(shape.tokens, device=device).repeat(B),
         loss_mask=ones,
         scored=drafter.trained_rows(torch.ones(shape.tokens, dtype=torch.bool)).repeat(1, B).to(device),
         of_row=torch.arange(shape.tokens_per_step, device=device),
         **flat,
-    )
+    ).on(device)
 
 
 def frozen_target(assignment: Assignment) -> FrozenTarget:

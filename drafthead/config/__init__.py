@@ -6,26 +6,27 @@ error before any work starts. Values can be overridden on the command line with 
 it is declared and documented here.
 """
 
-from drafthead.config.export import ExportConfig
 from drafthead.config.loading import load_recipe
-from drafthead.config.prompts import PromptsConfig, PromptSource
-from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe, local_or_hub
-from drafthead.config.states import StatesConfig
-from drafthead.config.target import EngineConfig, TargetConfig
+from drafthead.config.recipe import (
+    DEFAULT_RECIPE,
+    REPO_ROOT,
+    PromptsConfig,
+    PromptSource,
+    Recipe,
+    ResponsesConfig,
+    local_or_hub,
+)  # fmt: skip
 from drafthead.config.train import TrainConfig
 from drafthead.drafters.config import HeadConfig
 
 __all__ = [
     "DEFAULT_RECIPE",
     "REPO_ROOT",
-    "EngineConfig",
-    "ExportConfig",
     "HeadConfig",
     "PromptSource",
     "PromptsConfig",
     "Recipe",
-    "StatesConfig",
-    "TargetConfig",
+    "ResponsesConfig",
     "TrainConfig",
     "load_recipe",
     "local_or_hub",

@@ -34,6 +34,7 @@ RENAMED = {
     '"quantization": "fp8" to the speculative config: vLLM quantizes the head when it loads it',
     "export.max_position_embeddings": "gone: a head has its target's positions",
     "export.yarn_from": "gone: a head rotates as its target does",
+    "prompts.preset": "prompts.sources: sharegpt, mlperf-gpt-oss and swe-bench, as in configs/gpt-oss-120b.yaml",
     "engine.kv_cache_space_gib": "the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 

@@ -1,22 +1,184 @@
-"""One head, from prompts to verdict: all sections of a recipe, and where its stages write."""
+"""One head, from prompts to verdict: the sections of a recipe, and where its stages write.
 
+The sections on training and evaluation have files of their own, the head's stands with its drafter. Distributions are
+lists of equal or mappings of weighted values; each conversation draws from them by a hash of `responses.seed` and its
+prompt's id (drafthead/generation/dialogue.py), so a restart draws the same.
+"""
+
+import datetime
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from drafthead.config.evaluation import EvalConfig
-from drafthead.config.export import ExportConfig
-from drafthead.config.prompts import PromptsConfig
-from drafthead.config.responses import ResponsesConfig
-from drafthead.config.states import StatesConfig
-from drafthead.config.target import EngineConfig, TargetConfig
+from drafthead.config.evaluation import Effort, EvalConfig
 from drafthead.config.train import TrainConfig
 from drafthead.drafters.registry import Head
-from drafthead.section import Section
+from drafthead.section import Section, Seed
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = REPO_ROOT / "configs" / "tiny.yaml"
+
+
+class TargetConfig(Section):
+    """The frozen model that verifies, and where its hidden states are read."""
+
+    path: str  # a directory (relative to the checkout or absolute) or a hub id
+    revision: str | None = None
+    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
+    # Boundary indices, ascending: id k is the input of block k, vLLM's own numbering.
+    aux_layer_ids: tuple[int, ...]
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _check_layer_ids(self) -> Self:
+        if (
+            not self.aux_layer_ids
+            or list(self.aux_layer_ids) != sorted(set(self.aux_layer_ids))
+            or self.aux_layer_ids[0] < 0
+        ):
+            raise ValueError(
+                f"target.aux_layer_ids {list(self.aux_layer_ids)} must be ascending, distinct and not negative: "
+                "vLLM sorts them, which would silently permute the columns of fc"
+            )
+        return self
+
+
+class EngineConfig(Section):
+    """vLLM settings shared by regeneration, harvesting and evaluation."""
+
+    max_model_len: int = Field(gt=0)
+    max_num_seqs: int = Field(default=64, gt=0)
+    max_num_batched_tokens: int | None = Field(default=None, gt=0)  # None: vLLM's own choice
+    tensor_parallel_size: int = Field(default=1, gt=0)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)  # on CPU: VLLM_CPU_KVCACHE_SPACE, in GiB
+
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+class PromptSource(Section):
+    """One source of a mix. Without `train` and `heldout`, no prompt that overlaps it is trained on."""
+
+    name: str  # of drafthead/generation/sources.py, or any name together with a path
+    path: str | None = None  # file or folder, relative to the checkout or absolute; None: the hub's cache
+    train: _Count | dict[str, _Count] = 0  # prompts; by category: categories that are not listed are not read
+    heldout: _Count = 0  # prompts
+    turns: Literal["first", "last", "all"] = "last"  # which user messages of a conversation become prompts
+    heldout_share: float | None = Field(default=None, gt=0, le=1)  # of the documents; None: the catalogue's
+
+
+class PromptsConfig(Section):
+    """Which conversations the head learns from and is judged on: either path or sources is given."""
+
+    path: str | None = None  # one file of prompts (docs/prompts.md), whose rows may declare their split
+    sources: tuple[PromptSource, ...] | None = None
+    max_train: int | None = Field(default=None, gt=0)  # None: all; otherwise drawn evenly from the categories
+    max_heldout: int | None = Field(default=None, gt=0)
+    validation: int = Field(default=48, gt=0)  # drawn from the training split; picks the checkpoint
+    seed: Seed = 0
+    # For chat templates that write the current date, such as gpt-oss's; None: the day the prompts were made.
+    date: datetime.date | None = None
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> Self:
+        if bool(self.path) == bool(self.sources):
+            raise ValueError(f"give either path or sources, found {'both' if self.path else 'none'}")
+        names = [source.name for source in self.sources or ()]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"source {min(twice)} is given twice: name each once, with a path of its own if need be")
+        return self
+
+
+Weight = Annotated[int, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0)]
+Fault = Literal["truncated", "refused", "looping"]  # how they are told: drafthead/generation/dialogue.py
+
+# How refusals begin in the words of public chat models; compared without case, with straight apostrophes.
+REFUSALS = (
+    "i'm sorry, but i can",  # can't, cannot, can not
+    "i'm sorry, i can",
+    "sorry, but i can",
+    "sorry, i can",
+    "i can't help with",
+    "i can't assist with",
+    "i cannot help with",
+    "i cannot assist with",
+    "i'm unable to help",
+    "i'm unable to assist",
+    "i am unable to",
+    "i won't help",
+)
+
+
+class ResponsesConfig(Section):
+    """How the training prompts get their responses. Those to validation prompts are always generated, greedily."""
+
+    regenerate: bool = True  # False: training keeps the responses that the data has
+    # Earlier responses of a chat: the target's own, every turn generated in order, or those of the data.
+    history: Literal["regenerated", "given"] = "regenerated"
+    # One value, or value -> weight (whole numbers): one is drawn per conversation.
+    temperature: Temperature | Annotated[dict[Temperature, Weight], Field(min_length=1)] = 1.0
+    reasoning_efforts: tuple[Effort, ...] | dict[Effort, Weight] = Field(default=("medium",), min_length=1)
+    max_tokens: int = Field(gt=0)
+    prompts_per_part: int = Field(default=1024, gt=0)
+    # Which faulty responses are left out. None by default: the target generates such responses in production too.
+    drop: tuple[Fault, ...] = ()
+    refusal_openings: tuple[str, ...] = REFUSALS
+    seed: Seed = 0
+
+    def drops(self, flags: Iterable[str]) -> bool:
+        """Whether a response with these flags is left out."""
+        return not set(self.drop).isdisjoint(flags)
+
+    def regenerates(self, split: str) -> bool:
+        """Whether the target generates a split: validation always, as acceptance is replayed over its own text."""
+        return self.regenerate or split == "validation"
+
+    @property
+    def temperatures(self) -> dict[float, int]:
+        """Temperature -> weight."""
+        return self.temperature if isinstance(self.temperature, dict) else {self.temperature: 1}
+
+    @property
+    def efforts(self) -> dict[Effort, int]:
+        """Reasoning effort -> weight."""
+        return Counter(self.reasoning_efforts)
+
+    @property
+    def turn_by_turn(self) -> bool:
+        """Whether every turn of a chat is generated, on top of the target's own earlier responses."""
+        return self.regenerate and self.history == "regenerated"
+
+
+class StatesConfig(Section):
+    """How hidden states are harvested."""
+
+    backend: Literal["vllm", "transformers"] = "vllm"
+    # Of the aux layers; fp8: e4m3 with one scale per token and aux layer, half the bytes of bf16.
+    format: Literal["bf16", "fp8"] = "fp8"
+    sequences_per_shard: int = Field(default=1024, gt=0)
+    # Online mode: at most this many training shards on disk at once, harvested while training reads them.
+    spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
+    one_pass: bool = False  # capture the states while the target generates, instead of reading its responses once more
+
+    @model_validator(mode="after")
+    def _check_one_pass(self) -> Self:
+        if self.one_pass and (self.backend != "vllm" or self.spool_shards is not None):
+            raise ValueError(
+                f"one_pass captures inside vLLM and into a whole store: states.backend {self.backend} and "
+                f"states.spool_shards {self.spool_shards} do not go with it; set one_pass to false"
+            )
+        return self
+
+
+class ExportConfig(Section):
+    """What is written for the serving engine."""
+
+    format: Literal["vllm", "speculators"] = "vllm"  # speculators: `vllm serve HEAD` finds the target by itself
+    license: str | None = None  # for the model card; a Hugging Face licence id
 
 
 class Recipe(Section):

@@ -69,7 +69,7 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
     return Window(document, 0, length, first, length, valid)
 
 
-def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter) -> list[Window]:
+def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, thin: bool = True) -> list[Window]:
     """The windows of a document, each at most `budget` tokens; none without a row that carries loss.
 
     Args:
@@ -91,7 +91,7 @@ def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter) -> list
         return []
     length = loss_mask.shape[0]
     rows = length if length <= budget else rows
-    windows, scored = [], drafter.trained_rows(loss_mask)
+    windows, scored = [], (drafter.trained_rows if thin else drafter.loss_rows)(loss_mask)
     for first in range(drafter.first_row(loss_mask), length, rows):
         end = min(first + rows, length)
         stop = min(end + drafter.lookahead, length)
@@ -190,7 +190,12 @@ def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int, gr
 
 
 def pack(
-    store: States, windows: Sequence[Window], drafter: Drafter, whole_text: bool = False, pin: bool = False
+    store: States,
+    windows: Sequence[Window],
+    drafter: Drafter,
+    whole_text: bool = False,
+    pin: bool = False,
+    thin: bool = True,
 ) -> PackedBatch:
     """Read windows from the store and lay them end to end.
 
@@ -199,6 +204,7 @@ def pack(
         windows: in the order of the batch.
         drafter: whose loss rows are marked.
         whole_text: mark rows that predict what follows the last generated token too, which replay compares with.
+        thin: mark the rows that training uses only, not all that can carry loss.
         pin: allocate states in page-locked memory; `pinned` moves the rest there.
     """
     sequences = [store.stored(w.document) for w in windows]
@@ -210,7 +216,8 @@ def pack(
         token = torch.arange(w.first_row, w.stop)
         held = token >= max(w.first_row, s.first_teacher_row)
         of_row.append(torch.where(held, token - max(w.first_row, s.first_teacher_row) + offset, -1))
-        rows = drafter.loss_rows(replayable(s.loss_mask)) if whole_text else drafter.trained_rows(s.loss_mask)
+        rows_of = drafter.trained_rows if thin and not whole_text else drafter.loss_rows
+        rows = rows_of(replayable(s.loss_mask) if whole_text else s.loss_mask)
         scored.append(rows[:, w.first_row : w.stop] & (token < w.end_row))
 
     def joined(parts: list[list[Tensor]]) -> Tensor:

@@ -77,8 +77,9 @@ class Renderer:
         self._control = [json.dumps(token, ensure_ascii=False)[1:-1] for token in control]  # as in the JSON of a text
         self._size = len(tokenizer)
 
-    def __call__(self, prompt: Prompt, effort: str) -> list[int]:
-        """Token ids of a prompt, generation prompt included; those it has already are read as they are.
+    def __call__(self, prompt: Prompt, effort: str, response: dict[str, Any] | None = None) -> list[int]:
+        """Token ids of a prompt, generation prompt included, or with its response, as the template writes a
+        conversation that ended; those that a prompt has already are read as they are.
 
         Raises:
             UnrenderableError: the text holds a control token or is too long in any case, the template refuses the
@@ -86,25 +87,7 @@ class Renderer:
         """
         if prompt.prompt_ids is not None:
             return self.given(prompt.prompt_ids)
-        return self._apply(prompt, effort, list(prompt.messages), add_generation_prompt=True)
-
-    def given(self, ids: Sequence[int]) -> list[int]:
-        """Token ids as they are; raises UnrenderableError where one lies beyond the vocabulary."""
-        if max(ids) >= self._size:
-            raise UnrenderableError(BEYOND_VOCABULARY, f"{max(ids)}, but there are {self._size} tokens")
-        return list(ids)
-
-    def with_response(self, prompt: Prompt, response: dict[str, Any], effort: str) -> list[int]:
-        """Token ids of a prompt of messages and its response, as the template writes a conversation that ended.
-
-        Raises:
-            UnrenderableError: as for a prompt alone.
-        """
-        return self._apply(prompt, effort, [*prompt.messages, response], add_generation_prompt=False)
-
-    def _apply(
-        self, prompt: Prompt, effort: str, messages: list[dict[str, Any]], add_generation_prompt: bool
-    ) -> list[int]:
+        messages = [*prompt.messages, *([response] if response else [])]
         text = json.dumps([messages, prompt.tools], ensure_ascii=False)
         if found := next((token for token in self._control if token in text), None):
             raise UnrenderableError(CONTROL_TOKEN, found)
@@ -114,7 +97,7 @@ class Renderer:
             encoding: Any = self._tokenizer.apply_chat_template(
                 messages,
                 tools=list(prompt.tools) if prompt.tools else None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=response is None,
                 reasoning_effort=effort,
                 **self._clock,
                 return_dict=True,
@@ -122,6 +105,12 @@ class Renderer:
         except TemplateError as error:
             raise UnrenderableError(TEMPLATE, str(error)) from error
         return list(encoding["input_ids"])
+
+    def given(self, ids: Sequence[int]) -> list[int]:
+        """Token ids as they are; raises UnrenderableError where one lies beyond the vocabulary."""
+        if max(ids) >= self._size:
+            raise UnrenderableError(BEYOND_VOCABULARY, f"{max(ids)}, but there are {self._size} tokens")
+        return list(ids)
 
 
 class KeptResponses:
@@ -162,7 +151,7 @@ class KeptResponses:
         thought = response.get("thinking")
         message = {"role": "assistant", "content": response["content"]}
         message |= dict.fromkeys(_THOUGHT_KEYS, thought) if thought else {}
-        whole = self._render.with_response(prompt, message, effort)
+        whole = self._render(prompt, effort, message)
         if whole[: len(prompt_ids)] != prompt_ids:
             raise UnrenderableError(UNSTABLE, prompt.id)
         rest = whole[len(prompt_ids) :]

@@ -19,7 +19,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,10 +31,12 @@ from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.losses.fused import HeadRows
-from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids, check_aux_layer_ids, load_target_spec
+from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids, recipe_spec
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
+
+    from drafthead.drafters.vllm import HeadFiles
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,7 @@ def valid_positions(loss_mask: Tensor, num_positions: int) -> Tensor:
 class Drafter(ABC):
     """One kind of draft model, as a head section configures it."""
 
-    vllm: ModuleType  # reads and writes this drafter's files as vLLM does
-    thins = True  # whether `trained_rows` may leave out what `loss_rows` has; not where rounds are replayed over them
+    vllm: "HeadFiles"  # reads and writes this drafter's files as vLLM does
 
     def __init__(self, head: HeadConfig):
         self.head = head
@@ -176,7 +176,7 @@ class Drafter(ABC):
         return valid_positions(loss_mask, self.num_positions)
 
     def trained_rows(self, loss_mask: Tensor) -> Tensor:
-        """(K, T) bool: those of `loss_rows` that training uses; validation replays all."""
+        """(K, T) bool: those of `loss_rows` that training uses; where rounds are replayed, it uses all."""
         return self.loss_rows(loss_mask)
 
     @abstractmethod
@@ -249,9 +249,7 @@ def planned_shape(recipe: Recipe) -> DraftShape:
         FileNotFoundError: the target's config.json is missing.
         ValueError: a layer id lies beyond the target.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
-    return draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
+    return draft_shape(recipe.head, recipe_spec(recipe), recipe.target.aux_layer_ids)
 
 
 def resized(shape: DraftShape, draft_vocab_size: int) -> DraftShape:

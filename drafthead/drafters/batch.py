@@ -13,7 +13,7 @@ documents of five and three tokens, P prompt and G generated, with loss rows fro
 Shapes: T tokens, R rows, Q teacher rows, S documents, N aux layers, H hidden, K draft positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -40,19 +40,6 @@ class Layout:
     cu_rows: Tensor
     longest: int
     most_rows: int
-
-    _TENSORS = ("cu_seqlens", "rows", "cu_rows")
-
-    def tensors(self) -> list[Tensor]:
-        return [getattr(self, name) for name in self._TENSORS]
-
-    def to(self, device: torch.device) -> "Layout":
-        """The same layout on a device."""
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in self._TENSORS})
-
-    def pinned(self) -> "Layout":
-        """The same layout in page-locked host memory, from which a GPU copies without the host waiting."""
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in self._TENSORS})
 
 
 def tail_layout(lengths: Sequence[int], firsts: Sequence[int]) -> Layout:
@@ -115,9 +102,7 @@ class PackedBatch:
 
     def on(self, device: torch.device) -> "PackedBatch":
         """The batch on a device; from page-locked memory the host does not wait."""
-        moved: Any = {name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors().items()}
-        chunks = self.chunks and self.chunks.moved(lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(self, layout=self.layout.to(device), chunks=chunks, **moved)
+        return _moved(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def prepared(self, num_positions: int, device_type: str) -> "PackedBatch":
         """A batch on the host, with what the head would otherwise have to ask a device for."""
@@ -136,17 +121,20 @@ class PackedBatch:
 
     def record_stream(self, stream: Any) -> None:
         """Memory of another stream is not given out again before this one has read it."""
-        for tensor in (*self._tensors().values(), *self.layout.tensors(), *(self.chunks or ())[:3]):
-            tensor.record_stream(stream)
+        _moved(self, lambda tensor: tensor.record_stream(stream))
 
     def pinned(self) -> "PackedBatch":
         """The batch in page-locked host memory."""
-        pinned: Any = {name: tensor.pin_memory() for name, tensor in self._tensors().items()}
-        chunks = self.chunks and self.chunks.moved(Tensor.pin_memory)
-        return replace(self, layout=self.layout.pinned(), chunks=chunks, **pinned)
+        return _moved(self, Tensor.pin_memory)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+
+def _moved(part: Any, move: Callable[[Tensor], Any]) -> Any:
+    """A batch or a part of it, every tensor in it moved elsewhere."""
+    if isinstance(part, PackedBatch | Layout):
+        return replace(part, **{f.name: _moved(getattr(part, f.name), move) for f in fields(part)})
+    if isinstance(part, Chunks):
+        return part.moved(move)
+    return move(part) if isinstance(part, Tensor) else part
 
 
 def dequantise(values: Tensor, scale: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead import artifacts
-from drafthead.config import HeadConfig
+from drafthead.config import HeadConfig, Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.registry import parse_head
-from drafthead.target.pieces import TargetSpec
+from drafthead.target.pieces import TargetSpec, target_names
 
 MODEL_FILE = "model.safetensors"
 _TRAIN = "accelerate launch train/eagle3.py RECIPE"
@@ -69,6 +69,20 @@ class Checkpoint:
     def head(self) -> HeadConfig:
         """The head section that the run was trained with."""
         return parse_head(self.run["head"])
+
+    def differences(self, recipe: Recipe, spec: TargetSpec) -> str:
+        """What the recipe says otherwise than the head was trained, a line per key; empty where nothing differs.
+
+        By what weights and arithmetic follow from; a vocabulary that coverage chose is the head's own.
+        """
+        head, described = ({**h.architecture(), "coverage": None} for h in (self.head(), recipe.head))
+        head["draft_vocab_size"] = self.draft_vocab_size()
+        if recipe.head.coverage is not None:
+            described["draft_vocab_size"] = head["draft_vocab_size"]
+        trained_on, target = target_names(self.run["target"], recipe, spec)
+        found = {"head": described, "target": target, "target.aux_layer_ids": list(recipe.target.aux_layer_ids)}
+        wanted = {"head": head, "target": trained_on, "target.aux_layer_ids": list(self.aux_layer_ids)}
+        return artifacts.describe_difference(found, wanted)
 
     def shape(self, spec: TargetSpec) -> DraftShape:
         """The head's shape as the run trained it, whatever the recipe says today."""

@@ -5,6 +5,9 @@ than it was trained with loads without an error and drafts garbage. So a drafter
 `served_values` reads every key as vLLM does, and `check_config` compares the two.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from drafthead.artifacts import describe_difference, read_json
-from drafthead.drafters.base import DraftShape, parameter_shapes
-from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.base import DraftShape, draft_shape, parameter_shapes
+from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.target.pieces import TargetPieces, TargetSpec
 from drafthead.target.rope import rope_parameters_of
 
@@ -26,6 +29,134 @@ _SIZES = {
 }  # fmt: skip
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 _MAPS = ("d2t", "t2d")
+
+
+class HeadFiles(ABC):
+    """config.json and tensors of one kind of head, in both directions.
+
+    Attributes:
+        METHOD: of --speculative-config.
+        ALGORITHM: its name for people.
+        ARCHITECTURES: by which a config.json names it.
+        GPU_ONLY: whether vLLM serves it on GPUs only.
+        TYPE: of the head section that describes it.
+    """
+
+    METHOD: str
+    ALGORITHM: str
+    ARCHITECTURES: tuple[str, ...]
+    GPU_ONLY = False
+    TYPE: str
+
+    def speculative_config(self, directory: Path | str, num_speculative_tokens: int) -> dict[str, Any]:
+        """vLLM's --speculative-config for an exported head of the plain layout."""
+        return {"method": self.METHOD, "model": str(directory), "num_speculative_tokens": num_speculative_tokens}
+
+    @abstractmethod
+    def plain_config(self, shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) -> Config:
+        """config.json of the plain layout.
+
+        Args:
+            shape: of the head, with the positions and the rotation to be served.
+            aux_layer_ids: ascending boundary indices.
+            dtype: of the weights, by torch's name.
+        """
+
+    def speculators_config(self, config: Config, num_speculative_tokens: int, verifier: Config) -> Config:
+        """config.json of the speculators layout, from the plain one.
+
+        Args:
+            config: plain.
+            num_speculative_tokens: K to be served unless the user says otherwise.
+            verifier: the target: `name_or_path`, a hub id or the absolute path of a directory, and `architectures`.
+
+        Raises:
+            ValueError: heads of this kind are written in the plain layout only.
+        """
+        raise ValueError(f"export.format speculators: {self.ALGORITHM} heads have one layout; set it to vllm")
+
+    def plain_form(self, config: Config) -> Config:
+        """The plain config that vLLM makes of a config.json, its defaults included; a plain one as it is."""
+        return config
+
+    @abstractmethod
+    def served_values(self, config: Config) -> Config:
+        """What vLLM makes of a config.json of either layout: its keys that decide what a head computes.
+
+        Raises:
+            KeyError: a key without a default is missing.
+            ValueError: it describes another algorithm.
+        """
+
+    @abstractmethod
+    def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:
+        """The ascending boundaries that a public head reads, from `served_values`.
+
+        Args:
+            served: of the head.
+            num_layers: L of the target.
+            layer_ids_are: "boundaries", "blocks" (counted from 0), or None when the ids leave no doubt.
+
+        Raises:
+            ValueError: its layer ids are unclear.
+        """
+
+    @abstractmethod
+    def own_section(self, served: Config) -> dict[str, Any]:
+        """The fields of the recipe's head section that not all drafters have; raises ValueError for what is not
+        computed here."""
+
+    def describe(
+        self, config: Config, tensors: Mapping[str, Tensor], spec: TargetSpec, layer_ids_are: str | None
+    ) -> tuple[DraftShape, tuple[int, ...]]:
+        """The shape of a public head and the ascending boundaries that it reads.
+
+        Args:
+            config: config.json of either layout; defaults are those that vLLM applies.
+            tensors: by checkpoint names; the number of aux layers is the width of fc.
+            spec: of the target.
+            layer_ids_are: as of `boundaries`.
+
+        Raises:
+            ValueError: the head is not for this target, uses what is not computed here, or its layer ids are unclear.
+        """
+        try:
+            served, width = self.served_values(config), tensors["fc.weight"].shape[1]
+        except KeyError as error:
+            raise ValueError(f"the head has no key {error}: is it an {self.ALGORITHM} head?") from error
+        ids = self.boundaries(served, spec.num_layers, layer_ids_are)
+        if len(ids) * spec.hidden_size != width:
+            raise ValueError(f"config.json names aux layers {ids}, but fc reads {width // spec.hidden_size}")
+        head = parse_head({"type": self.TYPE, **decoder_section(served, spec), **self.own_section(served)})
+        shape = replace(
+            draft_shape(head, spec, ids),
+            rms_norm_eps=served["rms_norm_eps"],
+            rope_parameters=rope_parameters_of(self.plain_form(config)),
+            max_position_embeddings=served["max_position_embeddings"],
+        )
+        return shape, tuple(ids)
+
+    def exported_tensors(
+        self, weights: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
+    ) -> dict[str, Tensor]:
+        """A checkpoint's tensors as a file of that dtype holds them: parameters rounded, maps as they are.
+
+        d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
+        """
+        whole = shape.head.draft_vocab_size == shape.vocab_size
+        kept = {name: tensor for name, tensor in weights.items() if not (whole and name in _MAPS)}
+        return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in kept.items()}
+
+    def checkpoint_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A file's tensors, of any layout, under the names of a checkpoint and without copies of the target.
+
+        Raises:
+            ValueError: a tensor is there twice.
+        """
+        plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        if len(plain) != len(tensors):
+            raise ValueError("the head holds the same tensor with and without the prefix `model.`")
+        return plain
 
 
 def decoder_config(shape: DraftShape, dtype: str) -> Config:
@@ -109,28 +240,6 @@ def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ..
             f"vLLM would not serve the head that was trained at {positions} positions (engine.max_model_len); found in "
             f"config.json, wanted:\n{describe_difference(served, wanted)}"
         )
-
-
-def written_tensors(weights: dict[str, Tensor], shape: DraftShape, dtype: str) -> dict[str, Tensor]:
-    """A checkpoint's tensors as a file of that dtype holds them: parameters rounded, maps as they are.
-
-    d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
-    """
-    whole = shape.head.draft_vocab_size == shape.vocab_size
-    kept = {name: tensor for name, tensor in weights.items() if not (whole and name in _MAPS)}
-    return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in kept.items()}
-
-
-def read_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A file's tensors without the prefix `model.`.
-
-    Raises:
-        ValueError: a tensor is there twice.
-    """
-    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    if len(plain) != len(tensors):
-        raise ValueError("the head holds the same tensor with and without the prefix `model.`")
-    return plain
 
 
 def expected_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:

@@ -63,6 +63,32 @@ def import_vllm() -> Any:
     return vllm
 
 
+def target_arguments(recipe: Recipe, cpu: bool, head: str | None) -> dict[str, Any]:
+    """How every engine runs the recipe's target, by vLLM's keyword arguments; a server's flags have the same names.
+
+    Args:
+        recipe: target and engine sections are used.
+        cpu: whether it runs on one.
+        head: directory or hub id of the draft model, if there is one.
+    """
+    engine, target = recipe.engine, recipe.target
+    arguments = {
+        "model": recipe.target_path,
+        "revision": pinned_revision(recipe.target_path, target.revision),
+        "trust_remote_code": target.trust_remote_code,
+        "dtype": target.dtype,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "tensor_parallel_size": engine.tensor_parallel_size if engine.tensor_parallel_size > 1 else None,
+        "gpu_memory_utilization": None if cpu else engine.gpu_memory_utilization,
+        # Compiling costs a minute per engine and saves less on models small enough for a CPU.
+        "enforce_eager": cpu,
+        "disable_hybrid_kv_cache_manager": needs_one_cache_group(recipe, head),
+    }
+    return {key: value for key, value in arguments.items() if value}
+
+
 def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> dict[str, Any]:
     """The keyword arguments of vLLM's engine that follow from the recipe.
 
@@ -71,33 +97,15 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
         seeded: requests will carry seeds of their own (on CPU that excludes chunked prefill).
         more: vLLM's own arguments, instead of the recipe's or beside them; None leaves one out.
     """
-    engine = recipe.engine
-    arguments: dict[str, Any] = {
-        "model": recipe.target_path,
-        "revision": pinned_revision(recipe.target_path, recipe.target.revision),
-        "trust_remote_code": recipe.target.trust_remote_code,
-        "dtype": recipe.target.dtype,
-        "max_model_len": engine.max_model_len,
-        "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "enable_prefix_caching": True,
-        "disable_log_stats": False,
-        "use_tqdm_on_load": False,
-        "seed": 0,
-    }
+    arguments = target_arguments(recipe, on_cpu(), (more.get("speculative_config") or {}).get("model"))
+    arguments |= {"enable_prefix_caching": True, "disable_log_stats": False, "use_tqdm_on_load": False, "seed": 0}
     if on_cpu():
-        # Compiling costs a minute per engine and saves less on models small enough for a CPU.
-        arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": cpu_cache_gib() << 30}
-    else:
-        arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+        arguments["kv_cache_memory_bytes"] = cpu_cache_gib() << 30
     arguments |= {key: value for key, value in more.items() if value is not None}
-    if needs_one_cache_group(recipe, (arguments.get("speculative_config") or {}).get("model")):
-        arguments["disable_hybrid_kv_cache_manager"] = True
     if seeded and on_cpu():
         # vLLM 0.32 rewinds the generator of a seeded request after a partial prefill, which only CUDA's
         # generators can do: "CPU Generator does not use offset".
-        batched = max(arguments["max_num_batched_tokens"] or 4096, engine.max_model_len)
+        batched = max(arguments.get("max_num_batched_tokens", 4096), recipe.engine.max_model_len)
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
     return arguments
 

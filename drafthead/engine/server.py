@@ -28,10 +28,9 @@ import httpx
 import torch
 
 from drafthead.config import Recipe
-from drafthead.engine.offline import cpu_cache_gib, needs_one_cache_group
+from drafthead.engine.offline import cpu_cache_gib, target_arguments
 from drafthead.processes import ends_with_parent
 from drafthead.progress import progress_bar
-from drafthead.target.files import pinned_revision
 
 HOST = "127.0.0.1"
 SERVER_MODULE = "drafthead.engine.api_server"  # vLLM's own, with its CPU build repaired
@@ -58,26 +57,16 @@ def server_command(
 
 def server_flags(recipe: Recipe, speculative: dict[str, Any] | None = None) -> list[str]:
     """vLLM's flags for the recipe, without address: what a deployment uses too."""
-    engine, target = recipe.engine, recipe.target
-    values = {
-        "--model": recipe.target_path,
-        "--served-model-name": recipe.name,
-        "--dtype": target.dtype,
-        "--max-model-len": engine.max_model_len,
-        "--max-num-seqs": engine.max_num_seqs,
-        "--revision": pinned_revision(recipe.target_path, target.revision),
-        "--max-num-batched-tokens": engine.max_num_batched_tokens,
-        "--tensor-parallel-size": engine.tensor_parallel_size if engine.tensor_parallel_size > 1 else None,
-        "--gpu-memory-utilization": engine.gpu_memory_utilization if torch.cuda.is_available() else None,
-        "--speculative-config": json.dumps(speculative) if speculative else None,
-    }
-    flags = [part for flag, value in values.items() if value for part in (flag, str(value))]
-    switches = {
-        "--trust-remote-code": target.trust_remote_code,
-        "--enforce-eager": not torch.cuda.is_available(),
-        "--disable-hybrid-kv-cache-manager": needs_one_cache_group(recipe, (speculative or {}).get("model")),
-    }
-    return flags + [flag for flag, wanted in switches.items() if wanted]
+    values = target_arguments(recipe, not torch.cuda.is_available(), (speculative or {}).get("model"))
+    values["served_model_name"] = recipe.name
+    if speculative:
+        values["speculative_config"] = _compact(speculative)
+    flags = {f"--{key.replace('_', '-')}": value for key, value in values.items()}
+    return [part for flag, value in flags.items() for part in ((flag,) if value is True else (flag, str(value)))]
+
+
+def _compact(config: dict[str, Any]) -> str:
+    return json.dumps(config, separators=(",", ":"))
 
 
 def speculative_flag(config: dict[str, Any] | None) -> str:
@@ -89,9 +78,7 @@ def speculative_flag(config: dict[str, Any] | None) -> str:
 
 def deployment_command(recipe: Recipe, config: dict[str, Any] | None) -> str:
     """The whole command that serves target and draft model, as it works on this kind of machine."""
-    one_group = needs_one_cache_group(recipe, (config or {}).get("model"))
-    more = [speculative_flag(config), "--disable-hybrid-kv-cache-manager" if one_group else ""]
-    flags = " ".join([shlex.join(server_flags(recipe)), *filter(None, more)])
+    flags = shlex.join(server_flags(recipe, config))
     if torch.cuda.is_available():
         return f"vllm serve {flags}"
     # The CPU build has no working `vllm` command.

@@ -41,7 +41,10 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
     files = drafter_of(recipe.head).vllm
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader(package, "templates") for package in ("drafthead.exporting", str(files.__package__))]
+            [
+                jinja2.PackageLoader(package, "templates")
+                for package in ("drafthead.exporting", f"drafthead.drafters.{files.TYPE}")
+            ]
         ),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,

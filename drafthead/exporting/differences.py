@@ -6,13 +6,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drafthead.artifacts import MANIFEST, describe_difference, read_json, read_manifest
+from drafthead.artifacts import MANIFEST, read_json, read_manifest
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import Checkpoint
-from drafthead.drafters.vllm import check_config, read_tensors, written_tensors
-from drafthead.target.pieces import compute_dtype, load_target_spec, name_target, target_identity
+from drafthead.drafters.vllm import check_config
+from drafthead.target.pieces import compute_dtype, load_target_spec, target_names
 
 
 def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape: DraftShape) -> list[str]:
@@ -25,20 +25,12 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         shape: of the trained head.
     """
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    target, made_for = target_identity(recipe, spec), {"the run": source.run["target"]}
+    differences = source.differences(recipe, spec)
+    found = [f"the recipe describes another head than was trained:\n{differences}"] if differences else []
     if (directory / MANIFEST).exists():
-        made_for["the head"] = read_manifest(directory)["identity"]["target"]
-    found = [
-        f"another target: {what} was made for {name_target(other)}, served is {name_target(target)}"
-        for what, other in made_for.items()
-        if other["fingerprint"] != target["fingerprint"]
-    ]
-    described, trained = (
-        {"head": head.architecture(), "target.aux_layer_ids": list(ids)}
-        for head, ids in ((recipe.head, recipe.target.aux_layer_ids), (source.head(), source.aux_layer_ids))
-    )
-    if described != trained:
-        found.append(f"the recipe describes another head than was trained:\n{describe_difference(described, trained)}")
+        made_for, target = target_names(read_manifest(directory)["identity"]["target"], recipe, spec)
+        if made_for != target:
+            found.append(f"another target: the head was made for {made_for}, served is {target}")
     try:
         config = read_json(directory / "config.json")
         check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
@@ -47,8 +39,9 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
     except ValueError as error:
         found.append(str(error))
     dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
-    wanted = read_tensors(written_tensors(source.weights(), shape, dtype))
-    served = drafter_of(recipe.head).vllm.checkpoint_tensors(load_file(directory / "model.safetensors"))
+    files = drafter_of(recipe.head).vllm
+    wanted = files.checkpoint_tensors(files.exported_tensors(source.weights(), shape, dtype))
+    served = files.checkpoint_tensors(load_file(directory / "model.safetensors"))
     return found + _tensors(served, wanted)
 
 

@@ -34,14 +34,7 @@ from drafthead.exporting.card import CARD
 from drafthead.exporting.check import check_serving
 from drafthead.files import atomic_path, sha256_file, sync, write_json
 from drafthead.target.files import local_files
-from drafthead.target.pieces import (
-    TargetSpec,
-    check_aux_layer_ids,
-    compute_dtype,
-    load_target_spec,
-    target_identity,
-    target_names,
-)  # fmt: skip
+from drafthead.target.pieces import TargetSpec, compute_dtype, recipe_spec, target_identity
 
 KIND = "head"
 _CANDIDATE = ".candidate"
@@ -67,12 +60,12 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
     """
     files = drafter_of(recipe.head).vllm
-    if serve_check and getattr(files, "GPU_ONLY", False) and on_cpu():
+    if serve_check and files.GPU_ONLY and on_cpu():
         log.info(
             f"vLLM serves {files.ALGORITHM} heads on GPUs only: its acceptance is not compared with the prediction"
         )
         serve_check = False
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    spec = recipe_spec(recipe)
     source = open_checkpoint(recipe, checkpoint, spec)
     directory = recipe.head_dir
     if artifacts.begin(directory, KIND, _identity(recipe, spec, source), alone=True):
@@ -106,18 +99,9 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
         ValueError: the run trained another head than the recipe describes; the message names every difference.
     """
     source = read_checkpoint(best_checkpoint(recipe.run_dir) if path is None else path)
-    trained_target, target = target_names(source.run["target"], recipe, spec)
-    described, trained = (
-        {"head": head.architecture(), "target.aux_layer_ids": list(layer_ids), "target": name}
-        for head, layer_ids, name in (
-            (recipe.head, recipe.target.aux_layer_ids, target),
-            (source.head(), source.aux_layer_ids, trained_target),
-        )
-    )
-    if described != trained:
+    if differences := source.differences(recipe, spec):
         raise ValueError(
-            f"the recipe describes another head than {source.run_dir} trained:\n"
-            f"{artifacts.describe_difference(described, trained)}\n"
+            f"the recipe describes another head than {source.run_dir} trained:\n{differences}\n"
             "restore these keys of the recipe: the weights only work as they were trained"
         )
     return source
@@ -138,7 +122,7 @@ def write_head(
         aux_layer_ids: the head was trained on.
     """
     files, layout = drafter_of(shape.head).vllm, recipe.export.format
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    spec = recipe_spec(recipe)
     dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
     config = files.plain_config(shape, aux_layer_ids, dtype)
     if layout == "speculators":
@@ -171,7 +155,6 @@ def _write_checked(
     recipe: Recipe, spec: TargetSpec, source: Checkpoint, candidate: Path, serve_check: bool
 ) -> dict[str, Any]:
     """Fill the candidate's directory and run the checks on it; what they found goes into the manifest."""
-    check_aux_layer_ids(spec, source.aux_layer_ids)
     shape, weights = source.shape(spec), source.weights()
     check_tensors(weights, shape)
     config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
@@ -308,7 +291,7 @@ def write_untrained(recipe: Recipe) -> Path:
     """
     if recipe.head.coverage is not None:
         raise ValueError("head.coverage needs responses to choose a size: for a plan give head.draft_vocab_size")
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    spec = recipe_spec(recipe)
     identity = {
         "target": target_identity(recipe, spec),
         "aux_layer_ids": list(recipe.target.aux_layer_ids),

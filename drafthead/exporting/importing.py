@@ -141,6 +141,5 @@ def _write_checkpoint(checkpoint: Path, weights: dict[str, Tensor]) -> None:
     with atomic_path(checkpoint / MODEL_FILE) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
     write_json(checkpoint / "state.json", _STATE)
-    written = [checkpoint / name for name in (MODEL_FILE, "state.json")]
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in written}
+    files = artifacts.file_entries(checkpoint, [MODEL_FILE, "state.json"])
     write_json(checkpoint / artifacts.MANIFEST, {"files": files})

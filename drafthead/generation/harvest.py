@@ -35,7 +35,7 @@ from drafthead.engine.generate import CapturingEngine, GenerationRequest, captur
 from drafthead.engine.running import Runner, Task, Worker, run_here
 from drafthead.generation.shards import ShardJob, list_jobs, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
-from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_names
+from drafthead.target.pieces import TargetSpec, recipe_spec, target_names
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
         FileNotFoundError: the target is missing.
         ValueError: an aux layer lies beyond the target, a sequence is too long, or a shard could not be written.
     """
-    spec, online = load_target_spec(recipe.target_path, recipe.target.revision), recipe.states.spool_shards is not None
-    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    spec, online = recipe_spec(recipe), recipe.states.spool_shards is not None
     if online and run is not run_here:
         raise ValueError(
             f"states.spool_shards {recipe.states.spool_shards}: each command is one engine of those that fill a spool; "

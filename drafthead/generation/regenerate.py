@@ -46,7 +46,7 @@ from drafthead.generation.dialogue import (
     open_dialogue,
 )
 from drafthead.generation.shards import captured_dir, claim_captured, cut_shards
-from drafthead.target.pieces import TargetSpec, check_aux_layer_ids, load_target_spec, target_identity
+from drafthead.target.pieces import TargetSpec, recipe_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
         ValueError: the target does not fit the recipe, or a split gets no response.
     """
     settings = recipe.responses
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    spec = recipe_spec(recipe)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
     if not settings.regenerate and prompts["identity"].get("answers") != "kept":
         raise ArtifactError(

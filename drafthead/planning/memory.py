@@ -4,27 +4,48 @@ Both are added up from shapes, not measured. Left out: an engine's activations a
 training the allocator's slack, CUDA's context and NCCL's buffers, so leave a tenth free.
 
 The target is built from its config.json on meta tensors: nothing is allocated and no weights need be there.
+
+An engine that captures hidden states starts only where its cache can hold one whole request. Captured states lie in the
+cache's blocks, in a group of their own. A block is one page for each layer of a group, and the pages of all groups have
+one size. Where all layers attend to everything, states and keys share a block of 16 tokens and nothing is lost; where
+layers with a window are a second group, a page of states holds few tokens, at gpt-oss one, and costs as much as a page
+of every layer: 576 KiB a token. This is vLLM 0.32's arithmetic (vllm/v1/core/kv_cache_utils.py), which a test compares
+it with. Tensor parallelism splits weights, keys and values, and repeats captured states.
 """
+
+import math
 
 import torch
 
 from drafthead.config import Recipe, TrainConfig
 from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.registry import drafter_of
+from drafthead.engine.generate import BATCHED_TOKENS, reserved_bytes
+from drafthead.engine.offline import cache_group_size, import_vllm
 from drafthead.losses.fused import CHUNK_ROWS
-from drafthead.target.pieces import model_config
+from drafthead.planning import size_text
+from drafthead.target.pieces import captured_ids, model_config, recipe_spec
 from drafthead.training.accelerator import bucket_elements
 
 _FLOAT32 = 4
 _MXFP4_BYTES = 17 / 32  # 32 values of 4 bits share a scale of 8
-_CACHE_BYTES = 2  # of a key or value: engines cache in bf16 unless told otherwise
+_CACHE_BYTES = 2  # of a key, value or captured state: engines cache in bf16 unless told otherwise
+_BLOCK = 16  # tokens
+# Activations of a full batch, CUDA graphs, context: estimated, not measured, at the lower end.
+_BESIDES = 2 * 2**30
 
 
 class EngineMemory:
     """One engine: weights, and the cache of the sequences under way.
 
     vLLM itself takes engine.gpu_memory_utilization of a GPU in any case, and keeps fewer sequences under way where the
-    cache is short. What a request with captured states takes is in `planning.harvest_cache`.
+    cache is short.
+
+    Attributes:
+        gpus: of the engine; bytes are those of one.
+        weight_bytes: of the target.
+        request_bytes: cache of a harvest's longest request, engine.max_model_len, with its captured states.
+        reserved_bytes: that capturing takes beside the engine.
     """
 
     def __init__(self, recipe: Recipe):
@@ -48,13 +69,22 @@ class EngineMemory:
         except ValueError as error:
             raise ValueError(f"target {path} cannot be sized: transformers does not know it ({error})") from error
         weights = sum(p.numel() * _width(name, p.dim(), quantisation) for name, p in model.named_parameters())
-        self.gpus = recipe.engine.tensor_parallel_size
-        self.weight_bytes = int(weights) // self.gpus  # on one GPU
+        engine = recipe.engine
+        self.gpus, self.weight_bytes = engine.tensor_parallel_size, int(weights) // engine.tensor_parallel_size
         self._layers = config.num_hidden_layers
         self._windowed = sum(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or [])
         self._window = getattr(config, "sliding_window", None) or 0
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._layer_token_bytes = 2 * config.num_key_value_heads * head_dim * _CACHE_BYTES  # keys and values
+        spec = recipe_spec(recipe)
+        self.reserved_bytes = reserved_bytes(recipe, spec)
+        self.request_bytes = request_bytes(
+            self._layers, self._windowed, self._window,
+            token_bytes=2 * max(config.num_key_value_heads // self.gpus, 1) * head_dim * _CACHE_BYTES,
+            states_bytes=len(captured_ids(spec, recipe.target.aux_layer_ids)) * spec.hidden_size * _CACHE_BYTES,
+            length=engine.max_model_len,
+            batched=engine.max_num_batched_tokens or BATCHED_TOKENS,
+        )  # fmt: skip
 
     def cache_bytes(self, tokens: float) -> int:
         """Of one sequence, on each GPU of the engine; a layer with a window keeps no more than that."""
@@ -69,6 +99,70 @@ def _width(name: str, dimensions: int, method: str | None) -> float:
     if method == "fp8" and dimensions > 1 and "embed" not in name and "lm_head" not in name:
         return 1
     return 2
+
+
+def request_bytes(
+    layers: int,
+    windowed: int,
+    window: int,
+    token_bytes: int,
+    states_bytes: int,
+    length: int,
+    batched: int = BATCHED_TOKENS,
+) -> int:
+    """Cache that one request of `length` tokens takes with its captured states.
+
+    Args:
+        layers, windowed: of the target, and those of them that attend to a window.
+        window: its tokens.
+        token_bytes: keys and values of one token in one layer.
+        states_bytes: captured states of one token.
+        length: tokens.
+        batched: tokens of a step; a layer with a window keeps those and the window.
+    """
+    if not windowed:
+        return math.ceil(length / _BLOCK) * _BLOCK * (layers * token_bytes + states_bytes)
+    full = layers - windowed
+    size = cache_group_size(windowed, full)
+    block = math.ceil(max(_BLOCK * token_bytes, states_bytes) / (_BLOCK * token_bytes)) * _BLOCK
+    page = block * token_bytes
+    kept = min(window - 1 + batched, length)
+    blocks = math.ceil(full / size) * math.ceil(length / block)
+    blocks += math.ceil(windowed / size) * (math.ceil(kept / block) + 1)
+    blocks += math.ceil(length / (page // states_bytes))
+    return blocks * size * page
+
+
+def refusal(recipe: Recipe, gpu_memory_gib: float) -> str | None:
+    """Why a harvest would not start on such GPUs, and what to change; None where it should."""
+    engine = recipe.engine
+    usable = int(gpu_memory_gib * 2**30 * engine.gpu_memory_utilization)
+    memory = EngineMemory(recipe)
+    weights, needed, besides = memory.weight_bytes, memory.request_bytes, _BESIDES + memory.reserved_bytes
+    if weights + needed + besides <= usable:
+        return None
+    return (
+        f"a harvest does not start: weights of {size_text(weights)}, {size_text(needed)} of cache for one request of "
+        f"engine.max_model_len {engine.max_model_len} with its states and about {size_text(besides)} besides do not "
+        f"fit the {size_text(usable)} that the engine takes of a GPU. Set engine.tensor_parallel_size above "
+        f"{engine.tensor_parallel_size} (for the harvest alone, on its command line), use GPUs with more memory, or "
+        "lower engine.max_model_len"
+    )
+
+
+def check_fits(recipe: Recipe) -> None:
+    """Refuse before an engine has loaded its weights; does nothing without a CUDA GPU.
+
+    Raises:
+        ValueError: as `refusal` says, for this machine's GPUs.
+    """
+    if recipe.states.backend != "vllm":
+        return
+    import_vllm()
+    from vllm.platforms import current_platform  # asks NVML: CUDA is not initialised before the engine forks
+
+    if current_platform.is_cuda() and (why := refusal(recipe, current_platform.get_device_total_memory() / 2**30)):
+        raise ValueError(why)
 
 
 def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: str = "cuda") -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The plan of every stage: tokens, bytes on disk, memory per GPU. It refuses what the stage would refuse.
 
-Tokens are those of the responses once they exist. Before, a response is counted with the mean length of its source, or
-what the recipe allows where that is less, after a prompt whose length is given on the command line.
+Tokens are those of the responses once they exist. Before, a response is counted with a typical length, or what the
+recipe allows where that is less, after a prompt whose length is given on the command line.
 """
 
 import shutil
@@ -15,12 +15,11 @@ from drafthead.drafters.base import draft_shape, num_parameters
 from drafthead.engine.running import node_engines
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.generation.dialogue import continuation, open_dialogue
-from drafthead.generation.prompts import planned_prompts, sources_of
+from drafthead.generation.prompts import planned_prompts
 from drafthead.generation.regenerate import SPLITS
-from drafthead.planning import DEFAULT_PROMPTS, MEAN_RESPONSE, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
-from drafthead.planning.harvest_cache import recipe_request_bytes, refusal
-from drafthead.planning.memory import EngineMemory, training_memory
-from drafthead.target.pieces import TargetSpec, captured_ids, check_aux_layer_ids, compute_dtype, load_target_spec
+from drafthead.planning import DEFAULT_PROMPTS, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
+from drafthead.planning.memory import EngineMemory, refusal, training_memory
+from drafthead.target.pieces import TargetSpec, captured_ids, compute_dtype, recipe_spec
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them
 _BF16, _FLOAT32 = 2, 4
@@ -64,20 +63,12 @@ def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
             planned["train"] = assumed.prompts
         sequences = planned.get(split, DEFAULT_PROMPTS)
     room = recipe.engine.max_model_len - 1 - after
-    response = assumed.response_tokens or min(recipe.responses.max_tokens, typical_response(recipe))
+    response = assumed.response_tokens or min(recipe.responses.max_tokens, TYPICAL_RESPONSE)
     response = min(response, room - 1)
     prompt = min(assumed.prompt_tokens, room - response)
     note = f"no responses yet: {prompt:,} tokens of a prompt and {response:,} of a response are assumed (--prompts, "
     note += "--prompt-tokens, --response-tokens)"
     return Amount(sequences, sequences * prompt, sequences * (response + after), note)
-
-
-def typical_response(recipe: Recipe) -> int:
-    """Mean tokens of a response to the recipe's mix of prompts, before there is one."""
-    sources = sources_of(recipe.prompts)
-    counts = [sum(s.train.values()) if isinstance(s.train, dict) else s.train for s in sources]
-    tokens = sum(MEAN_RESPONSE.get(s.name, TYPICAL_RESPONSE) * n for s, n in zip(sources, counts, strict=True))
-    return round(tokens / sum(counts)) if any(counts) else TYPICAL_RESPONSE
 
 
 def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list[StagePlan]:
@@ -106,8 +97,7 @@ def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list
 class _Planner:
     def __init__(self, recipe: Recipe, assumed: Assumed):
         self.recipe, self.assumed = recipe, assumed
-        self.spec = load_target_spec(recipe.target_path, recipe.target.revision)
-        check_aux_layer_ids(self.spec, recipe.target.aux_layer_ids)
+        self.spec = recipe_spec(recipe)
         self.amounts = {split: amount_of(recipe, split, assumed) for split in SPLITS}
         self.usable_bytes = int(assumed.gpu_memory_gib * 2**30 * recipe.engine.gpu_memory_utilization)
 
@@ -180,7 +170,7 @@ class _Planner:
             rows = train.tokens // train.sequences * recipe.responses.prompts_per_part * boundaries
             host = size_text(rows * self.spec.hidden_size * compute_dtype(self.spec, recipe.target.dtype).itemsize)
             notes.append(f"states.one_pass: part of regenerate, {host} of host memory (responses.prompts_per_part)")
-        memory = engine.weight_bytes + recipe_request_bytes(recipe)
+        memory = engine.weight_bytes + engine.request_bytes
         return StagePlan("harvest", f"{tokens:,} tokens", tokens, gpus, memory, on_disk, gpus // engine.gpus, notes)
 
     def train(self) -> StagePlan:

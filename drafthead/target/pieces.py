@@ -152,6 +152,18 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
     )
 
 
+def recipe_spec(recipe: Recipe) -> TargetSpec:
+    """The spec of a recipe's target, which has the recipe's aux layers.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_target_spec`.
+        ValueError: an aux layer lies beyond the target.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    return spec
+
+
 def model_config(recipe: Recipe) -> Any:
     """The target's config.json as transformers reads it.
 

@@ -30,13 +30,7 @@ from drafthead.drafters.config import ParallelHead
 from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary, size_for_coverage
 from drafthead.progress import wait_until
-from drafthead.target.pieces import (
-    TargetSpec,
-    check_aux_layer_ids,
-    load_target_spec,
-    target_identity,
-    target_names,
-)
+from drafthead.target.pieces import TargetSpec, recipe_spec, target_identity, target_names
 from drafthead.target.tokenizer import special_tokens
 
 _HARVEST = "python data_gen/harvest.py RECIPE"
@@ -71,8 +65,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
             in another way than the recipe says; or `train.init_from` is no checkpoint.
         ValueError: an aux layer id lies beyond the target, or `train.init_from` holds another head.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
-    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    spec = recipe_spec(recipe)
     start = find_start(recipe, spec)
     online = recipe.states.spool_shards is not None
     train, made_train, train_reference = (_open_spool if online else _open_store)(recipe, "train")
@@ -116,9 +109,14 @@ class Survey:
 
 
 def survey(
-    store: States, vocab_size: int, budget: int, drafter: Drafter, categories: Mapping[str, str] | None = None
+    store: States,
+    vocab_size: int,
+    budget: int,
+    drafter: Drafter,
+    categories: Mapping[str, str] | None = None,
+    thin: bool = True,
 ) -> Survey:
-    """Count tokens and cut windows; states are not read. `categories` are by prompt id."""
+    """Count tokens and cut windows (`thin` as for `cut`); states are not read. `categories` are by prompt id."""
     by_category: dict[str, Tensor] = {}
     generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
     windows: list[Window] = []
@@ -136,7 +134,7 @@ def survey(
             counted.append((by_category.setdefault(category, torch.zeros_like(generated)), generated_ids))
         for counts, ids in counted:  # in place: a histogram per document would cost more than everything else here
             counts.index_add_(0, ids, torch.ones_like(ids))
-        found = cut(i, mask, budget, drafter)
+        found = cut(i, mask, budget, drafter, thin)
         silent += not found
         windows += found
     return Survey(generated, seen, windows, silent, by_category)
@@ -227,17 +225,9 @@ def find_start(recipe: Recipe, spec: TargetSpec) -> Checkpoint | None:
             f"checkpoints. A head, from the hub or below heads/, is imported first: {_IMPORT} {given}"
         )
     source = read_checkpoint(best_checkpoint(path) if (path / artifacts.IDENTITY).exists() else path)
-    heads_target, target = target_names(source.run["target"], recipe, spec)
-    described, head, size = recipe.head.architecture(), source.head().architecture(), source.draft_vocab_size()
-    if recipe.head.coverage is not None:
-        described["draft_vocab_size"] = size  # the head's own; what it covers of this run's text is printed
-    head |= {"draft_vocab_size": size, "coverage": recipe.head.coverage}
-    wanted = {"head": described, "target.aux_layer_ids": list(recipe.target.aux_layer_ids), "target": target}
-    found = {"head": head, "target.aux_layer_ids": list(source.aux_layer_ids), "target": heads_target}
-    if found != wanted:
+    if differences := source.differences(recipe, spec):
         raise ValueError(
-            f"train.init_from {given} holds another head than the recipe describes:\n"
-            f"{artifacts.describe_difference(found, wanted)}\n"
+            f"train.init_from {given} holds another head than the recipe describes:\n{differences}\n"
             "put the head's values into the recipe, or start from a head that fits it"
         )
     return source

@@ -32,7 +32,6 @@ from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, last_answer, match_text, replay
-from drafthead.drafters.trained import OWN
 from drafthead.drafters.vocabulary import DraftVocabulary, coverage
 from drafthead.losses.fused import HeadLoss, Teacher, head_loss
 from drafthead.progress import progress_bar
@@ -172,10 +171,10 @@ class Trainer:
         self.recipe, self.inputs, self.config = recipe, inputs, recipe.train
         self.drafter = drafter_of(recipe.head)
         config = self.config
-        self.drafter.thins = config.rejection is None
+        self.thin = config.rejection is None  # rounds are replayed over all rows
         found = survey(
             inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, self.drafter,
-            read_categories(recipe.responses_dir("train")),
+            read_categories(recipe.responses_dir("train")), self.thin,
         )  # fmt: skip
         check_mask_token(recipe.head, found.seen)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
@@ -239,7 +238,7 @@ class Trainer:
     def _read(self, windows: list[Window]) -> PackedBatch:
         """A micro batch on the host; called by the thread that reads ahead."""
         device_type = self.device.type
-        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda")
+        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda", thin=self.thin)
         return batch.prepared(self.drafter.num_positions, device_type)
 
     def _group(self, step: int) -> list[list[Window]]:
@@ -359,16 +358,16 @@ class Trainer:
     def _new_head(self, found: Survey, pieces: Any) -> DraftModule:
         """The head at step 0: made from its target, or with the weights and the vocabulary of `train.init_from`."""
         recipe, inputs, config = self.recipe, self.inputs, self.config
-        shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
         if inputs.start is None:
+            shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
             self.vocabulary = draft_vocabulary(recipe, found)
             self.shape = resized(shape, len(self.vocabulary.d2t))
             draft = self.drafter.from_target(self.shape, pieces, self.vocabulary, config.seed)
         else:
             weights = inputs.start.weights()
             self.vocabulary = DraftVocabulary(weights.pop("d2t"), weights.pop("t2d"))
-            own = {key: inputs.start.run[key] for key in OWN if key in inputs.start.run}
-            self.shape = replace(resized(shape, len(self.vocabulary.d2t)), **own)
+            head = recipe.head.sized(len(self.vocabulary.d2t))  # with the new run's settings of training
+            self.shape = replace(inputs.start.shape(inputs.spec), head=head)
             draft = self.drafter.build(self.shape)
             draft.load_state_dict(weights)
         if config.zero_hidden_states:

@@ -7,7 +7,7 @@ document, and every further draft appends one entry. This is the reference of tr
 import torch
 from torch import Tensor
 
-from drafthead.drafters.eagle3.model import DraftLayer, DraftModel
+from drafthead.drafters.eagle3.drafter import DraftLayer, DraftModel
 from drafthead.drafters.layers import rope_frequencies
 
 

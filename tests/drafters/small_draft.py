@@ -8,8 +8,7 @@ from drafthead.drafters.dflash.drafter import DFlashModel
 from drafthead.drafters.dspark.config import DSparkHead
 from drafthead.drafters.dspark.drafter import DSparkModel
 from drafthead.drafters.eagle3.config import Eagle3Head
-from drafthead.drafters.eagle3.drafter import Eagle3
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.drafter import PEagleModel
 

@@ -9,7 +9,7 @@ import torch
 
 from drafthead.drafters.base import valid_positions
 from drafthead.drafters.batch import tail_layout
-from drafthead.drafters.eagle3 import model as draft
+from drafthead.drafters.eagle3 import drafter as draft
 from tests.drafters.naive_reference import naive_unroll
 from tests.drafters.small_draft import small_model
 

@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from drafthead.artifacts import read_json
-from drafthead.drafters.eagle3 import vllm
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
@@ -64,7 +63,7 @@ def test_a_vocabulary_map_that_contradicts_itself_is_refused(two_layers, tensors
 
 def test_the_same_tensor_under_two_names_is_refused():
     with pytest.raises(ValueError, match="model"):
-        vllm.checkpoint_tensors({"fc.weight": torch.ones(1), "model.fc.weight": torch.ones(1)})
+        Eagle3.vllm.checkpoint_tensors({"fc.weight": torch.ones(1), "model.fc.weight": torch.ones(1)})
 
 
 def test_layer_ids_stand_in_all_three_places_and_no_switch_is_left_to_a_default(recipe):
@@ -117,10 +116,10 @@ def test_both_layouts_hold_the_same_head(tmp_path):
     assert (ours.name, theirs.name) == ("tiny", "tiny-speculators")
     one, other = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
     assert "layers.0.hidden_norm.weight" in other
-    other = vllm.checkpoint_tensors(other)
+    other = Eagle3.vllm.checkpoint_tensors(other)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    plain, nested = (vllm.served_values(read_json(directory / "config.json")) for directory in (ours, theirs))
+    plain, nested = (Eagle3.vllm.served_values(read_json(directory / "config.json")) for directory in (ours, theirs))
     assert plain == nested
 
 
@@ -135,7 +134,7 @@ def test_a_key_left_where_vllm_does_not_look_is_refused(tmp_path):
         check_config(config, shape, recipe.target.aux_layer_ids, 1024)
     assert "num_aux_hidden_states: found 3, wanted 4" in str(error.value)
     with pytest.raises(ValueError, match="peagle"):
-        vllm.served_values({"speculators_model_type": "peagle"})
+        Eagle3.vllm.served_values({"speculators_model_type": "peagle"})
 
 
 PEAGLE = ("head.type=peagle", "head.mask_token_id=9", "head.fc_norm=true")

@@ -13,7 +13,7 @@ from drafthead import artifacts
 from drafthead.artifacts import ArtifactError, begin, finish, read_json, reference
 from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on
-from drafthead.drafters.eagle3 import vllm
+from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.drafters.vllm import check_config
 from drafthead.exporting import export as exporting
 from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, untrained_recipe, write_untrained
@@ -33,7 +33,7 @@ def recipe(tmp_path):
 @pytest.mark.parametrize("layout", ["vllm", "speculators"])
 def test_rotation_and_positions_are_the_targets(recipe, tmp_path, layout):
     exported = export_head(recipe_at(tmp_path, f"export.format={layout}"), serve_check=False)
-    config = vllm.served_values(read_json(exported / "config.json"))
+    config = Eagle3.vllm.served_values(read_json(exported / "config.json"))
     target = read_json(Path(recipe.target_path) / "config.json")
     assert config["rope_parameters"] == target["rope_parameters"]
     assert config["rope_parameters"]["rope_type"] == "yarn"

@@ -22,7 +22,7 @@ from torch import Tensor
 from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.batch import tail_layout
-from drafthead.drafters.eagle3 import vllm
+from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.engine.offline import engine_arguments, import_vllm
 
 TOKENS = 6
@@ -34,7 +34,7 @@ class VllmDraft:
     def __init__(self, recipe: Recipe, first_head: Path):
         from vllm.engine.arg_utils import EngineArgs
 
-        speculative = vllm.speculative_config(first_head, 3)
+        speculative = Eagle3.vllm.speculative_config(first_head, 3)
         arguments = engine_arguments(recipe, dtype="float32", speculative_config=speculative)
         arguments.pop("use_tqdm_on_load")
         self.config: Any = EngineArgs(**arguments).create_engine_config()

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from drafthead.config.responses import ResponsesConfig
+from drafthead.config.recipe import ResponsesConfig
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.reading import ParsedResponse
 from drafthead.engine.generate import Generation

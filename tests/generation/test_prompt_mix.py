@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from drafthead.artifacts import ArtifactError
-from drafthead.config import PromptsConfig, Recipe
+from drafthead.config import REPO_ROOT, PromptsConfig, Recipe, load_recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
-from drafthead.generation import prompts as generation
 from drafthead.generation.prompts import Mix, locate_sources, make_mix, make_prompts, planned_prompts, print_prompts
 from tests.generation.published_rows import PUBLISHED, write_rows
 
@@ -125,8 +124,8 @@ def test_what_a_source_cannot_give_is_an_error(source, message, tmp_path):
 
 
 @pytest.fixture
-def standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_in: Callable[..., Recipe]) -> Recipe:
-    """The preset over small files in the published schemas."""
+def standard(tmp_path: Path, recipe_in: Callable[..., Recipe]) -> Recipe:
+    """The mix of gpt-oss-120b over small files in the published schemas."""
     chats = [{"id": f"c{i}_0", "conversations": [{"from": "human", "value": f"chat {i}"}]} for i in range(80)]
     long = [{"input_tokens": [1, 2, 3 + i], "dataset": "pubmed"} for i in range(80)]
     issue = PUBLISHED["swe-bench"].rows[0]
@@ -136,15 +135,13 @@ def standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_in: Callabl
     write_rows(tmp_path / "w" / "data" / "train-0.parquet", issues[:40])
     write_rows(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[40:]])
     paths = {"sharegpt": "s", "mlperf-gpt-oss": "m", "swe-bench": "w"}
-    preset = tuple(
-        s.model_copy(update={"path": str(tmp_path / paths[s.name]), "train": 30, "heldout": 2})
-        for s in generation.PRESETS["standard"]
-    )
-    monkeypatch.setitem(generation.PRESETS, "standard", preset)
-    return recipe_in("prompts.path=null", "prompts.preset=standard", "prompts.max_train=60", "prompts.max_heldout=6")
+    shipped = load_recipe(REPO_ROOT / "configs/gpt-oss-120b.yaml").prompts.sources
+    mix = ", ".join(f"{{name: {s.name}, path: {tmp_path / paths[s.name]}, train: 30, heldout: 2}}" for s in shipped)
+    limits = ("prompts.max_train=60", "prompts.max_heldout=6")
+    return recipe_in("prompts.path=null", f"prompts.sources=[{mix}]", *limits)
 
 
-def test_the_preset_has_its_three_workloads_in_every_split(standard: Recipe, tmp_path: Path):
+def test_the_mix_has_its_three_workloads_in_every_split(standard: Recipe, tmp_path: Path):
     manifest = make_prompts(standard)
     splits = {split: read_prompts(standard.prompts_dir, split) for split in SPLITS}
     assert by(splits["heldout"], "category") == {"sharegpt": 2, "mlperf": 2, "swe-bench": 2}
@@ -184,9 +181,8 @@ CATEGORIES = {"name": "b", "path": "b.jsonl", "train": {"x": 20, "y": 10}}
 @pytest.mark.parametrize(
     ("prompts", "planned"),
     [
-        ({"preset": "standard"}, {"train": 82_452, "validation": 48, "heldout": 2_400}),
-        ({"preset": "standard", "max_train": 9, "max_heldout": 3}, {"train": 9, "validation": 48, "heldout": 3}),
         ({"sources": [COUNTED, CATEGORIES], "validation": 8}, {"train": 72, "validation": 8, "heldout": 5}),
+        ({"sources": [COUNTED], "max_train": 9, "max_heldout": 3}, {"train": 2, "validation": 48, "heldout": 3}),
         ({"path": "p.jsonl"}, {"validation": 48}),
         ({"path": "p.jsonl", "max_train": 9, "max_heldout": 2}, {"train": 9, "validation": 48, "heldout": 2}),
     ],

@@ -10,7 +10,7 @@ import pytest
 from drafthead.config import PromptSource
 from drafthead.data.prompts import Prompt
 from drafthead.generation import source_files
-from drafthead.generation.prompt_pool import Pool, gather
+from drafthead.generation.prompts import Pool, gather
 from drafthead.generation.source_files import download_command, find, locate, read
 from drafthead.generation.sources import CATALOGUE
 from tests.artifacts import cached_snapshot

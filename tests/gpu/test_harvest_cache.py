@@ -7,8 +7,8 @@ import torch
 
 from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.engine.offline import import_vllm
-from drafthead.planning import Assumed, harvest_cache
-from drafthead.planning.harvest_cache import recipe_request_bytes, refusal, request_bytes
+from drafthead.planning import Assumed
+from drafthead.planning.memory import EngineMemory, check_fits, refusal, request_bytes
 from drafthead.planning.stages import plan_stages
 from tests.public_targets import RECIPES, fill_hub
 
@@ -78,7 +78,7 @@ def test_what_does_not_start_is_known_before_the_weights_are_loaded(name, hub):
 
 def test_two_gpus_of_80_gb_harvest_gpt_oss_120b(hub):
     recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml", ["engine.tensor_parallel_size=2"])
-    assert recipe_request_bytes(recipe) / 2**30 == pytest.approx(9.8, abs=0.3)
+    assert EngineMemory(recipe).request_bytes / 2**30 == pytest.approx(9.8, abs=0.3)
     assert refusal(recipe, GPUS_GIB["H100"]) is None
 
 
@@ -95,4 +95,4 @@ def test_a_plan_says_it_and_a_harvest_refuses(hub, monkeypatch):
     platform = SimpleNamespace(is_cuda=lambda: True, get_device_total_memory=lambda: int(79.6 * 2**30))
     monkeypatch.setattr("vllm.platforms.current_platform", platform)
     with pytest.raises(ValueError, match=r"engine\.max_model_len 16384"):
-        harvest_cache.check_fits(recipe)
+        check_fits(recipe)

@@ -7,7 +7,7 @@ from drafthead.config import load_recipe
 from drafthead.drafters.base import DraftShape, num_parameters, valid_positions
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.eagle3.config import Eagle3Head
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.eagle3.drafter import DraftModel
 from drafthead.planning.memory import training_memory
 from drafthead.target.pieces import FrozenTarget
 from drafthead.training.accelerator import bucket_elements, deepspeed_config

@@ -73,14 +73,13 @@ def walked(model, batch, target, scale, objectives, roots) -> tuple[torch.Tensor
 def test_loss_and_gradients_are_those_of_rounds_walked_one_by_one(store, build, rejected, roots):
     model = build()
     target, drafter = replace(frozen(model), target_ids=TARGET_IDS), drafter_of(model.shape.head)
-    drafter.thins = False
     windows = [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))]
     scale = torch.rand(drafter.num_positions, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     parameters = [p for name, p in model.named_parameters() if "confidence" not in name]
 
     module = LossModule(model, rejection=RejectionConfig(objective=rejected, roots=roots))
-    ours = module(pack(store, windows, drafter).to(CPU, torch.float64), target, scale)
-    alone = [pack(store, [window], drafter).to(CPU, torch.float64) for window in windows]
+    ours = module(pack(store, windows, drafter, thin=False).to(CPU, torch.float64), target, scale)
+    alone = [pack(store, [window], drafter, thin=False).to(CPU, torch.float64) for window in windows]
     parts = [walked(model, batch, target, scale, ("forward_kl", rejected), roots) for batch in alone]
     wanted, hits = sum(loss for loss, _ in parts), sum(hits for _, hits in parts)
     assert hits > 10, "where nothing is accepted, rounds are not told from roots"
@@ -119,6 +118,7 @@ def test_a_window_within_a_response_begins_with_a_round(store):
 
 def test_deeper_positions_of_peagle_are_replayed_at_every_row(store):
     drafter, mask = drafter_of(peagle_model().shape.head), store.tokens(0)[1]
-    assert not torch.equal(drafter.trained_rows(mask), drafter.loss_rows(mask))
-    drafter.thins = False
-    assert torch.equal(drafter.trained_rows(mask), drafter.loss_rows(mask))
+    window, rows = whole(0, mask, drafter), drafter.loss_rows(mask)
+    for thin, scored in ((True, drafter.trained_rows(mask)), (False, rows)):
+        assert torch.equal(pack(store, [window], drafter, thin=thin).scored, scored[:, window.first_row :])
+    assert rows.sum() > drafter.trained_rows(mask).sum()

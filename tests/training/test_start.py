@@ -95,10 +95,10 @@ def started(ancestor: Recipe, *overrides: str) -> Recipe:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("head.norm_before_residual=true", r"head.norm_before_residual: found False, wanted True"),
-        ("head.intermediate_size=96", r"head.intermediate_size: found 64, wanted 96"),
-        ("head.draft_vocab_size=512", r"head.draft_vocab_size: found 256, wanted 512"),
-        ("target.aux_layer_ids=[2,4,6]", r"target.aux_layer_ids: found \[2, 4, 8\], wanted \[2, 4, 6\]"),
+        ("head.norm_before_residual=true", r"head.norm_before_residual: found True, wanted False"),
+        ("head.intermediate_size=96", r"head.intermediate_size: found 96, wanted 64"),
+        ("head.draft_vocab_size=512", r"head.draft_vocab_size: found 512, wanted 256"),
+        ("target.aux_layer_ids=[2,4,6]", r"target.aux_layer_ids: found \[2, 4, 6\], wanted \[2, 4, 8\]"),
     ],
 )
 def test_another_head_than_the_recipes_is_refused(ancestor, override, message):

@@ -2,7 +2,7 @@
 
 import torch
 
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.eagle3.drafter import DraftModel
 from drafthead.target.pieces import FrozenTarget
 
 NUM_STEPS = 3

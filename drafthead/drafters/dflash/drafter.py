@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from drafthead.drafters.attention import draft_attention
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
-from drafthead.drafters.dflash import vllm
 from drafthead.drafters.dflash.config import BlockHead
+from drafthead.drafters.dflash.vllm import DFlashFiles
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, rope_frequencies, rotate, rotation
 from drafthead.losses.fused import HeadRows
 
@@ -149,7 +149,7 @@ class DFlash(Drafter):
     """DFlash behind the interface of `drafters.base`."""
 
     head: BlockHead
-    vllm = vllm
+    vllm = DFlashFiles()
 
     @property
     def num_slots(self) -> int:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from drafthead.drafters.base import DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
-from drafthead.drafters.dspark import vllm
 from drafthead.drafters.dspark.config import DSparkHead
+from drafthead.drafters.dspark.vllm import DSparkFiles
 from drafthead.drafters.layers import Projection
 from drafthead.losses.fused import HeadRows
 
@@ -93,7 +93,7 @@ class DSpark(DFlash):
     """DSpark behind the interface of `drafters.base`."""
 
     head: DSparkHead
-    vllm = vllm
+    vllm = DSparkFiles()
 
     @property
     def num_slots(self) -> int:

@@ -1,19 +1,284 @@
-"""EAGLE-3 behind the interface of `drafters.base`. TTT step k at index t reads the embedding of x[t+1+k]."""
+"""The EAGLE-3 draft model: one small transformer that reads the target's aux hidden states, unrolled over K TTT steps.
+
+Module and parameter names are those of the exported file (`fc`, `midlayer`, `norm`, `lm_head`, ...), so export is a
+copy. The embedding is the target's and frozen: it is passed in, not owned. Only dense Llama blocks exist, which is what
+serving engines accept; for a sparse or sliding-window draft the engine's model class would have to change first.
+
+The first block multiplies its q, k and v weights with cat(embedding, feature). What the left half gives depends on the
+token alone, and a token is read by all K steps, each from another index: `DraftLayer.project` forms those products once
+and every step adds the right half to them. Of the products of a block that spares K - 1 of K halves of q, k and v.
+
+Shapes: T tokens of a packed batch, R rows that lead to a loss (see drafters.batch), H hidden, N aux layers, Q query and
+G key/value heads, d head dimension, K TTT steps, D draft vocabulary, V target vocabulary.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from drafthead.drafters.attention import draft_attention
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
-from drafthead.drafters.eagle3 import vllm
-from drafthead.drafters.eagle3.config import Eagle3Head
-from drafthead.drafters.eagle3.model import DraftModel
+from drafthead.drafters.batch import Layout, PackedBatch
+from drafthead.drafters.eagle3.config import Eagle3Head, EagleHead
+from drafthead.drafters.eagle3.vllm import Eagle3Files
+from drafthead.drafters.layers import MLP, Projection, RMSNorm, rope_frequencies, rotate, rotation
+from drafthead.drafters.recompute import give_back, recomputing
+from drafthead.losses.fused import HeadRows
+
+
+@dataclass(frozen=True)
+class EmbeddingProjections:
+    """What token embeddings give to queries, keys and values.
+
+    Attributes:
+        query: (T, Q * D), or (R, Q * D) where only the rows have queries.
+        key: (T, G * D).
+        value: (T, G * D).
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    def of_rows(self, rows: Tensor) -> "EmbeddingProjections":
+        """Those of the rows, (R, ...)."""
+        return EmbeddingProjections(
+            *(t if len(t) == len(rows) else t[rows] for t in (self.query, self.key, self.value))
+        )
+
+    def ahead(self, offset: int) -> "EmbeddingProjections":
+        """Entry t + offset at index t. What wraps around at the end is read cache a document's end, and is not used."""
+        return EmbeddingProjections(*(torch.roll(t, -offset, 0) for t in (self.query, self.key, self.value)))
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """Keys and values of the TTT steps so far in one layer, rotated: step 0 (T, G, D), later steps (R, G, D)."""
+
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+
+    def extended(self, key: Tensor, value: Tensor) -> "KeyValueCache":
+        """With one more step. A new object, so that a checkpointed step can be run again."""
+        return KeyValueCache((*self.keys, key), (*self.values, value))
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """What one layer computes in one TTT step.
+
+    Attributes:
+        rope: cos and sin of the positions given.
+        queries: (R,) which of them go on, or None for all.
+        cu_queries: (S + 1,) document boundaries among those.
+        cu_keys: (S + 1,) document boundaries among the step-0 keys.
+        longest: most queries and most step-0 keys of a document.
+    """
+
+    rope: tuple[Tensor, Tensor]
+    queries: Tensor | None
+    cu_queries: Tensor
+    cu_keys: Tensor
+    longest: tuple[int, int]
+
+    def select(self, states: Tensor) -> Tensor:
+        """The positions that go on."""
+        return states if self.queries is None else states[self.queries]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose keys and values of earlier TTT steps are kept by the caller."""
+
+    def __init__(self, head: EagleHead, size: int, reads: bool):
+        super().__init__()
+        width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
+        self.head_dim = head.head_dim
+        self.embedded = slice(0, size if reads else 0)  # features of the input that come from embeddings
+        self.states = slice(self.embedded.stop, None)
+        inputs = size + self.embedded.stop
+        self.q_proj, self.k_proj, self.v_proj = (Projection(inputs, out) for out in (width, kv_width, kv_width))
+        self.o_proj = Projection(width, size)
+
+    def project(self, embeddings: Tensor, rows: Tensor | None) -> EmbeddingProjections:
+        """The left half of the input's products; queries for the rows only, or for all where rows is None."""
+        queried = embeddings if rows is None else embeddings[rows]
+        return EmbeddingProjections(*(
+            projection(states, self.embedded)
+            for projection, states in ((self.q_proj, queried), (self.k_proj, embeddings), (self.v_proj, embeddings))
+        ))  # fmt: skip
+
+    def forward(
+        self, states: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Keys and values of every position given, queries and output of `step.queries` among them."""
+        query, key, value = (projected.query, projected.key, projected.value) if projected else (None, None, None)
+        heads = (-1, self.head_dim)
+        key = rotate(self.k_proj(states, self.states, key).unflatten(-1, heads), *step.rope)
+        cache = cache.extended(key, self.v_proj(states, self.states, value).unflatten(-1, heads))
+        query = self.q_proj(step.select(states), self.states, query).unflatten(-1, heads)
+        query = rotate(query, *map(step.select, step.rope))
+        mixed = draft_attention(query, cache.keys, cache.values, step.cu_queries, step.cu_keys, step.longest)
+        return self.o_proj(mixed.flatten(1)), cache
+
+
+class DraftLayer(nn.Module):
+    """A Llama block. The first one reads cat(embedding, feature); further ones read the state alone."""
+
+    def __init__(self, head: EagleHead, size: int, eps: float, first: bool):
+        super().__init__()
+        self.norm_before_residual = head.norm_before_residual
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps) if first else None
+        self.self_attn = Attention(head, size, reads=first)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = MLP(size, head.intermediate_size)
+
+    def project(
+        self, embeddings: Tensor, layout: Layout, only_layer: bool
+    ) -> tuple[EmbeddingProjections, EmbeddingProjections]:
+        """What the first layer takes from the embeddings (T, H): in step 0, and of the rows in later steps."""
+        rows = layout.rows if only_layer and len(layout.rows) < len(embeddings) else None
+        first = self.self_attn.project(self.input_layernorm(embeddings), rows)
+        return first, first.of_rows(layout.rows)
+
+    def forward(
+        self, state: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
+    ) -> tuple[Tensor, KeyValueCache]:
+        """The state after the block, (R, H), and the cache with this step's keys and values."""
+        residual = state
+        if self.hidden_norm is None:
+            normed = self.input_layernorm(state)
+        else:
+            normed = self.hidden_norm(state)
+            residual = normed if self.norm_before_residual else state
+        attended, cache = self.self_attn(normed, step, cache, projected)
+        state = step.select(residual) + attended
+        return state + self.mlp(self.post_attention_layernorm(state)), cache
+
+
+class DraftModel(DraftModule):
+    """The trainable head; `unroll` runs the TTT steps."""
+
+    def __init__(self, shape: DraftShape):
+        super().__init__()
+        head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
+        assert isinstance(head, EagleHead)
+        self.shape, self.norm_output = shape, head.norm_output
+        self.input_norm = RMSNorm(shape.num_aux_layers * size, eps) if head.norm_before_fc else None
+        self.fc_norm = (
+            nn.ModuleList([RMSNorm(size, eps) for _ in range(shape.num_aux_layers)]) if head.fc_norm else None
+        )
+        self.fc = Projection(shape.num_aux_layers * size, size)
+        self.midlayer = DraftLayer(head, size, eps, first=True)
+        further = range(1, head.num_layers)
+        self.layers = nn.ModuleDict({str(i): DraftLayer(head, size, eps, first=False) for i in further})
+        self.norm = RMSNorm(size, eps)
+        self.lm_head = Projection(size, head.draft_vocab_size)
+        frequencies, self._rope_factor = rope_frequencies(shape.rope_config())
+        # float32 whatever the compute type: positions in the thousands need it.
+        self._frequencies = frequencies.to(torch.float32)
+
+    def combine(self, aux: Tensor) -> Tensor:
+        """Fuse the aux hidden states (T, N * H), layer ids ascending, into the first feature (T, H)."""
+        if self.input_norm is not None:
+            aux = self.input_norm(aux)
+        if self.fc_norm is not None:
+            pieces = aux.unflatten(-1, (len(self.fc_norm), -1)).unbind(-2)
+            aux = torch.cat([norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)], dim=-1)
+        return self.fc(aux)
+
+    def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin at positions, in float32 or wider."""
+        # Kept where it is used: copied in every step, it would have the host wait for the device each time.
+        self._frequencies = self._frequencies.to(positions.device)
+        frequencies = self._frequencies.to(torch.promote_types(dtype, torch.float32))
+        return rotation(positions, frequencies, self._rope_factor)
+
+    def head_rows(
+        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
+    ) -> HeadRows:
+        """K x R rows, step after step; step k at row r meets the teacher of row r + 1 + k."""
+        embedded = nn.functional.embedding(batch.input_ids, embeddings)
+        recompute = recompute and torch.is_grad_enabled()
+        states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions, recompute)
+        teacher = batch.teachers(num_positions).flatten()
+        return HeadRows(states.flatten(0, 1), teacher, (len(batch.of_row),) * num_positions, batch.chunks)
+
+    def unroll(
+        self,
+        aux: Tensor,
+        embeddings: Tensor,
+        positions: Tensor,
+        layout: Layout,
+        num_steps: int,
+        recompute: bool = False,
+    ) -> Tensor:
+        """Run K TTT steps.
+
+        Args:
+            aux: (T, N * H) aux hidden states.
+            embeddings: (T, H) of the tokens; step k at index t reads that of x[t + 1 + k].
+            positions: (T,) the target's own positions; step k rotates by positions + k.
+            layout: documents and rows.
+            num_steps: K.
+            recompute: keep only each step's state, keys and values, and run the step again in the backward.
+
+        Returns:
+            (K, R, H), after the final norm, ready for lm_head.
+        """
+        run_step = partial(checkpoint, self._run_step, use_reentrant=False) if recompute else self._run_step
+        outputs = []
+        # Checkpointing whole steps keeps less than recomputing cheap activations; one tensor cannot be under both.
+        with nullcontext() if recompute else recomputing():
+            caches = tuple(KeyValueCache() for _ in range(1 + len(self.layers)))
+            first, later = self.midlayer.project(embeddings, layout, only_layer=not self.layers)
+            state = self.combine(aux)
+            for k in range(num_steps):
+                rope = self.rope(positions if k == 0 else positions[layout.rows] + k, state.dtype)
+                state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
+                give_back(output)
+                outputs.append(output)
+            return torch.stack(outputs)
+
+    def _run_step(
+        self, k: int, state: Tensor, projected: EmbeddingProjections, rope: tuple[Tensor, Tensor], layout: Layout,
+        caches: tuple[KeyValueCache, ...],
+    ) -> tuple[Tensor, Tensor, tuple[KeyValueCache, ...]]:  # fmt: skip
+        """The next step's feature, this step's output, and every layer's keys and values with this step's."""
+        layers = [self.midlayer, *self.layers.values()]
+        extended = []
+        state, read = self._inputs(k, state, projected)
+        for layer, cache in zip(layers, caches, strict=True):
+            step = self._layout(k, layer is layers[-1], rope, layout)
+            state, cache = layer(state, step, cache, read if layer is self.midlayer else None)
+            extended.append(cache)
+        output = self.norm(state)
+        return output if self.norm_output else state, output, tuple(extended)
+
+    def _inputs(self, k: int, state: Tensor, projected: EmbeddingProjections) -> tuple[Tensor, EmbeddingProjections]:
+        """What step k reads at each row: the feature, here the last step's, and the next token's projections."""
+        return state, projected.ahead(1 + k)
+
+    @staticmethod
+    def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:
+        """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
+        of_rows = (layout.most_rows, layout.longest)
+        if k == 0 and last_layer and len(layout.rows) < rope[0].shape[0]:
+            return StepLayout(rope, layout.rows, layout.cu_rows, layout.cu_seqlens, of_rows)
+        if k == 0:
+            return StepLayout(rope, None, layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest))
+        return StepLayout(rope, None, layout.cu_rows, layout.cu_seqlens, of_rows)
 
 
 class Eagle3(Drafter):
-    """EAGLE-3, and 3.1 by its norms."""
+    """EAGLE-3, and 3.1 by its norms, behind the interface of `drafters.base`."""
 
     head: Eagle3Head
-    vllm = vllm
+    vllm = Eagle3Files()
 
     def position_weights(self) -> Tensor:
         """decay**k."""

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch
-from drafthead.drafters.eagle3.model import DraftModel, EmbeddingProjections
-from drafthead.drafters.peagle import vllm
+from drafthead.drafters.eagle3.drafter import DraftModel, EmbeddingProjections
 from drafthead.drafters.peagle.config import PEagleHead
+from drafthead.drafters.peagle.vllm import PEagleFiles
 from drafthead.losses.fused import HeadRows
 
 
@@ -53,15 +53,13 @@ class PEagle(Drafter):
     """P-EAGLE behind the interface of `drafters.base`."""
 
     head: PEagleHead
-    vllm = vllm
+    vllm = PEagleFiles()
 
     def trained_rows(self, loss_mask: Tensor) -> Tensor:
         """(K, T) bool: max(r^k, 0.2) of the rows at draft position k, all of them also rows of position k - 1.
 
         Which ones follows from the position in the text: multiples of the golden ratio are spread evenly modulo 1.
         """
-        if not self.thins:
-            return self.loss_rows(loss_mask)
         share = torch.full((self.num_positions, 1), self.head.depth_ratio).cumprod(0) / self.head.depth_ratio
         drawn = torch.arange(len(loss_mask), dtype=torch.float64) * (5**0.5 - 1) / 2 % 1
         return self.loss_rows(loss_mask) & (drawn < share.clamp_min(_LEAST_SHARE))
