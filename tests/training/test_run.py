@@ -13,7 +13,8 @@ from drafthead import artifacts
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from tests.exporting.runs import list_files
-from tests.training.launching import checkpoints, entries, forget_after, launch, losses, run
+from tests.scripts import run_python
+from tests.training.launching import checkpoints, command, entries, forget_after, launch, losses, run
 from tests.training.synthetic import small_recipe, synthetic_store
 
 pytestmark = pytest.mark.slow
@@ -135,7 +136,7 @@ def test_code_in_a_checkpoint_is_not_run(finished_run, fresh_recipe, tmp_path, p
     [(("--cpu",), "bypass DeepSpeed"), (("--num_processes", "2"), "asked for several processes and started one")],
 )
 def test_silent_failures_of_the_launcher_are_refused(fresh_recipe, flags, message):
-    result = launch(fresh_recipe(), flags=flags)
+    result = run_python(*command(fresh_recipe(), flags=flags))
     assert result.returncode != 0
     assert message in result.stderr
 
