@@ -80,10 +80,6 @@ def test_a_setting(tmp_path, capsys, override, named):
     assert named in refused(capsys, PROMPTS, *prompts_of(tmp_path), override)
 
 
-def test_a_recipe_whose_name_is_too_long(capsys):
-    assert LONG in refused(capsys, PROMPTS, LONG)
-
-
 def parquet(damage: Callable[[bytearray], Any]) -> bytes:
     content = bytearray(pd.DataFrame({"prompt": ["a", "b", "c"]}).to_parquet())
     damage(content)
@@ -263,15 +259,6 @@ def test_standard_output_is_closed_or_full_or_plain(tmp_path, ending, code, name
     assert b"Exception ignored" not in result.stderr
     assert named.encode() in result.stderr
     assert (tmp_path / "data" / "tiny" / "prompts" / "manifest.json").exists()
-
-
-def test_files_that_may_not_grow(tmp_path):
-    arguments = " ".join(prompts_of(tmp_path))
-    result = shell(f"trap '' XFSZ; ulimit -f 0; $PYTHON {PROMPTS} {arguments}")
-    assert result.returncode == 2, result.stderr
-    assert b"Traceback" not in result.stderr
-    assert b"Make room" in result.stderr
-    assert run_here(PROMPTS, *prompts_of(tmp_path)) == 0
 
 
 def test_a_file_system_that_is_read_only(tmp_path):
