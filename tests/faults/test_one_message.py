@@ -217,14 +217,18 @@ def test_a_name_is_shown_as_it_is(capsys, name):
     assert "<script>" not in in_markdown(name)
 
 
-@pytest.mark.parametrize("category", [*ODD, "\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}"])
-def test_a_category_is_only_a_name(tmp_path, capsys, category):
-    arguments = prompts_of(tmp_path, lines([{**row, "category": category} for row in GOOD]))
-    assert run_here(PROMPTS, *arguments) == 0
+def test_a_category_is_only_a_name(tmp_path, capsys):
+    categories = [*ODD, "\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}"]
+    rows = [
+        {"split": split, "messages": [{"role": "user", "content": f"{split} {i}"}], "category": category}
+        for split in ("train", "heldout")
+        for i, category in enumerate(categories)
+    ]
+    assert run_here(PROMPTS, *prompts_of(tmp_path, lines(rows))) == 0
     assert not {"\x1b", "\r", "\u202e"} & set(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("folder", ["[/x]", "[bold red]", "a b", "a'b\"", "*", "{a}", "$HOME", "é"])
+@pytest.mark.parametrize("folder", ["[/x] [bold red]", "a'b\" *", "{a} $HOME é"])
 def test_a_folder_may_be_called_anything(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
     arguments = prompts_of(tmp_path / folder)

@@ -1,4 +1,4 @@
-"""Published experiments in miniature, through real servers: `redhat` always, the others in `make presets`."""
+"""Published experiments in miniature, through real servers (`make presets`)."""
 
 import os
 import re
