@@ -80,11 +80,9 @@ def losses(operations: Sequence[Operation], root: Path) -> tuple[set[str], list[
 
     Whatever part of the operations that no sync followed a disk forgets, in any order, nothing is lost if
     - a name without a dot is given to what was synced before, its bytes and the names in it;
-    - at every mark all names without a dot, and the bytes behind them, are synced;
-    - what had such a name is taken apart under another one only when its folder was synced in between.
+    - at every mark, and at the end, all such names, those taken away and the bytes behind them are synced.
     """
     inodes: dict[str, int] = {".": 0}  # of every path below root
-    hidden: set[str] = set()  # names with a dot whose owner had one without
     unsynced: set[int] = set()  # files with bytes that no sync followed
     pending: set[tuple[str, str]] = set()  # (folder, name) given or taken since the folder was synced
     problems: list[str] = []
@@ -131,12 +129,9 @@ def losses(operations: Sequence[Operation], root: Path) -> tuple[set[str], list[
             before = relative(operation.data)
             if visible(path):
                 check(within(before), f"when it became {path}")
-            elif visible(before):
-                hidden.add(path)
             move(before, path)
         elif operation.name in ("unlink", "rmdir"):
-            above = [str(folder) for folder in Path(path).parents if str(folder) in hidden]
-            problems.extend(f"parts of {name}, which may still be whole" for name in above if place(name) in pending)
             unsynced.discard(inodes.pop(path, 0))
             pending.add(place(path))
+    check(filter(visible, inodes), "at the end")
     return set(inodes) - {"."}, problems
