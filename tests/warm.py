@@ -18,8 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from drafthead.config import REPO_ROOT
-from tests.scripts import environment, free_port, run_here
+from tests.scripts import accelerate, environment, free_port, run_here, run_python
 
 TRAINING = ("deepspeed", "accelerate", "drafthead.training.trainer", "drafthead.training.accelerator")
 ENGINES = ("vllm", "drafthead.engine.offline", "drafthead.generation.harvest", "drafthead.exporting.export")
@@ -30,6 +32,9 @@ class Warm:
     """The process, as seen from here."""
 
     def __init__(self, modules: tuple[str, ...]):
+        self._process: subprocess.Popen | None = None
+        if torch.cuda.is_available():  # which a process that has seen a GPU cannot hand to its forks
+            return
         # As drafthead sets it before it imports either library on a CPU.
         quiet = {"TORCHDYNAMO_DISABLE": "1", "DS_ACCELERATOR": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"}
         self._process = subprocess.Popen(
@@ -45,6 +50,8 @@ class Warm:
             ranks: processes, with the variables that `accelerate launch` gives them; 0: one without any.
             timeout_s: seconds.
         """
+        if self._process is None:
+            return run_python(*(accelerate(ranks) if ranks else ()), *arguments, timeout_s=timeout_s)
         with tempfile.TemporaryDirectory() as folder:
             streams = [Path(folder, name) for name in ("out", "err")]
             command = {"arguments": arguments, "ranks": ranks, "streams": list(map(str, streams))}
