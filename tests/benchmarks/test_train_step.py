@@ -54,22 +54,15 @@ def test_the_tiny_shape_runs_without_vllm_and_deepspeed(tmp_path):
     assert "tokens/s" in result.stdout
 
 
-@pytest.mark.parametrize(("drafter", "rows"), [("peagle", 2 * (22 + 15 + 10)), ("dspark", 2 * 63)])
-def test_a_step_of_every_drafter_counts_its_rows(tmp_path, drafter, rows):
+def test_a_step_of_another_drafter_counts_its_rows(tmp_path):
     target = tmp_path / "result.json"
-    asked = ("--drafter", drafter, "--shape", "tiny", "--contestants", "ours,specforge", "--rounds", "1")
+    asked = ("--drafter", "peagle", "--shape", "tiny", "--contestants", "ours,specforge", "--rounds", "1")
     result = run_benchmark(tmp_path, *asked, "--threads", "1", "--json", str(target))
     assert result.returncode == 0, result.stderr
     (row,) = json.loads(target.read_text())["contestants"]
-    assert row["rows"] == rows  # 24 tokens: 22, 21 and 20 roots have a teacher at positions 0 to 2
+    assert row["rows"] == 2 * (22 + 15 + 10)  # 24 tokens: 22, 21 and 20 roots have a teacher at positions 0 to 2
     assert row["flops"] > 0
-    assert f"specforge trains no {drafter}" in result.stderr
-
-
-def test_the_true_shape_needs_a_gpu(tmp_path):
-    result = run_benchmark(tmp_path, "--shape", "gpt-oss-120b", CUDA_VISIBLE_DEVICES="")
-    assert result.returncode == 1
-    assert "--shape cpu" in result.stderr
+    assert "specforge trains no peagle" in result.stderr
 
 
 def test_the_formula_counts_the_matrix_products_of_a_step(parts, tmp_path):

@@ -31,10 +31,6 @@ def test_harmony_channels_are_told_apart(tokenizer, text, parsed):
     assert response_parser(tokenizer)(ids) == parsed
 
 
-def test_a_message_goes_back_without_its_thought():
-    assert ParsedResponse("Yes.", "Think.").message() == {"role": "assistant", "content": "Yes."}
-
-
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [

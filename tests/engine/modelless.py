@@ -32,7 +32,7 @@ from drafthead.processes import ends_with_parent
 from drafthead.target.pieces import load_target_spec
 from tests.engine.slots import writer_of
 
-AT_ONCE, SHARDS = 200, 10  # requests in an engine, all those of a shard
+AT_ONCE, SHARDS = 200, 5  # requests in an engine, all those of a shard
 BLOCK, HIDDEN, LAYERS = 16, 4, 2  # of the cache: tokens; of the made-up target
 PLENTY, SCARCE = 4000, 450  # blocks: for all requests at once, for less than half of their tokens
 

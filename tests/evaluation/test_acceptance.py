@@ -18,7 +18,7 @@ from drafthead.evaluation.workload import EvalPrompt, Workload
 from tests.artifacts import ask, write_prompt_artifact
 from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
 from tests.recipes import tiny_recipe
-from tests.scripts import run_ok
+from tests.warm import run_warm
 
 
 def _prompts(kind: str, count: int) -> list[Prompt]:
@@ -35,15 +35,11 @@ _EXACT = (*_SETTINGS, "target.dtype=float32")  # text does not depend on the bat
 
 
 def _measure(root: Path, *options: str) -> Path:
-    """Run the recipe script in a process of its own; returns the directory of its rows.
-
-    The n-gram engine imports numba, and vLLM 0.32 cannot start a further engine in a process that holds
-    llvmlite (its kernel dispatcher trips over one of llvmlite's objects).
-    """
+    """Run the recipe script; returns the directory of its rows."""
     recipe = tiny_recipe(root, *_EXACT)
     if not recipe.prompts_dir.exists():
         write_some_prompts(recipe)
-    run_ok("eval/acceptance.py", f"output_dir={root}", *_EXACT, *options)
+    run_warm("eval/acceptance.py", f"output_dir={root}", *_EXACT, *options)
     return recipe.results_dir / "acceptance-float32"
 
 
@@ -121,7 +117,7 @@ def test_drafts_of_others_are_served_side_by_side(tmp_path):
     methods = ",".join(f"{{name: {method}, method: {method}, head: {path}}}" for method, path in made.items())
     settings = (f"output_dir={tmp_path}", f"eval.methods=[{methods}]", "eval.max_tokens=16", "eval.num_draft_tokens=2")
     write_some_prompts(recipe)
-    run_ok("eval/acceptance.py", *settings, timeout_s=500)
+    run_warm("eval/acceptance.py", *settings)
     rows = read_acceptance(recipe.results_dir / "acceptance")
     for method in made:
         own = rows[rows["arm"] == method]

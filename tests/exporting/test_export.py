@@ -3,7 +3,6 @@
 import logging
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,19 +81,6 @@ def test_a_failed_check_leaves_nothing_to_serve(recipe, monkeypatch):
     with pytest.raises(ValueError, match="the engine disagrees"):
         export_head(recipe)
     assert not recipe.head_dir.exists()
-
-
-def test_a_killed_export_has_no_config_and_is_resumed(recipe, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(exporting, "check_config", lambda *_: 1 / 0)
-        # As SIGKILL would leave it.
-        patch.setattr(exporting, "shutil", SimpleNamespace(rmtree=lambda *_args, **_options: None))
-        with pytest.raises(ZeroDivisionError):
-            export_head(recipe, serve_check=False)
-    assert {p.name for p in recipe.head_dir.iterdir()} == {".candidate", artifacts.IDENTITY}
-    export_head(recipe, serve_check=False)
-    assert not (recipe.head_dir / ".candidate").exists()
-    assert not artifacts.verify_files(recipe.head_dir)
 
 
 def test_the_whole_vocabulary_is_exported_without_maps(tmp_path):

@@ -29,8 +29,7 @@ class Campaign:
         for stage in self.chain.values():
             if stage.name not in self.undisturbed:
                 stage.clear(self.root)
-                in_process = here and not stage.ranks
-                self.undisturbed[stage.name] = run_undisturbed(stage, self.root, *self.overrides, here=in_process)
+                self.undisturbed[stage.name] = run_undisturbed(stage, self.root, *self.overrides, here=here)
             if stage.name == name:
                 break
         return self.undisturbed[name]

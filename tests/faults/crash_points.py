@@ -67,7 +67,7 @@ class Subject:
     inputs: Callable[[Recipe], None] = lambda recipe: None
 
     def run(self, root: Path) -> list[str]:
-        return self.stage.command(root, *_SMALLER, *self.arguments)[1:]
+        return self.stage.arguments(root, *_SMALLER, *self.arguments)
 
 
 def _responses(recipe: Recipe) -> None:

@@ -24,6 +24,7 @@ from drafthead.config import REPO_ROOT
 from drafthead.locks import LOCK
 from tests.faults.stages import Stage
 from tests.scripts import environment, run_here
+from tests.warm import TRAINING, warm
 
 Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
@@ -97,13 +98,15 @@ class Watch:
 
 
 def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = False) -> Undisturbed:
-    """Run a stage to its end and measure it; `here`: in this process, where the libraries are loaded already."""
+    """Run a stage to its end and measure it; `here`: in this process or forks of one that has the libraries already."""
     watch, end = Watch(stage, root), threading.Event()
     thread = threading.Thread(target=watch.until, args=(lambda: False, lambda: not end.is_set()))
     thread.start()
     try:
-        if here:
-            assert run_here(*stage.command(root, *overrides)[1:]) == 0
+        if here and stage.ranks:
+            assert not warm(TRAINING).run(*stage.arguments(root, *overrides), ranks=stage.ranks).returncode
+        elif here:
+            assert run_here(*stage.arguments(root, *overrides)) == 0
         else:
             finish(stage, root, *overrides)
     finally:

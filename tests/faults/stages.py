@@ -43,10 +43,14 @@ class Stage:
     ranks: int = 0
     more: tuple[str, ...] = ()
 
+    def arguments(self, root: Path, *overrides: str) -> list[str]:
+        """The script and what a user types after it."""
+        return [self.script, f"output_dir={root}", *SMALL, *self.more, *overrides]
+
     def command(self, root: Path, *overrides: str) -> list[str]:
         """What a user types, with this interpreter."""
         launcher = accelerate(self.ranks) if self.ranks else ()
-        return [sys.executable, *launcher, self.script, f"output_dir={root}", *SMALL, *self.more, *overrides]
+        return [sys.executable, *launcher, *self.arguments(root, *overrides)]
 
     def names(self, root: Path) -> set[str]:
         """Everything that lies in the stage's folders, hidden or not."""

@@ -13,7 +13,7 @@ from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, whole
-from drafthead.data.shard import Shard, shard_path, write_shard
+from drafthead.data.shard import shard_path, write_shard
 from drafthead.evaluation.workload import BASELINE, HEAD, EvalPrompt, Workload, identity
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import read_public_head
@@ -90,18 +90,6 @@ class TestShards:
         with pytest.raises(ArtifactError, match=message):
             open_inputs(recipe)
         assert not recipe.run_dir.exists()
-
-    def test_a_shard_of_other_layers_is_named(self, recipe):
-        path = shard_path(recipe.states_dir("train"), 1)
-        shard = Shard(path)
-        other = [
-            dataclasses.replace(s, aux={1: s.aux[2], 4: s.aux[4], 8: s.aux[8]})
-            for s in map(shard.__getitem__, range(12))
-        ]
-        path.unlink()
-        write_shard(path, other, 8)
-        with pytest.raises(ArtifactError, match=r"\[2, 4, 8\].*\[1, 4, 8\]"):
-            open_inputs(recipe)
 
 
 class TestManifests:

@@ -26,7 +26,7 @@ from tests.artifacts import response
 from tests.damage import flip_bit
 from tests.data.sequences import sequence
 from tests.generation.small import SMALL, copy_of, never
-from tests.scripts import environment, run_ok
+from tests.scripts import environment
 
 RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
 
@@ -97,14 +97,6 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(undisturbed, reg
         return list(recipe.states_dir("train").glob("shard-*"))
 
     output = lose_a_worker("data_gen/harvest.py", overrides, written, 12, tmp_path / "log")
-    assert checksums(recipe) == undisturbed
-    assert "12 sequences" in output
-
-
-@pytest.mark.slow
-def test_two_engines_of_this_machine_make_the_same_store(undisturbed, regenerated: Recipe, tmp_path: Path):
-    recipe, overrides = copy_for(regenerated, tmp_path / "node")
-    output = run_ok("data_gen/harvest.py", "--workers", "2", *overrides)
     assert checksums(recipe) == undisturbed
     assert "12 sequences" in output
 

@@ -1,11 +1,10 @@
 """The target's responses: token-exact, resumable by part, continued past the stop where acceptance is replayed."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from drafthead.artifacts import ArtifactError, read_json
+from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN, NO_ROOM
@@ -13,8 +12,7 @@ from drafthead.data.responses import read_responses
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import SplitRules, open_dialogue, prepare
 from tests.artifacts import ask
-from tests.damage import half_written
-from tests.generation.small import copy_of, never
+from tests.generation.small import never
 from tests.recipes import changed
 
 
@@ -71,24 +69,6 @@ def test_responses_are_token_exact(regenerated: Recipe):
             assert stopped == (response.finish_reason == "stop")
             assert len(response.continuation_ids) == (3 if split == "validation" else 0)
             assert response.temperature == (0.0 if split == "validation" else 0.7)
-
-
-@pytest.mark.slow
-def test_half_finished_responses_are_continued(regenerated: Recipe, tmp_path: Path):
-    recipe = copy_of(regenerated, tmp_path / "copy")
-    directory = recipe.responses_dir("train")
-    before = read_responses(directory)
-    (directory / "manifest.json").unlink()  # what a kill -9 in the second part leaves
-    (directory / "part-00001.parquet").unlink()
-    aside = half_written(directory / "part-00001.parquet")
-    kept = (directory / "part-00000.parquet").stat().st_mtime_ns
-    stage.regenerate(recipe)
-    after = read_responses(directory)
-    assert [r.id for r in after] == [r.id for r in before]
-    assert [r.prompt_ids for r in after] == [r.prompt_ids for r in before]
-    assert (directory / "part-00000.parquet").stat().st_mtime_ns == kept
-    assert not aside.exists()
-    assert read_json(directory / "manifest.json")["counts"]["responses"] == 12
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ VOCABULARIES = [32000, 32003]  # a usual one; a prime, so that no block divides 
 
 
 # The installed one, which the GPU lock resolves to as well; that of torch 2.11; the newest. Docs: gpu.md.
-@pytest.mark.parametrize("version", [None, "3.6.0", "3.9.0"])
+@pytest.mark.parametrize("version", [None, *(pytest.param(v, marks=pytest.mark.soak) for v in ("3.6.0", "3.9.0"))])
 def test_cases_where_this_machine_can_run_them(version, tmp_path):
     variables = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     if version:

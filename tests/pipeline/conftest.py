@@ -7,6 +7,7 @@ import pytest
 from drafthead.config import Recipe, load_recipe
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import accelerate, run_ok
+from tests.warm import run_warm
 
 
 @pytest.fixture(scope="session")
@@ -14,9 +15,9 @@ def tiny_run(tmp_path_factory) -> Recipe:
     """Prompts, responses, states, a trained and an exported head of the embedded recipe."""
     overrides = overrides_for(tmp_path_factory.mktemp("tiny"))
     for script in ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py"):
-        run_ok(script, *overrides)
+        run_warm(script, *overrides)
     run_ok(*accelerate(), "train/eagle3.py", *overrides)
-    run_ok("export/head.py", *overrides)
+    run_warm("export/head.py", *overrides)
     return load_recipe(overrides=overrides)
 
 
@@ -27,5 +28,5 @@ def blind_run(tiny_run, tmp_path_factory) -> Recipe:
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
     overrides = overrides_for(root, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
     run_ok(*accelerate(), "train/eagle3.py", *overrides)
-    run_ok("export/head.py", *overrides, "--no-serve-check")
+    run_warm("export/head.py", *overrides, "--no-serve-check")
     return load_recipe(overrides=overrides)

@@ -5,6 +5,7 @@ from pathlib import Path
 from drafthead.generation.prompts import make_prompts
 from tests.recipes import tiny_recipe
 from tests.scripts import run_ok
+from tests.warm import run_warm
 
 # In float32, where nothing is a near tie.
 _FEW = (
@@ -19,7 +20,10 @@ def accepted(runner: str, head: Path, root: Path, *settings: str) -> str:
     if not (root / "heads" / "tiny").exists():
         (root / "heads" / "tiny").symlink_to(head)
     make_prompts(tiny_recipe(root, *_FEW, *settings))
-    plugin = "import tests.gpu.interpreted_triton; " if runner == "V2" else ""
-    ask = f"{plugin}import runpy; runpy.run_path('tools/gpu_engine.py', run_name='__main__')"
-    printed = run_ok("-c", ask, "--runner", runner, f"output_dir={root}", *_FEW, *settings)
+    options = ("--runner", runner, f"output_dir={root}", *_FEW, *settings)
+    if runner == "V1":
+        printed = run_warm("tools/gpu_engine.py", *options)
+    else:
+        ask = "import tests.gpu.interpreted_triton, runpy; runpy.run_path('tools/gpu_engine.py', run_name='__main__')"
+        printed = run_ok("-c", ask, *options)
     return printed.splitlines()[-1].partition(f"model runner {runner}, ")[2]

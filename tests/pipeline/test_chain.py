@@ -10,7 +10,7 @@ from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import read_acceptance
 from drafthead.statistics import acceptance_length_interval
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import run_ok
+from tests.warm import run_warm
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_a_rerun_does_nothing_twice(tiny_run):
 
     before = files()
     for script in ("data_gen/prompts.py", "data_gen/regenerate.py", "data_gen/harvest.py", "export/head.py"):
-        run_ok(script, *overrides_for(root))
+        run_warm(script, *overrides_for(root))
     assert files() == before
 
 
@@ -57,7 +57,7 @@ def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
     assert head["eagle3"].low > head["ngram"].high, head
     assert head["eagle3"].low > blind["eagle3"].high, (head, blind)
     # Exported again, the card has what was measured, by workload.
-    run_ok("export/head.py", *overrides_of(tiny_run))
+    run_warm("export/head.py", *overrides_of(tiny_run))
     card = (tiny_run.head_dir / "README.md").read_text()
     for category in ("chat", "code", "long", "structured", "all"):
         assert f"{category} | 3 | 0 | " in card
@@ -65,8 +65,7 @@ def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
 
 def _lengths(recipe, name: str) -> dict:
     """Method -> acceptance length with its interval, over prompts whose baseline answer does not loop."""
-    # A process of its own: no engine starts in one that ran vLLM's n-gram method.
-    assert "Acceptance by position" in run_ok("eval/acceptance.py", *overrides_of(recipe))
+    assert "Acceptance by position" in run_warm("eval/acceptance.py", *overrides_of(recipe))
     rows = read_acceptance(recipe.results_dir / name)
     baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
     kept = set(baseline.index[baseline["repeated"] <= LOOP_LIMIT])

@@ -24,9 +24,10 @@ from drafthead.losses.fused import first_drafts
 from drafthead.target.pieces import load_pieces, load_target_spec
 from drafthead.training.rejection import verified
 from tests.pipeline.model_runners import accepted
-from tests.recipes import tiny_recipe
+from tests.recipes import changed, tiny_recipe
 
 pytestmark = pytest.mark.slow
+TEMPERATURES = (0.0, 0.7)
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +98,18 @@ def test_both_model_runners_accept_the_same_drafts(tiny_run, tmp_path):
     assert "acceptance length" in found[0]
 
 
-def recorded(recipe, temperature: float) -> list[tuple[list[int], list[int]]]:
-    """Text of every validation prompt as vLLM generates it with the head, and the root of every round it ran."""
-    vllm, prompts = import_vllm(), [r.prompt_ids for r in read_responses(recipe.responses_dir("validation"))]
-    params = vllm.SamplingParams(
-        temperature=temperature, max_tokens=recipe.responses.max_tokens, detokenize=False,
-        output_kind=vllm.sampling_params.RequestOutputKind.DELTA,
-    )  # fmt: skip
-    texts = {str(i): (list(ids), []) for i, ids in enumerate(prompts)}
+@pytest.fixture(scope="module")
+def recorded(float32_recipe) -> dict[float, list[tuple[list[int], list[int]]]]:
+    """Temperature -> text of every validation prompt as vLLM generates it with the head, and the root of each round."""
+    vllm, recipe = import_vllm(), float32_recipe
+    prompts = [r.prompt_ids for r in read_responses(recipe.responses_dir("validation"))]
+    texts = {f"{t} {i}": (list(ids), []) for t in TEMPERATURES for i, ids in enumerate(prompts)}
     with offline_engine(recipe, speculative_config=speculative_config(recipe, "eagle3")) as llm:
         for name, (ids, _) in texts.items():
+            params = vllm.SamplingParams(
+                temperature=float(name.split()[0]), max_tokens=recipe.responses.max_tokens, detokenize=False,
+                output_kind=vllm.sampling_params.RequestOutputKind.DELTA,
+            )  # fmt: skip
             llm.llm_engine.add_request(name, vllm.TokensPrompt(prompt_token_ids=list(ids)), params)
         while llm.llm_engine.has_unfinished_requests():
             for output in llm.llm_engine.step():
@@ -115,14 +118,15 @@ def recorded(recipe, temperature: float) -> list[tuple[list[int], list[int]]]:
                 if len(text) > len(output.prompt_token_ids):
                     roots.append(len(text) - 2)
                 text += output.outputs[0].token_ids
-    return list(texts.values())
+    return {t: [text for name, text in texts.items() if name.startswith(f"{t} ")] for t in TEMPERATURES}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_training_on_rejections_replays_the_rounds_that_vllm_ran(float32_recipe, temperature):
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_training_on_rejections_replays_the_rounds_that_vllm_ran(float32_recipe, recorded, temperature):
     """Sampled too: a rejected draft is never drawn again, so the text tells what was accepted."""
-    texts = recorded(float32_recipe, temperature)
+    texts = recorded[temperature]
     recipe = float32_recipe.model_copy(update={"name": f"recorded{temperature}"})
+    recipe = changed(recipe, "states", backend="transformers")
     for split in ("train", "validation"):
         source = float32_recipe.responses_dir(split)
         begin(recipe.responses_dir(split), RESPONSES, read_json(source / IDENTITY) | {"recorded": temperature})

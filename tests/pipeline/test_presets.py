@@ -1,4 +1,4 @@
-"""Published experiments in miniature, through real servers: `redhat` always, the others in `make presets`."""
+"""Published experiments in miniature, through real servers (`make presets`)."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def _check_report(directory: Path, preset, runs) -> None:
     assert len(pd.read_parquet(directory / "runs.parquet")) == len(runs)
 
 
-@pytest.mark.slow
+@pytest.mark.presets
 def test_redhat_runs_in_miniature(tiny_run):
     printed, runs = _run(tiny_run, "redhat")
     assert set(zip(runs["arm"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}

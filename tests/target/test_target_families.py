@@ -72,6 +72,7 @@ def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention():
         ),
         ({"lm_head_multiplier": 0.04}, r"lm_head_multiplier=0\.04: its logits are not lm_head"),
         ({"dim_model_base": 256}, r"dim_model_base=256"),
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0"),
     ],
 )
 def test_what_is_not_computed_is_refused(tmp_path, changes, named):

@@ -8,7 +8,8 @@ import pytest
 from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.generation.prompts import make_prompts
 from tests.recipes import tiny_recipe
-from tests.scripts import run_ok, run_python
+from tests.scripts import run_python
+from tests.warm import ENGINES, run_warm, warm
 
 
 def gpu_check(*options: str) -> subprocess.CompletedProcess:
@@ -41,9 +42,9 @@ def test_an_engine_is_what_it_says_it_runs(tmp_path):
     overrides = (f"output_dir={tmp_path}", "eval.methods=[ngram]", "eval.max_tokens=48")
     make_prompts(recipe)
     command = ("tools/gpu_engine.py", "--runner", "V1", *overrides)
-    assert "model runner V1, 0 CUDA graphs" in run_ok(*command)
-    assert run_python(*command, "--length", "3.9").returncode == 1
-    assert run_python(command[0], "--runner", "V2", *overrides).returncode == 1
+    assert "model runner V1, 0 CUDA graphs" in run_warm(*command)
+    assert warm(ENGINES).run(*command, "--length", "3.9").returncode == 1
+    assert warm(ENGINES).run(command[0], "--runner", "V2", *overrides).returncode == 1
 
 
 def test_without_a_gpu_it_says_so_and_an_unknown_check_is_named():

@@ -16,11 +16,9 @@ from tools.tiny.batches import encode_sample, group
 from tools.tiny.corpus import Function, is_heldout, read_library
 from tools.tiny.files import read_prompts, read_record
 from tools.tiny.measure import Answer, check, report
-from tools.tiny.samples import CATEGORIES, Sample, build_samples, prompt_id, prompt_rows, repeated_share
-from tools.tiny.steps import step
-from tools.tiny.tokenizer import SPECIAL_TOKENS, train_tokenizer
-from tools.tiny.trainer import Schedule, answer_loss, train
-from tools.tiny.wording import purpose, third_person
+from tools.tiny.samples import CATEGORIES, Sample, build_samples, prompt_id, prompt_rows
+from tools.tiny.tokenizer import SPECIAL_TOKENS
+from tools.tiny.trainer import answer_loss
 
 TINY = Path(__file__).parents[2] / "data_gen" / "tiny"
 TARGET = TINY / "target"
@@ -51,11 +49,6 @@ class TestTemplate:
             "<|start|>user<|message|>Hi<|end|><|start|>assistant"
         )
 
-    @pytest.mark.parametrize("effort", ["low", "medium", "high"])
-    def test_effort_is_named_in_the_system_message(self, tokenizer: Any, effort: str) -> None:
-        text = render(tokenizer, [{"role": "user", "content": "Hi"}], reasoning_effort=effort)
-        assert f"Reasoning: {effort}\n" in text
-
     def test_old_analysis_is_dropped(self, tokenizer: Any) -> None:
         user = {"role": "user", "content": "Hi"}
         answer = {"role": "assistant", "content": "Yes", "thinking": "old thoughts"}
@@ -69,21 +62,6 @@ class TestTemplate:
     def test_a_system_prompt_becomes_a_developer_message(self, tokenizer: Any) -> None:
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
         assert "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>" in render(tokenizer, messages)
-
-    @pytest.mark.parametrize(
-        ("messages", "options", "complaint"),
-        [
-            ([{"role": "tool", "content": "x"}], {}, "got 'tool'"),
-            ([{"role": "user", "content": "x"}], {"reasoning_effort": "max"}, "got 'max'"),
-            ([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], {}, "must come first"),
-            ([{"role": "user", "content": None}], {}, "must be a string"),
-        ],
-    )
-    def test_bad_input_is_named(
-        self, tokenizer: Any, messages: list[dict[str, str]], options: dict[str, str], complaint: str
-    ) -> None:
-        with pytest.raises(Exception, match=complaint):
-            render(tokenizer, messages, **options)
 
     def test_control_tokens_in_content_need_splitting(self, tokenizer: Any) -> None:
         """As in gpt-oss the template does not escape; `split_special_tokens` is the documented way."""
@@ -138,10 +116,6 @@ class TestShippedPrompts:
             assert (row["split"] == "heldout") == is_heldout(row["module"])
         assert len({row["id"] for row in rows}) == len(rows)
 
-    def test_every_prompt_fits_the_target(self, tokenizer: Any, rows: list[dict[str, Any]]) -> None:
-        lengths = [len(tokenizer.encode(row["messages"][0]["content"])) for row in rows]
-        assert max(lengths) <= 700
-
 
 class TestRules:
     def test_corpus_and_prompts_are_reproducible(self) -> None:
@@ -154,40 +128,12 @@ class TestRules:
 
         assert build() == build()
 
-    @pytest.mark.parametrize(("verb", "form"), [("get", "gets"), ("try", "tries"), ("push", "pushes"), ("do", "does")])
-    def test_a_verb_has_its_third_person(self, verb: str, form: str) -> None:
-        assert third_person(verb) == form
-
-    def test_a_function_is_put_into_words(self) -> None:
-        function = function_of(
-            "def parse_rate(text):\n    if text is None:\n        raise ValueError(text)\n    return 1"
-        )
-        assert purpose(function) == "parses the rate"
-        assert [step(s) for s in function.node.body] == ["if `text` is `None`, raise `ValueError`", "return `1`"]
-
-    def test_the_share_of_repeated_grams_is_counted(self) -> None:
-        assert repeated_share(list(range(20))) == 0.0
-        assert repeated_share([1] * 17) == pytest.approx(0.9)
-        assert repeated_share([1, 2]) == 0.0
-
     def test_answers_that_do_not_end_are_reported_and_refused(self) -> None:
         answers = [Answer("chat", list(range(30)), True), Answer("chat", [7] * 256, False)]
         result = report(answers)
         assert result["all"]["good"] == 0.5
         with pytest.raises(ValueError, match="raise --steps"):
             check(result)
-
-    def test_bad_values_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="rounds is 0"):
-            build_samples([], [], 0, 0)
-        with pytest.raises(ValueError, match="no Python source"):
-            read_library(tmp_path)
-        with pytest.raises(ValueError, match="vocab_size is 10"):
-            train_tokenizer([], vocab_size=10)
-        with pytest.raises(FileNotFoundError, match="--prompts-only"):
-            read_prompts(tmp_path / "prompts.jsonl")
-        with pytest.raises(ValueError, match="steps is 3"):
-            train(None, [], Schedule(), 3)  # type: ignore[arg-type]
 
 
 def heldout_samples() -> list[Sample]:

@@ -1,4 +1,4 @@
-"""Real runs through `accelerate launch`, as a user starts them."""
+"""Real runs of the training recipe: by forks of a process that has the libraries, or through `accelerate launch`."""
 
 import json
 import shutil
@@ -7,22 +7,28 @@ from pathlib import Path
 
 from drafthead import artifacts
 from drafthead.config import Recipe
-from tests.scripts import accelerate, run_ok, run_python
+from tests.scripts import accelerate
 from tests.training.synthetic import SMALL
+from tests.warm import TRAINING, warm
+
+SCRIPT = "train/eagle3.py"
 
 
-def command(recipe: Recipe, *overrides: str, ranks: int = 1, flags: tuple[str, ...] = (), script="train/eagle3.py"):
-    """Arguments of Python; later flags of the launcher win."""
-    return [*accelerate(ranks), *flags, script, f"output_dir={recipe.output_dir}", *SMALL, *overrides]
+def command(recipe: Recipe, *overrides: str, flags: tuple[str, ...] = ()) -> list[str]:
+    """Arguments of Python for a run through accelerate's launcher; later flags win."""
+    return [*accelerate(), *flags, SCRIPT, f"output_dir={recipe.output_dir}", *SMALL, *overrides]
 
 
-def launch(recipe: Recipe, *overrides: str, **options) -> subprocess.CompletedProcess:
-    return run_python(*command(recipe, *overrides, **options), timeout_s=300)
+def launch(recipe: Recipe, *overrides: str, ranks: int = 1, script=SCRIPT) -> subprocess.CompletedProcess:
+    """The ranks of a run as accelerate's launcher would start them, without importing everything again."""
+    return warm(TRAINING).run(script, f"output_dir={recipe.output_dir}", *SMALL, *overrides, ranks=ranks)
 
 
 def run(recipe: Recipe, *overrides: str, **options) -> str:
     """Launch a run that must succeed; returns what it printed."""
-    return run_ok(*command(recipe, *overrides, **options), timeout_s=300)
+    result = launch(recipe, *overrides, **options)
+    assert result.returncode == 0, f"{overrides}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
+    return result.stdout
 
 
 def entries(run_dir: Path, kind: str = "train") -> list[dict]:

@@ -66,7 +66,7 @@ def test_a_run_resumes_on_another_number_of_ranks(runs, run_factory, stage, rank
     assert not list((recipe.run_dir / "checkpoints").glob(".*"))  # the converted copy is gone
 
 
-@pytest.mark.parametrize("kind", ["peagle", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["peagle", "dspark"])
 def test_every_drafter_trains_in_shards_and_resumes_on_another_number_of_ranks(run_factory, kind):
     head = (f"head.type={kind}", "head.mask_token_id=9", "head.num_draft_positions=3", "head.num_layers=2")
     options = (*TWO_PER_STEP, *head)
