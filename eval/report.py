@@ -6,14 +6,14 @@ Made from the rows in results/NAME, so it can be made again with other prices, t
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.decision.analysis import analyse, read_results
+from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.reporting.report import build_report, print_brief, tracked, write_pages
 from drafthead.tracking import log_results
 
 
 def main() -> None:
     recipe, _ = recipe_from_command_line(__doc__)
-    analysis = analyse(read_results(recipe))
+    analysis = analyse(recipe)
     page = write_pages(build_report(recipe, analysis), recipe.results_dir)
     print_brief(recipe, analysis)
     log_results(recipe, tracked(analysis), page)

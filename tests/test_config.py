@@ -26,6 +26,7 @@ def test_every_shipped_recipe_loads(path):
         ("eval.num_draft_tokens=[3,3]", "eval.num_draft_tokens .*3"),
         ("eval.methods=[ngram,ngram]", "eval.methods .*ngram"),
         ("eval.methods=[]", "eval.methods: .*at least 1"),
+        ("eval.concurrency=[]", "eval.concurrency and eval.loads"),
         ("eval.methods=[medusa]", "medusa .*FasterDecoding/Medusa"),
         ("eval.methods=[eagle]", "eagle .*SafeAILab/EAGLE"),
         ("eval.methods=[{name: none-x, method: ngram}]", "name"),

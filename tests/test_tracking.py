@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drafthead.evaluation.decision.analysis import analyse, read_results
+from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.reporting.report import build_report, tracked, write_pages
 from drafthead.tracking import log_results, wandb_run
 from tests.evaluation.rows import write_results
@@ -41,7 +41,7 @@ def test_the_evaluation_stands_in_the_run_that_trained_the_head(tmp_path, monkey
         with wandb.init(project=recipe.name, **wandb_run(recipe)) as run:
             run.log({"train/loss": 1.0}, step=step)
     write_results(recipe, head_speed={1: 1.3, 8: 0.8})
-    analysis = analyse(read_results(recipe))
+    analysis = analyse(recipe)
     log_results(recipe, tracked(analysis), write_pages(build_report(recipe, analysis), recipe.results_dir))
     written = [_records(path) for path in sorted((recipe.run_dir / "wandb").glob("offline-run-*/*.wandb"))]
     runs = [record.run for records in written for record in records if record.HasField("run")]

@@ -170,6 +170,8 @@ class EvalConfig(Section):
         names = [method.name for method in self.methods] + [endpoint.name for endpoint in self.endpoints]
         if "none" in names:
             raise ValueError("eval.endpoints: `none` is the baseline; give the endpoint another name")
+        if not self.all_loads:
+            raise ValueError("eval.concurrency and eval.loads are both empty: give a load, such as eval.concurrency=1")
         for key, values in (
             ("num_draft_tokens", self.draft_tokens),
             ("methods", names),

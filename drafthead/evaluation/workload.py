@@ -21,6 +21,7 @@ from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_files, check_tensor_files
+from drafthead.engine.offline import on_cpu
 from drafthead.target.files import fingerprint_of
 from drafthead.target.pieces import load_target_spec, name_target
 from drafthead.target.tokenizer import load_tokenizer
@@ -42,7 +43,6 @@ class _Names(dict[str, str]):
 NAMES = _Names(LABELS)
 NAMES[BASELINE], NAMES[BASELINE_AGAIN] = "no speculation", "baseline again (noise floor)"
 NAMES[SAMPLED] = f"{LABELS[OWN]}, drafts sampled"
-_MAKE_PROMPTS = "python data_gen/prompts.py RECIPE"
 _LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 _DEFAULTS: dict[Method, dict[str, Any]] = {"ngram": _LOOKUP, "ngram_gpu": _LOOKUP, "suffix": {}, "mtp": {}}
 
@@ -89,7 +89,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
         ArtifactError: the prompts artifact is missing or half finished.
         ValueError: none fits the engine.
     """
-    require(recipe.prompts_dir, KIND, _MAKE_PROMPTS, every_byte=True)
+    require(recipe.prompts_dir, KIND, "python data_gen/prompts.py RECIPE", every_byte=True)
     heldout = read_prompts(recipe.prompts_dir, "heldout")
     render = renderer(recipe, load_tokenizer(recipe))
     rendered, unrenderable = [], Counter[str]()
@@ -165,7 +165,8 @@ def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dic
 # What a measurement is made from, and the refusal of heads that do not belong to it.
 
 
-_MAKE_HEAD = "python export/head.py RECIPE"
+# Of vLLM's speculative_config: the CPU build does not start with these, or leaves them out without a word (block).
+_GPU = {"method": ("ngram_gpu", "dspark"), "rejection_sample_method": ("block",), "enable_adaptive_verification": (1,)}
 
 
 def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
         made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
     described = []
     for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
-        if missing := missing_package(settings.method):
+        if missing := lacks(recipe, settings.name):
             raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
         head = _head_reference(recipe, workload, target, settings)
         if head and settings.name == HEAD:
@@ -205,10 +206,14 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     return made_from | {"arms": described}
 
 
-def missing_package(method: str) -> str | None:
-    """What to install before vLLM can draft with a method; None where nothing is missing."""
-    if method == "suffix" and find_spec("arctic_inference") is None:
+def lacks(recipe: Recipe, method: str) -> str | None:
+    """What keeps this machine from drafting with a method by name, and what to do; None where nothing does."""
+    config = speculative_config(recipe, method) or {}
+    if config["method"] == "suffix" and find_spec("arctic_inference") is None:
         return "vLLM needs `pip install arctic-inference==0.1.1` for suffix decoding"
+    needs = [f"{key} {config[key]}" for key, values in _GPU.items() if config.get(key) in values]
+    if needs and on_cpu():
+        return f"vLLM's CPU build has no {needs[0]}; measure it on a GPU machine"
     return None
 
 
@@ -220,7 +225,7 @@ def _head_reference(recipe: Recipe, workload: Workload, target: str, settings: M
     if settings.head and not (Path(head) / MANIFEST).exists():
         _check_foreign(recipe, settings, head)
         return fingerprint_of(head)
-    manifest = require(Path(head), "head", _MAKE_HEAD, every_byte=True)
+    manifest = require(Path(head), "head", "python export/head.py RECIPE", every_byte=True)
     made_for = manifest["identity"]["target"]
     if made_for["fingerprint"] != target:
         served = {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": target}

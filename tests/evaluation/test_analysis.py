@@ -2,29 +2,31 @@
 
 import pytest
 
-from drafthead.evaluation.decision.analysis import Results, analyse, read_results
+from drafthead.config import Recipe
+from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.reporting.measured_tables import levels_table, means_table
 from drafthead.evaluation.reporting.report import build_report, print_brief
-from drafthead.evaluation.results.levels import ServingRows
+from drafthead.evaluation.reporting.tables import note
+from drafthead.evaluation.results.levels import ServingRows, read_serving
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> Results:
+def measured(tmp_path_factory) -> tuple[Recipe, ServingRows]:
     """Faster at 1 and 8 at once; slower at a rate capped at 8, and along a ramp without a cap."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("rates"))
     write_results(recipe, head_speed={1: 1.3, 8: 1.3, 9: 0.7, 10: 0.7}, prompts=64, lengths=(3,))
-    found = read_results(recipe)
-    for frame in found.serving:
+    rows = read_serving(recipe.results_dir / "serving")
+    for frame in rows:
         frame["load"] = "c" + frame["concurrency"].astype(str)
         frame["load"] = frame["load"].replace({"c9": "r4-c8", "c10": "r2to8linear"})
         frame["concurrency"] = frame["concurrency"].replace({9: 8, 10: 0})
-    return found
+    return recipe, rows
 
 
-def test_the_verdict_is_by_requests_in_flight(results, capsys):
-    analysis = analyse(results)
+def test_the_verdict_is_by_requests_in_flight(measured, capsys):
+    analysis = analyse(*measured)
     (verdict,) = analysis.verdicts
     assert (verdict.decision, [v.concurrency for v in verdict.levels]) == ("DEPLOY", [1, 8])
     assert {level.load for level in analysis.levels} == {"c1", "c8", "r4-c8", "r2to8linear"}
@@ -33,26 +35,26 @@ def test_the_verdict_is_by_requests_in_flight(results, capsys):
     assert {row[1].text for row in measures.rows} == {"1", "8", "r4-c8", "r2to8linear"}
     assert "the verdict leaves such loads out" in measures.note
     assert means.rows[0][3].tone == "better"  # at both loads of fixed concurrency
-    print_brief(results.recipe, analysis)
+    print_brief(measured[0], analysis)
     assert "linear" not in capsys.readouterr().out
 
 
-def test_rates_alone_give_no_verdict(results):
-    only = ServingRows(*(frame[frame["load"].str.startswith("r")] for frame in results.serving))
-    rates = results._replace(serving=only)
+def test_rates_alone_give_no_verdict(measured):
+    recipe, rows = measured
+    rates = ServingRows(*(frame[frame["load"].str.startswith("r")] for frame in rows))
     with pytest.raises(ValueError, match=r"request rate \(r2to8linear, r4-c8\).*add some with eval.concurrency"):
-        analyse(rates)
+        analyse(recipe, rates)
 
 
 def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
     """Faster everywhere, but on `long`: the report has them side by side, and `all` is what is advised."""
     recipe = tiny_recipe(tmp_path)
     write_results(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48, workloads=("all", "code", "long"))
-    results = read_results(recipe)
+    measured = read_serving(recipe.results_dir / "serving")
     times = ["ttft_s", "e2e_s", "tpot_s", "itl_s", "tpot_all_s"]
-    for rows, columns in zip(results.serving, (times, ["duration_s"]), strict=True):
+    for rows, columns in zip(measured, (times, ["duration_s"]), strict=True):
         rows.loc[(rows["workload"] == "long") & (rows["arm"] == "eagle3"), columns] *= 2
-    analysis = analyse(results)
+    analysis = analyse(recipe, measured)
     assert {v.workload: v.decision for v in analysis.verdicts} == {
         "all": "DEPLOY", "code": "DEPLOY", "long": "DO NOT DEPLOY",
     }  # fmt: skip
@@ -65,3 +67,4 @@ def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
         ("all", "better"), ("code", "better"), ("long", "worse"),
     ]  # fmt: skip
     assert len(length.rows) == len(ttft.rows) == 3
+    assert (length.note, throughput.note) == (note("loops"), "")

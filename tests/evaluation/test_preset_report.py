@@ -42,9 +42,9 @@ def test_every_table_of_the_post_has_a_section_with_its_measures(tmp_path, name)
     assert [section.title for section in report.sections] == [*(s.title for s in preset.sweeps), "Over all of it"]
     for sweep, section in zip(preset.sweeps, report.sections, strict=False):
         wide, *others = section.tables
-        assert {f"{MEASURE[key].label} ({MEASURE[key].unit})" for key in sweep.measures} <= set(wide.columns)
+        assert {f"{MEASURE[key].label} ({MEASURE[key].unit})" for key in sweep.measures} <= set(wide.frame)
         faster = [row for row in wide.rows if "K = " in row[2].text]
-        column = wide.columns.index("Output throughput (tok/s)")
+        column = list(wide.frame).index("Output throughput (tok/s)")
         assert all(60 < float(row[column].text.split()[1]) < 140 for row in faster)
         assert any(table.title.startswith("Cost per 1M") for table in others)
     page = write_pages(report, tmp_path / "out")

@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from drafthead.artifacts import ArtifactError
-from drafthead.evaluation.decision.analysis import analyse, read_results
+from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.measured_tables import acceptance_table
@@ -32,7 +32,7 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysis(recipe):
-    return analyse(read_results(recipe))
+    return analyse(recipe)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_the_markdown_renders_every_table_and_picture(recipe, report):
     text = (recipe.results_dir / "report.md").read_text()
     tables = [table for section in report.sections for table in section.tables]
     assert len(tables) >= 8
-    assert rendered_tables(text) == [[t.columns, *([cell.text for cell in row] for row in t.rows)] for t in tables]
+    assert rendered_tables(text) == [[list(t.frame), *([cell.text for cell in row] for row in t.rows)] for t in tables]
     pictures = [f"{picture.name}.png" for section in report.sections for picture in section.pictures]
     assert re.findall(r"\]\((.+?\.png)\)", text) == pictures
     assert all((recipe.results_dir / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
@@ -157,7 +157,7 @@ def test_the_tables_hold_what_the_rows_were_made_with(report):
     rows = [[cell.text for cell in row] for table in tables.values() for row in table.rows]
     assert any(row[:2] == ["draft head, K = 3", "90,000"] and row[2] == "-10.0" for row in rows)  # KV cache taken
     means = tables["Geometric means over concurrency"]
-    cell = means.rows[0][means.columns.index("Output throughput (tok/s)")]
+    cell = means.rows[0][list(means.frame).index("Output throughput (tok/s)")]
     # 1.3 · 1.0 · 0.7 over the three levels that were reached; concurrency 200 was not.
     change, worst = re.fullmatch(r".* → \S+ (\S+) \(worst (\S+) at 32\)", cell.text).groups()
     assert -5 < float(change) < -2
@@ -178,4 +178,4 @@ def test_the_brief_fits_one_screen(recipe, analysis, capsys):
 
 def test_a_missing_measurement_names_the_command(tmp_path):
     with pytest.raises(ArtifactError, match="python eval/acceptance.py"):
-        read_results(tiny_recipe(tmp_path))
+        analyse(tiny_recipe(tmp_path))

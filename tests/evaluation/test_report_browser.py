@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from drafthead.evaluation.decision.analysis import analyse, read_results
+from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.reporting.report import build_report, write_pages
 from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
@@ -27,8 +27,7 @@ def page(tmp_path_factory):
     """The report of two draft lengths on two workloads, which has every kind of figure."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("browser"), "eval.traffic.workload=null")
     write_results(recipe, head_speed={1: 1.3, 8: 0.8}, lengths=(1, 3), workloads=("chat", "code"))
-    results = read_results(recipe)
-    report = write_pages(build_report(recipe, analyse(results)), recipe.results_dir)
+    report = write_pages(build_report(recipe, analyse(recipe)), recipe.results_dir)
     page = report.with_name("page.html")
     page.write_text(report.read_text().replace("</body>", f"{_PROBE}</body>"))
     return page

@@ -66,7 +66,7 @@ def test_heads_are_compared_on_the_prompts_that_both_answered():
         for kind, prompts in counted.items() for seed in (0, 1) for prompt, accepted in prompts.items()
     ]  # fmt: skip
     table = comparison_table(pd.DataFrame(rows))
-    lines = {row[0].text: dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows}
+    lines = {row[0].text: dict(zip(table.frame, (cell.text for cell in row), strict=True)) for row in table.rows}
     change = 100 * ((1 + 9 / 4) / (1 + 3 / 4) - 1)
     assert lines["other"]["change, %, K = 3"].startswith(f"{change:+.1f} [")
     assert lines["elsewhere"]["change, %, K = 3"] == "–"

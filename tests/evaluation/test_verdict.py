@@ -284,7 +284,7 @@ def test_too_few_prompts_decide_nothing_and_their_acceptance_is_marked(tmp_path,
     levels = summarise_serving(read_serving(tiny_recipe(tmp_path).results_dir / "serving"))
     assert {decide(levels, {1: 1.0}).decision} == {decision}
     for shown in (brief_table(levels), levels_table("", levels)):
-        text = shown.rows[-1][shown.columns.index("Acceptance length")].text
+        text = shown.rows[-1][list(shown.frame).index("Acceptance length")].text
         assert ("decides nothing" in text) == (decision == UNKNOWN)
 
 

@@ -1,17 +1,19 @@
 """Held-out prompts: what is refused, what is left out; the heads of all methods, refused before an engine starts."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from drafthead.artifacts import ArtifactError, begin, finish
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.data.trained_on import write_trained_on
+from drafthead.engine.offline import on_cpu
 from drafthead.evaluation.workload import (
     EvalPrompt,
     Workload,
     identity,
     load_workload,
-    missing_package,
     speculative_config,
 )
 from drafthead.target.files import fingerprint_of
@@ -54,12 +56,24 @@ def test_a_draft_that_is_none_is_named(tmp_path):
             identity(recipe, WORKLOAD, ("none", "mine"))
 
 
-def test_a_method_whose_package_is_missing_is_refused_before_anything_starts(tmp_path):
-    if missing_package("suffix") is None:
-        pytest.skip("arctic-inference is installed")
-    recipe = tiny_recipe(tmp_path, "eval.methods=[suffix]")
-    with pytest.raises(ValueError, match="suffix: .*pip install arctic-inference"):
-        identity(recipe, WORKLOAD, ("none", "suffix"))
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        ("suffix", "pip install arctic-inference"),
+        ("ngram_gpu", "method ngram_gpu"),
+        ("{name: x, method: dspark, head: y}", "method dspark"),
+        ("{name: x, method: eagle3, extra: {rejection_sample_method: block}}", "rejection_sample_method block"),
+        ("{name: x, method: eagle3, extra: {enable_adaptive_verification: true}}", "enable_adaptive_verification True"),
+    ],
+)
+def test_a_method_that_this_machine_cannot_serve_is_refused_before_anything_starts(tmp_path, entry, named):
+    (tmp_path / "y").mkdir()
+    recipe = tiny_recipe(tmp_path, f"eval.methods=[{entry.replace('y}', f'{tmp_path}/y}}')}]")
+    name = recipe.eval.methods[0].name
+    if not on_cpu() or find_spec("arctic_inference"):
+        pytest.skip("this machine serves it")
+    with pytest.raises(ValueError, match=f"{name}: .*{named}"):
+        identity(recipe, WORKLOAD, ("none", name))
 
 
 def test_prompts_that_do_not_fit_are_counted_and_refused_where_none_does(tmp_path):

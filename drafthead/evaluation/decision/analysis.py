@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from drafthead.artifacts import MANIFEST, read_json, require
 from drafthead.config import Recipe
@@ -28,15 +27,6 @@ from drafthead.evaluation.results.levels import (
 )
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_acceptance
 from drafthead.evaluation.workload import BASELINE, HEAD, NAMES, speculative_config
-
-
-class Results(NamedTuple):
-    """Rows of both measurements, and their manifests by kind."""
-
-    recipe: Recipe
-    manifests: dict[str, dict[str, Any]]
-    acceptance: pd.DataFrame
-    serving: ServingRows
 
 
 @dataclass(frozen=True)
@@ -78,27 +68,22 @@ def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     return next((v for v in verdicts if v.method == HEAD), verdicts[0])
 
 
-def read_results(recipe: Recipe) -> Results:
-    """Both measurements of a recipe.
+def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
+    """Draw every conclusion from both measurements of a recipe.
+
+    Args:
+        recipe: whose results are read.
+        rows: under load; None: those of its directory.
 
     Raises:
         ArtifactError: acceptance or serving was not measured, or not to the end, or by an earlier version.
-    """
-    folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
-    manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
-    rows = read_serving(folders[serving.KIND])
-    return Results(recipe, manifests, acceptance.read_acceptance(folders[acceptance.KIND]), rows)
-
-
-def analyse(results: Results) -> Analysis:
-    """Draw every conclusion.
-
-    Raises:
         ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
-    recipe, rows = served_recipe(results.recipe), results.serving
-    if results.manifests[serving.KIND]["identity"].get("synthetic_acceptance_length") is not None:
+    folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
+    manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
+    recipe, rows = served_recipe(recipe), rows or read_serving(folders[serving.KIND])
+    if manifests[serving.KIND]["identity"].get("synthetic_acceptance_length") is not None:
         raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
     levels = summarise_serving(rows)
     if not levels:
@@ -106,8 +91,8 @@ def analyse(results: Results) -> Analysis:
     priced = _priced(recipe, rows, levels)
     verdicts = verdicts_of(recipe, levels)
     variants = compare_variants(recipe, plain_verdict(verdicts).workload, verdicts, levels)
-    summary = summarise_acceptance(results.acceptance)
-    return Analysis(results.manifests, summary, rows, levels, priced, verdicts, variants)
+    summary = summarise_acceptance(acceptance.read_acceptance(folders[acceptance.KIND]))
+    return Analysis(manifests, summary, rows, levels, priced, verdicts, variants)
 
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:

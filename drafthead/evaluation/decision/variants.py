@@ -41,7 +41,7 @@ from drafthead.evaluation.workload import HEAD, NAMES, SAMPLED, method_of
 
 KEY = "num_speculative_tokens_per_batch_size"
 # A longer schedule for less than this is noise, and every draft length has CUDA graphs of its own.
-_WORTH = 0.01
+WORTH = 0.01
 
 Schedule = list[list[int]]
 Loads = Mapping[int, Level]  # concurrency -> level
@@ -154,7 +154,6 @@ def _speedup(levels: Loads, weights: dict[int, float]) -> float:
 # A schedule, proposed by the cost model and then served beside the fixed lengths it is made of.
 
 SCHEDULED = "schedule"
-BLOCKS = 2  # A B, B A: at the least
 
 
 def best_schedule(model: CostModel, max_batch: int) -> Schedule:
@@ -169,7 +168,7 @@ def best_schedule(model: CostModel, max_batch: int) -> Schedule:
     for batch in range(1, max_batch + 1):
         best = max(among, key=lambda K: model.speedup(batch, K))
         before = chosen[-1] if chosen else best
-        keeps = model.speedup(batch, before) >= (1 - _WORTH) * model.speedup(batch, best)
+        keeps = model.speedup(batch, before) >= (1 - WORTH) * model.speedup(batch, best)
         chosen.append(before if keeps else best)
     ranges = [(K, [batch for batch, _ in group]) for K, group in groupby(enumerate(chosen, 1), key=lambda at: at[1])]
     return [[batches[0], batches[-1], K] for K, batches in ranges]
@@ -218,7 +217,7 @@ def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
 
 def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
     """Nothing served but these methods, at loads of fixed concurrency, in blocks."""
-    repeats = max(BLOCKS * (len(served) > 1), recipe.eval.repeats)
+    repeats = max(2 * (len(served) > 1), recipe.eval.repeats)  # A B, B A: at the least
     update = {"served": served, "loads": (), "workloads": ALL, "repeats": repeats}
     recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
     directory = recipe.results_dir / "draft-lengths" / folder

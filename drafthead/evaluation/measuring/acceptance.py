@@ -12,9 +12,9 @@ share of the passes allows: with 8 engines, 4 for a greedy baseline and 2 for ea
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
@@ -30,7 +30,7 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.data.responses import repeated_share
 from drafthead.engine.offline import generate, import_vllm, offline_engine
-from drafthead.engine.running import Task, Worker, run_here, run_on_node
+from drafthead.engine.running import Task, run_here, run_on_node
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, read_rows, write_rows
 from drafthead.evaluation.workload import (
     BASELINE,
@@ -125,7 +125,7 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     missing = [c for c in found if not c.path(directory).exists()]
     jobs = _shared(directory, missing, workloads, workers)
     run = run_here if workers == 1 else partial(run_on_node, workers=workers)
-    start = partial(_measuring, recipe, workloads, alone=workers == 1)
+    start: Any = partial(nullcontext, _Measuring(recipe, workloads, workers == 1))
     if unmeasured := [job for job in jobs if not job.path.exists()]:
         run(Task(start, recipe.engine.tensor_parallel_size, "measuring acceptance", "response"), unmeasured)
     for condition in missing:
@@ -195,11 +195,6 @@ def read_conditions(directory: Path) -> pd.DataFrame:
 def _poisons(recipe: Recipe, method: str) -> bool:
     """Whether the method's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
     return method != BASELINE and method_of(recipe, method).method == "ngram"
-
-
-@contextmanager
-def _measuring(recipe: Recipe, workloads: Workloads, alone: bool) -> Iterator[Worker]:
-    yield _Measuring(recipe, workloads, alone)
 
 
 @dataclass(frozen=True)

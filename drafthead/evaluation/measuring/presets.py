@@ -17,7 +17,7 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import HEADS, Method, MethodConfig
 from drafthead.data.prompts import read_prompts
 from drafthead.evaluation.measuring.plan import Level, Plan, PlannedSweep, ServerRun, Sweep, abba
-from drafthead.evaluation.workload import BASELINE, HEAD, method_of, missing_package
+from drafthead.evaluation.workload import BASELINE, HEAD, lacks, method_of
 from drafthead.section import Section
 
 _FOLDER = Path(__file__).with_name("experiments")
@@ -174,12 +174,12 @@ def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], 
             series.append((BASELINE, 0))
         elif entry.model and entry.target != recipe.target.path:
             skipped.append(f"{entry.name}: {entry.model} drafts for {entry.target}, the target is {recipe.target.path}")
-        elif missing := missing_package(drafting):
-            skipped.append(f"{drafting}: {missing}")
         elif not names and drafting in HEADS and drafting != HEAD:
             skipped.append(f"{drafting}: eval.methods has no head for it; {HEADS[drafting]}")
         else:
             for name in [entry.name] if entry.model else names or [drafting]:
+                missing = lacks(recipe, name)
+                skipped += [f"{name}: {missing}"] if missing else []
                 ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(method_of(recipe, name))
-                series += [(name, k) for k in ks]
+                series += [(name, k) for k in ks if not missing]
     return list(dict.fromkeys(series)), skipped

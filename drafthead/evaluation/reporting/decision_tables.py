@@ -12,7 +12,7 @@ from drafthead.artifacts import MANIFEST, ArtifactError
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
 from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, speed_samples
-from drafthead.evaluation.decision.variants import Variant
+from drafthead.evaluation.decision.variants import WORTH, Variant
 from drafthead.evaluation.measuring.serving import KIND
 from drafthead.evaluation.reporting.published import published_lengths
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, signed, table
@@ -133,7 +133,6 @@ def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
 # given those before it, so one number at one K gives AL(K) for every other. Decode only, as the cost model.
 
 CAN, CANNOT, DEPENDS = "TRAINING CAN PAY", "TRAINING CANNOT PAY", "IT DEPENDS ON THE HEAD"
-_WORTH = 0.01  # a gain below this is none
 
 
 def rows_to_plan_from(recipe: Recipe) -> ServingRows:
@@ -227,7 +226,7 @@ def judge_training(model: CostModel, found: Sequence[Worth]) -> tuple[str, str]:
     """
     margin = np.exp(1.96 * (model.error or 0.0))
     low, high = min(w.speedup for w in found) / margin, max(w.speedup for w in found) * margin
-    verdict = CAN if low > 1 + _WORTH else CANNOT if high < 1 + _WORTH else DEPENDS
+    verdict = CAN if low > 1 + WORTH else CANNOT if high < 1 + WORTH else DEPENDS
     return verdict, f"{low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding"
 
 

@@ -19,7 +19,6 @@ from drafthead.evaluation.reporting.tables import Cell, Table, note, number, sig
 from drafthead.statistics import few, length_difference
 
 VALIDATION, HELDOUT = "validation", "held out"
-_COUNTERS = ("drafts", "accepted")
 
 
 class Compared(NamedTuple):
@@ -53,8 +52,8 @@ class _Pooled:
         predicted, served = [row.predicted for row in self.rows], [row.served for row in self.rows]
         none = empty_acceptance(len(predicted[0].accepted_per_position))
         self.predicted, self.served = sum(predicted, start=none), sum(served, start=none)
-        drafts, accepted = ([[getattr(a, key) for a in side] for side in (served, predicted)] for key in _COUNTERS)
-        gap = length_difference(drafts[0], accepted[0], drafts[1], accepted[1])
+        both: Any = ([getattr(a, key) for a in side] for side in (served, predicted) for key in ("drafts", "accepted"))
+        gap = length_difference(*both)
         bounds = f" [{gap.low:+.3f}, {gap.high:+.3f}]" if np.isfinite(gap.low) else ""
         self.gap = f"{gap.value:+.3f}{bounds}"
         self.rates = list(zip(self.predicted.rates, self.served.rates, strict=True))  # (K,) of pairs

@@ -136,7 +136,7 @@ def brief_table(levels: Sequence[Level], decisions: dict[tuple[str, str, int, in
             at = (level.workload, level.method, level.K, level.concurrency)
             row["Verdict"] = Cell(decisions.get(at, "not in the traffic"))
         rows.append(row)
-    return table("Serving with drafts, against no speculation", rows, note("brief"))
+    return table("Serving with drafts, against no speculation", rows, note("brief", loops=note("loops")))
 
 
 def _both(values: Iterable[float], form: str) -> Cell:
@@ -191,7 +191,7 @@ def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
         row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
         shares = enumerate(positions.unconditional, 1)
         rows.append(row | {f"Position {i} (%)": number(100 * share, 1) for i, share in shares})
-    return table("Acceptance under load", rows, note("under load")) if rows else None
+    return table("Acceptance under load", rows, note("under load", loops=note("loops"))) if rows else None
 
 
 def limits_table(levels: Sequence[Level], limits_ms: Sequence[float]) -> Table | None:
@@ -229,6 +229,7 @@ def matrix_tables(levels: Sequence[Level]) -> list[Table]:
                 {"Workload": workload} | {level.load_name: cell(level) for level in here}
                 for (workload,), here in grouped(own, "workload").items()
             ],
+            note("loops") if cell is _length else "",
         )
         for (method, K), own in grouped(levels, "method", "K").items()
         for title, cell in cells.items()

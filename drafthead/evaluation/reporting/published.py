@@ -14,7 +14,6 @@ from drafthead.evaluation.results.levels import MEASURE, Level, geometric_means
 from drafthead.evaluation.workload import HEAD
 
 FIGURES = REPO_ROOT / "docs" / "published.yaml"
-_LOWER_IS_BETTER = ("ttft", "tpot", "itl", "e2e_p", "cost")
 
 
 @cache
@@ -56,7 +55,7 @@ class Figure:
 
     @property
     def lower_is_better(self) -> bool:
-        return self.measure.startswith(_LOWER_IS_BETTER)
+        return self.measure.startswith(("ttft", "tpot", "itl", "e2e_p", "cost"))
 
     @property
     def change(self) -> float:

@@ -42,10 +42,6 @@ class Table:
     note: str = ""
 
     @property
-    def columns(self) -> list[str]:
-        return list(self.frame.columns)
-
-    @property
     def rows(self) -> list[list[Cell]]:
         return [[as_cell(value) for value in row] for row in self.frame.itertuples(index=False)]
 
@@ -143,7 +139,7 @@ def change_cell(change: Change, reached: bool = True) -> Cell:
 def print_table(table: Table, console: Console | None = None) -> None:
     """Show a table on the terminal."""
     rich = RichTable(title=table.title, caption=table.note, title_justify="left", caption_justify="left")
-    for index, column in enumerate(table.columns):
+    for index, column in enumerate(table.frame.columns):
         rich.add_column(column, justify="left" if index < table.text_columns else "right")
     for row in table.rows:
         rich.add_row(*(Text(cell.text, style=_RICH[cell.tone]) for cell in row))

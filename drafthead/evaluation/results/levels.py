@@ -50,13 +50,15 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
             )
     runs = _labelled(runs)
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
+    runs["answers"] = runs["requests"] - runs["failed"]
     return ServingRows(_labelled(requests), runs)
 
 
 def _labelled(rows: pd.DataFrame) -> pd.DataFrame:
     apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
     apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
-    return rows.assign(prompts_of=rows["workload"], workload=rows["workload"] + apart)
+    total = rows["output_tokens"] + rows["prompt_tokens"]
+    return rows.assign(prompts_of=rows["workload"], workload=rows["workload"] + apart, total_tokens=total)
 
 
 def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
@@ -262,7 +264,7 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
         by_block[key] = np.array([(h / b if measure.rate else b / h) - 1 for b, h in pairs])
         values[key] = _over_prompts(measure, base, head)
         if measure.rate:
-            values[key] = (_rate(measure, methods[BASELINE]), _rate(measure, methods[method]))
+            values[key] = _over_prompts(measure, methods[BASELINE], methods[method], "duration_s")
             change = throughput_change(head[measure.column], head["share_s"], base[measure.column], base["share_s"])
         else:
             change = statistic_change(*_pair(measure, head, base), measure.statistic, waves=int(first["concurrency"]))
@@ -284,7 +286,7 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
         prefix_hits={
             name: float(ratio_of_sums(rows["prefix_hits"], rows["prefix_queries"])) for name, rows in methods.items()
         },
-        tokens_per_request=float(runs["output_tokens"].sum() / _answers(runs)),
+        tokens_per_request=float(ratio_of_sums(runs["output_tokens"], runs["answers"])),
     )  # fmt: skip
 
 
@@ -294,23 +296,21 @@ def _pair(measure: Measure, one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.
     return pair[0], pair[1]
 
 
-def _over_prompts(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> tuple[float, float]:
-    """A measure of both methods over the prompts they share, in SI units; NaN where no prompt has it."""
+def _over_prompts(
+    measure: Measure, base: pd.DataFrame, head: pd.DataFrame, seconds: str = "share_s"
+) -> tuple[float, float]:
+    """A measure of both methods over the prompts they share, in SI units; NaN where no prompt has it.
+
+    Args:
+        measure: which.
+        base, head: rows of requests, or of runs for a rate.
+        seconds: the column that a rate is per.
+    """
     if measure.rate:
-        found: list[Any] = [ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (base, head)]
+        found: list[Any] = [ratio_of_sums(rows[measure.column], rows[seconds]) for rows in (base, head)]
     else:
         found = [measure.statistic(values) if len(values) else np.nan for values in _pair(measure, base, head)]
     return float(found[0]), float(found[1])
-
-
-def _answers(runs: pd.DataFrame) -> float:
-    return float((runs["requests"] - runs["failed"]).sum())
-
-
-def _rate(measure: Measure, runs: pd.DataFrame) -> float:
-    output = runs["output_tokens"].sum()
-    counted = {"output_tokens": output, "total_tokens": output + runs["prompt_tokens"].sum(), "answers": _answers(runs)}
-    return float(counted[measure.column] / runs["duration_s"].sum())
 
 
 def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -325,7 +325,6 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> 
     total = good.groupby(keys)["e2e_s"].transform("sum")
     duration = good.merge(runs[[*keys, "duration_s"]], on=keys)["duration_s"].to_numpy()
     good["share_s"] = good["e2e_s"] * duration / total
-    good["total_tokens"] = good["output_tokens"] + good["prompt_tokens"]
     answered = good.groupby("prompt_id").size()
     good = good[good["prompt_id"].isin(answered.index[answered == len(runs)])]
     times = {f"{time}_s": (f"{time}_s", "mean") for time in _TIMES}
