@@ -115,11 +115,12 @@ def losses(operations: Sequence[Operation], root: Path) -> tuple[set[str], list[
             check(filter(visible, inodes), f"when {operation.path} was promised")
             continue
         path = relative(operation.path)
-        if path not in inodes and operation.name in ("mkdir", "open", "create", "truncate", "write", "fsync"):
+        met = relative(operation.data) if operation.name == "rename" else path
+        if met not in inodes and operation.name not in ("chmod", "unlink", "rmdir"):
             # Some libraries rename past the C one.
             before = next((name for name, inode in inodes.items() if inode == operation.inode), None)
-            move(before, path) if before else pending.add(place(path))
-            inodes[path] = operation.inode
+            move(before, met) if before else pending.add(place(met))
+            inodes[met] = operation.inode
         if operation.name in ("create", "truncate", "write"):
             unsynced.add(operation.inode)
         elif operation.name == "fsync":
