@@ -126,7 +126,10 @@ class HeadFiles(ABC):
             raise ValueError(f"the head has no key {error}: is it an {self.ALGORITHM} head?") from error
         ids = self.boundaries(served, spec.num_layers, layer_ids_are)
         if len(ids) * spec.hidden_size != width:
-            raise ValueError(f"config.json names aux layers {ids}, but fc reads {width // spec.hidden_size}")
+            raise ValueError(
+                f"config.json names aux layers {ids}, but fc reads {width / spec.hidden_size:g} states of the target's "
+                f"hidden size {spec.hidden_size}: give the target that this head was trained for"
+            )
         head = parse_head({"type": self.TYPE, **decoder_section(served, spec), **self.own_section(served)})
         shape = replace(
             draft_shape(head, spec, ids),
