@@ -67,6 +67,13 @@ def test_what_is_no_conversation_has_a_reason(rows, reason):
         parse_messages(rows)
 
 
+@pytest.mark.parametrize("field", ["messages", "document", "category", "text", "source"])
+def test_a_conversation_is_valid_unicode(field):
+    value = chat(("user", "\ud800")) if field == "messages" else "\ud800"
+    with pytest.raises(RowError, match="surrogate"):
+        Conversation(**{"messages": USER, "document": "d", field: value})
+
+
 def test_the_first_the_last_or_all_questions_become_prompts():
     u1, a1, u2, a2 = messages = chat(("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "4"))
     assert cut(messages, "first") == [((u1,), a1)]

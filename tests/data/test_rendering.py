@@ -21,6 +21,14 @@ def prompt_of(*contents: str, role: str = "user", **more) -> Prompt:
     return Prompt(prompt_id(messages), "local", "chat", messages, **more)
 
 
+def test_the_token_ids_of_plain_text_are_those_of_the_chat_template(render, tokenizer):
+    prompt = prompt_of("What is a list?")
+    expected = tokenizer.apply_chat_template(
+        list(prompt.messages), add_generation_prompt=True, reasoning_effort="low", return_dict=False
+    )
+    assert render(prompt, "low") == expected
+
+
 @pytest.mark.parametrize("token", ["<|end|>", "<|start|>", "<|return|>", "<|startoftext|>"])
 def test_text_does_not_become_a_control_token(render, tokenizer, token):
     # What would happen otherwise: one token id, the same that ends a message.

@@ -29,6 +29,18 @@ def test_positive_is_better_for_times_and_for_throughput(faster, sign):
         assert np.sign(change.interval.low) == np.sign(change.interval.high) == sign
 
 
+def test_a_null_comparison_is_unresolved_95_percent_of_the_time(monkeypatch):
+    monkeypatch.setattr(comparison, "RESAMPLES", 400)
+    rng = np.random.default_rng(2)
+    resolved = []
+    for i in range(400):
+        tokens = rng.integers(40, 192, 48)
+        latency = tokens * 0.005
+        noisy = [latency * rng.lognormal(0, 0.1, 48) for _ in range(2)]
+        resolved.append(throughput_change(tokens, noisy[0], tokens, noisy[1], seed=i).resolved)
+    assert 0.02 <= np.mean(resolved) <= 0.09
+
+
 @pytest.mark.parametrize(("size", "requests"), [(8, 48), (8, 200), (32, 200), (4, 200)])
 def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, size, requests):
     monkeypatch.setattr(statistics, "RESAMPLES", 400)
@@ -62,6 +74,19 @@ def test_p95_of_separate_requests_covers(monkeypatch, spread):
         for i in range(120)
     ]
     assert np.mean([c.resolved for c in changes]) <= 0.09
+
+
+def test_a_true_gain_of_five_percent_is_resolved(monkeypatch):
+    monkeypatch.setattr(comparison, "RESAMPLES", 400)
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(40, 192, 200)
+    latency = tokens * 0.005
+    resolved = []
+    for i in range(50):
+        head = latency / 1.05 * rng.lognormal(0, 0.15, 200)
+        baseline = latency * rng.lognormal(0, 0.15, 200)
+        resolved.append(throughput_change(tokens, head, tokens, baseline, seed=i).resolved)
+    assert np.mean(resolved) >= 0.8
 
 
 def _mix(rng: np.random.Generator, requests: tuple[int, ...], gain: float) -> list[np.ndarray]:

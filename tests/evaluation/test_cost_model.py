@@ -39,6 +39,12 @@ def test_one_draft_length_prices_shorter_ones_and_says_so():
     assert model.extrapolates(400, 3)
 
 
+def test_runs_that_cannot_carry_a_model_are_named():
+    points = Machine(dense).points()
+    with pytest.raises(ValueError, match="0 and 30.*python eval"):
+        fit([p for p in points if p.K is not None])
+
+
 def test_the_load_where_drafting_stops_paying_is_found():
     machine = Machine(dense)
     model = fit(machine.points())

@@ -31,6 +31,14 @@ def test_a_recipe_starts_baseline_and_head_in_abba_order(tmp_path):
     assert [(run.block, run.method) for run in twice.runs] == [(0, "none"), (0, "eagle3"), (1, "eagle3"), (1, "none")]
 
 
+def test_a_schedule_is_served_beside_every_fixed_k(tmp_path):
+    dynamic = "{name: dynamic, method: eagle3, num_draft_tokens: 3, extra: {num_speculative_tokens_per_batch_size: []}}"
+    recipe = tiny_recipe(
+        tmp_path, f"eval.methods=[eagle3,{dynamic}]", "eval.num_draft_tokens=[3,1]", "eval.served=[eagle3,dynamic]"
+    )
+    assert _servers(recipe_plan(recipe)) == [("none", 0, 1), ("eagle3", 3, 1), ("eagle3", 1, 1), ("dynamic", 3, 1)]
+
+
 def test_levels_share_prompts_and_mix_categories(tmp_path):
     recipe = tiny_recipe(tmp_path, "eval.prompts_per_level=8", "eval.concurrency=[1,4]")
     prompts = list(plan_prompts(recipe, recipe_plan(recipe), _workload()).values())
@@ -107,6 +115,13 @@ def test_a_level_that_cannot_be_reached_is_refused_before_anything_starts(tmp_pa
     assert [len(r) for r in plan_prompts(allowed, recipe_plan(allowed), _workload()).values()] == [40, 39]
 
 
+def test_a_workload_without_prompts_names_what_there_is(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    plan = preset_plan(recipe, load_preset("redhat"))
+    with pytest.raises(ValueError, match="tiny/chat, tiny/code"):
+        plan_prompts(recipe, plan, _workload())
+
+
 def test_every_preset_is_there_and_fits_the_embedded_recipe_in_miniature(tmp_path):
     recipe = tiny_recipe(tmp_path)
     prompts = [EvalPrompt(f"{c}{i}", c, [i], "tiny") for c in ("chat", "code", "long", "structured") for i in range(40)]
@@ -142,6 +157,43 @@ def test_disjoint_levels_need_enough_prompts(tmp_path):
     more = [*prompts, *(EvalPrompt(str(i), "chat", [i], "sharegpt") for i in range(550, 600))]
     sent = plan_prompts(recipe, preset_plan(recipe, sharegpt), Workload(more, 0))
     assert len({request.id for requests in sent.values() for request in requests}) == 600
+
+
+def test_the_other_presets_are_run_as_they_were_published(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    plans = {name: preset_plan(recipe, load_preset(name)) for name in PRESETS}
+    assert [run.k for run in plans["redhat-k"].runs] == [0, 2, 3, 4]
+    assert [run.k for run in plans["rtx-heads"].runs] == [0, 1, 3]
+    assert [(level.load.concurrency, level.prompts) for level in plans["rtx-heads"].runs[0].levels] == [
+        (1, 32),
+        (4, 64),
+    ]
+    assert {"--kv-cache-dtype", "--no-enable-prefix-caching", "--stream-interval"} <= set(
+        plans["rtx-heads"].runs[0].flags
+    )
+    matrix = plans["rtx-matrix"].runs[0].levels
+    assert len(matrix) == 7 * 5
+    assert {level.load.name: level.prompts for level in matrix} == {
+        "c1": 16, "c32": 256, "r64-b0.2-c32": 256, "r8-c32": 256, "r2-b4-c32": 256,
+    }  # fmt: skip
+    assert {level.workload.name for level in matrix if level.workload.throughput_only} == {
+        "random_s", "random_m", "random_l", "random_x", "burstgpt",
+    }  # fmt: skip
+    ruiz = plans["ruiz"].runs[0].levels
+    assert [run.k for run in plans["ruiz"].runs] == list(range(9))
+    assert all(level.load.request_rate == level.load.concurrency and level.max_tokens == 200 for level in ruiz)
+    highest = {level.workload.name: (level.load.concurrency, level.prompts) for level in ruiz}
+    assert highest == {"mt-bench": (64, 640), "instruct-coder": (256, 2560)}
+
+
+def test_techniques_vary_one_axis_at_a_time(tmp_path):
+    plan = preset_plan(tiny_recipe(tmp_path), load_preset("techniques"))
+    head = next(run for run in plan.runs if (run.method, run.k) == ("eagle3", 5))
+    axes = {(level.temperature > 0, level.load.name != "c1", level.workload.name != "all") for level in head.levels}
+    assert all(sum(axis) <= 1 for axis in axes)
+    assert {level.temperature for level in head.levels} == {0, 0.3, 0.5, 0.7, 1.0, 1.2, 1.5}
+    assert {run.k for run in plan.runs if run.method == "eagle3"} == {1, 3, 5, 7, 10, 15}
+    assert sum(level.prompts for run in plan.runs for level in run.levels) < 25_000
 
 
 def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):

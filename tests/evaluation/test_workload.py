@@ -102,6 +102,14 @@ def test_prompts_without_token_ids_for_the_target_are_counted(tmp_path):
     assert workload.unrenderable == {CONTROL_TOKEN: 1}
 
 
+def test_each_method_has_the_speculative_config_that_vllm_takes(tmp_path):
+    recipe = tiny_recipe(tmp_path, "eval.num_draft_tokens=2")
+    assert speculative_config(recipe, "none") is None
+    head = speculative_config(recipe, "eagle3")
+    assert head == {"method": "eagle3", "model": str(tmp_path / "heads" / "tiny"), "num_speculative_tokens": 2}
+    assert speculative_config(recipe, "ngram")["num_speculative_tokens"] == 2
+
+
 def test_extra_keys_and_heads_reach_vllm(tmp_path):
     schedule = "{name: dynamic, method: eagle3, head: data_gen/tiny/target, extra: {parallel_drafting: true}}"
     recipe = tiny_recipe(tmp_path, f"eval.methods=[ngram,{schedule}]")

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 
 from drafthead import artifacts
-from drafthead.exporting.card import push_head, write_card
+from drafthead.exporting.card import push_head, response_source, write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
 from drafthead.statistics import Interval
@@ -102,3 +102,15 @@ def test_a_damaged_or_unservable_head_is_not_pushed(head, api, tmp_path):
     with pytest.raises(artifacts.ArtifactError, match="python export/head.py"):
         push_head(tmp_path / "nothing", "me/head")
     assert not api.mock_calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"regenerate": True, "temperature": 0.7}, "answers of the target itself, temperature 0.7"),
+        ({"regenerate": True, "temperature": {"0.0": 1, "1.0": 3}}, "temperature 0.0 (1), 1.0 (3) by weight"),
+        ({"regenerate": False, "temperature": 1.0}, "answers that the data had, not the target's own"),
+    ],
+)
+def test_where_the_responses_came_from(settings, words):
+    assert response_source(settings).endswith(words)

@@ -80,6 +80,10 @@ def test_a_setting(tmp_path, capsys, override, named):
     assert named in refused(capsys, PROMPTS, *prompts_of(tmp_path), override)
 
 
+def test_a_recipe_whose_name_is_too_long(capsys):
+    assert LONG in refused(capsys, PROMPTS, LONG)
+
+
 def parquet(damage: Callable[[bytearray], Any]) -> bytes:
     content = bytearray(pd.DataFrame({"prompt": ["a", "b", "c"]}).to_parquet())
     damage(content)
@@ -217,18 +221,14 @@ def test_a_name_is_shown_as_it_is(capsys, name):
     assert "<script>" not in in_markdown(name)
 
 
-def test_a_category_is_only_a_name(tmp_path, capsys):
-    categories = [*ODD, "\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}"]
-    rows = [
-        {"split": split, "messages": [{"role": "user", "content": f"{split} {i}"}], "category": category}
-        for split in ("train", "heldout")
-        for i, category in enumerate(categories)
-    ]
-    assert run_here(PROMPTS, *prompts_of(tmp_path, lines(rows))) == 0
+@pytest.mark.parametrize("category", [*ODD, "\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}"])
+def test_a_category_is_only_a_name(tmp_path, capsys, category):
+    arguments = prompts_of(tmp_path, lines([{**row, "category": category} for row in GOOD]))
+    assert run_here(PROMPTS, *arguments) == 0
     assert not {"\x1b", "\r", "\u202e"} & set(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("folder", ["[/x] [bold red]", "a'b\" *", "{a} $HOME é"])
+@pytest.mark.parametrize("folder", ["[/x]", "[bold red]", "a b", "a'b\"", "*", "{a}", "$HOME", "é"])
 def test_a_folder_may_be_called_anything(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
     arguments = prompts_of(tmp_path / folder)
@@ -263,6 +263,15 @@ def test_standard_output_is_closed_or_full_or_plain(tmp_path, ending, code, name
     assert b"Exception ignored" not in result.stderr
     assert named.encode() in result.stderr
     assert (tmp_path / "data" / "tiny" / "prompts" / "manifest.json").exists()
+
+
+def test_files_that_may_not_grow(tmp_path):
+    arguments = " ".join(prompts_of(tmp_path))
+    result = shell(f"trap '' XFSZ; ulimit -f 0; $PYTHON {PROMPTS} {arguments}")
+    assert result.returncode == 2, result.stderr
+    assert b"Traceback" not in result.stderr
+    assert b"Make room" in result.stderr
+    assert run_here(PROMPTS, *prompts_of(tmp_path)) == 0
 
 
 def test_a_file_system_that_is_read_only(tmp_path):

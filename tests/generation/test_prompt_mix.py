@@ -11,7 +11,7 @@ import pytest
 from drafthead.artifacts import ArtifactError
 from drafthead.config import REPO_ROOT, PromptsConfig, Recipe, load_recipe
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
-from drafthead.generation.prompts import Mix, locate_sources, make_mix, make_prompts, planned_prompts
+from drafthead.generation.prompts import Mix, locate_sources, make_mix, make_prompts, planned_prompts, print_prompts
 from tests.generation.published_rows import PUBLISHED, write_rows
 
 LONG = "this question has well over thirteen words in it so that copies of it are an overlap number"
@@ -154,6 +154,24 @@ def test_the_mix_has_its_three_workloads_in_every_split(standard: Recipe, tmp_pa
     path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
     with pytest.raises(ArtifactError, match=r"was made from something else:\n  sources"):
         make_prompts(standard)
+
+
+def test_the_table_has_counts_and_notes(standard: Recipe, capsys: pytest.CaptureFixture):
+    print_prompts(standard, make_prompts(standard))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["total", "60", "4", "6"] in rows
+    assert any(row[:2] == ["mlperf-gpt-oss", "mlperf"] for row in rows)
+    assert any("REMINDER:" in row for row in rows)
+
+
+def test_names_with_markup_are_printed_as_they_are(tmp_path, recipe_in, capsys):
+    sources = [{"name": "a", "path": questions(tmp_path, "a", 60, ("[/x]", "$|$")), "train": 40, "heldout": 1}]
+    config = PromptsConfig.model_validate({"sources": sources, "validation": 1})
+    recipe = recipe_in(f"output_dir={tmp_path / '[red]'}").model_copy(update={"prompts": config})
+    print_prompts(recipe, make_prompts(recipe))
+    printed = capsys.readouterr().out
+    assert "[/x]" in printed
+    assert "$|$" in printed
 
 
 COUNTED = {"name": "a", "path": "a.jsonl", "train": 50, "heldout": 5}

@@ -108,6 +108,18 @@ def test_acceptance_answers_every_held_out_prompt_under_every_condition(tmp_path
     assert plan.memory_bytes > plan_of("regenerate", recipe).memory_bytes, "the head is loaded too"
 
 
+@pytest.mark.parametrize(
+    ("sources", "prompts", "noted"),
+    [("[{name: a, train: 300, heldout: 40}]", 40, False), ("[{name: a, train: 300}]", 2_400, True)],
+)
+def test_held_out_prompts_are_the_recipes_or_assumed(sources, prompts, noted, tmp_path):
+    recipe = small_recipe(tmp_path, "prompts.path=null", "prompts.max_heldout=null", f"prompts.sources={sources}",
+                          "eval.methods=[eagle3]", "prompts.validation=8")  # fmt: skip
+    plan = plan_of("acceptance", recipe)
+    assert plan.work.startswith(f"{3 * prompts:,} responses")
+    assert ("held-out prompts are assumed" in plan.notes[0]) == noted
+
+
 def test_what_does_not_fit_is_noted(tmp_path):
     recipe = with_responses(tmp_path, "states.one_pass=true")
     for stage in ("regenerate", "harvest", "train", "acceptance"):
@@ -137,6 +149,12 @@ def test_work_that_the_gpus_cannot_share_is_refused(tmp_path):
         plan_of("train", recipe, gpus=3)
     with pytest.raises(ValueError, match=r"--gpus 3 .*tensor_parallel_size 2"):
         plan_of("harvest", load_recipe(overrides=["engine.tensor_parallel_size=2"]), gpus=3)
+
+
+def test_a_vocabulary_still_to_be_chosen_is_counted_whole():
+    plan = plan_of("train", load_recipe(overrides=["head.draft_vocab_size=0", "head.coverage=0.98"]))
+    assert plan.disk_bytes > plan_of("train", load_recipe()).disk_bytes
+    assert "head.coverage" in plan.notes[-1]
 
 
 def test_a_rate_on_the_command_line_is_that_of_its_stage(tmp_path, capsys):

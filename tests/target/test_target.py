@@ -15,6 +15,7 @@ from drafthead.target.pieces import (
     TargetHead,
     TargetPieces,
     captured_ids,
+    check_aux_layer_ids,
     load_pieces,
     load_target_spec,
     target_identity,
@@ -53,6 +54,18 @@ def test_what_is_missing_is_named(target: Path):
         load_target_spec(str(target))
     (target / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        load_target_spec(str(target))
+
+
+def test_a_layer_id_beyond_the_last_layer_is_refused():
+    with pytest.raises(ValueError, match=r"\[9\] exceed the 8 layers"):
+        check_aux_layer_ids(load_target_spec(TARGET), (2, 9))
+    check_aux_layer_ids(load_target_spec(TARGET), (0, 8))
+
+
+def test_soft_capped_logits_are_refused(target: Path):
+    edit_config(target, final_logit_softcapping=30.0)
+    with pytest.raises(ValueError, match=r"final_logit_softcapping=30\.0"):
         load_target_spec(str(target))
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from drafthead import artifacts
+from drafthead.artifacts import ArtifactError
 from drafthead.data.shard import Shard, first_teacher_row, shard_path, write_shard
+from drafthead.training.inputs import open_inputs
 from tests.faults.payload import TIMES
 from tests.training import launching
 from tests.training.synthetic import small_recipe, synthetic_store
@@ -61,3 +63,21 @@ def test_losses_are_the_same_to_the_last_bit_without_the_rows_that_nothing_reads
         entries.append(steps)
     assert len(entries[0]) > 4
     assert entries[0] == entries[1]
+
+
+def test_a_store_of_another_format_is_refused(tmp_path):
+    recipe = small_recipe(tmp_path)
+    synthetic_store(recipe, "train", 2, seed=0)
+    synthetic_store(recipe, "validation", 2, seed=1)
+    with pytest.raises(ArtifactError, match=r"format: found 'bf16', wanted 'fp8'"):
+        open_inputs(small_recipe(tmp_path, "states.format=fp8"))
+    assert open_inputs(recipe).train[0].aux[2].dtype == torch.bfloat16
+
+
+def test_training_reads_an_fp8_store(tmp_path):
+    recipe = small_recipe(tmp_path, "states.format=fp8")
+    for split in ("train", "validation"):
+        synthetic_store(recipe, split, 3, seed=0)
+    sequence = open_inputs(recipe).train[0]
+    assert sequence.aux[2].dtype == torch.bfloat16
+    assert sequence.last_hidden.dtype == torch.bfloat16
