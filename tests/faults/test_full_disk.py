@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import REPO_ROOT
+from tests.generation.small import SMALL as SMALL_DATA
 from tests.scripts import environment
 from tests.training.launching import checkpoints, command
 from tests.training.synthetic import small_recipe, synthetic_store
@@ -44,6 +45,15 @@ def full_and_then_not(folder: Path, size: str, stage: list[str]) -> list[str]:
     )
     assert result.stdout.count("====") == 1, result.stdout + result.stderr
     return result.stdout.split("====")
+
+
+def test_prompts_stop_on_a_full_disk_and_go_on_with_room(tmp_path):
+    stage = [sys.executable, "data_gen/prompts.py", f"output_dir={tmp_path}/disk", *SMALL_DATA]
+    full, roomy = full_and_then_not(tmp_path, "12k", stage)
+    assert "DiskFullError" in full
+    assert "Traceback" not in full
+    assert full.rstrip().endswith("ended with 2")  # and no half file
+    assert roomy.rstrip().endswith("ended with 0")
 
 
 def test_training_stops_on_a_full_disk_and_resumes_with_room(tmp_path):

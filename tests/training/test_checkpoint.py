@@ -1,5 +1,7 @@
 """Old checkpoints go out of sight before they are deleted; ranks and starts of another run are refused."""
 
+import shutil
+
 import accelerate.utils
 import pytest
 import torch
@@ -19,12 +21,30 @@ def names(run_dir):
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
+def test_a_deletion_that_is_killed_leaves_no_damaged_checkpoint(tmp_path, monkeypatch):
+    for step in (4, 8, 12, 16):
+        folder = checkpoint.checkpoint_dir(tmp_path, step)
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.retain(tmp_path, 2, state(step=16, best_step=8))
+    assert names(tmp_path) == [".step_00000004.old", "step_00000008", "step_00000012", "step_00000016"]
+    checkpoint.remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["step_00000008", "step_00000012", "step_00000016"]
+
+
 def test_damaged_checkpoints_take_nobodys_place(tmp_path):
     """Of steps 4 to 16 only 8 verified: 12 and 16 are newer, yet nothing to go on from."""
     for step in (4, 8, 12, 16):
         checkpoint.checkpoint_dir(tmp_path, step).mkdir(parents=True)
     checkpoint.retain(tmp_path, 1, state(step=8, best_step=0))
     assert names(tmp_path) == ["step_00000008", "step_00000012", "step_00000016"]
+
+
+def _killed(*_arguments, **_options):
+    raise KeyboardInterrupt
 
 
 def test_a_rank_of_another_recipe_is_named_with_its_host(monkeypatch):
