@@ -26,10 +26,10 @@ def main() -> None:
         untrained = untrained_recipe(recipe, lengths)
         write_untrained(untrained)
         measure_serving(untrained)
-    plan = plan_tables(recipe, rows_to_plan_from(recipe), lengths)
-    for table in plan.tables:
+    tables, verdict = plan_tables(recipe, rows_to_plan_from(recipe), lengths)
+    for table in tables:
         print_table(table)
-    print(f"\n{plan.verdict}: {plan.reason}")
+    print(f"\n{verdict}")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ RENAMED = {
     "export.max_position_embeddings": "gone: a head has its target's positions",
     "export.yarn_from": "gone: a head rotates as its target does",
     "prompts.preset": "prompts.sources: sharegpt, mlperf-gpt-oss and swe-bench, as in configs/gpt-oss-120b.yaml",
+    "eval.traffic.output_tokens_per_day": "gone: the model card gives the device hours of training",
     "engine.kv_cache_space_gib": "the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 

@@ -13,7 +13,6 @@ class TrafficConfig(Section):
     # Requests in flight -> share of the time; None: every measured load alike.
     concurrency: dict[int, float] | None = None
     workload: str | None = None  # of those measured; None: all prompts, and conversations where the head loses on them
-    output_tokens_per_day: float | None = Field(default=None, gt=0)  # for the payback time
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:

@@ -162,7 +162,6 @@ def _write_checked(
     check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
     counts = {
         "parameters": num_parameters(shape),
-        "training": _training_cost(source.run_dir),
         "predicted_on": _predicted_on(source),
         "serve_check": None,
     }
@@ -244,17 +243,6 @@ def _check_chain(recipe: Recipe, split: str, prompts: str) -> None:
             )
         # A run names the identity of a spool that its states passed through, as the shards come and go.
         source, references = directory, [reference(manifest), manifest["identity"]]
-
-
-def _training_cost(run_dir: Path) -> dict[str, Any] | None:
-    """Wall time and ranks of the run that trained a head; None for one that was imported, or is still being trained.
-
-    Regenerating responses and harvesting states come on top: neither stage keeps its time.
-    """
-    counts = read_manifest(run_dir)["counts"] if (run_dir / MANIFEST).exists() else {}
-    if "train_seconds" not in counts:
-        return None
-    return {"seconds": counts["train_seconds"], "ranks": counts["world_size"]}
 
 
 def _predicted_on(source: Checkpoint) -> dict[str, Any] | None:

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.artifacts import ArtifactError, begin, finish
+from drafthead.artifacts import ArtifactError
 from drafthead.config.traffic import SLOConfig, TrafficConfig
-from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, payback_text, plain_verdict, verdicts_of
+from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, plain_verdict, verdicts_of
 from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
@@ -300,28 +300,6 @@ def test_traffic_of_a_workload_that_was_not_measured_is_refused(recipe, levels):
     elsewhere = tiny_recipe(recipe.output_dir, "eval.traffic.workload=mlperf")
     with pytest.raises(ValueError, match="eval.traffic.workload mlperf"):
         verdicts_of(elsewhere, levels)
-
-
-def test_payback_time_follows_from_manifest_and_traffic(recipe, rows, levels):
-    at = {level.concurrency: level for level in levels if level.K == 3}
-
-    def text(*loads: int, tokens: str = "1e9") -> str:
-        chosen = [at[load] for load in loads]
-        busy = tiny_recipe(recipe.output_dir, f"eval.traffic.output_tokens_per_day={tokens}")
-        return payback_text(busy, Analysis({}, None, rows, chosen, {}, verdicts_of(busy, chosen)))
-
-    assert text(1) == ""  # nobody knows what an unknown head cost
-    begin(recipe.head_dir, "head", {})
-    finish(recipe.head_dir, {"training": {"seconds": 7200.0, "ranks": 8}})
-    assert "16.00 device hours" in text(1, tokens="null")
-    baseline, head = at[1].values["output_tokens_per_s"]
-    daily = 1e9 / 3600 * (1 / baseline - 1 / head)
-    assert f"paid back after {16 / daily:,.1f} days" in text(1)
-    assert "no payback time" in text(8)  # noise
-    assert "no payback time" in text(32)  # slower
-    # Deployed up to 1 in flight: at 32 nothing is drafted, and of the day's tokens those made there save nothing.
-    daily = 1e9 / 3600 * (1 - baseline / head) / (baseline + at[32].values["output_tokens_per_s"][0])
-    assert f"paid back after {16 / daily:,.1f} days" in text(1, 32)
 
 
 def test_a_load_of_few_prompts_is_priced_too(rows):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from drafthead.artifacts import MANIFEST, read_json, require
+from drafthead.artifacts import require
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.config.traffic import TrafficConfig
@@ -219,30 +219,3 @@ def _fastest(analysis: Analysis) -> list[str]:
     best = [max((x for x in here if x.concurrency == c), key=gain) for c in sorted({x.concurrency for x in here})]
     at = (f"{NAMES[x.method]}, K = {x.K}, at {x.concurrency} ({gain(x):+.1%})" for x in best)
     return [f"Fastest measured by requests in flight: {'; '.join(at)}"]
-
-
-def payback_text(recipe: Recipe, analysis: Analysis) -> str:
-    """What training took, and after how many days the head has saved as much; empty where that is not known.
-
-    At a share w of its time the baseline makes w · throughput tokens, for which the head needs w / speedup. Above c*
-    requests in flight nothing is drafted, so nothing is saved.
-    """
-    manifest, verdict, traffic = recipe.head_dir / MANIFEST, analysis.main, recipe.eval.traffic
-    training = read_json(manifest)["counts"].get("training") if manifest.exists() else None
-    if training is None:  # not trained here, or before times were kept
-        return ""
-    spent = training["ranks"] * training["seconds"] / 3600
-    text = f"Training took {spent:,.2f} device hours ({training['ranks']} ranks); responses and states come on top"
-    levels = [level for level in analysis.levels_of(verdict) if level.reached]
-    shares = traffic.shares(tuple(level.concurrency for level in levels))
-    tokens = saved_s = 0.0
-    for level in levels:
-        share, (baseline, head) = shares.get(level.concurrency, 0.0), level.values[THROUGHPUT.key]
-        tokens += share * baseline
-        saved_s += share * (1 - baseline / head) if level.concurrency <= (verdict.up_to or np.inf) else 0.0
-    if traffic.output_tokens_per_day is None or not tokens:
-        return f"{text}; eval.traffic.output_tokens_per_day gives the payback time."
-    daily = recipe.engine.tensor_parallel_size * traffic.output_tokens_per_day * saved_s / tokens / 3600
-    if not verdict.change.resolved or daily <= 0:
-        return f"{text}. Serving with it saves nothing that is resolved, so there is no payback time."
-    return f"{text}. It saves {daily:,.2f} device hours a day and is paid back after {spent / daily:,.1f} days."

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
+import pandas as pd
 
 from drafthead.artifacts import MANIFEST, ArtifactError
 from drafthead.config import Recipe
@@ -129,8 +129,7 @@ def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
 # training it can pay. `eval/plan.py` prints it.
 #
 # The step times come from a measurement: of an untrained head (its steps take as long), or of an earlier head on the
-# same target and machine. The acceptance is assumed. Every draft token is accepted with the same probability here,
-# given those before it, so one number at one K gives AL(K) for every other. Decode only, as the cost model.
+# same target and machine. The acceptance length is assumed. Decode only, as the cost model.
 
 CAN, CANNOT, DEPENDS = "TRAINING CAN PAY", "TRAINING CANNOT PAY", "IT DEPENDS ON THE HEAD"
 
@@ -157,114 +156,44 @@ def assumed_lengths(recipe: Recipe, given: Sequence[float] | None) -> list[float
     """The acceptance lengths to plan with, ascending: as given, or the range of public heads at that K.
 
     Raises:
-        ValueError: none is given and none is published at that K.
+        ValueError: one of them cannot be, or none is given and none is published at that K.
     """
     K, known = recipe.eval.num_draft_tokens, published_lengths()
     if not given and K not in known:
         raise ValueError(
             f"no public head is known at K = {K} (only at {sorted(known)}): give --acceptance-length LOW HIGH"
         )
+    if impossible := [length for length in given or () if not 1 <= length <= K + 1]:
+        raise ValueError(f"--acceptance-length {impossible[0]:g}: at K = {K} it lies between 1 and {K + 1}")
     return sorted(given or {min(known[K]), max(known[K])})
 
 
-def even_curve(length: float, K: int, longest: int) -> dict[int, float]:
-    """AL(1..longest) of drafts whose every token is accepted with the same probability, given those before.
+def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> tuple[list[Table], str]:
+    """What a head would need, what one of each assumed acceptance length, ascending, would bring, and the verdict.
 
-    Args:
-        length: acceptance length at K.
-        K: where it holds.
-        longest: how far to go.
+    Where drafts lose, the traffic is served without them; a gain of a per cent counts as paying.
 
     Raises:
-        ValueError: no such drafts have that acceptance length.
-    """
-    if not 1 <= length <= K + 1:
-        raise ValueError(f"an acceptance length of {length} at K = {K} cannot be: it lies between 1 and {K + 1}")
-
-    def at(rate: float, k: int = K) -> float:
-        return float(np.sum(rate ** np.arange(k + 1)))
-
-    rate = brentq(lambda r: at(r) - length, 0.0, 1.0)
-    return {k: at(rate, k) for k in range(1, longest + 1)}
-
-
-class Worth(NamedTuple):
-    """What a head of an assumed acceptance would bring.
-
-    Attributes:
-        length: assumed acceptance length at K.
-        speedup: over the traffic, with the best draft length at every load.
-        loads: concurrency -> (best K, speedup there).
-    """
-
-    length: float
-    speedup: float
-    loads: dict[int, tuple[int, float]]
-
-
-def worth(model: CostModel, length: float, K: int, shares: dict[int, float], max_batch: int) -> Worth:
-    """What a head of acceptance length `length` at K would bring over the traffic.
-
-    Args:
-        model: step times; its own acceptance is not used.
-        length, K: assumed.
-        shares: requests in flight -> share of the time.
-        max_batch: the engine's max_num_seqs.
-    """
-    assumed = replace(model, curve=even_curve(length, K, max(model.lengths)))
-    best = {c: assumed.best_draft(min(c, max_batch)) for c in shares}
-    loads = {c: (k, assumed.speedup(min(c, max_batch), k)) for c, k in best.items()}
-    return Worth(length, 1 / sum(share / loads[c][1] for c, share in shares.items()), loads)
-
-
-def judge_training(model: CostModel, found: Sequence[Worth]) -> tuple[str, str]:
-    """The verdict over the assumed acceptance lengths, and its reason: any gain of a per cent counts as paying.
-
-    Args:
-        model: whose error at loads left out widens both ends.
-        found: one for every acceptance length assumed.
-    """
-    margin = np.exp(1.96 * (model.error or 0.0))
-    low, high = min(w.speedup for w in found) / margin, max(w.speedup for w in found) * margin
-    verdict = CAN if low > 1 + WORTH else CANNOT if high < 1 + WORTH else DEPENDS
-    return verdict, f"{low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding"
-
-
-class PlanReport(NamedTuple):
-    """Tables, and the verdict in words."""
-
-    tables: list[Table]
-    verdict: str
-    reason: str
-
-
-def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> PlanReport:
-    """What a head would need, and what one of each assumed acceptance length, ascending, would bring.
-
-    Raises:
-        ValueError: an assumed length cannot be, or the rows cannot carry a cost model.
+        ValueError: the rows cannot carry a cost model.
     """
     max_batch, K = recipe.engine.max_num_seqs, recipe.eval.num_draft_tokens
     samples = speed_samples(rows, HEAD, max_batch)
     model = fit(samples.points(), samples.positions)
     loads = rows.runs.loc[rows.runs["arm"] == BASELINE, "concurrency"]
     shares = recipe.eval.traffic.shares(tuple(sorted({int(c) for c in loads})))
-    found = [worth(model, length, K, shares, max_batch) for length in lengths]
-    verdict, reason = judge_training(model, found)
+    columns, gains = {}, []
+    for length in lengths:
+        speedups = [max(1.0, length / model.step_ratio(min(c, max_batch), K)) for c in shares]
+        gains.append(1 / float(np.sum(np.divide([*shares.values()], speedups))))
+        columns[f"Length {length:.2f} at K = {K} (%)"] = [signed(100 * gain - 100) for gain in (*speedups, gains[-1])]
+    rows_of = {"Concurrency": [*map(str, shares), "the traffic"]} | columns
+    brought = Table("What a head of an assumed acceptance length would bring", pd.DataFrame(rows_of), note("worth"))
+    margin = np.exp(1.96 * (model.error or 0.0))
+    low, high = gains[0] / margin, gains[-1] * margin
+    verdict = CAN if low > 1 + WORTH else CANNOT if high < 1 + WORTH else DEPENDS
     known = "is not known: measure three loads or more"
     error = f"is {model.error:.1%} at loads left out of the fit" if model.error is not None else known
     # At another K than the assumed one nothing is said of the head: grey.
-    given = (lengths[0], lengths[-1])
-    has = {k: given if k == K else (1.0, k + 1.0) for k in range(1, max(model.lengths) + 1)}
-    needed = break_even_table(model, shares, max_batch, has)
-    return PlanReport([needed, _worth_table(found, K, shares)], verdict, f"{reason}. The cost model's error {error}.")
-
-
-def _worth_table(found: list[Worth], K: int, shares: dict[int, float]) -> Table:
-    rows: list[dict[str, Any]] = [{"Concurrency": str(c), "Share": Cell(f"{share:.0%}")} for c, share in shares.items()]
-    rows.append({"Concurrency": "the traffic", "Share": Cell("100%")})
-    for w in found:
-        cells = [f"{100 * speedup - 100:+.1f} (K = {k})" for k, speedup in w.loads.values()]
-        for row, text in zip(rows, [*cells, f"{100 * w.speedup - 100:+.1f}"], strict=True):
-            row[f"Length {w.length:.2f} at K = {K} (%)"] = Cell(text)
-    return table("What a head of an assumed acceptance length would bring", rows, note("worth"))
+    has = {k: (lengths[0], lengths[-1]) if k == K else (1.0, k + 1.0) for k in range(1, max(model.lengths) + 1)}
+    text = f"{verdict}: {low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding. The cost model's error {error}."
+    return [break_even_table(model, shares, max_batch, has), brought], text

@@ -20,7 +20,7 @@ from drafthead.artifacts import read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.evaluation.columns import FORMULAS, write_rows
-from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, payback_text
+from drafthead.evaluation.decision.analysis import Advice, Analysis, advise
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UP_TO, Verdict
 from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import Plan, PlannedSweep
@@ -172,7 +172,7 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
         models.setdefault(model_text(priced.model), []).append(workload)
     found = [note(key) for key, true in holds.items() if true]
     found += [f"Cost model, prompts of {', '.join(workloads)}. {text}" for text, workloads in models.items()]
-    return [*found, *filter(None, [payback_text(recipe, analysis)])]
+    return found
 
 
 def tracked(analysis: Analysis) -> dict[str, float | str]:
@@ -216,8 +216,6 @@ def print_brief(recipe: Recipe, analysis: Analysis) -> None:
         print(f"{v.workload} prompts, {v.method} at K = {v.K}: {v.headline}{reason}")
     advice = advise(recipe, analysis)
     print(f"\n{advice.text}\n  {advice.flag or advice.command}")
-    if text := payback_text(recipe, analysis):
-        print(f"\n{text}")
 
 
 def acceptance_line(summary: AcceptanceSummary) -> str:
