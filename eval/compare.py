@@ -1,7 +1,7 @@
 """Heads of every drafter, or of every variant of a recipe, trained for equally many tokens and compared.
 
     python eval/compare.py [RECIPE] --mask-token-id ID [--heads dflash eagle3 ...] [--layers 1 2] [--seeds 0] [--serve]
-    python eval/compare.py [RECIPE] --variants benchmarks/quality/norms.yaml [--layers 1] [--no-control]
+    python eval/compare.py [RECIPE] --variants benchmarks/quality.yaml [--layers 1] [--no-control]
 
 Each head is a recipe of its own, such as NAME-dflash_l2_s0, that differs in head and train.seed and uses the recipe's
 data, which is made first where it is missing. A file of variants has a name and overrides of the recipe per line; one

@@ -1,6 +1,6 @@
 """Acceptance of several heads on one store, prompt by prompt, and the table that compares them.
 
-One row per head, way of counting, draft length and prompt, in results/NAME/heads/*.parquet:
+One row per head, way of counting, draft length and prompt, in results/NAME-HEAD/heads.parquet:
 
     kind, layers, seed   which head; `control` where it was trained on zeroed hidden states
     parameters           that were trained
