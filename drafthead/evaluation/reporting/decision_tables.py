@@ -181,15 +181,17 @@ def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> 
     model = fit(samples.points(), samples.positions)
     loads = rows.runs.loc[rows.runs["arm"] == BASELINE, "concurrency"]
     shares = recipe.eval.traffic.shares(tuple(sorted({int(c) for c in loads})))
-    columns, gains = {}, []
-    for length in lengths:
-        speedups = [max(1.0, length / model.step_ratio(min(c, max_batch), K)) for c in shares]
-        gains.append(1 / float(np.sum(np.divide([*shares.values()], speedups))))
-        columns[f"Length {length:.2f} at K = {K} (%)"] = [signed(100 * gain - 100) for gain in (*speedups, gains[-1])]
+
+    def speedups(length: float) -> list[float]:
+        """At every load, and over the traffic."""
+        at = [max(1.0, length / model.step_ratio(min(c, max_batch), K)) for c in shares]
+        return [*at, 1 / float(np.sum(np.divide([*shares.values()], at)))]
+
+    columns = {f"Length {x:.2f} at K = {K} (%)": [signed(100 * gain - 100) for gain in speedups(x)] for x in lengths}
     rows_of = {"Concurrency": [*map(str, shares), "the traffic"]} | columns
     brought = Table("What a head of an assumed acceptance length would bring", pd.DataFrame(rows_of), note("worth"))
     margin = np.exp(1.96 * (model.error or 0.0))
-    low, high = gains[0] / margin, gains[-1] * margin
+    low, high = speedups(lengths[0] / margin)[-1], speedups(lengths[-1] * margin)[-1]
     verdict = CAN if low > 1 + WORTH else CANNOT if high < 1 + WORTH else DEPENDS
     known = "is not known: measure three loads or more"
     error = f"is {model.error:.1%} at loads left out of the fit" if model.error is not None else known
