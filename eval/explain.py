@@ -1,6 +1,6 @@
 """Why is the served acceptance lower than the predicted one?
 
-    python eval/explain.py [RECIPE] [--head DIR] [--prompts N] [section.key=value ...]
+    python eval/explain.py [RECIPE] [--head DIR] [--prompts N] [--responses N] [section.key=value ...]
 
 Compares the served head with the checkpoint it comes from and with the target. Then validation and held-out prompts are
 both predicted, by replay, and served, by workload and position: what differs on the same prompts is serving, what
@@ -8,6 +8,7 @@ differs between the two predictions is the prompts. At every temperature of eval
 prompts are predicted from responses that the target sampled alone, and served, with greedy drafts and sampled ones.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from drafthead.artifacts import begin, finish
@@ -17,6 +18,7 @@ from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import Response
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape
+from drafthead.drafters.replay import Acceptance
 from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
@@ -41,7 +43,9 @@ from drafthead.target.pieces import load_target_spec
 OPTIONS = (
     ("--head", {"type": Path, "metavar": "DIR", "help": "the served head (default: the recipe's)"}),
     ("--prompts", {"type": int, "default": 64, "help": "at most, of each split (default: 64)"}),
+    ("--responses", {"type": int, "default": 1, "help": "to each prompt at a temperature above 0 (default: 1)"}),
 )
+_AGAIN = "~"  # between the id of a prompt and the number of a further response to it
 
 
 def main() -> None:
@@ -55,7 +59,8 @@ def main() -> None:
         print(f"- {line}")
     rows = compared(recipe, head, source, shape, args.prompts)
     hot = [t for t in recipe.eval.temperatures if t > 0]
-    sampled = [row for t in hot for row in compared_at(t, recipe, head, source, shape, args.prompts)]
+    sizes = args.prompts, args.responses
+    sampled = [row for t in hot for row in compared_at(t, recipe, head, source, shape, *sizes)]
     print_table(gap_table([*rows, *sampled]))
     print_table(calibration_table(rows))
     print("\n".join(["", *explain_gap(rows)]))
@@ -82,12 +87,15 @@ def compared(recipe: Recipe, head: Path, source: Checkpoint, shape: DraftShape, 
 
 
 def compared_at(
-    temperature: float, recipe: Recipe, head: Path, source: Checkpoint, shape: DraftShape, prompts: int
+    temperature: float, recipe: Recipe, head: Path, source: Checkpoint, shape: DraftShape, prompts: int, responses: int
 ) -> list[Compared]:
-    """Held-out prompts at a temperature above 0: expected, and served with greedy and with sampled drafts."""
-    store, workloads = StateStore(heldout_states(recipe, prompts, temperature)), workloads_of(recipe)
-    room = recipe.engine.max_model_len * prompts
-    documents, _ = choose_documents(store, recipe, prompts, room, drop_loops=False)
+    """Held-out prompts at a temperature above 0: expected, and served with greedy and with sampled drafts.
+
+    All responses to a prompt are one row: what is resampled is prompts.
+    """
+    store, workloads = StateStore(heldout_states(recipe, prompts, temperature, responses)), workloads_of(recipe)
+    count = prompts * responses
+    documents, _ = choose_documents(store, recipe, count, recipe.engine.max_model_len * count, drop_loops=False)
     both = expected_rounds(recipe, store, documents, source.weights(), shape, temperature)
     found = []
     for sampled, predicted in enumerate(both if recipe.export.format == "vllm" else both[:1]):
@@ -96,9 +104,14 @@ def compared_at(
             recipe, head, documents, shape, source.aux_layer_ids, checked=False, temperature=temperature,
             sampled=bool(sampled),
         )  # fmt: skip
+        rounds: dict[str, tuple[Acceptance, Acceptance]] = {}
+        for document, expected, (_, counted) in zip(documents, predicted, served, strict=True):
+            prompt = document.id.partition(_AGAIN)[0]
+            before = rounds.get(prompt)
+            rounds[prompt] = (before[0] + expected, before[1] + counted) if before else (expected, counted)
         found += [
-            Compared(document.id, workloads.get(document.id, "conversations"), split, rounds, counted, None)
-            for document, rounds, (_, counted) in zip(documents, predicted, served, strict=True)
+            Compared(prompt, workloads.get(prompt, "conversations"), split, *both_sides, None)
+            for prompt, both_sides in rounds.items()
         ]
     return found
 
@@ -109,22 +122,23 @@ def workloads_of(recipe: Recipe) -> dict[str, str]:
     return {prompt.id: prompt.category for prompts in splits for prompt in prompts}
 
 
-def heldout_states(recipe: Recipe, prompts: int, temperature: float = 0.0) -> Path:
+def heldout_states(recipe: Recipe, prompts: int, temperature: float = 0.0, responses: int = 1) -> Path:
     """The target's responses to held-out prompts with the states behind them, in results/NAME/explain."""
     spec, workload = load_target_spec(recipe.target_path, recipe.target.revision), load_workload(recipe)
     directory = recipe.results_dir / (f"explain-t{temperature:g}" if temperature else "explain")
     identity = {"prompts": workload.digest, "number": prompts, "max_tokens": recipe.eval.max_tokens}
-    identity |= {"temperature": temperature, "seed": recipe.eval.seed} if temperature else {}
+    identity |= {"temperature": temperature, "seed": recipe.eval.seed, "responses": responses} if temperature else {}
     if begin(directory, "states", identity | states_identity(recipe, spec), alone=True):
         return directory
     chosen = sorted(workload.prompts, key=lambda prompt: prompt.id)[:prompts]  # ids are hashes: a draw over workloads
+    chosen = [replace(p, id=f"{p.id}{_AGAIN}{i}" if i else p.id) for i in range(responses) for p in chosen]
     with offline_engine(recipe, seeded=temperature > 0) as llm:
-        responses = respond(recipe, Engine(llm), chosen, temperature)
-    job = ShardJob(directory, 0, responses)
+        texts = respond(recipe, Engine(llm), chosen, temperature)
+    job = ShardJob(directory, 0, texts)
     with backend(recipe, spec) as harvester, progress_bar(job.size, "harvesting", "seq") as bar:
         harvester.make(job, bar)
         harvester.finish()
-    finish(directory, {"sequences": len(responses)})
+    finish(directory, {"sequences": len(texts)})
     return directory
 
 
