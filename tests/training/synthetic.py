@@ -13,7 +13,7 @@ from tests.recipes import SMALL_HEAD, tiny_recipe
 
 SMALL = (
     *SMALL_HEAD, "target.aux_layer_ids=[2,4,8]", "head.num_ttt_steps=3", "train.tokens_per_batch=96", "train.epochs=1",
-    "train.checkpoint_every=4", "train.learning_rate=3e-3",
+    "train.checkpoint_every=4", "train.learning_rate=3e-3", "train.optimizer=adamw",
 )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from drafthead.training.optimizer import build_optimizer, rate_share, schedule
 
 
 def adamw(**train) -> tuple:
-    config = load_recipe(overrides=[f"train.{key}={value}" for key, value in train.items()]).train
+    settings = {"optimizer": "adamw", **train}
+    config = load_recipe(overrides=[f"train.{key}={value}" for key, value in settings.items()]).train
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     return config, model, build_optimizer(config, model)
