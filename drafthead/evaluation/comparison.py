@@ -158,15 +158,11 @@ def percentile(q: float) -> Callable[..., Any]:
 def _as_change(log_ratio: Interval, better: int) -> Change:
     """`better` is 1 where a larger treated value is better, -1 where a smaller one is."""
     oriented = log_ratio.scaled(better)
-    if _one_sided(oriented):
+    width = oriented.high - oriented.low
+    # An estimate on its own bound, as a percentile in a clump of equal values has it, gets no interval.
+    if width > 1e-9 and min(oriented.value - oriented.low, oriented.high - oriented.value) <= 0.01 * width:
         oriented = Interval(oriented.value, np.nan, np.nan)
     return Change(Interval(*(float(np.expm1(x)) for x in (oriented.value, oriented.low, oriented.high))))
-
-
-def _one_sided(interval: Interval) -> bool:
-    """Whether the estimate sits on its own bound, as a percentile in a clump of equal values does: no interval."""
-    width = interval.high - interval.low
-    return bool(width > 1e-9 and min(interval.value - interval.low, interval.high - interval.value) <= 0.01 * width)
 
 
 def _clumped(log_ratios: Array, waves: int) -> bool:

@@ -26,7 +26,7 @@ from drafthead.evaluation.measuring import acceptance, serving
 from drafthead.evaluation.measuring.plan import Plan, PlannedSweep
 from drafthead.evaluation.measuring.presets import Preset
 from drafthead.evaluation.reporting import measured_tables as measured
-from drafthead.evaluation.reporting.decision_tables import cost_model_tables, model_text
+from drafthead.evaluation.reporting.decision_tables import cost_model_tables
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, length_cell, note, print_table, table
@@ -167,12 +167,7 @@ def _caveats(recipe: Recipe, analysis: Analysis) -> list[str]:
         "one start": recipe.eval.repeats == 1,
         "no traffic": recipe.eval.traffic.concurrency is None,
     }
-    models: dict[str, list[str]] = {}
-    for workload, priced in analysis.priced.items():
-        models.setdefault(model_text(priced.model), []).append(workload)
-    found = [note(key) for key, true in holds.items() if true]
-    found += [f"Cost model, prompts of {', '.join(workloads)}. {text}" for text, workloads in models.items()]
-    return found
+    return [note(key) for key, true in holds.items() if true]
 
 
 def tracked(analysis: Analysis) -> dict[str, float | str]:
