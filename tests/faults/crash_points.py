@@ -16,6 +16,7 @@ import errno
 import importlib
 import json
 import os
+import pickle
 import random
 import re
 import runpy
@@ -32,9 +33,11 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import psutil
+import vllm
 
 from drafthead import artifacts
 from drafthead.engine import server
+from drafthead.engine.offline import keep_engines_in_this_process, repair_cpu_build
 from drafthead.files import sha256_file
 from drafthead.locks import LOCK
 from tests.faults.payload import content
@@ -53,10 +56,10 @@ _GOES_ON = "a process that was started goes on"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 # Besides SMALL: a few steps with two checkpoints, the first of which is deleted; little to compute.
 _SMALLER = (
-    "prompts.max_train=3", "prompts.max_heldout=2", "prompts.validation=1", "responses.prompts_per_part=2",
+    "prompts.max_train=3", "prompts.max_heldout=3", "prompts.validation=1", "responses.prompts_per_part=2",
     "responses.max_tokens=12", "states.backend=transformers", "states.sequences_per_shard=2", "train.epochs=2",
     "train.checkpoint_every=1", "train.keep_checkpoints=1", "train.tokens_per_batch=256", "train.batches_per_step=1",
-    "head.num_ttt_steps=1", "eval.num_draft_tokens=1", "eval.max_tokens=12", "eval.prompts_per_level=2",
+    "head.num_ttt_steps=1", "eval.num_draft_tokens=1", "eval.max_tokens=12", "eval.prompts_per_level=1",
     "eval.methods=[eagle3]", "eval.workloads=all",
 )  # fmt: skip
 
@@ -156,7 +159,8 @@ class Zygote:
 
     def __init__(self, root: Path, aside: Path):
         self.root, self._log, self._result = root, aside / "log", aside / "result.json"
-        self._modules, self.report = aside / "modules", aside / "report.json"
+        self._modules, self.report, self._wanted = aside / "modules", aside / "report.json", aside / "engines"
+        self._engines: dict[str, Any] = {}  # by their arguments
         self._library = ctypes.CDLL(os.environ[LIBRARY])
         self._library.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
         self._library.fault_count.restype = ctypes.c_long
@@ -195,6 +199,8 @@ class Zygote:
         code = 1
         signal.alarm(_HANGS_AFTER)
         server.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": _ForkedServer})
+        start, wanted = vllm.LLM, []
+        vllm.LLM = lambda **options: (wanted.append(options), self._engines.get(repr(options)) or start(**options))[1]
         try:
             self._arm(self.root, at, fault)
             code = run_here(*arguments)
@@ -205,6 +211,7 @@ class Zygote:
             self._arm(None, 0, 0)
             self._result.write_text(json.dumps(found))
             self._modules.write_text("\n".join(sys.modules))
+            self._wanted.write_bytes(pickle.dumps(wanted))
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -216,6 +223,15 @@ class Zygote:
             if name not in sys.modules:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
+
+    def start_engines(self) -> None:
+        """Start the engines that the last command had, for all that follow: what they read of a head is not counted."""
+        keep_engines_in_this_process()
+        repair_cpu_build()
+        for options in pickle.loads(self._wanted.read_bytes()):
+            with contextlib.suppress(Exception):  # of a head that is gone
+                engine = self._engines[repr(options)] = vllm.LLM(**options)
+                engine.llm_engine.engine_core.shutdown = lambda: None
 
     def _arm(self, root: Path | None, at: int, fault: int) -> None:
         self._library.fault_arm(os.fsencode(root or ""), at, fault, fault not in (0, _KILL))
@@ -271,6 +287,7 @@ def _try_all(subject: Subject, zygote: Zygote, fault: str, points: list[int], kn
         subject.clear(zygote.root)  # of another root, whose name may stand in it
         assert zygote.run(subject.run(zygote.root))[0] == 0
         wanted = subject.stage.payload(zygote.root)
+        zygote.start_engines()
         failures = [_try(subject, zygote, fault, at, wanted, known) for at in points]
         zygote.report.write_text(json.dumps([[found for found in failures if found], sorted(known)]))
         code = 0
