@@ -113,9 +113,7 @@ class Renderer:
         """
         if self._max_tokens is None or len(message) <= 16 * self._max_tokens:
             return False
-        beginning: Any = self._tokenizer(
-            message[: 16 * self._max_tokens], add_special_tokens=False, verbose=False
-        )
+        beginning: Any = self._tokenizer(message[: 16 * self._max_tokens], add_special_tokens=False, verbose=False)
         return len(beginning["input_ids"]) > 2 * self._max_tokens
 
     def given(self, ids: Sequence[int]) -> list[int]:

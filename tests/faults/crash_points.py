@@ -42,7 +42,7 @@ from drafthead.files import sha256_file
 from drafthead.locks import LOCK
 from tests.faults.payload import content
 from tests.faults.power_loss import LIBRARY, build, preloaded
-from tests.faults.stages import NAME, RESULTS, SMALL, TRAIN, Stage
+from tests.faults.stages import NAME, RESULTS, TRAIN, Stage
 from tests.scripts import run_here
 from tests.warm import ENGINES, TRAINING
 

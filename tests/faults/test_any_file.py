@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from drafthead.cli import run_recipe
 from drafthead.config import PromptSource
-from drafthead.drafters.vllm import check_files
 from drafthead.data.shard import Shard, shard_path
 from drafthead.drafters.vllm import check_files
 from drafthead.exporting.export import write_head
@@ -32,7 +31,22 @@ from tests.training.synthetic import small_recipe, synthetic_store
 
 Damage = Callable[[bytes], bytes]
 
-_ODD = ["", "x", "../x", "/x", "\ud800", "[/x]", "{{ 1 }}", 2**31, 2**63, -(2**63) - 1, 1e308, float("nan"), [[]], {"": {}}]
+_ODD = [
+    "",
+    "x",
+    "../x",
+    "/x",
+    "\ud800",
+    "[/x]",
+    "{{ 1 }}",
+    2**31,
+    2**63,
+    -(2**63) - 1,
+    1e308,
+    float("nan"),
+    [[]],
+    {"": {}},
+]
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(_ODD)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -116,7 +130,18 @@ def read_or_refused(read: Callable[[], object], path: Path, or_else: str = "\0")
 
 # Prompts
 
-_KEYS = ["messages", "conversations", "prompt", "prompt_ids", "response_ids", "turns", "tools", "split", "category", "id"]
+_KEYS = [
+    "messages",
+    "conversations",
+    "prompt",
+    "prompt_ids",
+    "response_ids",
+    "turns",
+    "tools",
+    "split",
+    "category",
+    "id",
+]
 GOOD = [
     {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes", "tool_calls": [{}]}]},
     {"prompt": "what", "category": "chat", "split": "train", "tools": [{"name": "x"}]},
