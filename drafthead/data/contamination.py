@@ -8,8 +8,7 @@ only its equal. Given up: paraphrases and translations.
 A run that many documents share is a template, such as the instruction above every article of a benchmark, and tells
 nothing about the document. It is no overlap, nor is a run that has a word in common with it.
 
-Only the hashes of held-out runs are kept: 8 bytes for each held-out word, and more for those that were found in training
-prompts.
+Only the hashes of held-out runs are kept: 8 bytes for each held-out word, more where training prompts have it too.
 """
 
 import re

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,9 +41,11 @@ from drafthead.engine import server
 from drafthead.engine.offline import keep_engines_in_this_process, repair_cpu_build
 from drafthead.files import sha256_file
 from drafthead.locks import LOCK
+from tests.evaluation.rows import write_results
 from tests.faults.payload import content
 from tests.faults.power_loss import LIBRARY, build, preloaded
-from tests.faults.stages import NAME, RESULTS, TRAIN, Stage
+from tests.faults.stages import NAME, RESULTS, SMALL, TRAIN, Stage
+from tests.recipes import tiny_recipe
 from tests.scripts import run_here
 from tests.warm import ENGINES, TRAINING
 
@@ -53,6 +56,7 @@ FAULTS = {
 }  # fmt: skip
 _HANGS_AFTER, _ENDS_WITHIN = 240, 20  # seconds
 _GOES_ON = "a process that was started goes on"
+_RANDOM = re.compile(r"\.[0-9a-f]{8}(?=\.)|\.tmp\w{6}$", re.MULTILINE)  # of temporary names
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 # Besides SMALL: a few steps with two checkpoints, the first of which is deleted; little to compute.
 _SMALLER = (
@@ -69,13 +73,14 @@ class Subject:
     """A stage, and what it is given besides.
 
     Attributes:
-        stage: of whose folders the last part names the recipe.
+        needs: the stage before it; "" for none.
         arguments: besides SMALL and what is smaller still.
         copied: folders below data/NAME that it reads under a name of its own.
         used_up: a folder that it reads and empties.
     """
 
     stage: Stage
+    needs: str
     arguments: tuple[str, ...] = ()
     copied: tuple[str, ...] = ()
     used_up: str = ""
@@ -84,7 +89,9 @@ class Subject:
         return self.stage.arguments(root, *_SMALLER, *self.arguments)
 
     def prepare(self, root: Path) -> None:
-        """Copy what it reads."""
+        """Make or copy what it reads that no stage made for it."""
+        if self.stage.name == "report" and not (root / RESULTS / "serving").exists():
+            write_results(tiny_recipe(root, *SMALL, *_SMALLER), head_speed={1: 1.3, 8: 0.9})
         for folder in self.copied:
             name = next(a for a in self.arguments if a.startswith("name=")).removeprefix("name=")
             shutil.copytree(root / "data" / NAME / folder, root / "data" / name / folder, dirs_exist_ok=True)
@@ -101,9 +108,8 @@ def kept(root: Path) -> Path:
     return root.with_name("kept")
 
 
-def _subject(name: str, script: str, writes: str | tuple[str, ...], *arguments: str, **more: Any) -> Subject:
-    folders = (writes,) if isinstance(writes, str) else writes
-    return Subject(Stage(name, script, folders, "", deep=name != "report"), arguments, **more)
+def _subject(needs: str, name: str, script: str, writes: str, *arguments: str, **more: Any) -> Subject:
+    return Subject(Stage(name, script, tuple(writes.split()), "", deep=name != "report"), needs, arguments, **more)
 
 
 _REGENERATE, _HARVEST, _VLLM = "data_gen/regenerate.py", "data_gen/harvest.py", "states.backend=vllm"
@@ -111,26 +117,35 @@ _SPOOL = ("name=spool", "states.spool_shards=8")  # with room for all that train
 SUBJECTS = {
     subject.stage.name: subject
     for subject in (
-        _subject("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts", f"results/{NAME}/prompts")),
-        _subject("regenerate", _REGENERATE, f"data/{NAME}/responses"),
+        _subject("", "prompts", "data_gen/prompts.py", f"data/{NAME}/prompts results/{NAME}/prompts"),
+        _subject("prompts", "regenerate", _REGENERATE, f"data/{NAME}/responses"),
         _subject(
-            "one-pass", _REGENERATE, ("data/once/responses", "data/once/states"), "name=once", "states.one_pass=true",
-            _VLLM, copied=("prompts",),
+            "prompts", "one-pass", _REGENERATE, "data/once/responses data/once/one-pass data/once/states", "name=once",
+            "states.one_pass=true", _VLLM, copied=("prompts",),
         ),
-        _subject("harvest", _HARVEST, f"data/{NAME}/states"),
+        _subject("regenerate", "harvest", _HARVEST, f"data/{NAME}/states"),
         _subject(
-            "harvest-vllm", _HARVEST, "data/vllm/states", "name=vllm", _VLLM, copied=("prompts", "responses")
+            "regenerate", "harvest-vllm", _HARVEST, "data/vllm/states", "name=vllm", _VLLM,
+            copied=("prompts", "responses"),
         ),
-        _subject("spool", _HARVEST, "data/spool/states", *_SPOOL, copied=("prompts", "responses")),
-        _subject("train", TRAIN, f"runs/{NAME}"),
-        _subject("online", TRAIN, ("runs/spool", "data/spool/states"), *_SPOOL, used_up="data/spool/states"),
-        _subject("export", "export/head.py", f"heads/{NAME}"),
-        _subject("import", "export/import_head.py", "runs/other", "name=other", "--head", f"ROOT/heads/{NAME}"),
-        _subject("acceptance", "eval/acceptance.py", f"{RESULTS}/acceptance"),
-        _subject("serving", "eval/serving.py", f"{RESULTS}/serving"),
-        _subject("report", "eval/report.py", RESULTS),
+        _subject("regenerate", "spool", _HARVEST, "data/spool/states", *_SPOOL, copied=("prompts", "responses")),
+        _subject("harvest", "train", TRAIN, f"runs/{NAME}"),
+        _subject("spool", "online", TRAIN, "runs/spool data/spool/states", *_SPOOL, used_up="data/spool/states"),
+        _subject("train", "export", "export/head.py", f"heads/{NAME}"),
+        _subject(
+            "export", "import", "export/import_head.py", "runs/other", "name=other", "--head", f"ROOT/heads/{NAME}"
+        ),
+        _subject("export", "acceptance", "eval/acceptance.py", f"{RESULTS}/acceptance"),
+        _subject("export", "serving", "eval/serving.py", f"{RESULTS}/serving"),
+        _subject("", "report", "eval/report.py", RESULTS),
     )
 }  # fmt: skip
+
+
+def with_needs(names: Iterable[str]) -> set[str]:
+    """These stages and those that they need."""
+    found = {name for name in names if name}
+    return found | with_needs(SUBJECTS[name].needs for name in found) if found else found
 
 
 class _ForkedServer(subprocess.Popen):
@@ -158,16 +173,16 @@ class Zygote:
     """Runs commands in forks of this process, which has the library preloaded, with a fault at one operation."""
 
     def __init__(self, root: Path, aside: Path):
-        self.root, self._log, self._result = root, aside / "log", aside / "result.json"
+        self.root, self._log, self._result = root, aside / "log", aside / "result"
         self._modules, self.report, self._wanted = aside / "modules", aside / "report.json", aside / "engines"
+        self._operations = aside / "operations"
         self._engines: dict[str, Any] = {}  # by their arguments
         self._library = ctypes.CDLL(os.environ[LIBRARY])
         self._library.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
-        self._library.fault_count.restype = ctypes.c_long
         self._library.fault_what.restype = ctypes.c_char_p
 
-    def run(self, arguments: list[str], at: int = 0, fault: int = 0) -> tuple[int, str, int, str]:
-        """Returns the exit code (negative: the signal), the output, how many operations there were, and the one hit."""
+    def run(self, arguments: list[str], at: int = 0, fault: int = 0) -> tuple[int, str, list[str], str]:
+        """Returns the exit code (negative: the signal), the output, the operations, and the one hit."""
         arguments = [argument.replace("ROOT", str(self.root)) for argument in arguments]
         self._result.unlink(missing_ok=True)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -175,9 +190,10 @@ class Zygote:
         if pid == 0:
             self._child(arguments, at, fault)
         _, status = os.waitpid(pid, 0)
-        count, what = json.loads(self._result.read_text()) if self._result.exists() else (0, "")
+        what = self._result.read_text() if self._result.exists() else ""
+        operations = _RANDOM.sub("", self._operations.read_text(errors="replace")).splitlines()
         output = self._log.read_text(errors="replace") + self._gone_on()
-        return os.waitstatus_to_exitcode(status), output, count, what
+        return os.waitstatus_to_exitcode(status), output, operations, what
 
     def _gone_on(self) -> str:
         """Wait for what the command started, which is this process's child now; says so where it does not end."""
@@ -202,14 +218,15 @@ class Zygote:
         start, wanted = vllm.LLM, []
         vllm.LLM = lambda **options: (wanted.append(options), self._engines.get(repr(options)) or start(**options))[1]
         try:
+            self._library.fault_trace(os.open(self._operations, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
             self._arm(self.root, at, fault)
             code = run_here(*arguments)
         except BaseException:
             traceback.print_exc()
         finally:
-            found = self._library.fault_count(), self._library.fault_what().decode()
+            found = self._library.fault_what().decode()
             self._arm(None, 0, 0)
-            self._result.write_text(json.dumps(found))
+            self._result.write_text(found)
             self._modules.write_text("\n".join(sys.modules))
             self._wanted.write_bytes(pickle.dumps(wanted))
             sys.stdout.flush()
@@ -238,8 +255,9 @@ class Zygote:
 
 
 def try_points(
-    subject: Subject, zygotes: list[Zygote], fault: str, sample: int | None, chooser: random.Random, known: set[str]
-) -> list[str]:
+    subject: Subject, zygotes: list[Zygote], fault: str, sample: int | None, every: bool, chooser: random.Random,
+    known: set[str],
+) -> list[str]:  # fmt: skip
     """Try the operations of a stage, a share in each root; returns what failed, and prints how many were tried.
 
     Args:
@@ -247,6 +265,7 @@ def try_points(
         zygotes: of which the first one's root has the inputs.
         fault: its name.
         sample: so many operations; None: all.
+        every: those amid equal ones too.
         chooser: of the sample.
         known: digests of what the stage was resumed from without a problem; those of this fault are added.
     """
@@ -255,11 +274,11 @@ def try_points(
         shutil.rmtree(kept(root), ignore_errors=True)
         shutil.copytree(root / subject.used_up, kept(root))
     subject.clear(root)
-    code, output, count, _ = zygotes[0].run(subject.run(root), 0, FAULTS[fault])
+    code, output, operations, _ = zygotes[0].run(subject.run(root), 0, FAULTS[fault])
     assert code == 0, f"{stage.name} undisturbed:\n{output}"
     zygotes[0].warm()
-    points = range(1, count + 1)
-    tried = sorted(chooser.sample(points, min(sample, count))) if sample else list(points)
+    points = [at for at in range(1, len(operations) + 1) if every or not _alike(operations[at - 2 : at + 1])]
+    tried = sorted(chooser.sample(points, min(sample, len(points)))) if sample else points
     began = time.monotonic()
     for zygote in zygotes[1:]:
         shutil.rmtree(zygote.root.parent)
@@ -275,9 +294,14 @@ def try_points(
         found, resumed = json.loads(zygote.report.read_text())
         failures += found
         known |= set(resumed)
-    counts = f"{len(tried):>5} of {count} operations tried, {len(failures)} failed"
+    counts = f"{len(tried):>5} of {len(operations)} operations tried, {len(failures)} failed"
     print(f"{stage.name:<10} {fault:<8} {counts}, {time.monotonic() - began:.0f} s", flush=True)
     return failures
+
+
+def _alike(neighbours: list[str]) -> bool:
+    """Whether an operation stands amid equal ones, as most writes to one file do."""
+    return len(neighbours) == 3 and len(set(neighbours)) == 1
 
 
 def _try_all(subject: Subject, zygote: Zygote, fault: str, points: list[int], known: set[str]) -> NoReturn:
@@ -323,9 +347,6 @@ def _try(subject: Subject, zygote: Zygote, fault: str, at: int, wanted: dict[str
     return "".join(problems)
 
 
-_RANDOM = re.compile(r"\.[0-9a-f]{8}(?=\.)|\.tmp\w{6}$")  # of temporary names
-
-
 def _state(stage: Stage, root: Path) -> str:
     """A digest of everything that lies in a stage's folders, but for times and random names."""
     found = []
@@ -362,6 +383,7 @@ def main() -> None:
     parser.add_argument("--stage", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--fault", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--sample", type=int, help="so many operations of each stage and fault; default: all")
+    parser.add_argument("--every", action="store_true", help="of a row of writes to one file not only first and last")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that try faults at a time")
     args = parser.parse_args()
@@ -380,11 +402,13 @@ def main() -> None:
             (aside / "root").mkdir(parents=True)
         zygotes, chooser = [Zygote(aside / "root", aside) for aside in asides], random.Random(args.seed)
         failures, root = [], zygotes[0].root
-        for name, subject in list(SUBJECTS.items())[: 1 + max(list(SUBJECTS).index(name) for name in args.stage)]:
+        for name, subject in SUBJECTS.items():
+            if name not in with_needs(args.stage):
+                continue
             subject.prepare(root)
             known: set[str] = set()
             for fault in args.fault if name in args.stage else ():
-                failures += try_points(subject, zygotes, fault, args.sample, chooser, known)
+                failures += try_points(subject, zygotes, fault, args.sample, args.every, chooser, known)
             code, output, _, _ = zygotes[0].run(subject.run(root))  # a later stage may need what it makes
             assert code == 0, f"{name} undisturbed:\n{output}"
     print(f"{len(failures)} failures")
