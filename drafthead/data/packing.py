@@ -39,7 +39,7 @@ _POOL = (
 _ROW_COST = 12  # of a row that carries loss, in tokens that only give context (tests/gpu/fake_step.py, gpt-oss-120b)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Window:
     """A stretch of a document.
 

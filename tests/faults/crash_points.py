@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +177,7 @@ class Zygote:
         self._modules, self.report, self._wanted = aside / "modules", aside / "report.json", aside / "engines"
         self._operations = aside / "operations"
         self._engines: dict[str, Any] = {}  # by their arguments
+        self._stops: list[Callable[[], None]] = []
         self._library = ctypes.CDLL(os.environ[LIBRARY])
         self._library.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
         self._library.fault_what.restype = ctypes.c_char_p
@@ -216,7 +217,16 @@ class Zygote:
         signal.alarm(_HANGS_AFTER)
         server.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": _ForkedServer})
         start, wanted = vllm.LLM, []
-        vllm.LLM = lambda **options: (wanted.append(options), self._engines.get(repr(options)) or start(**options))[1]
+
+        def engine(**options: Any) -> Any:
+            wanted.append(options)
+            if repr(options) not in self._engines:
+                for stop in self._stops:  # none starts beside another
+                    stop()
+                return start(**options)
+            return self._engines[repr(options)]
+
+        vllm.LLM = engine
         try:
             self._library.fault_trace(os.open(self._operations, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
             self._arm(self.root, at, fault)
@@ -248,6 +258,7 @@ class Zygote:
         for options in pickle.loads(self._wanted.read_bytes()):
             with contextlib.suppress(Exception):  # of a head that is gone
                 engine = self._engines[repr(options)] = vllm.LLM(**options)
+                self._stops.append(engine.llm_engine.engine_core.shutdown)
                 engine.llm_engine.engine_core.shutdown = lambda: None
 
     def _arm(self, root: Path | None, at: int, fault: int) -> None:
