@@ -54,7 +54,7 @@ FAULTS = {
     "kill": _KILL, "EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS, "EINTR": errno.EINTR,
     "short": _SHORT,
 }  # fmt: skip
-_HANGS_AFTER, _ENDS_WITHIN = 240, 20  # seconds
+_HANGS_AFTER, _ENDS_WITHIN = 120, 20  # seconds
 _GOES_ON = "a process that was started goes on"
 _RANDOM = re.compile(r"\.[0-9a-f]{8}(?=\.)|\.tmp\w{6}$", re.MULTILINE)  # of temporary names
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -95,6 +95,8 @@ class Subject:
         for folder in self.copied:
             name = next(a for a in self.arguments if a.startswith("name=")).removeprefix("name=")
             shutil.copytree(root / "data" / NAME / folder, root / "data" / name / folder, dirs_exist_ok=True)
+        if self.used_up:
+            shutil.copytree(root / self.used_up, kept(root))
 
     def clear(self, root: Path) -> None:
         """As if the stage had never run."""
@@ -281,9 +283,6 @@ def try_points(
         known: digests of what the stage was resumed from without a problem; those of this fault are added.
     """
     stage, root = subject.stage, zygotes[0].root
-    if subject.used_up:
-        shutil.rmtree(kept(root), ignore_errors=True)
-        shutil.copytree(root / subject.used_up, kept(root))
     subject.clear(root)
     code, output, operations, _ = zygotes[0].run(subject.run(root), 0, FAULTS[fault])
     assert code == 0, f"{stage.name} undisturbed:\n{output}"
