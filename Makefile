@@ -55,7 +55,7 @@ test: install  ## everything, with real vLLM and real DeepSpeed
 soak: install  ## thirty random kills, some of every stage; prints the table of docs/faults.md
 	$(RUN) -m pytest tests -m soak -s
 
-crash-points: install  ## a kill and each kind of I/O error at every file operation of the stages without an engine; needs gcc
+crash-points: install  ## a kill and each kind of I/O error at every file operation of every stage; hours, POINTS chooses; needs gcc
 	$(RUN) -m tests.faults.crash_points $(POINTS)
 
 presets: install  ## every published experiment in miniature, against real servers; other target families

@@ -1,13 +1,15 @@
 """How time and memory of the stages' own bookkeeping grow with the data: what breaks first on the way up.
 
-    python benchmarks/scale.py [--sizes 10000 100000] [--only prompts responses store epoch]
+    python benchmarks/scale.py [--sizes 10000 100000] [--only prompts responses store epoch verify results]
 
 Each measurement is a process of its own, on data made for it: nothing here needs a target that runs. Prompts:
 conversations of about 120 words, read, compared with the held-out ones and drawn. Responses: answers of 40 tokens in
-parts of 10,000, listed as the shards of a harvest. Store: as many shards, all links to one small one, opened as
-training opens them. Epoch: documents of 400 tokens, cut, packed and ordered. CPU seconds count what the process itself
-computed, so that other work on the machine changes them less than wall time; memory is the peak above what the process
-held before. An exponent is that of the growth between two neighbouring sizes: 1.0 is linear.
+parts of 10,000, all links to one, listed as the shards of a harvest. Store: as many shards, all links to one small one,
+opened as training opens them. Epoch: documents of 400 tokens, cut, packed and ordered. Verify: as many MiB of shards,
+checked as `harvest.py --verify` checks them. Results: as many measurements of 48 requests, read and summarised. CPU
+seconds count what the process itself computed, so that other work on the machine changes them less than wall time;
+memory is the peak above what the process held before. An exponent is that of the growth between two neighbouring sizes:
+1.0 is linear.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,9 +60,8 @@ def responses(count: int, folder: Path) -> Callable[[], object]:
     directory = recipe.responses_dir("train")
     artifacts.begin(directory, KIND, {})
     one = Response("", "chat", list(range(ANSWER)), list(range(ANSWER)), [], "text " * ANSWER, "stop", 1.0, "low", 0)
-    for part in range(-(-count // PART)):
-        ids = range(part * PART, min(count, (part + 1) * PART))
-        write_part(part_path(directory, part), [replace(one, id=f"{i:064x}") for i in ids])
+    write_part(part_path(directory, 0), [replace(one, id=f"{i:064x}") for i in range(min(count, PART))])
+    _link(part_path(directory, 0), [part_path(directory, part) for part in range(1, count // PART)])
     artifacts.finish(directory, {})
     return lambda: sum(job.num_tokens for job in list_jobs(recipe, "train"))
 
@@ -75,9 +76,7 @@ def store(count: int, folder: Path) -> Callable[[], object]:
     ids, mask, rows = torch.arange(8).int(), torch.ones(8, dtype=torch.uint8), torch.zeros(8, 16).bfloat16()
     sequence = StateSequence("p", ids, mask, {2: rows}, rows, ids, torch.zeros(8))
     write_shard(shard_path(folder, 0), [sequence], 8)
-    for index in range(1, count):  # a file can have 65,000 names
-        make = shutil.copy if index % _LINKS == 0 else os.link
-        make(shard_path(folder, (index - 1) // _LINKS * _LINKS), shard_path(folder, index))
+    _link(shard_path(folder, 0), [shard_path(folder, index) for index in range(1, count)])
 
     def opened() -> None:
         states = StateStore(folder)
@@ -100,7 +99,49 @@ def epoch(count: int, folder: Path) -> Callable[[], object]:
     return lambda: plan_epoch([w for i in range(count) for w in cut(i, mask, 4096, drafter)], 4096, 0, 0)
 
 
-SUBJECTS = {"prompts": prompts, "responses": responses, "store": store, "epoch": epoch}
+def verify(count: int, folder: Path) -> Callable[[], object]:
+    """So many MiB of shards of 16 MiB, read from memory where they fit."""
+    import torch
+
+    from drafthead import artifacts
+    from drafthead.data.shard import StateSequence, shard_path, write_shard
+    from drafthead.data.store import KIND, verify_store
+
+    artifacts.begin(folder / "states", KIND, {})
+    ids, mask, rows = torch.arange(1024).int(), torch.ones(1024, dtype=torch.uint8), torch.rand(1024, 2048).bfloat16()
+    sequence = StateSequence("p", ids, mask, {2: rows, 4: rows, 6: rows}, rows, ids, torch.zeros(1024))
+    write_shard(shard_path(folder / "states", 0), [sequence], 8)
+    _link(shard_path(folder / "states", 0), [shard_path(folder / "states", i) for i in range(1, count // 16)])
+    artifacts.finish(folder / "states", {})
+
+    def verified() -> None:
+        assert not verify_store(folder / "states")
+
+    return verified
+
+
+def results(count: int, folder: Path) -> Callable[[], object]:
+    """So many measurements of a server, half of them of the baseline."""
+    from drafthead.config import load_recipe
+    from drafthead.evaluation.results.levels import read_serving, summarise_serving
+    from tests.evaluation.rows import write_results
+
+    recipe = load_recipe(overrides=[f"output_dir={folder}"])
+    write_results(recipe, head_speed=dict.fromkeys(range(1, count // 2 + 1), 1.2))
+    return lambda: summarise_serving(read_serving(recipe.results_dir / "serving"))
+
+
+def _link(first: Path, others: Sequence[Path]) -> None:
+    for index, path in enumerate(others, start=1):  # a file can have 65,000 names
+        if index % _LINKS == 0:
+            first = Path(shutil.copy(first, path))
+        else:
+            os.link(first, path)
+
+
+SUBJECTS = {
+    "prompts": prompts, "responses": responses, "store": store, "epoch": epoch, "verify": verify, "results": results,
+}  # fmt: skip
 
 
 def measure(name: str, count: int) -> None:
@@ -139,7 +180,8 @@ def main() -> None:
         before = None
         for size in args.sizes:
             command = [sys.executable, __file__, "--measure", name, str(size)]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+            result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
             if result.returncode:
                 print(f"| {name} | {size:,} | failed: {result.stderr.strip().splitlines()[-1]} | | | |", flush=True)
                 break

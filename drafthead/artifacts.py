@@ -185,11 +185,15 @@ def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dic
 
 
 def file_entries(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """What a manifest says of files; every byte is read once, which of a large store of states are terabytes."""
+    """What a manifest says of files."""
+    sums = _sums(directory, names)
+    return {name: {"bytes": (directory / name).stat().st_size, "sha256": sums[name]} for name in names}
+
+
+def _sums(directory: Path, names: list[str]) -> dict[str, str]:
+    """SHA-256 of files, several at a time: of a large store of states every byte of terabytes is read."""
     with ThreadPoolExecutor() as pool:
-        sums = pool.map(lambda name: sha256_file(directory / name), names)
-        sizes = [(directory / name).stat().st_size for name in names]
-        return {n: {"bytes": size, "sha256": sha256} for n, size, sha256 in zip(names, sizes, sums, strict=True)}
+        return dict(zip(names, pool.map(lambda name: sha256_file(directory / name), names), strict=True))
 
 
 def _remove_leftovers(directory: Path) -> None:
@@ -268,12 +272,9 @@ def verify_files(directory: Path) -> list[str]:
         ArtifactError: the manifest is damaged.
     """
     manifest = read_manifest(directory)
-    lost = set(lost_files(directory, manifest))
-    return [
-        name
-        for name, listed in manifest["files"].items()
-        if name in lost or sha256_file(directory / name) != listed["sha256"]
-    ]
+    lost = lost_files(directory, manifest)
+    sums = _sums(directory, [name for name in manifest["files"] if name not in lost])
+    return [name for name, listed in manifest["files"].items() if sums.get(name) != listed["sha256"]]
 
 
 def _some(names: list[str]) -> str:

@@ -8,17 +8,22 @@ only its equal. Given up: paraphrases and translations.
 A run that many documents share is a template, such as the instruction above every article of a benchmark, and tells
 nothing about the document. It is no overlap, nor is a run that has a word in common with it.
 
-Only the hashes of held-out runs are kept: about 120 bytes for each held-out word, however much there is to train on.
+Only the hashes of held-out runs are kept: 8 bytes for each held-out word, more where training prompts have it too.
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
 
 from drafthead.data.prompts import Prompt
 
 N = 13  # words
+_BATCH = 1000  # prompts whose runs are looked up at a time
 _CJK = "぀-ヿ㐀-䶿一-鿿가-힯"
 _WORD = re.compile(f"[{_CJK}]|[^\\W{_CJK}]+")
 
@@ -30,12 +35,18 @@ class Candidate:
     Attributes:
         prompt: as it would be written.
         label: its category within the source, as a recipe names it.
-        text: of all its messages, for the comparison.
+        given: text of a prompt of token ids, where its row has it.
     """
 
     prompt: Prompt
     label: str
-    text: str
+    given: str = ""
+
+    @property
+    def text(self) -> str:
+        """For the comparison; put together when it is asked for, because chats share their messages."""
+        ids = self.prompt.prompt_ids or ()
+        return " ".join(m["content"] for m in self.prompt.messages) or self.given or " ".join(map(str, ids))
 
 
 @dataclass(frozen=True)
@@ -56,11 +67,18 @@ class Overlap:
 
 def find_overlaps(train: Sequence[Candidate], heldout: Sequence[Candidate]) -> list[Overlap]:
     """Every training prompt that shares a run of words with a held-out one, in the order of `train`."""
+    held = np.unique(np.concatenate([_hashes([]), *(_hashes([_runs(candidate)]) for candidate in heldout)]))
+    touching, both = [], set[int]()
+    for start in range(0, len(train) if len(held) else 0, _BATCH):
+        batch = train[start : start + _BATCH]
+        runs_of = [_runs(candidate) for candidate in batch]
+        found_here = _those_in(held, np.unique(_hashes(runs_of)))
+        touching += [c for c, runs in zip(batch, runs_of, strict=True) if not found_here.isdisjoint(runs)]
+        both |= found_here
     first: dict[int, Prompt] = {}  # run -> the first held-out prompt that has it
     for candidate in reversed(heldout):
-        first.update(dict.fromkeys(_runs(candidate), candidate.prompt))
+        first.update((run, candidate.prompt) for run in _runs(candidate) if run in both)
     train_documents, heldout_documents = (len(set(map(_document, side))) for side in (train, heldout))
-    touching = [candidate for candidate in train if not first.keys().isdisjoint(_runs(candidate))]
     shared = _is_template(touching, first, train_documents)
     in_heldout = _is_template(heldout, shared, heldout_documents)
     found = []
@@ -76,6 +94,16 @@ def find_overlaps(train: Sequence[Candidate], heldout: Sequence[Candidate]) -> l
             distinct = {runs[start] for start in hits}
             found.append(Overlap(candidate.prompt, first[runs[hits[0]]], len(distinct), " ".join(words)))
     return found
+
+
+def _hashes(runs: Sequence[list[int]]) -> NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(runs), np.int64)
+
+
+def _those_in(held: NDArray[np.int64], runs: NDArray[np.int64]) -> set[int]:
+    """The runs that are held out; both ascending."""
+    places = np.minimum(np.searchsorted(held, runs), len(held) - 1)
+    return set(runs[held[places] == runs].tolist())
 
 
 def words_of(text: str) -> list[str]:

@@ -39,7 +39,7 @@ _POOL = (
 _ROW_COST = 12  # of a row that carries loss, in tokens that only give context (tests/gpu/fake_step.py, gpt-oss-120b)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Window:
     """A stretch of a document.
 
@@ -125,7 +125,7 @@ def plan_stream(
             batches = plan_epoch(windows[start:stop], budget, seed, epoch, group)
             offset = epoch * states.epoch_stride
             for batch in leveled(batches, per_step, -len(stream) % per_step, seed):
-                stream.append([replace(window, document=window.document + offset) for window in batch])
+                stream.append([replace(w, document=w.document + offset) for w in batch] if offset else batch)
     return stream
 
 

@@ -24,7 +24,6 @@ on what follows. Responses that fail are left out with a reason that callers cou
 """
 
 import json
-import math
 from collections.abc import Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -67,10 +66,9 @@ class Renderer:
         Args:
             tokenizer: with a chat template.
             day: the date given to a template that reads the clock; None: today.
-            max_tokens: a message that cannot have as few tokens is not read, which would take a second per megabyte.
+            max_tokens: of an engine, see `_is_too_long`; None: any number.
         """
-        longest = max(map(len, tokenizer.get_vocab())) if max_tokens else 0  # characters
-        self._max_characters = max_tokens * longest if max_tokens else math.inf
+        self._max_tokens = max_tokens
         self._tokenizer = tokenizer
         self._clock: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
         control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -91,8 +89,10 @@ class Renderer:
         text = json.dumps([messages, prompt.tools], ensure_ascii=False)
         if found := next((token for token in self._control if token in text), None):
             raise UnrenderableError(CONTROL_TOKEN, found)
-        if (size := sum(len(str(message.get("content", ""))) for message in messages)) > self._max_characters:
-            raise UnrenderableError(NO_ROOM, f"{size} characters")
+        # Of its own earlier answers a template may leave out thoughts, of what others said nothing.
+        said = [str(message["content"]) for message in messages if message["role"] != "assistant"]
+        if size := next((len(message) for message in said if self._is_too_long(message)), 0):
+            raise UnrenderableError(NO_ROOM, f"a message of {size:,} characters")
         try:
             encoding: Any = self._tokenizer.apply_chat_template(
                 messages,
@@ -105,6 +105,16 @@ class Renderer:
         except TemplateError as error:
             raise UnrenderableError(TEMPLATE, str(error)) from error
         return list(encoding["input_ids"])
+
+    def _is_too_long(self, message: str) -> bool:
+        """Whether a message surely has more tokens than an engine takes, without reading all of a very long one:
+        tokenizers take a second per megabyte. 16 characters for each of the tokens are read, and they have to be twice
+        as many as there may be, because a cut changes the tokens around it.
+        """
+        if self._max_tokens is None or len(message) <= 16 * self._max_tokens:
+            return False
+        beginning: Any = self._tokenizer(message[: 16 * self._max_tokens], add_special_tokens=False, verbose=False)
+        return len(beginning["input_ids"]) > 2 * self._max_tokens
 
     def given(self, ids: Sequence[int]) -> list[int]:
         """Token ids as they are; raises UnrenderableError where one lies beyond the vocabulary."""

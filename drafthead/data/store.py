@@ -4,6 +4,7 @@ Reading maps the files and copies only the sequence that is needed. One file per
 an open, a header and a rename for every few kilobytes.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ def verify_store(directory: Path) -> list[str]:
         return [f"{directory / MANIFEST} cannot be read: {error}"]
     found = {path.name for path in directory.glob("shard-*.safetensors")}
     problems += [f"{name} is not in {MANIFEST}" for name in sorted(found - set(listed))]
-    return problems + [problem for name in sorted(found) for problem in verify_shard(directory / name, identity)]
+    with ThreadPoolExecutor() as pool:
+        of_each = pool.map(lambda name: verify_shard(directory / name, identity), sorted(found))
+        return problems + [problem for found_in_one in of_each for problem in found_in_one]
 
 
 def verify_shard(path: Path, identity: dict[str, Any]) -> list[str]:

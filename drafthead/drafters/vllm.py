@@ -18,6 +18,7 @@ from torch import Tensor
 from drafthead.artifacts import describe_difference, read_json
 from drafthead.drafters.base import DraftShape, draft_shape, parameter_shapes
 from drafthead.drafters.registry import drafter_of, parse_head
+from drafthead.files import foreign
 from drafthead.target.pieces import TargetPieces, TargetSpec
 from drafthead.target.rope import rope_parameters_of
 
@@ -333,7 +334,8 @@ def check_files(directory: Path, spec: TargetSpec) -> None:
         ValueError: naming what does not fit and both values.
     """
     config, files = read_json(directory / "config.json"), check_tensor_files(directory)
-    plain = config | config.get("transformer_layer_config", {})  # whatever the algorithm
+    with foreign(directory / "config.json", "Fetch the head again"):
+        plain = config | config.get("transformer_layer_config", {})  # whatever the algorithm
     hidden = plain.get("target_hidden_size") or plain.get("hidden_size")
     found = {"hidden_size": hidden, "vocab_size": plain.get("vocab_size")}
     wanted = {key: value and getattr(spec, key) for key, value in found.items()}  # what is not stated cannot differ

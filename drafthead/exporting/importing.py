@@ -4,6 +4,7 @@ Only safetensors and JSON are read. The checkpoint has no DeepSpeed state, so no
 `train.init_from` begins one with its weights.
 """
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from drafthead.data.trained_on import read_trained_on, write_trained_on
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.drafters.trained import MODEL_FILE, OWN
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
-from drafthead.files import atomic_path, sha256_file, write_json
+from drafthead.files import atomic_path, foreign, sha256_file, write_json
 from drafthead.target.files import local_files
 from drafthead.target.pieces import check_aux_layer_ids, load_pieces, load_target_spec, target_identity
 
@@ -29,6 +30,7 @@ _STATE: dict[str, Any] = {
     "best_acceptance_length": None, "acceptance_per_position": [],
 }  # fmt: skip
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_ANOTHER = "Fetch the head again, or give one of head.type for this target"
 log = logging.getLogger(__name__)
 
 
@@ -53,21 +55,25 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     files = drafter_of(recipe.head).vllm
     _check_type(recipe.head, config)
-    named = files.checkpoint_tensors(tensors)
-    shape, aux_layer_ids = files.describe(config, named, spec, layer_ids_are)
-    check_aux_layer_ids(spec, aux_layer_ids)
+    with foreign(public, _ANOTHER):
+        named = files.checkpoint_tensors(tensors)
+        shape, aux_layer_ids = files.describe(config, named, spec, layer_ids_are)
+        check_aux_layer_ids(spec, aux_layer_ids)
+        # A head trained here rotates and norms as its target does, a public one as its own config says.
+        own = {key: getattr(shape, key) for key in OWN}
+        json.dumps(own, ensure_ascii=False, allow_nan=False).encode()  # as it will be written
     _check_recipe(recipe, shape.head, aux_layer_ids)
     pieces = load_pieces(recipe.target_path, recipe.target.revision)
-    weights = completed(named, shape.head.draft_vocab_size, pieces)
-    check_tensors(weights, shape)
+    with foreign(public, _ANOTHER):
+        weights = completed(named, shape.head.draft_vocab_size, pieces)
+        check_tensors(weights, shape)
     published = {path.name: sha256_file(path) for path in sorted(public.glob("*.safetensors"))}
     identity = {
         "imported": {"path": source, "revision": revision, "files": published},
         "target": target_identity(recipe, spec),
         "aux_layer_ids": list(aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
-        # A head trained here rotates and norms as its target does, a public one as its own config says.
-        **{key: getattr(shape, key) for key in OWN},
+        **own,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }
     if artifacts.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):

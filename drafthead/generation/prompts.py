@@ -308,7 +308,7 @@ def drop_duplicates(pools: Sequence[Pool]) -> int:
     Returns:
         How many were dropped.
     """
-    seen: set[str] = set()
+    seen: set[bytes] = set()
     dropped = 0
     for side in ("heldout", "train"):
         for pool in pools:
@@ -322,12 +322,12 @@ def drop_duplicates(pools: Sequence[Pool]) -> int:
     return dropped
 
 
-def _normalised(prompt: Prompt) -> str:
-    """A key that prompts share when they differ in case and white space only."""
+def _normalised(prompt: Prompt) -> bytes:
+    """A key of 16 bytes that prompts share when they differ in case and white space only."""
     if prompt.prompt_ids is not None:
-        return prompt.id
+        return bytes.fromhex(prompt.id).ljust(16, b"\0")
     texts = [[m["role"], " ".join(m["content"].casefold().split()), m.get("tool_calls")] for m in prompt.messages]
-    return digest([texts, prompt.tools])
+    return bytes.fromhex(digest([texts, prompt.tools])[:32])
 
 
 def _conversations(pool: Pool, path: Path) -> Iterator[Conversation]:
@@ -350,11 +350,10 @@ def _candidates(source: Located, conversation: Conversation) -> Iterator[Candida
     document = f"{name}:{conversation.document}" if conversation.document else ""
     ids, tools, rows_source = conversation.prompt_ids, conversation.tools, conversation.source or name
     for messages, response in cut(conversation.messages, source.config.turns) if ids is None else [((), None)]:
-        text = " ".join(m["content"] for m in messages) or conversation.text or " ".join(map(str, ids or ()))
         key = prompt_id(messages, ids, tools)
         answer = conversation.response_ids
         prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response, answer)
-        yield Candidate(prompt, label, text)
+        yield Candidate(prompt, label, conversation.text)
 
 
 def _check_rows(pool: Pool) -> None:

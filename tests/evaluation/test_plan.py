@@ -113,6 +113,9 @@ def test_a_level_that_cannot_be_reached_is_refused_before_anything_starts(tmp_pa
         plan_prompts(recipe, recipe_plan(recipe), _workload())
     allowed = tiny_recipe(tmp_path, *settings, "eval.allow_unreached=true")
     assert [len(r) for r in plan_prompts(allowed, recipe_plan(allowed), _workload()).values()] == [40, 39]
+    one = tiny_recipe(tmp_path, "eval.concurrency=[1]")
+    with pytest.raises(ValueError, match="multi-turn has 3 prompts.* 2 held-out"):
+        plan_prompts(one, recipe_plan(one), _workload(1))
 
 
 def test_a_workload_without_prompts_names_what_there_is(tmp_path):

@@ -3,10 +3,10 @@
     python -m tests.faults.crash_points [--stage NAME ...] [--fault NAME ...] [--sample N] [--processes N]
 
 A preloaded library (faulty_io.c) counts the operations below the output folder. A process that has imported everything
-forks for each point, so that a point costs the work and not the start. After a kill: whatever has its name is whole.
-After an error: one message that names a file, and code 2. After either, the same command ends with the payload of the
-undisturbed run and leaves nothing behind; where another fault left the very same files, it was run already. Stages that
-start vLLM are killed by `make soak` only.
+forks for each point, so that a point costs the work and not the start; engines run in it, servers are started anew.
+After a kill: whatever has its name is whole, and no process goes on. After an error: one message that names a file, and
+code 2. After either, the same command ends with the payload of the undisturbed run and leaves nothing behind; where
+another fault left the very same files, it was run already. Each stage works on what those before it made.
 """
 
 import argparse
@@ -16,8 +16,10 @@ import errno
 import importlib
 import json
 import os
+import pickle
 import random
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -25,151 +27,251 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import psutil
+import vllm
 
 from drafthead import artifacts
-from drafthead.config import Recipe
-from drafthead.data import responses
+from drafthead.engine import server
+from drafthead.engine.offline import keep_engines_in_this_process, repair_cpu_build
 from drafthead.files import sha256_file
 from drafthead.locks import LOCK
-from drafthead.target.pieces import load_target_spec, target_identity
-from tests.artifacts import response
 from tests.evaluation.rows import write_results
 from tests.faults.payload import content
 from tests.faults.power_loss import LIBRARY, build, preloaded
-from tests.faults.stages import NAME, RESULTS, SMALL, Stage
+from tests.faults.stages import NAME, RESULTS, SMALL, TRAIN, Stage
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
-from tests.training.synthetic import synthetic_store
+from tests.warm import ENGINES, TRAINING
 
 _KILL, _SHORT = -1, -2  # as in faulty_io.c
 FAULTS = {
     "kill": _KILL, "EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS, "EINTR": errno.EINTR,
     "short": _SHORT,
 }  # fmt: skip
+_HANGS_AFTER, _ENDS_WITHIN = 120, 20  # seconds
+_GOES_ON = "a process that was started goes on"
+_RANDOM = re.compile(r"\.[0-9a-f]{8}(?=\.)|\.tmp\w{6}$", re.MULTILINE)  # of temporary names
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 # Besides SMALL: a few steps with two checkpoints, the first of which is deleted; little to compute.
 _SMALLER = (
-    "states.backend=transformers", "states.sequences_per_shard=2", "train.epochs=2", "train.checkpoint_every=1",
-    "train.keep_checkpoints=1", "train.tokens_per_batch=64", "train.batches_per_step=1", "head.num_ttt_steps=1",
-    "eval.num_draft_tokens=1",
+    "prompts.max_train=3", "prompts.max_heldout=3", "prompts.validation=1", "responses.prompts_per_part=2",
+    "responses.max_tokens=12", "states.backend=transformers", "states.sequences_per_shard=2", "train.epochs=2",
+    "train.checkpoint_every=1", "train.keep_checkpoints=1", "train.tokens_per_batch=256", "train.batches_per_step=1",
+    "head.num_ttt_steps=1", "eval.num_draft_tokens=1", "eval.max_tokens=12", "eval.prompts_per_level=1",
+    "eval.methods=[eagle3]", "eval.workloads=all",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A stage, what it is given besides, and what makes its inputs."""
+    """A stage, and what it is given besides.
+
+    Attributes:
+        needs: the stage before it; "" for none.
+        arguments: besides SMALL and what is smaller still.
+        copied: folders below data/NAME that it reads under a name of its own.
+        used_up: a folder that it reads and empties.
+    """
 
     stage: Stage
+    needs: str
     arguments: tuple[str, ...] = ()
-    inputs: Callable[[Recipe], None] = lambda recipe: None
+    copied: tuple[str, ...] = ()
+    used_up: str = ""
 
     def run(self, root: Path) -> list[str]:
         return self.stage.arguments(root, *_SMALLER, *self.arguments)
 
+    def prepare(self, root: Path) -> None:
+        """Make or copy what it reads that no stage made for it."""
+        if self.stage.name == "report" and not (root / RESULTS / "serving").exists():
+            write_results(tiny_recipe(root, *SMALL, *_SMALLER), head_speed={1: 1.3, 8: 0.9})
+        for folder in self.copied:
+            name = next(a for a in self.arguments if a.startswith("name=")).removeprefix("name=")
+            shutil.copytree(root / "data" / NAME / folder, root / "data" / name / folder, dirs_exist_ok=True)
+        if self.used_up:
+            shutil.copytree(root / self.used_up, kept(root))
 
-def _responses(recipe: Recipe) -> None:
-    """Responses whose text the target never wrote; drawn, so that nobody expects its argmax to be the text."""
-    identity = {"target": target_identity(recipe, load_target_spec(recipe.target_path))}
-    chooser = random.Random(0)
-    for split, count in (("train", 3), ("validation", 1)):
-        directory = recipe.responses_dir(split)
-        artifacts.begin(directory, responses.KIND, identity)
-        texts = [[chooser.randrange(300, 2000) for _ in range(20)] for _ in range(count)]
-        given = [replace(response(f"{split}{i}", 8, 12, ids=ids), temperature=1.0) for i, ids in enumerate(texts)]
-        responses.write_part(responses.part_path(directory, 0), given)
-        artifacts.finish(directory, {})
-
-
-def _states(recipe: Recipe) -> None:
-    shutil.rmtree(recipe.prompts_dir.parent, ignore_errors=True)  # prompts and responses that are not of these states
-    for split, count in (("train", 2), ("validation", 1)):
-        synthetic_store(recipe, split, count, seed=count)
+    def clear(self, root: Path) -> None:
+        """As if the stage had never run."""
+        self.stage.clear(root)
+        if self.used_up:
+            shutil.copytree(kept(root), root / self.used_up)
 
 
-def _results(recipe: Recipe) -> None:
-    if not (recipe.results_dir / "serving").exists():
-        write_results(recipe, head_speed={1: 1.3, 8: 0.9})
+def kept(root: Path) -> Path:
+    """Where a copy of what is used up lies."""
+    return root.with_name("kept")
 
 
+def _subject(needs: str, name: str, script: str, writes: str, *arguments: str, **more: Any) -> Subject:
+    return Subject(Stage(name, script, tuple(writes.split()), "", deep=name != "report"), needs, arguments, **more)
+
+
+_REGENERATE, _HARVEST, _VLLM = "data_gen/regenerate.py", "data_gen/harvest.py", "states.backend=vllm"
+_SPOOL = ("name=spool", "states.spool_shards=8")  # with room for all that training reads
 SUBJECTS = {
     subject.stage.name: subject
     for subject in (
-        Subject(Stage("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts", f"results/{NAME}/prompts"), "")),
-        Subject(Stage("harvest", "data_gen/harvest.py", (f"data/{NAME}/states",), ""), (), _responses),
-        Subject(  # online mode, with room for all that training would read
-            Stage("spool", "data_gen/harvest.py", (f"data/{NAME}/states",), ""),
-            ("states.spool_shards=8",),
-            _responses,
+        _subject("", "prompts", "data_gen/prompts.py", f"data/{NAME}/prompts results/{NAME}/prompts"),
+        _subject("prompts", "regenerate", _REGENERATE, f"data/{NAME}/responses"),
+        _subject(
+            "prompts", "one-pass", _REGENERATE, "data/once/responses data/once/one-pass data/once/states", "name=once",
+            "states.one_pass=true", _VLLM, copied=("prompts",),
         ),
-        Subject(Stage("train", "train/eagle3.py", (f"runs/{NAME}",), ""), (), _states),
-        Subject(Stage("export", "export/head.py", (f"heads/{NAME}",), ""), ("--no-serve-check",)),
-        Subject(
-            Stage("import", "export/import_head.py", ("runs/other",), ""),
-            ("name=other", "--head", "ROOT/heads/tiny"),
+        _subject("regenerate", "harvest", _HARVEST, f"data/{NAME}/states"),
+        _subject(
+            "regenerate", "harvest-vllm", _HARVEST, "data/vllm/states", "name=vllm", _VLLM,
+            copied=("prompts", "responses"),
         ),
-        Subject(Stage("report", "eval/report.py", (RESULTS,), "", deep=False), (), _results),
+        _subject("regenerate", "spool", _HARVEST, "data/spool/states", *_SPOOL, copied=("prompts", "responses")),
+        _subject("harvest", "train", TRAIN, f"runs/{NAME}"),
+        _subject("spool", "online", TRAIN, "runs/spool data/spool/states", *_SPOOL, used_up="data/spool/states"),
+        _subject("train", "export", "export/head.py", f"heads/{NAME}"),
+        _subject(
+            "export", "import", "export/import_head.py", "runs/other", "name=other", "--head", f"ROOT/heads/{NAME}"
+        ),
+        _subject("export", "acceptance", "eval/acceptance.py", f"{RESULTS}/acceptance"),
+        _subject("export", "serving", "eval/serving.py", f"{RESULTS}/serving"),
+        _subject("", "report", "eval/report.py", RESULTS),
     )
-}
+}  # fmt: skip
+
+
+def with_needs(names: Iterable[str]) -> set[str]:
+    """These stages and those that they need."""
+    found = {name for name in names if name}
+    return found | with_needs(SUBJECTS[name].needs for name in found) if found else found
+
+
+class _ForkedServer(subprocess.Popen):
+    """A server in a fork of a process that has vLLM already: 20 s less than a new interpreter takes."""
+
+    def _execute_child(self, args: list[str], _executable, begin, *rest: Any) -> None:  # type: ignore[no-untyped-def]
+        environment, log = rest[3], rest[10]
+        self._child_created, self.pid = True, os.fork()
+        if self.pid == 0:
+            os.setsid()
+            ctypes.CDLL(os.environ[LIBRARY]).fault_arm(b"", 0, 0, 0)
+            begin()
+            for number in (1, 2):
+                os.dup2(log, number)
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.argv = args[2:]
+            try:
+                runpy.run_module(args[2], run_name="__main__", alter_sys=True)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
 
 
 class Zygote:
     """Runs commands in forks of this process, which has the library preloaded, with a fault at one operation."""
 
     def __init__(self, root: Path, aside: Path):
-        self.root, self._log, self._result = root, aside / "log", aside / "result.json"
-        self._modules, self.report = aside / "modules", aside / "report.json"
+        self.root, self._log, self._result = root, aside / "log", aside / "result"
+        self._modules, self.report, self._wanted = aside / "modules", aside / "report.json", aside / "engines"
+        self._operations = aside / "operations"
+        self._engines: dict[str, Any] = {}  # by their arguments
+        self._stops: list[Callable[[], None]] = []
         self._library = ctypes.CDLL(os.environ[LIBRARY])
         self._library.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
-        self._library.fault_count.restype = ctypes.c_long
         self._library.fault_what.restype = ctypes.c_char_p
 
-    def run(self, arguments: list[str], at: int = 0, fault: int = 0) -> tuple[int, str, int, str]:
-        """Returns the exit code (negative: the signal), the output, how many operations there were, and the one hit."""
+    def run(self, arguments: list[str], at: int = 0, fault: int = 0) -> tuple[int, str, list[str], str]:
+        """Returns the exit code (negative: the signal), the output, the operations, and the one hit."""
         arguments = [argument.replace("ROOT", str(self.root)) for argument in arguments]
         self._result.unlink(missing_ok=True)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pid = os.fork()
         if pid == 0:
             self._child(arguments, at, fault)
         _, status = os.waitpid(pid, 0)
-        count, what = json.loads(self._result.read_text()) if self._result.exists() else (0, "")
-        return os.waitstatus_to_exitcode(status), self._log.read_text(errors="replace"), count, what
+        what = self._result.read_text() if self._result.exists() else ""
+        operations = _RANDOM.sub("", self._operations.read_text(errors="replace")).splitlines()
+        output = self._log.read_text(errors="replace") + self._gone_on()
+        return os.waitstatus_to_exitcode(status), output, operations, what
+
+    def _gone_on(self) -> str:
+        """Wait for what the command started, which is this process's child now; says so where it does not end."""
+        deadline = time.monotonic() + _ENDS_WITHIN
+        while time.monotonic() < deadline:
+            try:
+                if not os.waitpid(-1, os.WNOHANG)[0]:
+                    time.sleep(0.02)
+            except ChildProcessError:
+                return ""
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        return f"\n{_GOES_ON}"
 
     def _child(self, arguments: list[str], at: int, fault: int) -> None:
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
         code = 1
+        signal.alarm(_HANGS_AFTER)
+        server.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": _ForkedServer})
+        start, wanted = vllm.LLM, []
+
+        def engine(**options: Any) -> Any:
+            wanted.append(options)
+            if repr(options) not in self._engines:
+                for stop in self._stops:  # none starts beside another
+                    stop()
+                return start(**options)
+            return self._engines[repr(options)]
+
+        vllm.LLM = engine
         try:
+            self._library.fault_trace(os.open(self._operations, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
             self._arm(self.root, at, fault)
             code = run_here(*arguments)
         except BaseException:
             traceback.print_exc()
         finally:
-            found = self._library.fault_count(), self._library.fault_what().decode()
+            found = self._library.fault_what().decode()
             self._arm(None, 0, 0)
-            self._result.write_text(json.dumps(found))
+            self._result.write_text(found)
             self._modules.write_text("\n".join(sys.modules))
+            self._wanted.write_bytes(pickle.dumps(wanted))
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
 
     def warm(self) -> None:
         """Import what the last command imported, once for all that follow."""
-        for name in self._modules.read_text().splitlines():
+        names = self._modules.read_text().splitlines()
+        for name in names if "numba" not in names else ():  # see tests.warm
             if name not in sys.modules:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
+
+    def start_engines(self) -> None:
+        """Start the engines that the last command had, for all that follow: what they read of a head is not counted."""
+        keep_engines_in_this_process()
+        repair_cpu_build()
+        for options in pickle.loads(self._wanted.read_bytes()):
+            with contextlib.suppress(Exception):  # of a head that is gone
+                engine = self._engines[repr(options)] = vllm.LLM(**options)
+                self._stops.append(engine.llm_engine.engine_core.shutdown)
+                engine.llm_engine.engine_core.shutdown = lambda: None
 
     def _arm(self, root: Path | None, at: int, fault: int) -> None:
         self._library.fault_arm(os.fsencode(root or ""), at, fault, fault not in (0, _KILL))
 
 
 def try_points(
-    subject: Subject, zygotes: list[Zygote], fault: str, sample: int | None, chooser: random.Random, known: set[str]
-) -> list[str]:
+    subject: Subject, zygotes: list[Zygote], fault: str, sample: int | None, every: bool, chooser: random.Random,
+    known: set[str],
+) -> list[str]:  # fmt: skip
     """Try the operations of a stage, a share in each root; returns what failed, and prints how many were tried.
 
     Args:
@@ -177,21 +279,21 @@ def try_points(
         zygotes: of which the first one's root has the inputs.
         fault: its name.
         sample: so many operations; None: all.
+        every: those amid equal ones too.
         chooser: of the sample.
         known: digests of what the stage was resumed from without a problem; those of this fault are added.
     """
     stage, root = subject.stage, zygotes[0].root
-    stage.clear(root)
-    subject.inputs(tiny_recipe(root, *SMALL, *_SMALLER))
-    code, output, count, _ = zygotes[0].run(subject.run(root), 0, FAULTS[fault])
+    subject.clear(root)
+    code, output, operations, _ = zygotes[0].run(subject.run(root), 0, FAULTS[fault])
     assert code == 0, f"{stage.name} undisturbed:\n{output}"
     zygotes[0].warm()
-    points = range(1, count + 1)
-    tried = sorted(chooser.sample(points, min(sample, count))) if sample else list(points)
+    points = [at for at in range(1, len(operations) + 1) if every or not _alike(operations[at - 2 : at + 1])]
+    tried = sorted(chooser.sample(points, min(sample, len(points)))) if sample else points
     began = time.monotonic()
     for zygote in zygotes[1:]:
-        shutil.rmtree(zygote.root)
-        shutil.copytree(root, zygote.root, symlinks=True)
+        shutil.rmtree(zygote.root.parent)
+        shutil.copytree(root.parent, zygote.root.parent, symlinks=True)
     children = {}
     for i, zygote in enumerate(zygotes):
         children[os.fork()] = zygote
@@ -203,18 +305,24 @@ def try_points(
         found, resumed = json.loads(zygote.report.read_text())
         failures += found
         known |= set(resumed)
-    counts = f"{len(tried):>5} of {count} operations tried, {len(failures)} failed"
+    counts = f"{len(tried):>5} of {len(operations)} operations tried, {len(failures)} failed"
     print(f"{stage.name:<10} {fault:<8} {counts}, {time.monotonic() - began:.0f} s", flush=True)
     return failures
+
+
+def _alike(neighbours: list[str]) -> bool:
+    """Whether an operation stands amid equal ones, as most writes to one file do."""
+    return len(neighbours) == 3 and len(set(neighbours)) == 1
 
 
 def _try_all(subject: Subject, zygote: Zygote, fault: str, points: list[int], known: set[str]) -> NoReturn:
     """A share of the operations, in a process that ends with it."""
     code = 1
     try:
-        subject.stage.clear(zygote.root)  # of another root, whose name may stand in it
+        subject.clear(zygote.root)  # of another root, whose name may stand in it
         assert zygote.run(subject.run(zygote.root))[0] == 0
         wanted = subject.stage.payload(zygote.root)
+        zygote.start_engines()
         failures = [_try(subject, zygote, fault, at, wanted, known) for at in points]
         zygote.report.write_text(json.dumps([[found for found in failures if found], sorted(known)]))
         code = 0
@@ -228,7 +336,7 @@ def _try_all(subject: Subject, zygote: Zygote, fault: str, points: list[int], kn
 def _try(subject: Subject, zygote: Zygote, fault: str, at: int, wanted: dict[str, str], known: set[str]) -> str:
     """One operation; returns what is wrong, "" for nothing."""
     stage, root, command = subject.stage, zygote.root, subject.run(zygote.root)
-    stage.clear(root)
+    subject.clear(root)
     code, output, _, what = zygote.run(command, at, FAULTS[fault])
     problems = _after(fault, code, output, stage.payload(root, finished=False), wanted, root)
     if (left := _state(stage, root)) not in known:
@@ -250,9 +358,6 @@ def _try(subject: Subject, zygote: Zygote, fault: str, at: int, wanted: dict[str
     return "".join(problems)
 
 
-_RANDOM = re.compile(r"\.[0-9a-f]{8}(?=\.)|\.tmp\w{6}$")  # of temporary names
-
-
 def _state(stage: Stage, root: Path) -> str:
     """A digest of everything that lies in a stage's folders, but for times and random names."""
     found = []
@@ -269,7 +374,7 @@ def _state(stage: Stage, root: Path) -> str:
 
 def _after(fault: str, code: int, output: str, found: dict[str, str], wanted: dict[str, str], root: Path) -> list[str]:
     """What is wrong right after a kill or an error."""
-    problems = []
+    problems = [_GOES_ON] if _GOES_ON in output else []
     if fault == "kill" and code not in (-signal.SIGKILL, 0):
         problems.append(f"ended with {code}: {output[-600:]}")
     if fault != "kill":
@@ -289,6 +394,7 @@ def main() -> None:
     parser.add_argument("--stage", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--fault", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--sample", type=int, help="so many operations of each stage and fault; default: all")
+    parser.add_argument("--every", action="store_true", help="of a row of writes to one file not only first and last")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that try faults at a time")
     args = parser.parse_args()
@@ -297,8 +403,9 @@ def main() -> None:
             variables = {**os.environ, **preloaded(build(Path(folder)))}
             again = [sys.executable, "-m", "tests.faults.crash_points", *sys.argv[1:]]
             sys.exit(subprocess.run(again, env=variables, check=False).returncode)
-    for name in ("deepspeed", "accelerate", "datasets", "drafthead.training.trainer", "drafthead.exporting.export"):
-        __import__(name)
+    os.environ.update({"TORCHDYNAMO_DISABLE": "1", "DS_ACCELERATOR": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"})
+    for name in ("datasets", *TRAINING, *ENGINES):
+        importlib.import_module(name)
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a sync costs nothing
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         asides = [Path(folder, str(i)) for i in range(args.processes)]
@@ -307,15 +414,14 @@ def main() -> None:
         zygotes, chooser = [Zygote(aside / "root", aside) for aside in asides], random.Random(args.seed)
         failures, root = [], zygotes[0].root
         for name, subject in SUBJECTS.items():
-            if name in args.stage:
-                known: set[str] = set()
-                for fault in args.fault:
-                    failures += try_points(subject, zygotes, fault, args.sample, chooser, known)
-                zygotes[0].run(subject.run(root))  # a later stage may need what it makes
-            else:
-                subject.inputs(tiny_recipe(root, *SMALL, *_SMALLER))
-                if name in ("train", "export") and {"export", "import"} & set(args.stage):
-                    zygotes[0].run(subject.run(root))
+            if name not in with_needs(args.stage):
+                continue
+            subject.prepare(root)
+            known: set[str] = set()
+            for fault in args.fault if name in args.stage else ():
+                failures += try_points(subject, zygotes, fault, args.sample, args.every, chooser, known)
+            code, output, _, _ = zygotes[0].run(subject.run(root))  # a later stage may need what it makes
+            assert code == 0, f"{name} undisturbed:\n{output}"
     print(f"{len(failures)} failures")
     sys.exit(bool(failures))
 

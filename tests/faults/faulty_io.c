@@ -26,7 +26,8 @@ static char root[PATH_MAX];
 static long at, done; /* the operation to hit, counted from 1 (0: none), and how many there were */
 static int how, reads;
 static char what[PATH_MAX + 64];
-static int tape = -1; /* descriptor of the record */
+static int tape = -1;  /* descriptor of the record */
+static int trace = -1; /* of a list of what was counted */
 
 /* with_reads: count opening for reading and reads too; otherwise only what changes the file system */
 void fault_arm(const char *folder, long number, int action, int with_reads) {
@@ -34,12 +35,14 @@ void fault_arm(const char *folder, long number, int action, int with_reads) {
     at = number, how = action, reads = with_reads, done = 0, what[0] = 0;
 }
 
-long fault_count(void) { return done; }
+void fault_trace(int file) { trace = file; }
 const char *fault_what(void) { return what; }
 
 /* Whether this operation is the one; -1: it fails now with errno set, -2: it is to be done in part */
 static int hit(const char *name, const char *path) {
-    if (!root[0] || !path || strncmp(path, root, strlen(root)) || __atomic_add_fetch(&done, 1, __ATOMIC_RELAXED) != at) return 0;
+    if (!root[0] || !path || strncmp(path, root, strlen(root))) return 0;
+    if (trace >= 0) dprintf(trace, "%s %s\n", name, path);
+    if (__atomic_add_fetch(&done, 1, __ATOMIC_RELAXED) != at) return 0;
     snprintf(what, sizeof what, "%s %s", name, path);
     if (how == KILL) kill(getpid(), SIGKILL);
     if (how == SHORT) return -2;

@@ -27,8 +27,9 @@ TIMES = {
 # Not compared: logs of servers, and DeepSpeed's own resume state, a pickle. That the latter is right shows
 # in the losses and weights of the steps that follow it.
 LEFT_OUT = ("*/logs/*", "*/deepspeed/*")
-# Appended to line by line, and cut back to the checkpoint by a resumed run: whole only when the run is.
-GROWING = ("metrics.jsonl",)
+# Appended to line by line and cut back to the checkpoint by a resumed run, or replaced as training goes on: what they
+# end with is only there when the run is whole.
+GROWING = ("metrics.jsonl", "progress.json")
 
 
 def visible_files(folder: Path, deep: bool) -> list[Path]:

@@ -256,8 +256,10 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess:
     ],
 )
 def test_standard_output_is_closed_or_full_or_plain(tmp_path, ending, code, named):
+    """In a locale without UTF-8, with room for few open files."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
     arguments = " ".join(prompts_of(tmp_path, lines([{**row, "category": "é – \U0001f600"} for row in GOOD])))
-    result = shell(f"$PYTHON {PROMPTS} {arguments} {ending}", PYTHONIOENCODING="ascii")
+    result = shell(f"ulimit -n 40; $PYTHON {PROMPTS} {arguments} {ending}", **plain)
     assert result.returncode == code, result.stderr
     assert b"Traceback" not in result.stderr
     assert b"Exception ignored" not in result.stderr

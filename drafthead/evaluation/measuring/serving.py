@@ -172,6 +172,11 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> Prompts:
                 f"that source heldout: {needed} in prompts.sources and make the prompts again"
             )
         found[level] = pool[level.first : last]
+        if not found[level]:
+            raise ValueError(
+                f"a conversation of {level.workload.name} has {level.workload.turns} prompts, and the recipe has "
+                f"{len(pools[level.workload])} held-out prompts that fit: raise prompts.max_heldout"
+            )
         places = level.load.concurrency or 1
         if len(found[level]) < places and not plan.allow_unreached and level.workload.turns == 1:
             raise ValueError(
