@@ -1,0 +1,58 @@
+"""Keep a served head good: capture, notice drift, train on, compare, swap, roll back.
+
+    python data_gen/adapt.py [RECIPE] [section.key=value ...]      the loop, until it is stopped
+    python data_gen/adapt.py --serve [RECIPE] ...                  only the server, with the head in service
+    python data_gen/adapt.py --traffic FILE [--rate R] [RECIPE] .. sends prompts of a file, and ends after them
+    python data_gen/adapt.py --roll-back [RECIPE] ...              puts the head before the one in service back
+
+The recipe's head is trained and exported. The loop uses the server that `--serve` runs in another terminal, or starts
+one. Killed at any moment, the same command goes on: adapt/NAME/state.json says which head is in service, and
+results/NAME/adapting/report.html tells which served when and why it was replaced (docs/adapting.md).
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+from drafthead import locks
+from drafthead.adapting.history import write_history
+from drafthead.adapting.loop import Control, Loop, folder, run_loop, serving
+from drafthead.adapting.traffic import Traffic
+from drafthead.cli import recipe_from_command_line, run_recipe
+
+OPTIONS = (
+    ("--serve", {"action": "store_true", "help": "only serve, until stopped"}),
+    ("--roll-back", {"action": "store_true", "help": "put the head before the one in service back"}),
+    ("--traffic", {"type": Path, "metavar": "FILE", "help": "prompts to send, one a line (docs/prompts.md)"}),
+    ("--rate", {"type": float, "default": 2.0, "help": "of --traffic: requests per second"}),
+)
+
+
+def main() -> None:
+    recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    command = [args.recipe, *args.overrides]
+    if args.serve:
+        with serving(Loop.opened(recipe, command)) as control:
+            print(f"serving on {control.server.base_url}; the API key is in {folder(recipe) / 'server.json'}")
+            while control.alive():
+                time.sleep(1)
+        return
+    locks.hold(folder(recipe))
+    loop = Loop.opened(recipe, command)
+    if args.roll_back:
+        loop.roll_back("asked for")
+        if (running := Control.running(loop)) is not None:
+            running.load(loop.head_dir(loop.served.name))
+    else:
+        with serving(loop) as control:
+            traffic = Traffic(recipe, control.server, args.traffic, args.rate) if args.traffic else None
+            run_loop(loop, control, traffic.ended if traffic else lambda: False)
+            if traffic:
+                traffic.report()
+    write_history(loop)
+
+
+if __name__ == "__main__":
+    run_recipe(main)

@@ -1,0 +1,347 @@
+"""The loop: serve, watch, collect, train on, compare, put in service; and back when acceptance falls.
+
+    watch    -> collect   acceptance has fallen (drift)
+    collect  -> train     enough tokens were captured since
+    train    -> compare   the existing stages have made heads/NAME-adapt-N
+    compare  -> watch     promoted, and swapped into the running server; or refused
+    watch    -> watch     rolled back: the new head accepts less than the old one did
+
+What is in service is what state.json says, a file written whole: a step is done when it says so, and one that was
+killed is done again by the same command. Stages run as processes of their own and resume by themselves; the server is
+told which head to load whenever it has another one. Captured text is copied into the cycle's private folders (umask
+077), which are deleted when the candidate is judged.
+"""
+
+import logging
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+from pydantic import BaseModel
+
+from drafthead import artifacts
+from drafthead.adapting import drift
+from drafthead.adapting.canary import decide
+from drafthead.adapting.capture import Log, Record, capture_key
+from drafthead.adapting.endpoint import FLAGS, ROUTE, server_environment
+from drafthead.adapting.rows import write_rows
+from drafthead.config import REPO_ROOT, Recipe
+from drafthead.config.evaluation import OWN
+from drafthead.drafters.registry import drafter_of
+from drafthead.engine.server import Server, running_server
+from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
+from drafthead.files import make_folder, write_json
+from drafthead.processes import run_child
+
+log = logging.getLogger(__name__)
+SERVED, ATTEMPTS = "served", 3  # trainings on one alarm, each on twice the tokens of the one before
+POLL_S = 1.0
+
+
+class Head(BaseModel):
+    """A head and the run that its weights come from; `name` is that of both."""
+
+    name: str
+    since: float  # when it was put in service
+
+
+class State(BaseModel):
+    """What state.json says.
+
+    Attributes:
+        phase: of the loop.
+        heads: in service, the last one; those before it can be rolled back to.
+        alarmed: when acceptance had fallen, in seconds since 1970.
+        attempt: trainings since the alarm.
+        cycle: number of the last training.
+        probation: whether the head in service is still compared with the one before it.
+        reference_from: requests of the head from then on are what later ones are compared with.
+        history: what happened when, from the start.
+    """
+
+    phase: Literal["watch", "collect", "train", "compare"] = "watch"
+    heads: list[Head]
+    alarmed: float = 0.0
+    attempt: int = 0
+    cycle: int = 0
+    probation: bool = False
+    reference_from: float
+    history: list[dict[str, Any]] = []
+
+
+@dataclass
+class Loop:
+    """One recipe's loop.
+
+    Attributes:
+        recipe: with the head that is served first.
+        command: recipe file and overrides, which the stages are given too.
+        state: as it is on disk.
+    """
+
+    recipe: Recipe
+    command: Sequence[str]
+    state: State
+
+    @classmethod
+    def opened(cls, recipe: Recipe, command: Sequence[str]) -> "Loop":
+        """The loop as its state file says, or a new one on the recipe's exported head.
+
+        Raises:
+            ArtifactError: there is no such head.
+        """
+        os.umask(0o077)
+        directory = folder(recipe)
+        make_folder(directory)
+        directory.chmod(0o700)
+        if (path := directory / "state.json").exists():
+            return cls(recipe, command, State.model_validate(artifacts.read_json(path)))
+        artifacts.require(recipe.head_dir, "head", "python export/head.py RECIPE")
+        now = time.time()
+        loop = cls(recipe, command, State(heads=[Head(name=recipe.name, since=now)], reference_from=now))
+        loop.note("in service", recipe.name, "the head that the recipe exported")
+        return loop
+
+    # ---- State ----
+
+    @property
+    def served(self) -> Head:
+        """The head in service."""
+        return self.state.heads[-1]
+
+    @property
+    def candidate(self) -> Recipe:
+        """The recipe of the cycle's head: its own name, everything else as written."""
+        return self.recipe.model_copy(update={"name": f"{self.recipe.name}-adapt-{self.state.cycle}", "data": None})
+
+    def head_dir(self, name: str) -> Path:
+        """Of a head by name."""
+        return self.recipe.model_copy(update={"name": name}).head_dir
+
+    def note(self, event: str, head: str, why: str, **figures: Any) -> None:
+        """Add to the history, and write the state."""
+        log.info(f"{event}: {head} ({why})")
+        self.state.history.append({"at": time.time(), "event": event, "head": head, "why": why, **figures})
+        self.save()
+
+    def save(self) -> None:
+        """Write state.json, whole."""
+        write_json(folder(self.recipe) / "state.json", self.state.model_dump())
+
+    def records(self, kind: str) -> list[Record]:
+        """Of `counts` or `captured`, in the order of time."""
+        if kind == "captured":
+            return Log(folder(self.recipe) / kind, capture_key()).read()[0]
+        return Log(folder(self.recipe) / kind).read()[0]
+
+    # ---- The steps ----
+
+    def step(self, server: "Control | None") -> None:
+        """Do what is next, if anything is."""
+        if server is not None:
+            server.load(self.head_dir(self.served.name))
+        {"watch": self._watch, "collect": self._collect, "train": self._train, "compare": self._compare}[
+            self.state.phase
+        ]()
+        if server is not None:  # what the step has decided
+            server.load(self.head_dir(self.served.name))
+
+    def _watch(self) -> None:
+        state, settings = self.state, self.recipe.adapt
+        served = str(self.head_dir(self.served.name))
+        rows = [r for r in self.records("counts") if r["drafts"]]
+        own = [r for r in rows if r["head"] == served and r["at"] >= state.reference_from]
+        if state.probation:
+            before = str(self.head_dir(state.heads[-2].name))
+            rows = [r for r in rows if r["head"] == before and state.alarmed <= r["at"] < self.served.since]
+            reference, later = rows[-settings.reference_requests :], own[: settings.reference_requests]
+        else:
+            reference, later = own[: settings.reference_requests], own[settings.reference_requests :]
+        enough = settings.reference_requests if not state.probation else drift.LEAST
+        if len(reference) < enough:
+            state.probation = False
+            return
+        watch = drift.Watch(reference, settings.requests_per_day)
+        alarm = watch.alarm(later)
+        if alarm is None:
+            if state.probation and len(later) >= settings.reference_requests:
+                state.probation = False
+                self.note("kept", self.served.name, f"no fall in its first {len(later)} requests")
+            return
+        now = later[-settings.reference_requests :]
+        what = f"acceptance fell on {alarm.workload}, seen after {alarm.requests} requests"
+        what += f": {drift.length(reference):.2f} before, {drift.length(now):.2f} now"
+        if state.probation:
+            self.roll_back(what)
+            return
+        captured = self.records("captured")
+        lots = [[r["prompt_ids"] for r in captured if (r["at"] >= now[0]["at"]) == side] for side in (False, True)]
+        state.phase, state.alarmed, state.attempt = "collect", now[0]["at"], 0
+        changed, distance = drift.what_changed(reference, now), drift.token_distance(*lots)
+        self.note("drift", self.served.name, what, changed=changed, token_distance=distance)
+
+    def _collect(self) -> None:
+        state = self.state
+        rows = [r for r in self.records("captured") if r["at"] >= state.alarmed]
+        tokens = sum(len(r["prompt_ids"]) + len(r["response_ids"]) for r in rows)
+        if tokens < self.recipe.adapt.min_tokens * 2**state.attempt:
+            return
+        state.cycle, state.attempt, state.phase = state.cycle + 1, state.attempt + 1, "train"
+        seconds = round(time.time() - state.alarmed)
+        why = f"{tokens:,} tokens of {len(rows)} requests captured since the fall, {seconds} s ago"
+        self.note("training", self.candidate.name, why)
+
+    def _train(self) -> None:
+        candidate, started = self.candidate, time.monotonic()
+        path = folder(self.recipe) / f"{candidate.name}.jsonl"
+        if not path.exists():
+            write_rows(path, self.recipe, self.records("captured"), self.state.alarmed, self.head_dir(self.served.name))
+        for script, *options in (
+            ("data_gen/prompts.py",), ("data_gen/regenerate.py",), ("data_gen/harvest.py",), ("train/eagle3.py",),
+            ("export/head.py", "--no-serve-check"),  # it is served in vLLM to be compared
+        ):  # fmt: skip
+            self._run(script, *self._overrides(path), *options)
+        self.state.phase = "compare"
+        self.note("trained", candidate.name, f"{time.monotonic() - started:.0f} s from captured text to a head")
+
+    def _compare(self) -> None:
+        state, candidate = self.state, self.candidate
+        path = folder(self.recipe) / f"{candidate.name}.jsonl"
+        self._run("eval/acceptance.py", *self._overrides(path), "--no-tables")
+        rows = read_acceptance(acceptance_dir(candidate))
+        own, served = (rows[rows.arm == name] for name in (OWN, SERVED))
+        verdict = decide(served, own, self.recipe.adapt.worse_by)
+        now, figures = time.time(), verdict.figures()
+        state.phase, state.reference_from = "watch", now
+        if verdict.promoted:
+            state.heads.append(Head(name=candidate.name, since=now))
+            state.probation = True
+            self.note("in service", candidate.name, verdict.why, gains=figures)
+        else:
+            state.phase = "collect" if state.attempt < ATTEMPTS else "watch"
+            self.note("refused", candidate.name, verdict.why, gains=figures)
+        self._forget(candidate)
+
+    def roll_back(self, why: str) -> None:
+        """Put the head before the one in service back.
+
+        Raises:
+            ValueError: there is none.
+        """
+        state = self.state
+        if len(state.heads) < 2:
+            raise ValueError(f"{self.served.name} is the first head in service: there is none to roll back to")
+        state.heads.pop()
+        state.heads[-1].since = state.reference_from = time.time()
+        state.phase, state.probation = "watch", False
+        self.note("rolled back", self.served.name, why)
+
+    def _forget(self, candidate: Recipe) -> None:
+        """Delete the copies of captured text that a cycle made; head and run stay."""
+        for directory in (candidate.prompts_dir.parent, candidate.results_dir):
+            shutil.rmtree(directory, ignore_errors=True)
+        (folder(self.recipe) / f"{candidate.name}.jsonl").unlink(missing_ok=True)
+
+    # ---- The stages ----
+
+    def _overrides(self, rows: Path) -> list[str]:
+        """What the stages are told beyond the recipe: which rows, which weights, which heads are compared."""
+        served = self.head_dir(self.served.name)
+        source = f"{{name: captured, path: {rows}, train: 1000000000, heldout: 1000000000}}"
+        return [
+            f"name={self.candidate.name}", "data=null", "prompts.path=null", f"prompts.sources=[{source}]",
+            "prompts.max_train=null", "prompts.max_heldout=null", "responses.regenerate=false",
+            "states.one_pass=false", "states.spool_shards=null", f"train.init_from=runs/{self.served.name}",
+            f"eval.methods=[{{name: {SERVED}, method: eagle3, head: {served}}}, {OWN}]",
+            "eval.served=eagle3", "eval.temperatures=0", "eval.workloads=category",
+        ]  # fmt: skip
+
+    def _run(self, script: str, *arguments: str) -> None:
+        run_child([sys.executable, str(REPO_ROOT / script), *self.command, *arguments])
+
+
+def folder(recipe: Recipe) -> Path:
+    """Where the loop's own files lie."""
+    return recipe.directory("adapt", recipe.name)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A server that this project's middleware is in, and the key to it."""
+
+    server: Server
+    key: str
+
+    def head(self) -> str | None:
+        """The directory of the head that drafts; None when the server does not answer."""
+        try:
+            response = self._request("GET")
+        except (httpx.TransportError, ValueError):
+            return None
+        return response.json()["head"] if response.is_success else None
+
+    def load(self, head: Path) -> None:
+        """See that a head drafts, by swapping it in if another one does.
+
+        Raises:
+            ValueError: the server refuses, or is gone.
+        """
+        if self.head() == str(head):
+            return
+        response = self._request("POST", json={"head": str(head)})
+        if not response.is_success:
+            raise ValueError(f"{head} was not swapped in: {response.text[:500]}")
+
+    def alive(self) -> bool:
+        """Whether the server answers."""
+        return self.head() is not None
+
+    @classmethod
+    def running(cls, loop: "Loop") -> "Control | None":
+        """The server that another process of the loop has started; None where none answers."""
+        path = folder(loop.recipe) / "server.json"
+        if not path.exists():
+            return None
+        found = artifacts.read_json(path)
+        server = Server(found["url"], loop.recipe.name, found["api_key"], None, (), 0.0, managed=False)
+        control = cls(server, found["key"])
+        return control if control.alive() else None
+
+    def _request(self, method: str, **options: Any) -> httpx.Response:
+        return self.server.request(method, ROUTE, headers={"Authorization": f"Bearer {self.key}"}, **options)
+
+
+@contextmanager
+def serving(loop: Loop) -> Iterator[Control]:
+    """The server that another process of the loop has started, or one of our own while the block runs."""
+    path = folder(loop.recipe) / "server.json"
+    if control := Control.running(loop):
+        yield control
+        return
+    recipe, key, head = loop.recipe, secrets.token_urlsafe(24), loop.head_dir(loop.served.name)
+    speculative = drafter_of(recipe.head).vllm.speculative_config(str(head), recipe.eval.num_draft_tokens)
+    environment = server_environment(recipe.adapt, folder(recipe), str(head), key)
+    with running_server(
+        recipe, folder(recipe) / "server.log", speculative=speculative, extra_args=FLAGS, environment=environment
+    ) as server:
+        write_json(path, {"url": server.base_url, "api_key": server.api_key, "key": key})
+        try:
+            yield Control(server, key)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def run_loop(loop: Loop, server: Control, ended: Callable[[], bool]) -> None:
+    """Step until `ended` says so and nothing is in progress."""
+    while not (ended() and loop.state.phase in ("watch", "collect")):
+        loop.step(server)
+        time.sleep(POLL_S)
+    loop.step(server)
