@@ -134,5 +134,7 @@ class Log:
         """Delete segments whose first record is older than `days`, then the oldest while all are above `max_bytes`."""
         oldest, left = time.time() - days * _DAY_S, self.segments()
         sizes = {path: path.stat().st_size for path in left}
-        while left and (int(left[0].name.split("-")[0]) / 1e6 < oldest or sum(sizes[path] for path in left) > max_bytes):
+        while left and (
+            int(left[0].name.split("-")[0]) / 1e6 < oldest or sum(sizes[path] for path in left) > max_bytes
+        ):
             left.pop(0).unlink(missing_ok=True)

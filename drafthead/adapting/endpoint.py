@@ -9,8 +9,8 @@ vLLM's own flags load both, so that any `vllm serve` can have them:
 A request may carry `X-Drafthead-Workload: NAME`, by which acceptance is reported, and `X-Drafthead-Capture: yes` or
 `no`, which is its consent. `/adapt` answers on loopback only, to the key in DRAFTHEAD_ADAPT_KEY, whatever key the
 API has: GET says which head drafts, POST {"head": DIRECTORY} puts another one in its place, between
-two steps of the engine; requests go on. Drafts never decide what is said, only how many tokens a step yields, so keys and values that
-the old head left in the cache cost acceptance of the requests that read them, until those end.
+two steps of the engine; requests go on. Drafts never decide what is said, only how many tokens a step yields, so keys
+and values that the old head left in the cache cost acceptance of the requests that read them, until those end.
 
 Capture takes tokens, not hidden states: `extract_hidden_states` is itself a speculative method, and vLLM runs one at a
 time. An idle engine harvests the states later, which costs one prefill of the captured tokens.

@@ -3,7 +3,8 @@
     watch    -> collect   acceptance has fallen (drift)
     collect  -> train     enough tokens were captured since
     train    -> compare   the existing stages have made heads/NAME-adapt-N
-    compare  -> watch     promoted, and swapped into the running server; or refused
+    compare  -> trial     better on held-out traffic; or refused
+    trial    -> watch     better on real requests, which both answer in turns: promoted; or refused
     watch    -> watch     rolled back: the new head accepts less than the old one did
 
 What is in service is what state.json says, a file written whole: a step is done when it says so, and one that was
@@ -25,11 +26,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+import pandas as pd
 from pydantic import BaseModel
 
 from drafthead import artifacts
 from drafthead.adapting import drift
-from drafthead.adapting.canary import decide
+from drafthead.adapting.canary import Verdict, decide
 from drafthead.adapting.capture import Log, Record, capture_key
 from drafthead.adapting.endpoint import FLAGS, ROUTE, server_environment
 from drafthead.adapting.rows import write_rows
@@ -44,6 +46,7 @@ from drafthead.processes import run_child
 log = logging.getLogger(__name__)
 SERVED, ATTEMPTS = "served", 3  # trainings on one alarm, each on twice the tokens of the one before
 POLL_S = 1.0
+TURN_S, _TURNS = 15.0, (0, 1, 1, 0)  # of a trial: seconds, and whose (ABBA)
 
 
 class Head(BaseModel):
@@ -63,11 +66,11 @@ class State(BaseModel):
         attempt: trainings since the alarm.
         cycle: number of the last training.
         probation: whether the head in service is still compared with the one before it.
-        reference_from: requests of the head from then on are what later ones are compared with.
+        reference_from: requests of the head from then on are what later ones are compared with; in a trial, its start.
         history: what happened when, from the start.
     """
 
-    phase: Literal["watch", "collect", "train", "compare"] = "watch"
+    phase: Literal["watch", "collect", "train", "compare", "trial"] = "watch"
     heads: list[Head]
     alarmed: float = 0.0
     attempt: int = 0
@@ -147,12 +150,15 @@ class Loop:
     def step(self, server: "Control | None") -> None:
         """Do what is next, if anything is."""
         if server is not None:
-            server.load(self.head_dir(self.served.name))
-        {"watch": self._watch, "collect": self._collect, "train": self._train, "compare": self._compare}[
-            self.state.phase
-        ]()
+            server.load(self.head_dir(self._in_turn()))
+        getattr(self, f"_{self.state.phase}")()
         if server is not None:  # what the step has decided
-            server.load(self.head_dir(self.served.name))
+            server.load(self.head_dir(self._in_turn()))
+
+    def _in_turn(self) -> str:
+        """The head that drafts now: that in service, but in a trial every other quarter of a minute the candidate."""
+        turn = int((time.time() - self.state.reference_from) / TURN_S)
+        return self.candidate.name if self.state.phase == "trial" and _TURNS[turn % 4] else self.served.name
 
     def _watch(self) -> None:
         state, settings = self.state, self.recipe.adapt
@@ -219,16 +225,33 @@ class Loop:
         rows = read_acceptance(acceptance_dir(candidate))
         own, served = (rows[rows.arm == name] for name in (OWN, SERVED))
         verdict = decide(served, own, self.recipe.adapt.worse_by)
-        now, figures = time.time(), verdict.figures()
+        if verdict.promoted and self.recipe.adapt.trial_requests:
+            state.phase, state.reference_from = "trial", time.time()
+            self.note("trial", candidate.name, verdict.why, gains=verdict.figures())
+        else:
+            self._judge(verdict)
+        self._forget(candidate)
+
+    def _trial(self) -> None:
+        wanted, start = self.recipe.adapt.trial_requests, self.state.reference_from
+        since = [r for r in self.records("counts") if r["at"] >= start and r["drafts"]]
+        sides = [
+            [r | {"category": r["workload"]} for r in since if r["head"] == str(self.head_dir(name))]
+            for name in (self.served.name, self.candidate.name)
+        ]
+        if min(map(len, sides)) >= wanted:
+            self._judge(decide(pd.DataFrame(sides[0]), pd.DataFrame(sides[1]), self.recipe.adapt.worse_by))
+
+    def _judge(self, verdict: Verdict) -> None:
+        """Promote the candidate, or refuse it."""
+        state, name, now = self.state, self.candidate.name, time.time()
         state.phase, state.reference_from = "watch", now
         if verdict.promoted:
-            state.heads.append(Head(name=candidate.name, since=now))
+            state.heads.append(Head(name=name, since=now))
             state.probation = True
-            self.note("in service", candidate.name, verdict.why, gains=figures)
-        else:
-            state.phase = "collect" if state.attempt < ATTEMPTS else "watch"
-            self.note("refused", candidate.name, verdict.why, gains=figures)
-        self._forget(candidate)
+        elif state.attempt < ATTEMPTS:
+            state.phase = "collect"
+        self.note("in service" if verdict.promoted else "refused", name, verdict.why, gains=verdict.figures())
 
     def roll_back(self, why: str) -> None:
         """Put the head before the one in service back.
