@@ -10,6 +10,7 @@ one. Killed at any moment, the same command goes on: adapt/NAME/state.json says 
 results/NAME/adapting/report.html tells which served when and why it was replaced (docs/adapting.md).
 """
 
+import os
 import signal
 import sys
 import time
@@ -31,6 +32,7 @@ OPTIONS = (
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
+    os.umask(0o077)  # of the stages, too: captured text is private
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     command = [args.recipe, *args.overrides]
     if args.serve:

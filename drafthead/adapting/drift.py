@@ -69,7 +69,7 @@ def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
     rate = ratio_interval(accepted, drafts).low
     shortfall = rate * drafts - accepted
     spread = float(shortfall.std(ddof=1))
-    z = shortfall / spread - ALLOWANCE
+    z = (shortfall - shortfall.mean()) / spread - ALLOWANCE  # as if r were the mean of all that is to come
     low, high = 1.0, _HIGHEST
     while high - low > 0.05:
         middle = (low + high) / 2

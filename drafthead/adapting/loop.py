@@ -101,7 +101,6 @@ class Loop:
         Raises:
             ArtifactError: there is no such head.
         """
-        os.umask(0o077)
         directory = folder(recipe)
         make_folder(directory)
         directory.chmod(0o700)
