@@ -41,19 +41,30 @@ def main() -> None:
             while control.alive():
                 time.sleep(1)
         return
+    if args.roll_back:
+        roll_back(Loop.opened(recipe, command))
+        return
     locks.hold(folder(recipe))
     loop = Loop.opened(recipe, command)
-    if args.roll_back:
-        loop.roll_back("asked for")
-        if (running := Control.running(loop)) is not None:
-            running.load(loop.head_dir(loop.served.name))
+    with serving(loop) as control:
+        traffic = Traffic(recipe, control.server, args.traffic, args.rate) if args.traffic else None
+        run_loop(loop, control, traffic.ended if traffic else lambda: False, write_history)
+        if traffic:
+            traffic.report()
+
+
+def roll_back(loop: Loop) -> None:
+    """At once, whatever a loop that runs is doing: the server is told here, the state file by whoever holds it."""
+    before = loop.request_roll_back()
+    if (running := Control.running(loop)) is not None:
+        running.load(loop.head_dir(before.name))
+    try:
+        locks.hold(folder(loop.recipe), patience=0)
+    except locks.InUseError:
+        print(f"{before.name} drafts again; the loop that is running notes it when its present step ends")
     else:
-        with serving(loop) as control:
-            traffic = Traffic(recipe, control.server, args.traffic, args.rate) if args.traffic else None
-            run_loop(loop, control, traffic.ended if traffic else lambda: False)
-            if traffic:
-                traffic.report()
-    write_history(loop)
+        loop.answer_request()
+        write_history(loop)
 
 
 if __name__ == "__main__":

@@ -53,10 +53,17 @@ class Chart:
             found[i] = total = max(0.0, total + z - ALLOWANCE)
         return found
 
-    def alarm(self, drafts: Array, accepted: Array) -> int | None:
-        """The first request at which S is above the threshold; None while it is not."""
-        above = np.flatnonzero(self.path(drafts, accepted) > self.threshold)
-        return int(above[0]) if len(above) else None
+    def alarm(self, drafts: Array, accepted: Array) -> tuple[int, int] | None:
+        """The first request at which S is above the threshold, and the one after S was last 0, where the fall began.
+
+        None while it is not.
+        """
+        path = self.path(drafts, accepted)
+        above = np.flatnonzero(path > self.threshold)
+        if not len(above):
+            return None
+        first = int(above[0])
+        return first, int(np.flatnonzero(np.append(0.0, path[:first]) == 0)[-1])
 
 
 def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
@@ -96,11 +103,12 @@ def mean_run_length(steps: Array, threshold: float) -> float:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Acceptance of a workload has fallen; `requests` answered since the reference, when it showed at time `at`."""
+    """Acceptance of a workload has fallen: since when, when it showed, and how many of its requests later."""
 
     workload: str
+    since: float
+    seen: float
     requests: int
-    at: float
 
 
 class Watch:
@@ -122,9 +130,10 @@ class Watch:
         found = []
         for name, chart in self.charts.items():
             rows = [r for r in records if name in (ALL, r["workload"])]
-            if (index := chart.alarm(*_columns(rows))) is not None:
-                found.append(Alarm(name, index + 1, rows[index]["at"]))
-        return min(found, key=lambda alarm: alarm.at, default=None)
+            if (places := chart.alarm(*_columns(rows))) is not None:
+                seen, began = places
+                found.append(Alarm(name, rows[began]["at"], rows[seen]["at"], seen - began + 1))
+        return min(found, key=lambda alarm: alarm.seen, default=None)
 
 
 def by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:

@@ -14,7 +14,6 @@ told which head to load whenever it has another one. Captured text is copied int
 """
 
 import logging
-import os
 import secrets
 import shutil
 import sys
@@ -46,6 +45,7 @@ from drafthead.processes import run_child
 log = logging.getLogger(__name__)
 SERVED, ATTEMPTS = "served", 3  # trainings on one alarm, each on twice the tokens of the one before
 POLL_S = 1.0
+_REQUEST = "roll-back"  # a file
 TURN_S, _TURNS = 15.0, (0, 1, 1, 0)  # of a trial: seconds, and whose (ABBA)
 
 
@@ -148,6 +148,7 @@ class Loop:
 
     def step(self, server: "Control | None") -> None:
         """Do what is next, if anything is."""
+        self.answer_request()
         if server is not None:
             server.load(self.head_dir(self._in_turn()))
         getattr(self, f"_{self.state.phase}")()
@@ -181,15 +182,15 @@ class Loop:
                 state.probation = False
                 self.note("kept", self.served.name, f"no fall in its first {len(later)} requests")
             return
-        now = later[-settings.reference_requests :]
+        now = [r for r in later if r["at"] >= alarm.since]
         what = f"acceptance fell on {alarm.workload}, seen after {alarm.requests} requests"
         what += f": {drift.length(reference):.2f} before, {drift.length(now):.2f} now"
         if state.probation:
-            self.roll_back(what)
+            self._roll_back(what)
             return
         captured = self.records("captured")
-        lots = [[r["prompt_ids"] for r in captured if (r["at"] >= now[0]["at"]) == side] for side in (False, True)]
-        state.phase, state.alarmed, state.attempt = "collect", now[0]["at"], 0
+        lots = [[r["prompt_ids"] for r in captured if (r["at"] >= alarm.since) == side] for side in (False, True)]
+        state.phase, state.alarmed, state.attempt = "collect", alarm.since, 0
         changed, distance = drift.what_changed(reference, now), drift.token_distance(*lots)
         self.note("drift", self.served.name, what, changed=changed, token_distance=distance)
 
@@ -252,15 +253,26 @@ class Loop:
             state.phase = "collect"
         self.note("in service" if verdict.promoted else "refused", name, verdict.why, gains=verdict.figures())
 
-    def roll_back(self, why: str) -> None:
-        """Put the head before the one in service back.
+    def request_roll_back(self) -> Head:
+        """Ask whoever runs the loop to put the head before the one in service back; returns that.
 
         Raises:
             ValueError: there is none.
         """
-        state = self.state
-        if len(state.heads) < 2:
+        if len(self.state.heads) < 2:
             raise ValueError(f"{self.served.name} is the first head in service: there is none to roll back to")
+        (folder(self.recipe) / _REQUEST).touch()
+        return self.state.heads[-2]
+
+    def answer_request(self) -> None:
+        """Roll back if that was asked for."""
+        if (request := folder(self.recipe) / _REQUEST).exists():
+            self._forget(self.candidate)
+            self._roll_back("asked for")
+            request.unlink()
+
+    def _roll_back(self, why: str) -> None:
+        state = self.state
         state.heads.pop()
         state.heads[-1].since = state.reference_from = time.time()
         state.phase, state.probation = "watch", False
@@ -361,9 +373,13 @@ def serving(loop: Loop) -> Iterator[Control]:
             path.unlink(missing_ok=True)
 
 
-def run_loop(loop: Loop, server: Control, ended: Callable[[], bool]) -> None:
-    """Step until `ended` says so and nothing is in progress."""
-    while not (ended() and loop.state.phase in ("watch", "collect")):
+def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Callable[[Loop], Any]) -> None:
+    """Step until `ended` says so and nothing is in progress; `noted` is called after each event."""
+    over, events = False, 0
+    while not over:
+        over = ended() and loop.state.phase in ("watch", "collect")  # and one step more, on the last requests
         loop.step(server)
-        time.sleep(POLL_S)
-    loop.step(server)
+        if len(loop.state.history) > events:
+            events = len(loop.state.history)
+            noted(loop)
+        time.sleep(0 if over else POLL_S)

@@ -53,8 +53,9 @@ def test_a_fall_is_noted_with_what_changed_and_tokens_are_collected(loop):
     assert event["event"] == "drift"
     assert {row["workload"] for row in event["changed"]} == {"all", "chat", "code"}
     loop = reopened(loop)
+    answered(loop, 40, 0.35, NOW + 2000, "code")
     loop.step(None)
-    assert loop.state.phase == "train"  # 100 requests of 70 tokens since
+    assert loop.state.phase == "train"  # 100 requests or more of 70 tokens since
     assert loop.candidate.name == "tiny-adapt-1"
     page = write_history(loop).read_text()
     assert "drift" in page
@@ -98,7 +99,18 @@ def test_a_promoted_head_that_accepts_more_is_kept(loop):
 
 def test_the_first_head_cannot_be_rolled_back(loop):
     with pytest.raises(ValueError, match="first head"):
-        loop.roll_back("asked for")
+        loop.request_roll_back()
+
+
+def test_a_roll_back_that_was_asked_for_is_done_by_the_loop(loop):
+    promoted(loop, NOW + 1000)
+    assert loop.request_roll_back().name == "tiny"
+    loop = reopened(loop)
+    loop.step(None)
+    assert loop.served.name == "tiny"
+    assert loop.state.history[-1]["why"] == "asked for"
+    loop.step(None)  # once
+    assert loop.served.name == "tiny"
 
 
 def trial(loop: Loop, served: float, candidate: float) -> None:
