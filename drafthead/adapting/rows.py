@@ -20,7 +20,7 @@ from drafthead.data.prompts import prompt_id
 from drafthead.data.responses import read_responses
 from drafthead.data.trained_on import read_trained_on
 from drafthead.files import atomic_path
-from drafthead.target.tokenizer import load_tokenizer
+from drafthead.target.tokenizer import load_tokenizer, special_tokens
 
 _HELD_OUT, _MOST_HELD_OUT = 0.2, 48  # of each workload: share, and prompts
 
@@ -52,15 +52,28 @@ def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: 
             f"of {len(captured)} captured requests {len(new)} are to train on and {len(heldout)} to hold out: both are "
             "needed; raise adapt.min_tokens or adapt.rate"
         )
-    tokenizer = load_tokenizer(recipe)
+    tokenizer, (special, _) = load_tokenizer(recipe), special_tokens(recipe)
     rows = [_row(r["prompt_ids"], r["response_ids"], r["workload"]) for r in new] + replayed
     rows = [row | {"split": "train"} for row in rows]
     rows += [_row(r["prompt_ids"], None, r["workload"]) | {"split": "heldout"} for r in heldout]
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for row in rows:
-            # Only to look for overlaps.
-            text = {"text_input": tokenizer.decode(row["prompt_ids"], skip_special_tokens=True)}
+        for number, row in enumerate(rows):
+            text = {"text_input": _comparable(tokenizer, special, row["prompt_ids"], number)}
             file.write(json.dumps(row | text, ensure_ascii=False) + "\n")
+
+
+def _comparable(tokenizer: Any, special: set[int], ids: Sequence[int], number: int) -> str:
+    """The text of a prompt, to look for overlaps in: a word of its own in place of every control token.
+
+    Without, the same few words of the chat template would make a run with whatever follows them.
+    """
+    pieces: list[list[int]] = [[]]
+    for token in ids:
+        if token in special:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return f" row{number} ".join(tokenizer.decode(piece) for piece in pieces)
 
 
 def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:

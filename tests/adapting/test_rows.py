@@ -69,6 +69,20 @@ def test_old_text_is_replayed_beside_the_new(tmp_path, records):
     assert all(r["response_ids"] for r in train)
 
 
+def test_words_of_the_chat_template_make_no_overlap(tmp_path, records, tokenizer):
+    start = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "one two"}], add_generation_prompt=True, return_dict=False
+    )
+    records = [r | {"prompt_ids": [*start, *r["prompt_ids"]]} for r in records]
+    rows = rows_of(tmp_path, tiny_recipe(tmp_path), records, 1000.0)
+    for i, row in enumerate(rows):
+        words = row["text_input"].split()
+        breaks = [place for place, word in enumerate(words) if word == f"row{i}"]
+        assert len(breaks) >= 3
+        # No 13 words of the template in a row, alone or with what follows.
+        assert max(after - before for before, after in zip([-1, *breaks[:5]], breaks, strict=False)) < 8
+
+
 def test_too_little_is_an_error_with_the_next_action(tmp_path, records):
     with pytest.raises(ValueError, match=r"adapt\.min_tokens"):
         rows_of(tmp_path, tiny_recipe(tmp_path), records[:2], 1000.0)
