@@ -19,7 +19,7 @@ from pathlib import Path
 from drafthead import locks
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import Control, Loop, folder, run_loop, serving
-from drafthead.adapting.traffic import Traffic
+from drafthead.adapting.traffic import send_traffic
 from drafthead.cli import recipe_from_command_line, run_recipe
 
 OPTIONS = (
@@ -47,10 +47,11 @@ def main() -> None:
     locks.hold(folder(recipe))
     loop = Loop.opened(recipe, command)
     with serving(loop) as control:
-        traffic = Traffic(recipe, control.server, args.traffic, args.rate) if args.traffic else None
-        run_loop(loop, control, traffic.ended if traffic else lambda: False, write_history)
+        traffic = send_traffic(recipe, control.server, args.traffic, args.rate) if args.traffic else None
+        run_loop(loop, control, traffic.done if traffic else lambda: False, write_history)
         if traffic:
-            traffic.report()
+            sent = traffic.result()
+            print(f"traffic: {len(sent.good)} of {len(sent.requests)} requests answered")
 
 
 def roll_back(loop: Loop) -> None:

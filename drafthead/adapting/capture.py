@@ -10,11 +10,13 @@ seconds. Segments are deleted whole: when their first record has reached its age
 Files are 0600 in folders of 0700. The alternative, a database, would keep deleted text in its pages.
 """
 
+import errno
 import importlib
 import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,11 +88,18 @@ class Log:
         if self._file is None or now - self._begun > _SEGMENT_S or self._size > _SEGMENT_BYTES:
             self._open(now)
         assert self._file is not None
-        self._size += os.write(self._file, line)
+        self._size += (written := os.write(self._file, line))
+        if written < len(line):  # the next record must not follow half of one
+            self._close()
+            raise OSError(errno.ENOSPC, "a record was cut short", str(self.directory))
 
-    def _open(self, now: float) -> None:
+    def _close(self) -> None:
         if self._file is not None:
             os.close(self._file)
+        self._file = None
+
+    def _open(self, now: float) -> None:
+        self._close()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.directory / f"{int(now * 1e6):018d}-{os.getpid()}.log"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -130,11 +139,11 @@ class Log:
                 f"{path} holds a record that does not read: it was written with {held}; set {KEY} to that, or delete it"
             ) from None
 
-    def purge(self, days: float, max_bytes: float) -> None:
-        """Delete segments whose first record is older than `days`, then the oldest while all are above `max_bytes`."""
+    def purge(self, days: float, mib: float) -> None:
+        """Delete segments whose first record is older than `days`, then the oldest while all are above `mib` MiB."""
         oldest, left = time.time() - days * _DAY_S, self.segments()
-        sizes = {path: path.stat().st_size for path in left}
-        while left and (
-            int(left[0].name.split("-")[0]) / 1e6 < oldest or sum(sizes[path] for path in left) > max_bytes
-        ):
-            left.pop(0).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process deletes them, too
+            while left and (
+                int(left[0].name.split("-")[0]) / 1e6 < oldest or sum(p.stat().st_size for p in left) > mib * 2**20
+            ):
+                left.pop(0).unlink()

@@ -18,6 +18,7 @@ time. An idle engine harvests the states later, which costs one prefill of the c
 
 import hmac
 import json
+import logging
 import os
 import random
 import time
@@ -31,6 +32,7 @@ from typing import Any
 from drafthead.adapting.capture import Log, capture_key, redaction
 from drafthead.config.adapt import AdaptConfig
 
+log = logging.getLogger(__name__)
 SETTINGS, KEY = "DRAFTHEAD_ADAPT", "DRAFTHEAD_ADAPT_KEY"  # in the environment
 ROUTE = "/adapt"
 MIXED = ""  # instead of a head: the request was answered with two
@@ -96,9 +98,15 @@ class Recorder:
         async for output in outputs:
             said = output.outputs[0]
             prompt = output.prompt_token_ids or prompt
-            response = [*response, *said.token_ids] if delta else list(said.token_ids)
-            if output.finished and prompt and len(output.outputs) == 1 and said.index == 0:
-                self._write(client, head if head == self.head else MIXED, prompt, response, said.spec_decode_metrics)
+            if not delta:
+                response = []
+            response += said.token_ids
+            if output.finished and prompt:
+                head = head if head == self.head else MIXED
+                try:
+                    self._write(client, head, prompt, response, said.spec_decode_metrics)
+                except Exception as error:  # no request fails because it could not be written down
+                    log.warning(f"a request was not written down: {type(error).__name__}")
                 said.spec_decode_metrics = None  # the client gets what it would get without
             yield output
 
@@ -120,8 +128,8 @@ class Recorder:
                 self._captured.append(record | ids | ({"steps": steps} if ids["response_ids"] == response else {}))
         if time.monotonic() - self._purged > _PURGE_S:
             self._purged = time.monotonic()
-            self._captured.purge(self._settings.retention_days, self._settings.retention_mib * 2**20)
-            self._counts.purge(self._settings.retention_days, self._settings.retention_mib * 2**20)
+            for kept in (self._captured, self._counts):
+                kept.purge(self._settings.retention_days, self._settings.retention_mib)
 
 
 class Adapting:
@@ -154,7 +162,8 @@ class Adapting:
         async def watched(prompt: Any, sampling_params: Any, *more: Any, **options: Any) -> AsyncIterator[Any]:
             delta = sampling_params.output_kind == RequestOutputKind.DELTA
             async with aclosing(generate(prompt, sampling_params, *more, **options)) as outputs:
-                async for output in self._recorder.watch(outputs, delta):
+                one = sampling_params.n == 1  # vLLM has no counters of each of several
+                async for output in self._recorder.watch(outputs, delta) if one else outputs:
                     yield output
 
         return watched

@@ -100,7 +100,12 @@ class Loop:
 
         Raises:
             ArtifactError: there is no such head.
+            ValueError: it is no EAGLE-3 head.
         """
+        if recipe.head.type != "eagle3":
+            raise ValueError(
+                f"head.type {recipe.head.type}: only EAGLE-3 heads were swapped in a running engine so far"
+            )
         directory = folder(recipe)
         make_folder(directory)
         directory.chmod(0o700)
@@ -149,6 +154,11 @@ class Loop:
     def step(self, server: "Control | None") -> None:
         """Do what is next, if anything is."""
         self.answer_request()
+        if self.state.phase not in ("train", "compare"):
+            self._forget(self.candidate)
+        for kind in ("counts", "captured"):
+            settings = self.recipe.adapt
+            Log(folder(self.recipe) / kind).purge(settings.retention_days, settings.retention_mib)
         if server is not None:
             server.load(self.head_dir(self._in_turn()))
         getattr(self, f"_{self.state.phase}")()
@@ -230,7 +240,6 @@ class Loop:
             self.note("trial", candidate.name, verdict.why, gains=verdict.figures())
         else:
             self._judge(verdict)
-        self._forget(candidate)
 
     def _trial(self) -> None:
         wanted, start = self.recipe.adapt.trial_requests, self.state.reference_from
@@ -261,14 +270,14 @@ class Loop:
         """
         if len(self.state.heads) < 2:
             raise ValueError(f"{self.served.name} is the first head in service: there is none to roll back to")
-        (folder(self.recipe) / _REQUEST).touch()
+        (folder(self.recipe) / _REQUEST).write_text(self.served.name)
         return self.state.heads[-2]
 
     def answer_request(self) -> None:
         """Roll back if that was asked for."""
         if (request := folder(self.recipe) / _REQUEST).exists():
-            self._forget(self.candidate)
-            self._roll_back("asked for")
+            if request.read_text() == self.served.name:  # otherwise it was done, or another head came meanwhile
+                self._roll_back("asked for")
             request.unlink()
 
     def _roll_back(self, why: str) -> None:
@@ -377,7 +386,7 @@ def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Call
     """Step until `ended` says so and nothing is in progress; `noted` is called after each event."""
     over, events = False, 0
     while not over:
-        over = ended() and loop.state.phase in ("watch", "collect")  # and one step more, on the last requests
+        over = ended() and loop.state.phase not in ("train", "compare")  # and one step more, on the last requests
         loop.step(server)
         if len(loop.state.history) > events:
             events = len(loop.state.history)

@@ -57,9 +57,9 @@ def test_segments_are_deleted_at_their_age_and_when_all_are_too_large(tmp_path):
     for age in ages:
         (tmp_path / f"{int((now - age * 86_400) * 1e6):018d}-1.log").write_bytes(b"x" * 100)
     log = Log(tmp_path)
-    log.purge(days=2.5, max_bytes=1e9)
+    log.purge(days=2.5, mib=1.0)
     assert len(log.segments()) == 3
-    log.purge(days=2.5, max_bytes=250)
+    log.purge(days=2.5, mib=250 / 2**20)
     assert len(log.segments()) == 2
     assert float(log.segments()[0].name.split("-")[0]) / 1e6 == pytest.approx(now - 0.5 * 86_400)
 
@@ -159,3 +159,22 @@ def test_the_rate_is_the_share_that_is_captured(tmp_path):
         watched._write(Client(), "a", [1], [2], None)
     assert 70 <= len(Log(tmp_path / "captured").read()[0]) <= 130
     assert os.listdir(tmp_path / "counts")
+
+
+def test_a_request_is_answered_whatever_becomes_of_its_record(tmp_path, caplog):
+    watched = recorder(tmp_path)
+    (tmp_path / "counts").write_text("a file where the folder should be")
+    assert answered(watched, Client("code", True), [[7]], delta=False)[-1].finished
+    assert "not written down" in caplog.text
+    assert "4711" not in caplog.text
+
+
+def test_a_record_that_a_full_disk_cut_short_ends_its_segment(tmp_path, monkeypatch):
+    log, write = Log(tmp_path), os.write
+    log.append({"i": 0})
+    monkeypatch.setattr(os, "write", lambda file, line: write(file, line[:4]))
+    with pytest.raises(OSError, match="cut short"):
+        log.append({"i": 1})
+    monkeypatch.setattr(os, "write", write)
+    log.append({"i": 2})
+    assert [r["i"] for r in log.read()[0]] == [0, 2]
