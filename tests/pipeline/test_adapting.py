@@ -14,12 +14,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from drafthead.adapting.capture import Log
-from drafthead.adapting.loop import Control, Loop, folder, serving
+from drafthead.adapting.loop import Loop, folder, serving
 from drafthead.artifacts import read_json
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.evaluation.workload import load_workload
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import environment, run_ok
+from tests.scripts import environment, run_ok, run_python
 
 pytestmark = pytest.mark.slow
 CAPTURE_ALL = ("adapt.rate=1", "adapt.reference_requests=100", "adapt.min_tokens=6000")
@@ -92,8 +92,8 @@ def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
     assert {tuple(r["prompt_ids"]) for r in captured} == {tuple(ids) for ids in prompts}
 
 
-def adapted(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[dict]:
-    """One cycle by the command, on traffic that it sends; the loop begins where acceptance has just fallen."""
+def begun(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[str]:
+    """A loop where acceptance has just fallen, and the command that goes on with it, on traffic that it sends."""
     rows = [json.loads(line) for line in (REPO_ROOT / "data_gen/tiny/prompts.jsonl").read_text().splitlines()]
     known = set(json.loads((recipe.head_dir / "training_prompts.json").read_text())["ids"])
     unseen = [r for r in rows if r["split"] == "train" and r["category"] == "code" and r["id"] not in known]
@@ -103,9 +103,7 @@ def adapted(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[dict
     loop = Loop.opened(recipe, [])
     loop.state.phase, loop.state.alarmed = "collect", time.time()
     loop.save()
-    command = ["data_gen/adapt.py", *overrides, "--traffic", str(traffic), "--rate", "8"]
-    run_ok(*command)
-    return read_json(folder(recipe) / "state.json")["history"]
+    return ["data_gen/adapt.py", *overrides, "--traffic", str(traffic), "--rate", "8"]
 
 
 def shuffled(prompt: list[int], response: list[int]) -> tuple[list[int], list[int]]:
@@ -116,23 +114,42 @@ def shuffled(prompt: list[int], response: list[int]) -> tuple[list[int], list[in
 def test_a_candidate_from_shuffled_responses_is_refused(tiny_run, tmp_path):
     hook = f"adapt.redact={__name__}:shuffled"
     recipe, overrides = linked(tiny_run, tmp_path, hook, "adapt.replay_share=0", "train.learning_rate=0.01")
-    events = adapted(recipe, overrides, tmp_path)
-    assert [e["event"] for e in events][:4] == ["in service", "training", "trained", "refused"]
-    assert events[3]["gains"]["all"]["high"] < 0
-    assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "tiny"
+    run_ok(*begun(recipe, overrides, tmp_path))
+    state = read_json(folder(recipe) / "state.json")
+    assert [e["event"] for e in state["history"]][:4] == ["in service", "training", "trained", "refused"]
+    assert state["history"][3]["gains"]["all"]["high"] < 0
+    assert [head["name"] for head in state["heads"]] == ["tiny"]
 
 
-def test_a_better_candidate_is_swapped_in_after_a_kill(tiny_run, tmp_path):
-    """The head in service is one that was hardly trained; its loop is killed while the candidate is trained."""
-    young = ("name=young", "data=tiny", "train.epochs=1", "train.warmup_ratio=0.9", "adapt.trial_requests=0")
-    recipe, overrides = linked(tiny_run, tmp_path, *young)
-    for script in ("train/eagle3.py", "export/head.py"):
-        run_ok(script, *overrides, *(["--no-serve-check"] if "export" in script else []))
-    overrides = (*overrides, "train.epochs=3", "train.warmup_ratio=0.03")
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(0)"], cwd=REPO_ROOT, env=environment(), start_new_session=True
-    )
+def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
+    """The head in service was hardly trained; its loop is killed while the candidate is made, and goes on."""
+    young = ("name=young", "data=tiny", "train.epochs=1", "adapt.trial_requests=0")
+    recipe, overrides = linked(tiny_run, tmp_path, *young, "train.learning_rate=1e-4")
+    run_ok("train/eagle3.py", *overrides)
+    run_ok("export/head.py", *overrides, "--no-serve-check")
+    command = begun(recipe, (*overrides, "train.learning_rate=3e-3"), tmp_path)
+    process = subprocess.Popen([sys.executable, *command], cwd=REPO_ROOT, env=environment(), start_new_session=True)
+    while not (tmp_path / "data" / "young-adapt-1" / "states").exists():
+        assert process.poll() is None
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert os.getpid() and signal.SIGKILL and Control  # noqa: PT018
-    events = adapted(recipe, overrides, tmp_path)
-    assert events[-1]["event"] in ("in service", "kept")
+    assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
+    run_ok(*command)
+    state = read_json(folder(recipe) / "state.json")
+    assert state["heads"][-1]["name"] == "young-adapt-1"
+    (promotion,) = [e for e in state["history"] if e["event"] == "in service" and e["head"] == "young-adapt-1"]
+    assert promotion["gains"]["all"]["low"] > 0
+    # Of the captured text, only what the server wrote down is left, and that is the owner's.
+    assert not (tmp_path / "data" / "young-adapt-1").exists()
+    assert not (tmp_path / "results" / "young-adapt-1").exists()
+    kept = [p for p in folder(recipe).rglob("*") if p.is_file()]
+    assert {p.parent.name for p in kept if p.suffix == ".log"} == {"counts", "captured", "young"}
+    assert not {oct(p.stat().st_mode & 0o077) for p in kept} - {"0o0"}
+    page = (tmp_path / "results" / "young" / "adapting" / "report.html").read_text()
+    assert "young-adapt-1" in page
+
+    run_ok("data_gen/adapt.py", *overrides, "--roll-back")
+    assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
+    again = run_python("data_gen/adapt.py", *overrides, "--roll-back")
+    assert again.returncode == 2
