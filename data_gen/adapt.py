@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 from drafthead import locks
+from drafthead.adapting.control import Control, folder, serving
 from drafthead.adapting.history import write_history
-from drafthead.adapting.loop import Control, Loop, folder, run_loop, serving
+from drafthead.adapting.loop import Loop, run_loop
 from drafthead.adapting.traffic import send_traffic
 from drafthead.cli import recipe_from_command_line, run_recipe
 
@@ -36,7 +37,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     command = [args.recipe, *args.overrides]
     if args.serve:
-        with serving(Loop.opened(recipe, command)) as control:
+        loop = Loop.opened(recipe, command)
+        with serving(recipe, loop.head_dir(loop.served.name)) as control:
             print(f"serving on {control.server.base_url}; the API key is in {folder(recipe) / 'server.json'}")
             while control.alive():
                 time.sleep(1)
@@ -46,7 +48,7 @@ def main() -> None:
         return
     locks.hold(folder(recipe))
     loop = Loop.opened(recipe, command)
-    with serving(loop) as control:
+    with serving(recipe, loop.head_dir(loop.served.name)) as control:
         traffic = send_traffic(recipe, control.server, args.traffic, args.rate) if args.traffic else None
         run_loop(loop, control, traffic.done if traffic else lambda: False, write_history)
         if traffic:
@@ -57,7 +59,7 @@ def main() -> None:
 def roll_back(loop: Loop) -> None:
     """At once, whatever a loop that runs is doing: the server is told here, the state file by whoever holds it."""
     before = loop.request_roll_back()
-    if (running := Control.running(loop)) is not None:
+    if (running := Control.running(loop.recipe)) is not None:
         running.load(loop.head_dir(before.name))
     try:
         locks.hold(folder(loop.recipe), patience=0)

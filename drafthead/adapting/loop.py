@@ -14,17 +14,14 @@ told which head to load whenever it has another one. Captured text is copied int
 """
 
 import logging
-import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import pandas as pd
 from pydantic import BaseModel
 
@@ -32,12 +29,10 @@ from drafthead import artifacts
 from drafthead.adapting import drift
 from drafthead.adapting.canary import Verdict, decide
 from drafthead.adapting.capture import Log, Record, capture_key
-from drafthead.adapting.endpoint import FLAGS, ROUTE, server_environment
+from drafthead.adapting.control import Control, folder
 from drafthead.adapting.rows import write_rows
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.config.evaluation import OWN
-from drafthead.drafters.registry import drafter_of
-from drafthead.engine.server import Server, running_server
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
 from drafthead.files import make_folder, write_json
 from drafthead.processes import run_child
@@ -151,7 +146,7 @@ class Loop:
 
     # ---- The steps ----
 
-    def step(self, server: "Control | None") -> None:
+    def step(self, server: Control | None) -> None:
         """Do what is next, if anything is."""
         self.answer_request()
         if self.state.phase not in ("train", "compare"):
@@ -309,77 +304,6 @@ class Loop:
 
     def _run(self, script: str, *arguments: str) -> None:
         run_child([sys.executable, str(REPO_ROOT / script), *self.command, *arguments])
-
-
-def folder(recipe: Recipe) -> Path:
-    """Where the loop's own files lie."""
-    return recipe.directory("adapt", recipe.name)
-
-
-@dataclass(frozen=True)
-class Control:
-    """A server that this project's middleware is in, and the key to it."""
-
-    server: Server
-    key: str
-
-    def head(self) -> str | None:
-        """The directory of the head that drafts; None when the server does not answer."""
-        try:
-            response = self._request("GET")
-        except (httpx.TransportError, ValueError):
-            return None
-        return response.json()["head"] if response.is_success else None
-
-    def load(self, head: Path) -> None:
-        """See that a head drafts, by swapping it in if another one does.
-
-        Raises:
-            ValueError: the server refuses, or is gone.
-        """
-        if self.head() == str(head):
-            return
-        response = self._request("POST", json={"head": str(head)})
-        if not response.is_success:
-            raise ValueError(f"{head} was not swapped in: {response.text[:500]}")
-
-    def alive(self) -> bool:
-        """Whether the server answers."""
-        return self.head() is not None
-
-    @classmethod
-    def running(cls, loop: "Loop") -> "Control | None":
-        """The server that another process of the loop has started; None where none answers."""
-        path = folder(loop.recipe) / "server.json"
-        if not path.exists():
-            return None
-        found = artifacts.read_json(path)
-        server = Server(found["url"], loop.recipe.name, found["api_key"], None, (), 0.0, managed=False)
-        control = cls(server, found["key"])
-        return control if control.alive() else None
-
-    def _request(self, method: str, **options: Any) -> httpx.Response:
-        return self.server.request(method, ROUTE, headers={"Authorization": f"Bearer {self.key}"}, **options)
-
-
-@contextmanager
-def serving(loop: Loop) -> Iterator[Control]:
-    """The server that another process of the loop has started, or one of our own while the block runs."""
-    path = folder(loop.recipe) / "server.json"
-    if control := Control.running(loop):
-        yield control
-        return
-    recipe, key, head = loop.recipe, secrets.token_urlsafe(24), loop.head_dir(loop.served.name)
-    speculative = drafter_of(recipe.head).vllm.speculative_config(str(head), recipe.eval.num_draft_tokens)
-    environment = server_environment(recipe.adapt, folder(recipe), str(head), key)
-    with running_server(
-        recipe, folder(recipe) / "server.log", speculative=speculative, extra_args=FLAGS, environment=environment
-    ) as server:
-        write_json(path, {"url": server.base_url, "api_key": server.api_key, "key": key})
-        try:
-            yield Control(server, key)
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Callable[[Loop], Any]) -> None:

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from drafthead.adapting.control import folder
 from drafthead.adapting.history import write_history
-from drafthead.adapting.loop import Head, Loop, folder
+from drafthead.adapting.loop import Head, Loop
 from drafthead.artifacts import begin, finish
 from tests.adapting.records import captured, requests, write
 from tests.recipes import changed, tiny_recipe

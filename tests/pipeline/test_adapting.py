@@ -14,7 +14,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from drafthead.adapting.capture import Log
-from drafthead.adapting.loop import Loop, folder, serving
+from drafthead.adapting.control import folder, serving
+from drafthead.adapting.loop import Loop
 from drafthead.artifacts import read_json
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.evaluation.workload import load_workload
@@ -47,10 +48,9 @@ def reversed_fc(head: Path, to: Path) -> Path:
 def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
     """In float32, where the batch that an answer is computed in does not round it otherwise."""
     recipe, _ = linked(tiny_run, tmp_path, "target.dtype=float32", "adapt.consent=given")
-    loop = Loop.opened(recipe, [])
     good, bad = recipe.head_dir, reversed_fc(recipe.head_dir, tmp_path / "bad")
     prompts = [p.prompt_ids for p in load_workload(recipe).prompts][:24]
-    with serving(loop) as control, control.server.client() as client, ThreadPoolExecutor(8) as places:
+    with serving(recipe, good) as control, control.server.client() as client, ThreadPoolExecutor(8) as places:
         counts, position = Log(folder(recipe) / "counts"), ("", 0)
 
         def ask(ids: list[int]) -> list[int]:
