@@ -30,7 +30,7 @@ Position = tuple[str, int]  # a segment's name and the bytes of it that were rea
 START: Position = ("", 0)
 KEY = "DRAFTHEAD_CAPTURE_KEY"  # in the environment
 _SEGMENT_S, _SEGMENT_BYTES = 3600, 8 << 20
-_DAY_S = 86_400
+DAY_S = 86_400
 
 
 class CaptureError(ValueError):
@@ -141,7 +141,7 @@ class Log:
 
     def purge(self, days: float, mib: float) -> None:
         """Delete segments whose first record is older than `days`, then the oldest while all are above `mib` MiB."""
-        oldest, left = time.time() - days * _DAY_S, self.segments()
+        oldest, left = time.time() - days * DAY_S, self.segments()
         with suppress(FileNotFoundError):  # another process deletes them, too
             while left and (
                 int(left[0].name.split("-")[0]) / 1e6 < oldest or sum(p.stat().st_size for p in left) > mib * 2**20

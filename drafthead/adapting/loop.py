@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from pydantic import BaseModel
 from drafthead import artifacts
 from drafthead.adapting import drift
 from drafthead.adapting.canary import Verdict, decide
-from drafthead.adapting.capture import Log, Record, capture_key
+from drafthead.adapting.capture import DAY_S, START, Log, Position, Record, capture_key
 from drafthead.adapting.control import Control, folder
 from drafthead.adapting.rows import write_rows
 from drafthead.config import REPO_ROOT, Recipe
@@ -88,6 +88,7 @@ class Loop:
     recipe: Recipe
     command: Sequence[str]
     state: State
+    _read: dict[str, tuple[list[Record], Position]] = field(default_factory=dict)
 
     @classmethod
     def opened(cls, recipe: Recipe, command: Sequence[str]) -> "Loop":
@@ -139,10 +140,13 @@ class Loop:
         write_json(folder(self.recipe) / "state.json", self.state.model_dump())
 
     def records(self, kind: str) -> list[Record]:
-        """Of `counts` or `captured`, in the order of time."""
-        if kind == "captured":
-            return Log(folder(self.recipe) / kind, capture_key()).read()[0]
-        return Log(folder(self.recipe) / kind).read()[0]
+        """Of `counts` or `captured`, in the order of time; what was read before is kept, up to its age."""
+        before, position = self._read.get(kind, ([], START))
+        key = capture_key() if kind == "captured" else None
+        new, position = Log(folder(self.recipe) / kind, key).read(position)
+        oldest = time.time() - self.recipe.adapt.retention_days * DAY_S
+        self._read[kind] = [r for r in [*before, *new] if r["at"] >= oldest], position
+        return self._read[kind][0]
 
     # ---- The steps ----
 
