@@ -155,20 +155,22 @@ def length(records: Sequence[Record]) -> float:
 
 
 def what_changed(before: Sequence[Record], now: Sequence[Record]) -> list[dict[str, Any]]:
-    """By workload, and over all: shares of requests, mean lengths in tokens, and acceptance length, before and now."""
-    old, new = by_workload(before), by_workload(now)
+    """Requests, mean lengths in tokens and acceptance length, before and now: of all, of workloads of 16 or more."""
+    sides = [{ALL: list(rows), **by_workload(rows)} for rows in (before, now)]
+    names = [n for n in {**sides[0], **sides[1]} if max(len(side.get(n, [])) for side in sides) >= FEWEST_PROMPTS]
+    measures = {
+        "requests": len,
+        "prompt_tokens": lambda rows: _rounded(np.mean([r["prompt_tokens"] for r in rows])),
+        "response_tokens": lambda rows: _rounded(np.mean([r["response_tokens"] for r in rows])),
+        "acceptance_length": lambda rows: _rounded(length(rows)),
+    }
     return [
         {"workload": name}
         | {
-            key: [value(old.get(name, []) if name != ALL else before), value(new.get(name, []) if name != ALL else now)]
-            for key, value in {
-                "requests": len,
-                "prompt_tokens": lambda rows: _mean([r["prompt_tokens"] for r in rows]),
-                "response_tokens": lambda rows: _mean([r["response_tokens"] for r in rows]),
-                "acceptance_length": lambda rows: _rounded(length(rows)) if len(rows) >= FEWEST_PROMPTS else None,
-            }.items()
+            key: [measure(side[name]) if side.get(name) else None for side in sides]
+            for key, measure in measures.items()
         }
-        for name in (ALL, *sorted({*old, *new} - {ALL}))
+        for name in names
     ]
 
 
@@ -191,9 +193,5 @@ def token_distance(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]
     return _rounded(((divergence(p) + divergence(q)) / 2) ** 0.5)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return _rounded(np.mean(values)) if values else None
-
-
-def _rounded(value: float) -> float:
+def _rounded(value: Any) -> float:
     return round(float(value), 3)

@@ -37,6 +37,7 @@ SETTINGS, KEY = "DRAFTHEAD_ADAPT", "DRAFTHEAD_ADAPT_KEY"  # in the environment
 ROUTE = "/adapt"
 MIXED = ""  # instead of a head: the request was answered with two
 _LOOPBACK = ("127.0.0.1", "::1")
+_TAKEN = ("", "all", "others")  # what reports call more than one workload
 _PURGE_S = 60
 
 
@@ -44,7 +45,7 @@ _PURGE_S = 60
 class Client:
     """What a request says of itself."""
 
-    workload: str = "all"
+    workload: str = "unnamed"
     consent: bool | None = None
 
 
@@ -55,7 +56,8 @@ def client_of(headers: list[tuple[bytes, bytes]]) -> Client:
     """Workload and consent, from the headers of a request."""
     found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
     consent = {"yes": True, "no": False}.get(found.get("x-drafthead-capture", "").lower())
-    return Client(found.get("x-drafthead-workload", "")[:64] or "all", consent)
+    workload = found.get("x-drafthead-workload", "")[:64]
+    return Client("unnamed" if workload in _TAKEN else workload, consent)
 
 
 def server_environment(settings: AdaptConfig, directory: Path, head: str, key: str) -> dict[str, str]:
@@ -128,8 +130,8 @@ class Recorder:
                 self._captured.append(record | ids | ({"steps": steps} if ids["response_ids"] == response else {}))
         if time.monotonic() - self._purged > _PURGE_S:
             self._purged = time.monotonic()
-            for kept in (self._captured, self._counts):
-                kept.purge(self._settings.retention_days, self._settings.retention_mib)
+            for written in (self._captured, self._counts):
+                written.purge(self._settings.retention_days, self._settings.retention_mib)
 
 
 class Adapting:

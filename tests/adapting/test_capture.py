@@ -72,10 +72,11 @@ def test_a_hook_that_does_not_exist_is_named():
 @pytest.mark.parametrize(
     ("headers", "client"),
     [
-        ([], Client("all", None)),
+        ([], Client("unnamed", None)),
+        ([(b"x-drafthead-workload", b"all")], Client("unnamed", None)),
         ([(b"X-Drafthead-Workload", b"code"), (b"x-drafthead-capture", b"YES")], Client("code", True)),
-        ([(b"x-drafthead-capture", b"no")], Client("all", False)),
-        ([(b"x-drafthead-capture", b"perhaps")], Client("all", None)),
+        ([(b"x-drafthead-capture", b"no")], Client("unnamed", False)),
+        ([(b"x-drafthead-capture", b"perhaps")], Client("unnamed", None)),
     ],
 )
 def test_a_request_says_its_workload_and_its_consent(headers, client):

@@ -67,7 +67,7 @@ def test_what_changed_shows_shares_lengths_and_acceptance_of_each_workload():
     before, now = requests(100, 0.6), [*requests(40, 0.6, seed=1), *requests(60, 0.4, workload="code", seed=2)]
     rows = {row["workload"]: row for row in what_changed(before, now)}
     assert rows["chat"]["requests"] == [100, 40]
-    assert rows["code"]["requests"] == [0, 60]
+    assert rows["code"]["requests"] == [None, 60]
     assert rows["code"]["acceptance_length"][0] is None
     assert rows[ALL]["acceptance_length"][1] < rows[ALL]["acceptance_length"][0]
 
