@@ -210,9 +210,12 @@ class DraftSwap:
         speculative = worker.vllm_config.speculative_config
         first = Path(speculative.model)
         check_alike(first, Path(head))
-        model = worker.get_draft_model() if hasattr(worker.model_runner, "get_draft_model") else None
-        model = model if model is not None else worker.model_runner.drafter.model
+        model = worker.get_draft_model()
         weights = load_file(Path(head) / "model.safetensors")
+        of_target = {id(parameter) for parameter in worker.get_model().parameters()}
+        shared = [name for name, parameter in model.named_parameters() if id(parameter) in of_target]
+        if taken := [name for name in weights if any(own.endswith(name) for own in shared)]:
+            raise ValueError(f"{head} has {taken[0]}, which the running draft shares with its target")
         with torch.no_grad(), set_current_vllm_config(worker.vllm_config):
             initialize_layerwise_reload(model)
             try:
