@@ -314,9 +314,9 @@ def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Call
     """Step until `ended` says so and nothing is in progress; `noted` is called after each event."""
     over, events = False, 0
     while not over:
-        over = ended() and loop.state.phase not in ("train", "compare")  # and one step more, on the last requests
+        over = ended()  # before the step, which may be the one that sees the last requests
         loop.step(server)
         if len(loop.state.history) > events:
-            events = len(loop.state.history)
+            events, over = len(loop.state.history), False
             noted(loop)
         time.sleep(0 if over else POLL_S)

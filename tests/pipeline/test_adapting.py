@@ -23,7 +23,7 @@ from tests.pipeline.small_run import overrides_for
 from tests.scripts import environment, run_ok, run_python
 
 pytestmark = pytest.mark.slow
-CAPTURE_ALL = ("adapt.rate=1", "adapt.reference_requests=100", "adapt.min_tokens=6000")
+CAPTURE_ALL = ("adapt.rate=1", "adapt.reference_requests=100", "adapt.min_tokens=16000")
 
 
 def linked(tiny_run: Recipe, root: Path, *more: str) -> tuple[Recipe, tuple[str, ...]]:
