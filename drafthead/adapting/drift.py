@@ -4,12 +4,14 @@ A one-sided CUSUM (Page 1954) adds up by how much requests fall short of the ref
 threshold. Of a request with n rounds and a accepted drafts, r accepted drafts per round in the reference and the
 spread s of (a - r n) over it:
 
-    z = (r n - a) / s            S = max(0, S + z - ALLOWANCE)            alarm: S > threshold
+    z = (r n - a) / s, at most LARGEST      S = max(0, S + z - ALLOWANCE)      alarm: S > threshold
 
 The threshold follows from the wanted run length, the mean number of requests between false alarms: the chain of S over
 the reference's own z, on a grid, is solved for it (Brook and Evans 1972), so nothing is assumed about how z is
 distributed. r is the lower end of its 95 % interval: with the mean of a small reference half of all charts would raise
-false alarms much too often. What this gives up: falls smaller than about half a spread per request are found late.
+false alarms much too often. z is bounded because one response that loops has the rounds of many (171 with 20 accepted
+drafts, where 20 with 24 were usual: z = 21). What this gives up: falls smaller than about half a spread per request are
+found late.
 """
 
 from collections import Counter
@@ -26,6 +28,7 @@ from drafthead.statistics import FEWEST_PROMPTS, ratio_interval
 ALLOWANCE = 0.25  # spreads per request: the chart is tuned to falls of twice that
 ALL = "all"
 LEAST = 64  # requests of a workload in a reference, for a chart of its own
+LARGEST = 3.0  # spreads that one request can count
 _DAYS = 30  # in which one false alarm may come
 _STATES = 120  # of the grid: the run length of a normal z comes out within 5 % of Siegmund's formula
 _HIGHEST = 60.0
@@ -50,7 +53,7 @@ class Chart:
         """S after each request; (P,) rounds and accepted drafts in the order of the requests."""
         found, total = np.empty(len(drafts)), 0.0
         for i, z in enumerate((self.rate * drafts - accepted) / self.spread):
-            found[i] = total = max(0.0, total + z - ALLOWANCE)
+            found[i] = total = max(0.0, total + min(z, LARGEST) - ALLOWANCE)
         return found
 
     def alarm(self, drafts: Array, accepted: Array) -> tuple[int, int] | None:
@@ -76,11 +79,12 @@ def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
     rate = ratio_interval(accepted, drafts).low
     shortfall = rate * drafts - accepted
     spread = float(shortfall.std(ddof=1))
-    z = (shortfall - shortfall.mean()) / spread - ALLOWANCE  # as if r were the mean of all that is to come
+    z = (shortfall - shortfall.mean()) / spread  # as if r were the mean of all that is to come
+    steps = np.minimum(z, LARGEST) - ALLOWANCE
     low, high = 1.0, _HIGHEST
     while high - low > 0.05:
         middle = (low + high) / 2
-        low, high = (low, middle) if mean_run_length(z, middle) >= run_length else (middle, high)
+        low, high = (low, middle) if mean_run_length(steps, middle) >= run_length else (middle, high)
     return Chart(float(rate), spread, high)
 
 

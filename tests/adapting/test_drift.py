@@ -43,6 +43,13 @@ def test_a_fall_is_seen_within_some_dozens_of_requests():
     assert chart.alarm(*columns(requests(2000, 0.62, seed=3))) is None
 
 
+def test_one_response_that_loops_raises_no_alarm():
+    rows = requests(300, 0.58)
+    chart = make_chart(*columns(rows[:200]), 300_000)
+    looping = rows[200] | {"drafts": 190, "accepted": 20}
+    assert chart.alarm(*columns([*rows[200:250], looping, *rows[250:]])) is None
+
+
 def test_the_alarm_says_where_the_fall_began():
     drafts, accepted = columns(requests(200, 0.58))
     chart = make_chart(drafts, accepted, 300_000)
