@@ -177,9 +177,10 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
                 raise
             written = temporary.stat().st_size if temporary.exists() else 0
             raise DiskFullError(_full_message(path, written, str(error))) from error
+        mode = aside.stat().st_mode & 0o644  # as the umask allows
         os.replace(temporary, whole)
         delete_folder(aside)
-        whole.chmod(0o644)  # some writers create files that only their owner can read
+        whole.chmod(mode)  # some writers create files that only their owner can read
         sync(whole)
         os.replace(whole, path)
         sync(path.parent)

@@ -23,7 +23,10 @@ ALLOWED = {
     "data": {"drafters", "losses", "target", *FOUNDATIONS},
     "engine": {"data", "drafters", "losses", "target", *FOUNDATIONS},
     **{stage: {"engine", "data", "drafters", "losses", "target", *FOUNDATIONS} for stage in STAGES},
-    "planning": {*STAGES, "engine", "data", "drafters", "losses", "target", *FOUNDATIONS},
+    **{
+        above: {*STAGES, "engine", "data", "drafters", "losses", "target", *FOUNDATIONS}
+        for above in ("planning", "adapting")
+    },
 }
 SECTIONS = {
     "drafthead.drafters.registry", "drafthead.drafters.registry.Head", "drafthead.drafters.registry.section_of",

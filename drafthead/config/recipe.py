@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from drafthead.config.adapt import AdaptConfig
 from drafthead.config.evaluation import Effort, EvalConfig
 from drafthead.config.train import TrainConfig
 from drafthead.drafters.registry import Head
@@ -197,6 +198,7 @@ class Recipe(Section):
     train: TrainConfig
     export: ExportConfig = ExportConfig()
     eval: EvalConfig
+    adapt: AdaptConfig = AdaptConfig()
 
     @model_validator(mode="after")
     def _check_across(self) -> Self:

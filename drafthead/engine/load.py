@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -37,10 +37,11 @@ REACHED = 0.9  # of what was requested: below it the level is labelled, not comp
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One prompt to send: its id and the token ids the server reads."""
+    """One prompt to send: its id, the token ids the server reads, and HTTP headers beside those of every request."""
 
     id: str
     prompt_ids: list[int]
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,8 @@ async def stream_request(
     arrivals: list[float] = []
     sent = time.perf_counter()
     try:
-        async with session.post("/v1/completions", json=options | {"prompt": request.prompt_ids}) as response:
+        body = options | {"prompt": request.prompt_ids}
+        async with session.post("/v1/completions", json=body, headers=request.headers) as response:
             if not response.ok:
                 error = f"{response.status} {response.reason}: {(await response.text())[:300]}"
             async for line in response.content:

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +109,7 @@ def running_server(
     *,
     speculative: dict[str, Any] | None = None,
     extra_args: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
     timeout_s: float = 1800.0,
 ) -> Iterator["Server"]:
     """Serve the recipe's target while the block runs.
@@ -118,6 +119,7 @@ def running_server(
         log_path: file for the server's output; replaced if it exists.
         speculative: vLLM's speculative_config; None serves without speculation.
         extra_args: further flags of vLLM's server.
+        environment: variables beside those that every server gets.
         timeout_s: how long the start may take, in seconds.
 
     Raises:
@@ -134,7 +136,7 @@ def running_server(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | server_environment(recipe) | {"VLLM_API_KEY": key},
+            env=os.environ | server_environment(recipe) | {"VLLM_API_KEY": key, **(environment or {})},
             start_new_session=True,
             preexec_fn=ends_with_parent(),
         )

@@ -24,7 +24,7 @@ from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import ResponseTokens
 from drafthead.data.spool import SpooledStates, States
 from drafthead.data.store import StateStore
-from drafthead.data.trained_on import known_before
+from drafthead.data.trained_on import known_before, read_trained_on
 from drafthead.drafters.base import Drafter
 from drafthead.drafters.config import ParallelHead
 from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
@@ -253,6 +253,11 @@ def learned_before(source: Checkpoint) -> set[str] | None:
     if "imported" in source.run:
         return before
     prompts = source.run_dir.parents[1] / "data" / source.run_dir.name / "prompts"
+    head = source.run_dir.parents[1] / "heads" / source.run_dir.name
+    if not (prompts / artifacts.MANIFEST).exists() and (head / artifacts.MANIFEST).exists():
+        # The data was deleted; the head that was exported from the run knows the ids of all of it.
+        manifest = artifacts.read_manifest(head)
+        return read_trained_on(head, manifest) if manifest["identity"].get("run") == source.reference else None
     if not (prompts / artifacts.MANIFEST).exists() or (before is None and _RECORD in source.run):
         return None
     return (before or set()) | ids_of(prompts, ("train", "validation"))

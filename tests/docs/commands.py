@@ -36,6 +36,7 @@ RUN_BY = {
     "data_gen/harvest.py --cluster --workers": f"{_SCALE}::test_a_ray_cluster_that_loses_a_worker_makes_the_same_store",
     "train/eagle3.py": _CHAIN,
     "export/head.py": _CHAIN,
+    "data_gen/adapt.py": "tests/pipeline/test_adapting.py::begun",
     "eval/acceptance.py": "tests/pipeline/test_chain.py::_lengths",
     "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_runs_in_miniature",
     "eval/serving.py": "tests/faults/stages.py::command",

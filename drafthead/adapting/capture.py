@@ -1,0 +1,149 @@
+"""What a server writes down of its requests: figures of every one, tokens of those that may be captured.
+
+    adapt/NAME/counts/    of every request: time, workload, head, lengths, drafts and accepted drafts
+    adapt/NAME/captured/  of a sampled share of the requests with consent: the same, with the token ids
+
+Both are folders of segments, files of one JSON record a line, the captured ones encrypted (Fernet: AES-128-CBC with
+HMAC-SHA256) where DRAFTHEAD_CAPTURE_KEY holds a key. A record is written by one call, so a killed server loses the
+records it had not written and tears at most the last line, which a reader leaves out; a loss of power can take the last
+seconds. Segments are deleted whole: when their first record has reached its age, or the oldest when all are too large.
+Files are 0600 in folders of 0700. The alternative, a database, would keep deleted text in its pages.
+"""
+
+import errno
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.fernet import Fernet, InvalidToken
+
+Record = dict[str, Any]
+Ids = list[int]
+Redact = Callable[[Ids, Ids], tuple[Ids, Ids] | None]
+Position = tuple[str, int]  # a segment's name and the bytes of it that were read
+START: Position = ("", 0)
+KEY = "DRAFTHEAD_CAPTURE_KEY"  # in the environment
+_SEGMENT_S, _SEGMENT_BYTES = 3600, 8 << 20
+DAY_S = 86_400
+
+
+class CaptureError(ValueError):
+    """Captured records cannot be read or written as the settings say."""
+
+
+def capture_key() -> Fernet | None:
+    """The key of captured text, from the environment; None where none is given.
+
+    Raises:
+        CaptureError: it is no Fernet key.
+    """
+    try:
+        return Fernet(given) if (given := os.environ.get(KEY)) else None
+    except ValueError:
+        how = "python -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())'"
+        raise CaptureError(f"{KEY} is no Fernet key; make one with: {how}") from None
+
+
+def redaction(name: str | None) -> Redact:
+    """The hook `package.module:function`: of prompt and response ids what may be stored of them, or None for nothing.
+
+    Raises:
+        CaptureError: there is no such function.
+    """
+    if name is None:
+        return lambda prompt, response: (prompt, response)
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CaptureError(f"adapt.redact {name}: {error}; give package.module:function") from error
+
+
+@dataclass
+class Log:
+    """Records in segments; one process writes, others may read.
+
+    Attributes:
+        directory: of the segments.
+        key: encrypts and decrypts; None: plain.
+    """
+
+    directory: Path
+    key: Fernet | None = None
+    _file: int | None = field(default=None, repr=False)
+    _begun: float = 0.0
+    _size: int = 0
+
+    def append(self, record: Record) -> None:
+        """Write a record, whole or torn at the end of its segment."""
+        line = json.dumps(record, separators=(",", ":")).encode()
+        line = (self.key.encrypt(line) if self.key else line) + b"\n"
+        now = time.time()
+        if self._file is None or now - self._begun > _SEGMENT_S or self._size > _SEGMENT_BYTES:
+            self._open(now)
+        assert self._file is not None
+        self._size += (written := os.write(self._file, line))
+        if written < len(line):  # the next record must not follow half of one
+            self._close()
+            raise OSError(errno.ENOSPC, "a record was cut short", str(self.directory))
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
+
+    def _open(self, now: float) -> None:
+        self._close()
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.directory / f"{int(now * 1e6):018d}-{os.getpid()}.log"
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._begun, self._size = now, 0
+
+    def segments(self) -> list[Path]:
+        """From the oldest on."""
+        return sorted(self.directory.glob("*.log"))
+
+    def read(self, after: Position = START) -> tuple[list[Record], Position]:
+        """Records from a position on, and the position behind them.
+
+        Raises:
+            CaptureError: a record was encrypted with another key, or without one.
+        """
+        records: list[Record] = []
+        for path in self.segments():
+            if path.name < after[0]:
+                continue
+            try:
+                with path.open("rb") as file:
+                    file.seek(after[1] if path.name == after[0] else 0)
+                    text = file.read()
+            except FileNotFoundError:  # its age was reached meanwhile
+                continue
+            whole = text[: text.rfind(b"\n") + 1]  # what follows is being written, or was torn by a kill
+            after = (path.name, (after[1] if path.name == after[0] else 0) + len(whole))
+            records += [self._parse(line, path) for line in whole.splitlines()]
+        return records, after
+
+    def _parse(self, line: bytes, path: Path) -> Record:
+        try:
+            return json.loads(self.key.decrypt(line) if self.key else line)
+        except (InvalidToken, ValueError):
+            held = "another key" if self.key else "a key"
+            raise CaptureError(
+                f"{path} holds a record that does not read: it was written with {held}; set {KEY} to that, or delete it"
+            ) from None
+
+    def purge(self, days: float, mib: float) -> None:
+        """Delete segments whose first record is older than `days`, then the oldest while all are above `mib` MiB."""
+        oldest, left = time.time() - days * DAY_S, self.segments()
+        with suppress(FileNotFoundError):  # another process deletes them, too
+            while left and (
+                int(left[0].name.split("-")[0]) / 1e6 < oldest or sum(p.stat().st_size for p in left) > mib * 2**20
+            ):
+                left.pop(0).unlink()

@@ -1,0 +1,87 @@
+"""The server of a loop, from outside: start it or find it, ask which head drafts, and have another one loaded."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from drafthead.adapting.endpoint import FLAGS, ROUTE, server_environment
+from drafthead.artifacts import read_json
+from drafthead.config import Recipe
+from drafthead.drafters.registry import drafter_of
+from drafthead.engine.server import Server, running_server
+from drafthead.files import write_json
+
+
+def folder(recipe: Recipe) -> Path:
+    """Where the loop's own files lie."""
+    return recipe.directory("adapt", recipe.name)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A server that this project's middleware is in, and the key to it."""
+
+    server: Server
+    key: str
+
+    def head(self) -> str | None:
+        """The directory of the head that drafts; None when the server does not answer."""
+        try:
+            response = self._request("GET")
+        except (httpx.TransportError, ValueError):
+            return None
+        return response.json()["head"] if response.is_success else None
+
+    def load(self, head: Path) -> None:
+        """See that a head drafts, by swapping it in if another one does.
+
+        Raises:
+            ValueError: the server refuses, or is gone.
+        """
+        if self.head() == str(head):
+            return
+        response = self._request("POST", json={"head": str(head)})
+        if not response.is_success:
+            raise ValueError(f"{head} was not swapped in: {response.text[:500]}")
+
+    def alive(self) -> bool:
+        """Whether the server answers."""
+        return self.head() is not None
+
+    @classmethod
+    def running(cls, recipe: Recipe) -> "Control | None":
+        """The server that another process of the loop has started; None where none answers."""
+        path = folder(recipe) / "server.json"
+        if not path.exists():
+            return None
+        found = read_json(path)
+        server = Server(found["url"], recipe.name, found["api_key"], None, (), 0.0, managed=False)
+        control = cls(server, found["key"])
+        return control if control.alive() else None
+
+    def _request(self, method: str, **options: Any) -> httpx.Response:
+        return self.server.request(method, ROUTE, headers={"Authorization": f"Bearer {self.key}"}, **options)
+
+
+@contextmanager
+def serving(recipe: Recipe, head: Path) -> Iterator[Control]:
+    """The server that another process of the loop has started, or one of our own with a head, while the block runs."""
+    if control := Control.running(recipe):
+        yield control
+        return
+    path, key = folder(recipe) / "server.json", secrets.token_urlsafe(24)
+    speculative = drafter_of(recipe.head).vllm.speculative_config(str(head), recipe.eval.num_draft_tokens)
+    environment = server_environment(recipe.adapt, folder(recipe), str(head), key)
+    with running_server(
+        recipe, folder(recipe) / "server.log", speculative=speculative, extra_args=FLAGS, environment=environment
+    ) as server:
+        write_json(path, {"url": server.base_url, "api_key": server.api_key, "key": key})
+        try:
+            yield Control(server, key)
+        finally:
+            path.unlink(missing_ok=True)

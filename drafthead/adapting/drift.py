@@ -1,0 +1,201 @@
+"""Whether acceptance has fallen, and what else has changed: a sequential test on the requests as they are answered.
+
+A one-sided CUSUM (Page 1954) adds up by how much requests fall short of the reference and raises the alarm above a
+threshold. Of a request with n rounds and a accepted drafts, r accepted drafts per round in the reference and the
+spread s of (a - r n) over it:
+
+    z = (r n - a) / s, at most LARGEST      S = max(0, S + z - ALLOWANCE)      alarm: S > threshold
+
+The threshold follows from the wanted run length, the mean number of requests between false alarms: the chain of S over
+the reference's own z, on a grid, is solved for it (Brook and Evans 1972), so nothing is assumed about how z is
+distributed. r is the lower end of its 95 % interval: with the mean of a small reference half of all charts would raise
+false alarms much too often. z is bounded because one response that loops has the rounds of many (171 with 20 accepted
+drafts, where 20 with 24 were usual: z = 21). What this gives up: falls smaller than about half a spread per request are
+found late.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafthead.adapting.capture import Record
+from drafthead.statistics import FEWEST_PROMPTS, ratio_interval
+
+ALLOWANCE = 0.25  # spreads per request: the chart is tuned to falls of twice that
+ALL = "all"
+LEAST = 64  # requests of a workload in a reference, for a chart of its own
+LARGEST = 3.0  # spreads that one request can count
+_DAYS = 30  # in which one false alarm may come
+_STATES = 120  # of the grid: the run length of a normal z comes out within 5 % of Siegmund's formula
+_HIGHEST = 60.0
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What requests are compared with.
+
+    Attributes:
+        rate: accepted drafts per round, r.
+        spread: s.
+        threshold: of S.
+    """
+
+    rate: float
+    spread: float
+    threshold: float
+
+    def path(self, drafts: Array, accepted: Array) -> Array:
+        """S after each request; (P,) rounds and accepted drafts in the order of the requests."""
+        found, total = np.empty(len(drafts)), 0.0
+        for i, z in enumerate((self.rate * drafts - accepted) / self.spread):
+            found[i] = total = max(0.0, total + min(z, LARGEST) - ALLOWANCE)
+        return found
+
+    def alarm(self, drafts: Array, accepted: Array) -> tuple[int, int] | None:
+        """The first request at which S is above the threshold, and the one after S was last 0, where the fall began.
+
+        None while it is not.
+        """
+        path = self.path(drafts, accepted)
+        above = np.flatnonzero(path > self.threshold)
+        if not len(above):
+            return None
+        first = int(above[0])
+        return first, int(np.flatnonzero(np.append(0.0, path[:first]) == 0)[-1])
+
+
+def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
+    """A chart from the rounds (P,) and accepted drafts (P,) of a reference.
+
+    Args:
+        drafts, accepted: by request.
+        run_length: requests between false alarms, on average.
+    """
+    rate = ratio_interval(accepted, drafts).low
+    shortfall = rate * drafts - accepted
+    spread = float(shortfall.std(ddof=1))
+    z = (shortfall - shortfall.mean()) / spread  # as if r were the mean of all that is to come
+    steps = np.minimum(z, LARGEST) - ALLOWANCE
+    low, high = 1.0, _HIGHEST
+    while high - low > 0.05:
+        middle = (low + high) / 2
+        low, high = (low, middle) if mean_run_length(steps, middle) >= run_length else (middle, high)
+    return Chart(float(rate), spread, high)
+
+
+def mean_run_length(steps: Array, threshold: float) -> float:
+    """Mean number of steps, drawn from `steps`, until S = max(0, S + step) is above the threshold."""
+    width = threshold / _STATES
+    centres = np.arange(_STATES) * width  # of the cells; the first holds S = 0
+    # Where each step leads from each cell: (states, steps), cell numbers; beyond the last is the alarm.
+    to = np.clip(np.rint((centres[:, None] + steps[None, :]) / width), 0, _STATES).astype(int)
+    chances = np.zeros((_STATES, _STATES + 1))
+    for state in range(_STATES):
+        chances[state] = np.bincount(to[state], minlength=_STATES + 1)[: _STATES + 1] / len(steps)
+    stays = np.eye(_STATES) - chances[:, :_STATES]
+    try:
+        lengths = np.linalg.solve(stays, np.ones(_STATES))
+    except np.linalg.LinAlgError:  # the alarm is never reached
+        return float("inf")
+    return float(lengths[0]) if lengths[0] > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Acceptance of a workload has fallen: since when, when it showed, and how many of its requests later."""
+
+    workload: str
+    since: float
+    seen: float
+    requests: int
+
+
+class Watch:
+    """Charts of all requests together, and of each workload that the reference has enough of."""
+
+    def __init__(self, reference: Sequence[Record], requests_per_day: float) -> None:
+        self.reference = reference
+        groups = {ALL: list(reference), **by_workload(reference)}
+        kept = {name: rows for name, rows in groups.items() if name == ALL or len(rows) >= LEAST}
+        if len(kept) == 2:  # one workload is all
+            kept = {ALL: kept[ALL]}
+        self.charts = {
+            name: make_chart(*_columns(rows), _DAYS * requests_per_day * len(kept) * len(rows) / max(1, len(reference)))
+            for name, rows in kept.items()
+        }
+
+    def alarm(self, records: Sequence[Record]) -> Alarm | None:
+        """The first alarm over the requests since the reference; None where there is none."""
+        found = []
+        for name, chart in self.charts.items():
+            rows = [r for r in records if name in (ALL, r["workload"])]
+            if (places := chart.alarm(*_columns(rows))) is not None:
+                seen, began = places
+                found.append(Alarm(name, rows[began]["at"], rows[seen]["at"], seen - began + 1))
+        return min(found, key=lambda alarm: alarm.seen, default=None)
+
+
+def by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Workload -> its requests."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record["workload"], []).append(record)
+    return groups
+
+
+def _columns(records: Sequence[Record]) -> tuple[Array, Array]:
+    return np.array([r["drafts"] for r in records], float), np.array([r["accepted"] for r in records], float)
+
+
+def length(records: Sequence[Record]) -> float:
+    """Acceptance length of requests; NaN without a round."""
+    drafts, accepted = _columns(records)
+    return 1 + accepted.sum() / drafts.sum() if drafts.sum() else float("nan")
+
+
+def what_changed(before: Sequence[Record], now: Sequence[Record]) -> list[dict[str, Any]]:
+    """Requests, mean lengths in tokens and acceptance length, before and now: of all, of workloads of 16 or more."""
+    sides = [{ALL: list(rows), **by_workload(rows)} for rows in (before, now)]
+    names = [n for n in {**sides[0], **sides[1]} if max(len(side.get(n, [])) for side in sides) >= FEWEST_PROMPTS]
+    measures = {
+        "requests": len,
+        "prompt_tokens": lambda rows: _rounded(np.mean([r["prompt_tokens"] for r in rows])),
+        "response_tokens": lambda rows: _rounded(np.mean([r["response_tokens"] for r in rows])),
+        "acceptance_length": lambda rows: _rounded(length(rows)),
+    }
+    return [
+        {"workload": name}
+        | {
+            key: [measure(side[name]) if side.get(name) else None for side in sides]
+            for key, measure in measures.items()
+        }
+        for name in names
+    ]
+
+
+def token_distance(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> float | None:
+    """How far apart the tokens of two lots of captured text are, whatever their order and language.
+
+    The Jensen-Shannon distance in bits (Lin 1991): 0 for the same shares of every token, 1 where none is shared. None
+    where a lot is empty.
+    """
+    counts = [Counter(token for ids in lot for token in ids) for lot in (before, now)]
+    if not all(counts):
+        return None
+    tokens = sorted({*counts[0], *counts[1]})
+    p, q = (np.array([count[t] for t in tokens], float) / count.total() for count in counts)
+    m = (p + q) / 2
+
+    def divergence(a: Array) -> float:
+        return float((a[a > 0] * np.log2(a[a > 0] / m[a > 0])).sum())
+
+    return _rounded(((divergence(p) + divergence(q)) / 2) ** 0.5)
+
+
+def _rounded(value: Any) -> float:
+    return round(float(value), 3)

@@ -1,0 +1,322 @@
+"""The loop: serve, watch, collect, train on, compare, put in service; and back when acceptance falls.
+
+    watch    -> collect   acceptance has fallen (drift)
+    collect  -> train     enough tokens were captured since
+    train    -> compare   the existing stages have made heads/NAME-adapt-N
+    compare  -> trial     better on held-out traffic; or refused
+    trial    -> watch     better on real requests, which both answer in turns: promoted; or refused
+    watch    -> watch     rolled back: the new head accepts less than the old one did
+
+What is in service is what state.json says, a file written whole: a step is done when it says so, and one that was
+killed is done again by the same command. Stages run as processes of their own and resume by themselves; the server is
+told which head to load whenever it has another one. Captured text is copied into the cycle's private folders (umask
+077), which are deleted when the candidate is judged.
+"""
+
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from pydantic import BaseModel
+
+from drafthead import artifacts
+from drafthead.adapting import drift
+from drafthead.adapting.canary import Verdict, decide
+from drafthead.adapting.capture import DAY_S, START, Log, Position, Record, capture_key
+from drafthead.adapting.control import Control, folder
+from drafthead.adapting.rows import write_rows
+from drafthead.config import REPO_ROOT, Recipe
+from drafthead.config.evaluation import OWN
+from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
+from drafthead.files import make_folder, write_json
+from drafthead.processes import run_child
+
+log = logging.getLogger(__name__)
+SERVED, ATTEMPTS = "served", 3  # trainings on one alarm, each on twice the tokens of the one before
+POLL_S = 1.0
+_REQUEST = "roll-back"  # a file
+TURN_S, _TURNS = 15.0, (0, 1, 1, 0)  # of a trial: seconds, and whose (ABBA)
+
+
+class Head(BaseModel):
+    """A head and the run that its weights come from; `name` is that of both."""
+
+    name: str
+    since: float  # when it was put in service
+
+
+class State(BaseModel):
+    """What state.json says.
+
+    Attributes:
+        phase: of the loop.
+        heads: in service, the last one; those before it can be rolled back to.
+        alarmed: when acceptance had fallen, in seconds since 1970.
+        attempt: trainings since the alarm.
+        cycle: number of the last training.
+        probation: whether the head in service is still compared with the one before it.
+        reference_from: requests of the head from then on are what later ones are compared with; in a trial, its start.
+        history: what happened when, from the start.
+    """
+
+    phase: Literal["watch", "collect", "train", "compare", "trial"] = "watch"
+    heads: list[Head]
+    alarmed: float = 0.0
+    attempt: int = 0
+    cycle: int = 0
+    probation: bool = False
+    reference_from: float
+    history: list[dict[str, Any]] = []
+
+
+@dataclass
+class Loop:
+    """One recipe's loop.
+
+    Attributes:
+        recipe: with the head that is served first.
+        command: recipe file and overrides, which the stages are given too.
+        state: as it is on disk.
+    """
+
+    recipe: Recipe
+    command: Sequence[str]
+    state: State
+    _read: dict[str, tuple[list[Record], Position]] = field(default_factory=dict)
+
+    @classmethod
+    def opened(cls, recipe: Recipe, command: Sequence[str]) -> "Loop":
+        """The loop as its state file says, or a new one on the recipe's exported head.
+
+        Raises:
+            ArtifactError: there is no such head.
+            ValueError: it is no EAGLE-3 head.
+        """
+        if recipe.head.type != "eagle3":
+            raise ValueError(
+                f"head.type {recipe.head.type}: only EAGLE-3 heads were swapped in a running engine so far"
+            )
+        directory = folder(recipe)
+        make_folder(directory)
+        directory.chmod(0o700)
+        if (path := directory / "state.json").exists():
+            return cls(recipe, command, State.model_validate(artifacts.read_json(path)))
+        artifacts.require(recipe.head_dir, "head", "python export/head.py RECIPE")
+        now = time.time()
+        loop = cls(recipe, command, State(heads=[Head(name=recipe.name, since=now)], reference_from=now))
+        loop.note("in service", recipe.name, "the head that the recipe exported")
+        return loop
+
+    # ---- State ----
+
+    @property
+    def served(self) -> Head:
+        """The head in service."""
+        return self.state.heads[-1]
+
+    @property
+    def candidate(self) -> Recipe:
+        """The recipe of the cycle's head: its own name, everything else as written."""
+        return self.recipe.model_copy(update={"name": f"{self.recipe.name}-adapt-{self.state.cycle}", "data": None})
+
+    def head_dir(self, name: str) -> Path:
+        """Of a head by name."""
+        return self.recipe.model_copy(update={"name": name}).head_dir
+
+    def note(self, event: str, head: str, why: str, **figures: Any) -> None:
+        """Add to the history, and write the state."""
+        log.info(f"{event}: {head} ({why})")
+        self.state.history.append({"at": time.time(), "event": event, "head": head, "why": why, **figures})
+        self.save()
+
+    def save(self) -> None:
+        """Write state.json, whole."""
+        write_json(folder(self.recipe) / "state.json", self.state.model_dump())
+
+    def records(self, kind: str) -> list[Record]:
+        """Of `counts` or `captured`, in the order of time; what was read before is kept, up to its age."""
+        before, position = self._read.get(kind, ([], START))
+        key = capture_key() if kind == "captured" else None
+        new, position = Log(folder(self.recipe) / kind, key).read(position)
+        oldest = time.time() - self.recipe.adapt.retention_days * DAY_S
+        self._read[kind] = [r for r in [*before, *new] if r["at"] >= oldest], position
+        return self._read[kind][0]
+
+    # ---- The steps ----
+
+    def step(self, server: Control | None) -> None:
+        """Do what is next, if anything is."""
+        self.answer_request()
+        if self.state.phase not in ("train", "compare"):
+            self._forget(self.candidate)
+        for kind in ("counts", "captured"):
+            settings = self.recipe.adapt
+            Log(folder(self.recipe) / kind).purge(settings.retention_days, settings.retention_mib)
+        if server is not None:
+            server.load(self.head_dir(self._in_turn()))
+        getattr(self, f"_{self.state.phase}")()
+        if server is not None:  # what the step has decided
+            server.load(self.head_dir(self._in_turn()))
+
+    def _in_turn(self) -> str:
+        """The head that drafts now: that in service, but in a trial every other quarter of a minute the candidate."""
+        turn = int((time.time() - self.state.reference_from) / TURN_S)
+        return self.candidate.name if self.state.phase == "trial" and _TURNS[turn % 4] else self.served.name
+
+    def _watch(self) -> None:
+        state, settings = self.state, self.recipe.adapt
+        served = str(self.head_dir(self.served.name))
+        rows = [r for r in self.records("counts") if r["drafts"]]
+        own = [r for r in rows if r["head"] == served and r["at"] >= state.reference_from]
+        if state.probation:
+            before = str(self.head_dir(state.heads[-2].name))
+            rows = [r for r in rows if r["head"] == before and state.alarmed <= r["at"] < self.served.since]
+            reference, later = rows[-settings.reference_requests :], own[: settings.reference_requests]
+        else:
+            reference, later = own[: settings.reference_requests], own[settings.reference_requests :]
+        enough = settings.reference_requests if not state.probation else drift.LEAST
+        if len(reference) < enough:
+            state.probation = False
+            return
+        watch = drift.Watch(reference, settings.requests_per_day)
+        alarm = watch.alarm(later)
+        if alarm is None:
+            if state.probation and len(later) >= settings.reference_requests:
+                state.probation = False
+                self.note("kept", self.served.name, f"no fall in its first {len(later)} requests")
+            return
+        now = [r for r in later if r["at"] >= alarm.since]
+        what = f"acceptance fell on {alarm.workload}, seen after {alarm.requests} requests"
+        what += f": {drift.length(reference):.2f} before, {drift.length(now):.2f} now"
+        if state.probation:
+            self._roll_back(what)
+            return
+        captured = self.records("captured")
+        lots = [[r["prompt_ids"] for r in captured if (r["at"] >= alarm.since) == side] for side in (False, True)]
+        state.phase, state.alarmed, state.attempt = "collect", alarm.since, 0
+        changed, distance = drift.what_changed(reference, now), drift.token_distance(*lots)
+        self.note("drift", self.served.name, what, changed=changed, token_distance=distance)
+
+    def _collect(self) -> None:
+        state = self.state
+        rows = [r for r in self.records("captured") if r["at"] >= state.alarmed]
+        tokens = sum(len(r["prompt_ids"]) + len(r["response_ids"]) for r in rows)
+        if tokens < self.recipe.adapt.min_tokens * 2**state.attempt:
+            return
+        state.cycle, state.attempt, state.phase = state.cycle + 1, state.attempt + 1, "train"
+        seconds = round(time.time() - state.alarmed)
+        why = f"{tokens:,} tokens of {len(rows)} requests captured since the fall, {seconds} s ago"
+        self.note("training", self.candidate.name, why)
+
+    def _train(self) -> None:
+        candidate, started = self.candidate, time.monotonic()
+        path = folder(self.recipe) / f"{candidate.name}.jsonl"
+        if not path.exists():
+            write_rows(path, self.recipe, self.records("captured"), self.state.alarmed, self.head_dir(self.served.name))
+        for script, *options in (
+            ("data_gen/prompts.py",), ("data_gen/regenerate.py",), ("data_gen/harvest.py",), ("train/eagle3.py",),
+            ("export/head.py", "--no-serve-check"),  # it is served in vLLM to be compared
+        ):  # fmt: skip
+            self._run(script, *self._overrides(path), *options)
+        self.state.phase = "compare"
+        self.note("trained", candidate.name, f"{time.monotonic() - started:.0f} s from captured text to a head")
+
+    def _compare(self) -> None:
+        state, candidate = self.state, self.candidate
+        path = folder(self.recipe) / f"{candidate.name}.jsonl"
+        self._run("eval/acceptance.py", *self._overrides(path), "--no-tables")
+        rows = read_acceptance(acceptance_dir(candidate))
+        own, served = (rows[rows.arm == name] for name in (OWN, SERVED))
+        verdict = decide(served, own, self.recipe.adapt.worse_by)
+        if verdict.promoted and self.recipe.adapt.trial_requests:
+            state.phase, state.reference_from = "trial", time.time()
+            self.note("trial", candidate.name, verdict.why, gains=verdict.figures())
+        else:
+            self._judge(verdict)
+
+    def _trial(self) -> None:
+        wanted, start = self.recipe.adapt.trial_requests, self.state.reference_from
+        since = [r for r in self.records("counts") if r["at"] >= start and r["drafts"]]
+        sides = [
+            [r | {"category": r["workload"]} for r in since if r["head"] == str(self.head_dir(name))]
+            for name in (self.served.name, self.candidate.name)
+        ]
+        if min(map(len, sides)) >= wanted:
+            self._judge(decide(pd.DataFrame(sides[0]), pd.DataFrame(sides[1]), self.recipe.adapt.worse_by))
+
+    def _judge(self, verdict: Verdict) -> None:
+        """Promote the candidate, or refuse it."""
+        state, name, now = self.state, self.candidate.name, time.time()
+        state.phase, state.reference_from = "watch", now
+        if verdict.promoted:
+            state.heads.append(Head(name=name, since=now))
+            state.probation = True
+        elif state.attempt < ATTEMPTS:
+            state.phase = "collect"
+        self.note("in service" if verdict.promoted else "refused", name, verdict.why, gains=verdict.figures())
+
+    def request_roll_back(self) -> Head:
+        """Ask whoever runs the loop to put the head before the one in service back; returns that.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if len(self.state.heads) < 2:
+            raise ValueError(f"{self.served.name} is the first head in service: there is none to roll back to")
+        (folder(self.recipe) / _REQUEST).write_text(self.served.name)
+        return self.state.heads[-2]
+
+    def answer_request(self) -> None:
+        """Roll back if that was asked for."""
+        if (request := folder(self.recipe) / _REQUEST).exists():
+            if request.read_text() == self.served.name:  # otherwise it was done, or another head came meanwhile
+                self._roll_back("asked for")
+            request.unlink()
+
+    def _roll_back(self, why: str) -> None:
+        state = self.state
+        state.heads.pop()
+        state.heads[-1].since = state.reference_from = time.time()
+        state.phase, state.probation = "watch", False
+        self.note("rolled back", self.served.name, why)
+
+    def _forget(self, candidate: Recipe) -> None:
+        """Delete the copies of captured text that a cycle made; head and run stay."""
+        for directory in (candidate.prompts_dir.parent, candidate.results_dir):
+            shutil.rmtree(directory, ignore_errors=True)
+        (folder(self.recipe) / f"{candidate.name}.jsonl").unlink(missing_ok=True)
+
+    # ---- The stages ----
+
+    def _overrides(self, rows: Path) -> list[str]:
+        """What the stages are told beyond the recipe: which rows, which weights, which heads are compared."""
+        served = self.head_dir(self.served.name)
+        source = f"{{name: captured, path: {rows}, train: 1000000000, heldout: 1000000000}}"
+        return [
+            f"name={self.candidate.name}", "data=null", "prompts.path=null", f"prompts.sources=[{source}]",
+            "prompts.max_train=null", "prompts.max_heldout=null", "responses.regenerate=false",
+            "states.one_pass=false", "states.spool_shards=null", f"train.init_from=runs/{self.served.name}",
+            f"eval.methods=[{{name: {SERVED}, method: eagle3, head: {served}}}, {OWN}]",
+            "eval.served=eagle3", "eval.temperatures=0", "eval.workloads=category",
+        ]  # fmt: skip
+
+    def _run(self, script: str, *arguments: str) -> None:
+        run_child([sys.executable, str(REPO_ROOT / script), *self.command, *arguments])
+
+
+def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Callable[[Loop], Any]) -> None:
+    """Step until `ended` says so and nothing is in progress; `noted` is called after each event."""
+    over, events = False, 0
+    while not over:
+        over = ended()  # before the step, which may be the one that sees the last requests
+        loop.step(server)
+        if len(loop.state.history) > events:
+            events, over = len(loop.state.history), False
+            noted(loop)
+        time.sleep(0 if over else POLL_S)

@@ -1,0 +1,102 @@
+"""The prompts of a cycle: captured traffic to train on, a replay of older text, and the newest that is held out.
+
+By time, within each workload: its newest share is held out, so that every workload of the retained traffic is judged,
+also those that the newest requests lack. A prompt that the served head or any head before it was trained on is never
+held out. The prompts stage drops what is left of overlaps, as for any source (13 words in a row, compared in the
+decoded prompts).
+"""
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from drafthead.adapting.capture import Record
+from drafthead.adapting.drift import by_workload
+from drafthead.artifacts import MANIFEST, read_manifest
+from drafthead.config import Recipe
+from drafthead.data.prompts import prompt_id
+from drafthead.data.responses import read_responses
+from drafthead.data.trained_on import read_trained_on
+from drafthead.files import atomic_path
+from drafthead.target.tokenizer import load_tokenizer, special_tokens
+
+_HELD_OUT, _MOST_HELD_OUT = 0.2, 48  # of each workload: share, and prompts
+
+
+def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: float, served: Path) -> None:
+    """Write the file that the prompts stage reads.
+
+    Args:
+        path: of the file.
+        recipe: with the responses that the first head was trained on, if they are still there.
+        captured: every record with tokens.
+        alarmed: those from this time on are trained on, older ones are replayed.
+        served: directory of the head in service.
+
+    Raises:
+        ValueError: nothing is left to hold out.
+    """
+    known = read_trained_on(served, read_manifest(served)) or set()
+    heldout = _held_out(captured, known)
+    chosen = {id(r) for r in heldout}
+    rest = [r for r in captured if id(r) not in chosen]
+    new, old = [r for r in rest if r["at"] >= alarmed], [r for r in rest if r["at"] < alarmed]
+    pool = [_row(r["prompt_ids"], r["response_ids"], r["workload"]) for r in old] + _first_training(recipe)
+    share = recipe.adapt.replay_share
+    count = min(len(pool), round(len(new) * share / (1 - share)))
+    replayed = random.Random(0).sample(pool, count)
+    if not heldout or not new:
+        raise ValueError(
+            f"of {len(captured)} captured requests {len(new)} are to train on and {len(heldout)} to hold out: both are "
+            "needed; raise adapt.min_tokens or adapt.rate"
+        )
+    tokenizer, (special, _) = load_tokenizer(recipe), special_tokens(recipe)
+    rows = [_row(r["prompt_ids"], r["response_ids"], r["workload"]) for r in new] + replayed
+    rows = [row | {"split": "train"} for row in rows]
+    rows += [_row(r["prompt_ids"], None, r["workload"]) | {"split": "heldout"} for r in heldout]
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(rows):
+            text = {"text_input": _comparable(tokenizer, special, row["prompt_ids"], number)}
+            file.write(json.dumps(row | text, ensure_ascii=False) + "\n")
+
+
+def _comparable(tokenizer: Any, special: set[int], ids: Sequence[int], number: int) -> str:
+    """The text of a prompt, to look for overlaps in: a word of its own in place of every control token.
+
+    Without, the same few words of the chat template would make a run with whatever follows them.
+    """
+    pieces: list[list[int]] = [[]]
+    for token in ids:
+        if token in special:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return f" row{number} ".join(tokenizer.decode(piece) for piece in pieces)
+
+
+def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:
+    """The newest of each workload that no head has seen, each prompt once."""
+    found: list[Record] = []
+    for rows in by_workload(captured).values():
+        wanted, ids = min(_MOST_HELD_OUT, round(_HELD_OUT * len(rows))), set(known)
+        for record in sorted(rows, key=lambda r: -r["at"]):
+            if wanted and (key := prompt_id((), record["prompt_ids"])) not in ids:
+                ids.add(key)
+                found.append(record)
+                wanted -= 1
+    return found
+
+
+def _first_training(recipe: Recipe) -> list[dict[str, Any]]:
+    """What the first head was trained on, as rows; none where its responses are gone."""
+    directory = recipe.responses_dir("train")
+    if not (directory / MANIFEST).exists():
+        return []
+    return [_row(r.prompt_ids, r.response_ids, r.category) for r in read_responses(directory)]
+
+
+def _row(prompt: Iterable[int], response: Iterable[int] | None, category: str) -> dict[str, Any]:
+    answer = {} if response is None else {"response_ids": [int(i) for i in response]}
+    return {"prompt_ids": [int(i) for i in prompt], **answer, "category": category}

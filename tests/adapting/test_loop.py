@@ -1,0 +1,151 @@
+"""The loop's decisions, on requests written down beforehand; its stages and its server have a test of their own."""
+
+import json
+import time
+
+import pytest
+
+from drafthead.adapting.control import folder
+from drafthead.adapting.history import write_history
+from drafthead.adapting.loop import Head, Loop
+from drafthead.artifacts import begin, finish
+from tests.adapting.records import captured, requests, write
+from tests.recipes import changed, tiny_recipe
+
+NOW = time.time() - 5000
+
+
+@pytest.fixture
+def loop(tmp_path):
+    recipe = changed(tiny_recipe(tmp_path), "adapt", min_tokens=7000, reference_requests=100)
+    begin(recipe.head_dir, "head", {"target": {}})
+    finish(recipe.head_dir, {})
+    found = Loop.opened(recipe, [])
+    found.state.reference_from = found.served.since = NOW
+    found.save()
+    return found
+
+
+def reopened(loop: Loop) -> Loop:
+    """As the next process would have it."""
+    return Loop.opened(loop.recipe, [])
+
+
+def answered(loop: Loop, count: int, rate: float, start: float, workload: str = "chat") -> None:
+    """Requests that the head in service has answered."""
+    rows = requests(count, rate, head=str(loop.head_dir(loop.served.name)), start=start, workload=workload)
+    write(folder(loop.recipe) / "counts", rows)
+    write(folder(loop.recipe) / "captured", captured(rows))
+
+
+def test_steady_traffic_changes_nothing(loop):
+    answered(loop, 400, 0.6, NOW)
+    loop.step(None)
+    assert loop.state.phase == "watch"
+    assert [e["event"] for e in loop.state.history] == ["in service"]
+
+
+def test_a_fall_is_noted_with_what_changed_and_tokens_are_collected(loop):
+    answered(loop, 150, 0.6, NOW)
+    answered(loop, 80, 0.35, NOW + 1000, "code")
+    loop.step(None)
+    assert loop.state.phase == "collect"
+    event = loop.state.history[-1]
+    assert event["event"] == "drift"
+    assert {row["workload"] for row in event["changed"]} == {"all", "chat", "code"}
+    loop = reopened(loop)
+    answered(loop, 40, 0.35, NOW + 2000, "code")
+    loop.step(None)
+    assert loop.state.phase == "train"  # 100 requests or more of 70 tokens since
+    assert loop.candidate.name == "tiny-adapt-1"
+    page = write_history(loop).read_text()
+    assert "drift" in page
+    assert str(captured(requests(1, 0.5))[0]["prompt_ids"][0]) not in json.dumps(loop.state.history)
+
+
+def test_too_few_tokens_are_waited_for(loop):
+    loop.state.phase, loop.state.alarmed = "collect", NOW
+    answered(loop, 99, 0.5, NOW)
+    loop.step(None)
+    assert loop.state.phase == "collect"
+    answered(loop, 1, 0.5, NOW + 500)
+    loop.step(None)
+    assert loop.state.phase == "train"
+
+
+def promoted(loop: Loop, at: float) -> None:
+    loop.state.heads.append(Head(name="tiny-adapt-1", since=at))
+    loop.state.probation, loop.state.reference_from, loop.state.alarmed = True, at, NOW
+    loop.save()
+
+
+def test_a_promoted_head_that_accepts_less_is_rolled_back(loop):
+    answered(loop, 150, 0.5, NOW)
+    promoted(loop, NOW + 1000)
+    answered(loop, 90, 0.3, NOW + 1000)
+    loop.step(None)
+    assert loop.served.name == "tiny"
+    assert loop.state.history[-1]["event"] == "rolled back"
+    assert reopened(loop).served.name == "tiny"
+
+
+def test_a_promoted_head_that_accepts_more_is_kept(loop):
+    answered(loop, 150, 0.5, NOW)
+    promoted(loop, NOW + 1000)
+    answered(loop, 100, 0.6, NOW + 1000)
+    loop.step(None)
+    assert (loop.served.name, loop.state.probation) == ("tiny-adapt-1", False)
+    assert loop.state.history[-1]["event"] == "kept"
+
+
+def test_the_first_head_cannot_be_rolled_back(loop):
+    with pytest.raises(ValueError, match="first head"):
+        loop.request_roll_back()
+
+
+def test_a_roll_back_that_was_asked_for_is_done_by_the_loop(loop):
+    promoted(loop, NOW + 1000)
+    assert loop.request_roll_back().name == "tiny"
+    loop = reopened(loop)
+    loop.step(None)
+    assert loop.served.name == "tiny"
+    assert loop.state.history[-1]["why"] == "asked for"
+    loop.step(None)  # once
+    assert loop.served.name == "tiny"
+
+
+def trial(loop: Loop, served: float, candidate: float) -> None:
+    loop.state.phase, loop.state.cycle, loop.state.attempt = "trial", 1, 1
+    loop.state.reference_from = NOW + 2000
+    answered(loop, 120, served, NOW + 2000)
+    rows = requests(120, candidate, head=str(loop.head_dir("tiny-adapt-1")), start=NOW + 2000, seed=9)
+    write(folder(loop.recipe) / "counts", rows)
+    loop.step(None)
+
+
+def test_real_requests_decide_after_the_replay(loop):
+    trial(loop, 0.45, 0.6)
+    assert loop.served.name == "tiny-adapt-1"
+    assert loop.state.probation
+
+
+def test_a_candidate_that_is_worse_on_real_requests_is_refused_and_more_is_collected(loop):
+    trial(loop, 0.6, 0.45)
+    assert loop.served.name == "tiny"
+    assert loop.state.phase == "collect"
+    assert loop.state.history[-1]["event"] == "refused"
+
+
+def test_heads_take_turns_in_a_trial_and_only_then(loop, monkeypatch):
+    loop.state.phase, loop.state.cycle, loop.state.reference_from = "trial", 1, 0.0
+    seen = []
+    for seconds in (1, 16, 31, 46, 61):
+        monkeypatch.setattr(time, "time", lambda s=seconds: float(s))
+        seen.append(loop._in_turn())
+    assert [name == "tiny-adapt-1" for name in seen] == [False, True, True, False, False]
+    loop.state.phase = "watch"
+    assert loop._in_turn() == "tiny"
+
+
+def test_the_folder_is_the_owners(loop):
+    assert folder(loop.recipe).stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,88 @@
+"""What a cycle trains on and what it holds out, from captured requests."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from drafthead.adapting.rows import write_rows
+from drafthead.artifacts import begin, finish
+from drafthead.data.prompts import prompt_id
+from drafthead.data.responses import Response, part_path, write_part
+from drafthead.data.trained_on import write_trained_on
+from tests.adapting.records import captured, requests
+from tests.recipes import changed, tiny_recipe
+
+
+def served_head(directory, known=()):
+    begin(directory, "head", {"target": {}})
+    write_trained_on(directory, None, known)
+    finish(directory, {})
+    return directory
+
+
+def rows_of(tmp_path, recipe, records, alarmed, known=()):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, recipe, records, alarmed, served_head(tmp_path / "head", known))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def records():
+    chat = captured(requests(100, 0.6, workload="chat"), seed=1)
+    code = captured(requests(200, 0.5, workload="code", start=1000.0), seed=2)
+    return [*chat, *code]
+
+
+def test_the_newest_of_every_workload_is_held_out(tmp_path, records):
+    rows = rows_of(tmp_path, changed(tiny_recipe(tmp_path), "adapt", replay_share=0.0), records, alarmed=1000.0)
+    heldout = [r for r in rows if r["split"] == "heldout"]
+    assert Counter(r["category"] for r in heldout) == {"chat": 20, "code": 40}
+    newest = {tuple(r["prompt_ids"]) for r in [*records[80:100], *records[260:]]}
+    assert {tuple(r["prompt_ids"]) for r in heldout} == newest
+    assert not any("response_ids" in r for r in heldout)  # the target answers them again
+    train = [r for r in rows if r["split"] == "train"]
+    assert Counter(r["category"] for r in train) == {"code": 160}
+    assert not {tuple(r["prompt_ids"]) for r in train} & newest
+
+
+def test_what_a_head_was_trained_on_is_not_held_out(tmp_path, records):
+    known = [prompt_id((), r["prompt_ids"]) for r in records[280:]]
+    rows = rows_of(tmp_path, tiny_recipe(tmp_path), records, 1000.0, known)
+    heldout = {prompt_id((), r["prompt_ids"]) for r in rows if r["split"] == "heldout"}
+    assert len(heldout) == 60
+    assert not heldout & set(known)
+
+
+def test_old_text_is_replayed_beside_the_new(tmp_path, records):
+    recipe = changed(tiny_recipe(tmp_path), "adapt", replay_share=0.5)
+    first = recipe.responses_dir("train")
+    first.mkdir(parents=True)
+    answers = [Response(f"r{i}", "long", [5, 6, i], [7, 8], [], "", "stop", 0.7, "low", i) for i in range(100)]
+    begin(first, "responses", {})
+    write_part(part_path(first, 0), answers)
+    finish(first, {})
+    train = [r for r in rows_of(tmp_path, recipe, records, 1000.0) if r["split"] == "train"]
+    counts = Counter(r["category"] for r in train)
+    assert counts["code"] == counts["chat"] + counts["long"] == 160
+    assert counts["long"] > 0
+    assert all(r["response_ids"] for r in train)
+
+
+def test_words_of_the_chat_template_make_no_overlap(tmp_path, records, tokenizer):
+    start = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "one two"}], add_generation_prompt=True, return_dict=False
+    )
+    records = [r | {"prompt_ids": [*start, *r["prompt_ids"]]} for r in records]
+    rows = rows_of(tmp_path, tiny_recipe(tmp_path), records, 1000.0)
+    for i, row in enumerate(rows):
+        words = row["text_input"].split()
+        breaks = [place for place, word in enumerate(words) if word == f"row{i}"]
+        assert len(breaks) >= 3
+        # No 13 words of the template in a row, alone or with what follows.
+        assert max(after - before for before, after in zip([-1, *breaks[:5]], breaks, strict=False)) < 13
+
+
+def test_too_little_is_an_error_with_the_next_action(tmp_path, records):
+    with pytest.raises(ValueError, match=r"adapt\.min_tokens"):
+        rows_of(tmp_path, tiny_recipe(tmp_path), records[:2], 1000.0)

@@ -1,0 +1,155 @@
+"""The loop through its command: a real server whose head is swapped under load, and candidates that are judged."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+from drafthead.adapting.capture import Log
+from drafthead.adapting.control import folder, serving
+from drafthead.adapting.loop import Loop
+from drafthead.artifacts import read_json
+from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.evaluation.workload import load_workload
+from tests.pipeline.small_run import overrides_for
+from tests.scripts import environment, run_ok, run_python
+
+pytestmark = pytest.mark.slow
+CAPTURE_ALL = ("adapt.rate=1", "adapt.reference_requests=100", "adapt.min_tokens=16000")
+
+
+def linked(tiny_run: Recipe, root: Path, *more: str) -> tuple[Recipe, tuple[str, ...]]:
+    """The tiny run with room of its own for candidates."""
+    for part in ("data", "runs", "heads"):
+        (root / part).mkdir()
+        (root / part / "tiny").symlink_to(Path(tiny_run.output_dir) / part / "tiny")
+    overrides = overrides_for(root, *CAPTURE_ALL, *more)
+    return load_recipe(overrides=overrides), overrides
+
+
+def reversed_fc(head: Path, to: Path) -> Path:
+    """A head that fits in its place and drafts badly."""
+    to.mkdir(parents=True)
+    tensors = load_file(head / "model.safetensors")
+    tensors["fc.weight"] = tensors["fc.weight"].flip(0).contiguous()
+    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    (to / "config.json").write_bytes((head / "config.json").read_bytes())
+    return to
+
+
+def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
+    """In float32, where the batch that an answer is computed in does not round it otherwise."""
+    recipe, _ = linked(tiny_run, tmp_path, "target.dtype=float32", "adapt.consent=given")
+    good, bad = recipe.head_dir, reversed_fc(recipe.head_dir, tmp_path / "bad")
+    prompts = [p.prompt_ids for p in load_workload(recipe).prompts][:24]
+    with serving(recipe, good) as control, control.server.client() as client, ThreadPoolExecutor(8) as places:
+        counts, position = Log(folder(recipe) / "counts"), ("", 0)
+
+        def ask(ids: list[int]) -> list[int]:
+            body = {"model": "tiny", "prompt": ids, "max_tokens": 64, "temperature": 0, "return_token_ids": True}
+            return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["token_ids"]
+
+        def answers() -> tuple[list[list[int]], dict[str, float]]:
+            nonlocal position
+            found = list(places.map(ask, prompts))
+            rows, position = counts.read(position)
+            heads = {r["head"] for r in rows}
+            accepted = {h: sum(r["accepted"] for r in rows if r["head"] == h) for h in heads}
+            return found, {h: accepted[h] / sum(r["drafts"] for r in rows if r["head"] == h) for h in heads}
+
+        before, lengths = answers()
+        control.load(bad)
+        assert answers()[1][str(bad)] < lengths[str(good)] / 2
+        swaps = places.submit(lambda: [control.load((good, bad)[i % 2]) for i in range(20) if not time.sleep(0.2)])
+        while not swaps.done():
+            assert answers()[0] == before
+        assert len(swaps.result()) == 20
+        control.load(good)
+        after, again = answers()
+        assert (after, again) == (before, lengths)
+
+        # Refused, and the old head goes on: another shape, no head, no key.
+        tensors = load_file(bad / "model.safetensors")
+        save_file({**tensors, "fc.weight": tensors["fc.weight"][:8].clone()}, bad / "model.safetensors")
+        for head in (bad, tmp_path / "nowhere"):
+            with pytest.raises(ValueError, match="was not swapped in"):
+                control.load(head)
+        assert control.head() == str(good)
+        for key in ("wrong", control.server.api_key):
+            asked = httpx.get(f"{control.server.base_url}/adapt", headers={"Authorization": f"Bearer {key}"})
+            assert asked.status_code == httpx.codes.UNAUTHORIZED
+    log = (folder(recipe) / "server.log").read_text()
+    assert str(prompts[0][:6])[1:-1] not in log
+    captured, _ = Log(folder(recipe) / "captured").read()
+    assert {tuple(r["prompt_ids"]) for r in captured} == {tuple(ids) for ids in prompts}
+
+
+def begun(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[str]:
+    """A loop where acceptance has just fallen, and the command that goes on with it, on traffic that it sends."""
+    rows = [json.loads(line) for line in (REPO_ROOT / "data_gen/tiny/prompts.jsonl").read_text().splitlines()]
+    known = set(json.loads((recipe.head_dir / "training_prompts.json").read_text())["ids"])
+    unseen = [r for r in rows if r["split"] == "train" and r["category"] == "code" and r["id"] not in known]
+    traffic = root / "traffic.jsonl"
+    keys = ("messages", "category")
+    traffic.write_text("".join(json.dumps({k: r[k] for k in keys}) + "\n" for r in unseen[:170]))
+    loop = Loop.opened(recipe, [])
+    loop.state.phase, loop.state.alarmed = "collect", time.time()
+    loop.save()
+    return ["data_gen/adapt.py", *overrides, "--traffic", str(traffic), "--rate", "8"]
+
+
+def shuffled(prompt: list[int], response: list[int]) -> tuple[list[int], list[int]]:
+    """A redaction hook that spoils what is learned: the tokens of the response in the order of their numbers."""
+    return prompt, sorted(response[:-1]) + response[-1:]
+
+
+def test_a_candidate_from_shuffled_responses_is_refused(tiny_run, tmp_path):
+    hook = f"adapt.redact={__name__}:shuffled"
+    recipe, overrides = linked(tiny_run, tmp_path, hook, "adapt.replay_share=0", "train.learning_rate=0.01")
+    run_ok(*begun(recipe, overrides, tmp_path))
+    state = read_json(folder(recipe) / "state.json")
+    assert [e["event"] for e in state["history"]][:4] == ["in service", "training", "trained", "refused"]
+    assert state["history"][3]["gains"]["all"]["high"] < 0
+    assert [head["name"] for head in state["heads"]] == ["tiny"]
+
+
+def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
+    """The head in service was hardly trained; its loop is killed while the candidate is made, and goes on."""
+    young = ("name=young", "data=tiny", "train.epochs=1", "adapt.trial_requests=0")
+    recipe, overrides = linked(tiny_run, tmp_path, *young, "train.learning_rate=1e-4")
+    run_ok("train/eagle3.py", *overrides)
+    run_ok("export/head.py", *overrides, "--no-serve-check")
+    command = begun(recipe, (*overrides, "train.learning_rate=3e-3"), tmp_path)
+    process = subprocess.Popen([sys.executable, *command], cwd=REPO_ROOT, env=environment(), start_new_session=True)
+    while not (tmp_path / "data" / "young-adapt-1" / "states").exists():
+        assert process.poll() is None
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
+    run_ok(*command)
+    state = read_json(folder(recipe) / "state.json")
+    assert state["heads"][-1]["name"] == "young-adapt-1"
+    (promotion,) = [e for e in state["history"] if e["event"] == "in service" and e["head"] == "young-adapt-1"]
+    assert promotion["gains"]["all"]["low"] > 0
+    # Of the captured text, only what the server wrote down is left, and that is the owner's.
+    assert not (tmp_path / "data" / "young-adapt-1").exists()
+    assert not (tmp_path / "results" / "young-adapt-1").exists()
+    kept = [p for p in folder(recipe).rglob("*") if p.is_file()]
+    assert {p.parent.name for p in kept if p.suffix == ".log"} == {"counts", "captured", "young"}
+    assert not {oct(p.stat().st_mode & 0o077) for p in kept} - {"0o0"}
+    page = (tmp_path / "results" / "young" / "adapting" / "report.html").read_text()
+    assert "young-adapt-1" in page
+
+    run_ok("data_gen/adapt.py", *overrides, "--roll-back")
+    assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
+    again = run_python("data_gen/adapt.py", *overrides, "--roll-back")
+    assert again.returncode == 2
