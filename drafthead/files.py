@@ -59,14 +59,15 @@ def ran_out(error: BaseException) -> bool:
     return any(f"os error {code})" in str(error) for code in _DISK_FULL)
 
 
-# How torch's own readers and writers say that a file failed.
+# How torch's own readers and writers say that a file failed, and vLLM that a folder could not be listed.
 _TORCH_FILE = re.compile(
     r"unable to (open|mmap|stat|map) |PytorchStream|unexpected pos|cannot be opened|^Parent directory |iostream error"
+    r"|^Cannot find any model weights"
 )
 
 
 def from_torch_file(error: RuntimeError) -> bool:
-    """Whether torch means a file that it could not read or write: it has no other type for that."""
+    """Whether torch or vLLM means a file that could not be read or written: they have no other type for that."""
     return _TORCH_FILE.search(str(error)) is not None
 
 

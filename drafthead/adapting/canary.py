@@ -28,8 +28,9 @@ class Verdict:
     gains: dict[str, Interval]
 
     def figures(self) -> dict[str, Any]:
-        """For the history, as JSON."""
-        return {name: {k: round(v, 3) for k, v in asdict(gain).items()} for name, gain in self.gains.items()}
+        """For the history, as JSON, which has no NaN: gains without an interval are left out."""
+        known = {name: gain for name, gain in self.gains.items() if not np.isnan(gain.low)}
+        return {name: {k: round(v, 3) for k, v in asdict(gain).items()} for name, gain in known.items()}
 
 
 def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Verdict:
@@ -42,15 +43,12 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Ve
     paired = "prompt_id" in served
     if paired:
         candidate = candidate.set_index("prompt_id").loc[served.prompt_id].reset_index()
-    sizes = {name: min((rows.category == name).sum() for rows in (served, candidate)) for name in set(served.category)}
-    gain = length_difference if paired else independent_difference
-    gains, judged = {}, {}
-    for name in (ALL, *sorted(sizes), REST):
-        old, new = (rows[_of(rows.category, name, sizes)] for rows in (served, candidate))
-        if len(old) and len(new) and sizes.get(name, FEWEST_PROMPTS) >= FEWEST_PROMPTS:
-            gains[name] = gain(new.drafts, new.accepted, old.drafts, old.accepted)
-            if min(len(old), len(new)) >= FEWEST_PROMPTS:
-                judged[name] = gains[name]
+    both = served, candidate
+    big = [n for n in served.category.unique() if min((rows.category == n).sum() for rows in both) >= FEWEST_PROMPTS]
+    sides = [rows.assign(workload=rows.category.where(rows.category.isin(big), REST)) for rows in both]
+    parts = {ALL: sides} | {name: [rows[rows.workload == name] for rows in sides] for name in (*sorted(big), REST)}
+    gains = {name: _gain(*part, paired) for name, part in parts.items() if all(map(len, part))}
+    judged = {name: gain for name, gain in gains.items() if min(map(len, parts[name])) >= FEWEST_PROMPTS}
     if ALL not in judged:
         return Verdict(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
     if not gains[ALL].low > 0:
@@ -60,12 +58,9 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Ve
     return Verdict(True, f"better over all: {_text(gains[ALL])}, and on no workload worse by {worse_by}", gains)
 
 
-def _of(categories: pd.Series, name: str, sizes: dict[str, int]) -> pd.Series:
-    """Which rows are of a workload: of every one, of those that are too small, or of one by name."""
-    if name == ALL:
-        return categories == categories
-    small = categories.map(sizes).fillna(0) < FEWEST_PROMPTS
-    return small if name == REST else categories == name
+def _gain(old: pd.DataFrame, new: pd.DataFrame, paired: bool) -> Interval:
+    difference = length_difference if paired else independent_difference
+    return difference(new.drafts, new.accepted, old.drafts, old.accepted)
 
 
 def independent_difference(

@@ -304,6 +304,7 @@ class Loop:
             "states.one_pass=false", "states.spool_shards=null", f"train.init_from=runs/{self.served.name}",
             f"eval.methods=[{{name: {SERVED}, method: eagle3, head: {served}}}, {OWN}]",
             "eval.served=eagle3", "eval.temperatures=0", "eval.workloads=category",
+            f"eval.num_draft_tokens={self.recipe.eval.num_draft_tokens}",
         ]  # fmt: skip
 
     def _run(self, script: str, *arguments: str) -> None:

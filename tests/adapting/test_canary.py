@@ -1,5 +1,7 @@
 """The rule of promotion, on requests whose acceptance is known."""
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -43,6 +45,13 @@ def test_small_workloads_are_judged_together():
     assert not verdict.promoted
     assert "others" in verdict.gains
     assert "a" not in verdict.gains
+
+
+def test_a_workload_of_one_prompt_has_no_figures():
+    served = answered(("code", 40, 0.5), ("a", 1, 0.5), seed=0)
+    figures = decide(served, answered(("code", 40, 0.7), ("a", 1, 0.7), seed=0), 0.3).figures()
+    assert set(figures) == {"all", "code"}
+    json.dumps(figures, allow_nan=False)
 
 
 def test_a_few_prompts_decide_nothing():

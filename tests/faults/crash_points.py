@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +114,8 @@ def _subject(needs: str, name: str, script: str, writes: str, *arguments: str, *
     return Subject(Stage(name, script, tuple(writes.split()), "", deep=name != "report"), needs, arguments, **more)
 
 
+# Which start the same engines however far they are: none can start beside one that was started before.
+_SAME_ENGINES = ("regenerate", "harvest-vllm", "acceptance")
 _REGENERATE, _HARVEST, _VLLM = "data_gen/regenerate.py", "data_gen/harvest.py", "states.backend=vllm"
 _SPOOL = ("name=spool", "states.spool_shards=8")  # with room for all that training reads
 SUBJECTS = {
@@ -180,7 +182,6 @@ class Zygote:
         self._modules, self.report, self._wanted = aside / "modules", aside / "report.json", aside / "engines"
         self._operations = aside / "operations"
         self._engines: dict[str, Any] = {}  # by their arguments
-        self._stops: list[Callable[[], None]] = []
         self._library = ctypes.CDLL(os.environ[LIBRARY])
         self._library.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
         self._library.fault_what.restype = ctypes.c_char_p
@@ -220,16 +221,7 @@ class Zygote:
         signal.alarm(_HANGS_AFTER)
         server.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": _ForkedServer})
         start, wanted = vllm.LLM, []
-
-        def engine(**options: Any) -> Any:
-            wanted.append(options)
-            if repr(options) not in self._engines:
-                for stop in self._stops:  # none starts beside another
-                    stop()
-                return start(**options)
-            return self._engines[repr(options)]
-
-        vllm.LLM = engine
+        vllm.LLM = lambda **options: (wanted.append(options), self._engines.get(repr(options)) or start(**options))[1]
         try:
             self._library.fault_trace(os.open(self._operations, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
             self._arm(self.root, at, fault)
@@ -259,10 +251,8 @@ class Zygote:
         keep_engines_in_this_process()
         repair_cpu_build()
         for options in pickle.loads(self._wanted.read_bytes()):
-            with contextlib.suppress(Exception):  # of a head that is gone
-                engine = self._engines[repr(options)] = vllm.LLM(**options)
-                self._stops.append(engine.llm_engine.engine_core.shutdown)
-                engine.llm_engine.engine_core.shutdown = lambda: None
+            engine = self._engines[repr(options)] = vllm.LLM(**options)
+            engine.llm_engine.engine_core.shutdown = lambda: None
 
     def _arm(self, root: Path | None, at: int, fault: int) -> None:
         self._library.fault_arm(os.fsencode(root or ""), at, fault, fault not in (0, _KILL))
@@ -322,7 +312,8 @@ def _try_all(subject: Subject, zygote: Zygote, fault: str, points: list[int], kn
         subject.clear(zygote.root)  # of another root, whose name may stand in it
         assert zygote.run(subject.run(zygote.root))[0] == 0
         wanted = subject.stage.payload(zygote.root)
-        zygote.start_engines()
+        if subject.stage.name in _SAME_ENGINES:
+            zygote.start_engines()
         failures = [_try(subject, zygote, fault, at, wanted, known) for at in points]
         zygote.report.write_text(json.dumps([[found for found in failures if found], sorted(known)]))
         code = 0
