@@ -47,7 +47,7 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Ve
     big = [n for n in served.category.unique() if min((rows.category == n).sum() for rows in both) >= FEWEST_PROMPTS]
     sides = [rows.assign(workload=rows.category.where(rows.category.isin(big), REST)) for rows in both]
     parts = {ALL: sides} | {name: [rows[rows.workload == name] for rows in sides] for name in (*sorted(big), REST)}
-    gains = {name: _gain(*part, paired) for name, part in parts.items() if all(map(len, part))}
+    gains = {name: _gain(part[0], part[1], paired) for name, part in parts.items() if all(map(len, part))}
     judged = {name: gain for name, gain in gains.items() if min(map(len, parts[name])) >= FEWEST_PROMPTS}
     if ALL not in judged:
         return Verdict(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)

@@ -19,6 +19,7 @@ time. An idle engine harvests the states later, which costs one prefill of the c
 import hmac
 import json
 import logging
+import math
 import os
 import random
 import time
@@ -130,8 +131,8 @@ class Recorder:
                 self._captured.append(record | ids | ({"steps": steps} if ids["response_ids"] == response else {}))
         if time.monotonic() - self._purged > _PURGE_S:
             self._purged = time.monotonic()
-            for written in (self._captured, self._counts):
-                written.purge(self._settings.retention_days, self._settings.retention_mib)
+            self._captured.purge(self._settings.retention_days, self._settings.retention_mib)
+            self._counts.purge(math.inf, self._settings.retention_mib)  # the reference stays, however old
 
 
 class Adapting:

@@ -140,11 +140,12 @@ class Loop:
         write_json(folder(self.recipe) / "state.json", self.state.model_dump())
 
     def records(self, kind: str) -> list[Record]:
-        """Of `counts` or `captured`, in the order of time; what was read before is kept, up to its age."""
+        """Of `counts`, as far back as they are compared, or of `captured`; what was read before is kept in memory."""
         before, position = self._read.get(kind, ([], START))
-        key = capture_key() if kind == "captured" else None
-        new, position = Log(folder(self.recipe) / kind, key).read(position)
-        oldest = time.time() - self.recipe.adapt.retention_days * DAY_S
+        text, state = kind == "captured", self.state
+        new, position = Log(folder(self.recipe) / kind, capture_key() if text else None).read(position)
+        oldest = min(state.reference_from, state.alarmed or state.reference_from)
+        oldest = time.time() - self.recipe.adapt.retention_days * DAY_S if text else oldest
         self._read[kind] = [r for r in [*before, *new] if r["at"] >= oldest], position
         return self._read[kind][0]
 
@@ -155,9 +156,8 @@ class Loop:
         self.answer_request()
         if self.state.phase not in ("train", "compare"):
             self._forget(self.candidate)
-        for kind in ("counts", "captured"):
-            settings = self.recipe.adapt
-            Log(folder(self.recipe) / kind).purge(settings.retention_days, settings.retention_mib)
+        settings = self.recipe.adapt
+        Log(folder(self.recipe) / "captured").purge(settings.retention_days, settings.retention_mib)
         if server is not None:
             server.load(self.head_dir(self._in_turn()))
         getattr(self, f"_{self.state.phase}")()

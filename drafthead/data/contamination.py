@@ -28,7 +28,7 @@ _CJK = "぀-ヿ㐀-䶿一-鿿가-힯"
 _WORD = re.compile(f"[{_CJK}]|[^\\W{_CJK}]+")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A prompt that may be drawn.
 
