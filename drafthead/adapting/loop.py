@@ -33,6 +33,7 @@ from drafthead.adapting.control import Control, folder
 from drafthead.adapting.rows import write_rows
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.config.evaluation import OWN
+from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
 from drafthead.files import make_folder, write_json
 from drafthead.processes import run_child
@@ -96,12 +97,11 @@ class Loop:
 
         Raises:
             ArtifactError: there is no such head.
-            ValueError: it is no EAGLE-3 head.
+            ValueError: its kind was never swapped.
         """
-        if recipe.head.type != "eagle3":
-            raise ValueError(
-                f"head.type {recipe.head.type}: only EAGLE-3 heads were swapped in a running engine so far"
-            )
+        if not drafter_of(recipe.head).vllm.SWAPPABLE:
+            known = ", ".join(kind for kind, drafter in drafters().items() if drafter.vllm.SWAPPABLE)
+            raise ValueError(f"head.type {recipe.head.type} was not swapped in a running engine so far, only {known}")
         directory = folder(recipe)
         make_folder(directory)
         directory.chmod(0o700)
@@ -302,8 +302,8 @@ class Loop:
             f"name={self.candidate.name}", "data=null", "prompts.path=null", f"prompts.sources=[{source}]",
             "prompts.max_train=null", "prompts.max_heldout=null", "responses.regenerate=false",
             "states.one_pass=false", "states.spool_shards=null", f"train.init_from=runs/{self.served.name}",
-            f"eval.methods=[{{name: {SERVED}, method: eagle3, head: {served}}}, {OWN}]",
-            "eval.served=eagle3", "eval.temperatures=0", "eval.workloads=category",
+            f"eval.methods=[{{name: {SERVED}, method: {OWN}, head: {served}}}, {OWN}]",
+            f"eval.served={OWN}", "eval.temperatures=0", "eval.workloads=category",
             f"eval.num_draft_tokens={self.recipe.eval.num_draft_tokens}",
         ]  # fmt: skip
 

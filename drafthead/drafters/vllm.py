@@ -40,6 +40,7 @@ class HeadFiles(ABC):
         ALGORITHM: its name for people.
         ARCHITECTURES: by which a config.json names it.
         GPU_ONLY: whether vLLM serves it on GPUs only.
+        SWAPPABLE: whether its weights were exchanged in a running engine, see drafthead/adapting/endpoint.py.
         TYPE: of the head section that describes it.
     """
 
@@ -47,6 +48,7 @@ class HeadFiles(ABC):
     ALGORITHM: str
     ARCHITECTURES: tuple[str, ...]
     GPU_ONLY = False
+    SWAPPABLE = False
     TYPE: str
 
     def speculative_config(self, directory: Path | str, num_speculative_tokens: int) -> dict[str, Any]:

@@ -25,17 +25,6 @@ def test_prompts_without_room_or_form_are_left_out_with_a_reason(recipe_in: Call
     assert {entry.id: entry.reason for entry in left_out} == {long.id: NO_ROOM, control.id: CONTROL_TOKEN}
 
 
-def test_a_message_that_cannot_fit_is_left_out_unread(recipe_in: Callable[..., Recipe], monkeypatch):
-    recipe = recipe_in()
-    rules = SplitRules(recipe, "train", tokenizer := stage.load_tokenizer(recipe))
-    monkeypatch.setattr(tokenizer, "apply_chat_template", never)
-    longest = max(map(len, tokenizer.get_vocab()))
-    _, left_out = prepare(rules, [open_dialogue(ask("x" * (recipe.engine.max_model_len * longest + 1)), True)])
-    assert [entry.reason for entry in left_out] == [NO_ROOM]
-    with pytest.raises(AssertionError):  # one less might fit
-        prepare(rules, [open_dialogue(ask("x" * (recipe.engine.max_model_len * longest)), True)])
-
-
 def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe]):
     recipe = recipe_in("responses.max_tokens=1000", "eval.max_tokens=1000")
     tokenizer = stage.load_tokenizer(recipe)

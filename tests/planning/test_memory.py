@@ -30,7 +30,7 @@ def shape() -> DraftShape:
 
 
 def config(**changed):
-    options = {"tokens_per_batch": TOKENS, "precision": "fp32", "zero_stage": 0, **changed}
+    options = {"tokens_per_batch": TOKENS, "precision": "fp32", "zero_stage": 0, "optimizer": "adamw", **changed}
     return load_recipe(overrides=[f"train.{key}={value}" for key, value in options.items()]).train
 
 

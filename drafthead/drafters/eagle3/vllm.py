@@ -32,6 +32,7 @@ class Eagle3Files(HeadFiles):
     """
 
     METHOD = TYPE = "eagle3"
+    SWAPPABLE = True
     ALGORITHM = "EAGLE-3"
     ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel")
     SPECULATORS = ("eagle3", "Eagle3DraftModel")

@@ -18,6 +18,7 @@ class PEagleFiles(Eagle3Files):
     """Files of P-EAGLE heads."""
 
     TYPE = "peagle"
+    SWAPPABLE = False
     ALGORITHM = "P-EAGLE"
     ARCHITECTURES = ("LlamaForCausalLMEagle3", "PEagleDraftModel", "PeagleLlamaForCausalLM")
     SPECULATORS = ("peagle", "PEagleDraftModel")
