@@ -39,7 +39,8 @@ def folder(tiny_run, tmp_path_factory) -> Path:
 
 def keyed() -> list:
     """The keys; what starts engines, or needs the results of such a command, is left to `make presets`."""
-    return [pytest.param(k, marks=[pytest.mark.presets] if k in (*ENGINES, *AFTER) else []) for k in to_run()]
+    starts = (*ENGINES, *AFTER)
+    return [pytest.param(k, marks=[pytest.mark.presets] if k.split()[0] in starts else []) for k in to_run()]
 
 
 @pytest.mark.parametrize("key", keyed())
