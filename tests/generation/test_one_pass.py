@@ -84,7 +84,7 @@ def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:
         assert (found.argmax[:-1] == wanted.argmax[:-1]).float().mean() > 0.95
     # In bf16 another batch may send a token to another expert: few rows, and none that is another token's.
     for found, bound in ((torch.cat(off), 0.05), (torch.cat(lse_off), 0.1)):
-        assert (found < bound).float().mean() > 0.995
+        assert (found < bound).float().mean() > 0.98
         assert found.max() < 10 * bound
 
 
