@@ -58,7 +58,7 @@ soak: install  ## thirty random kills, some of every stage; prints the table of 
 crash-points: install  ## a kill and each kind of I/O error at every file operation of every stage; hours, POINTS chooses; needs gcc
 	$(RUN) -m tests.faults.crash_points $(POINTS)
 
-presets: install  ## every published experiment in miniature, against real servers; other target families
+presets: install  ## long tests against real servers: published experiments in miniature, other targets, a spoiled head
 	$(RUN) -m pytest tests -m presets
 
 gpu-check:  ## on a GPU, in an environment with the gpu extra: what the documentation calls untested, with a table

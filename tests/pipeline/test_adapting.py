@@ -111,6 +111,7 @@ def shuffled(prompt: list[int], response: list[int]) -> tuple[list[int], list[in
     return prompt, sorted(response[:-1]) + response[-1:]
 
 
+@pytest.mark.presets
 def test_a_candidate_from_shuffled_responses_is_refused(tiny_run, tmp_path):
     hook = f"adapt.redact={__name__}:shuffled"
     recipe, overrides = linked(tiny_run, tmp_path, hook, "adapt.replay_share=0", "train.learning_rate=0.01")
