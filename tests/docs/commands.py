@@ -37,7 +37,7 @@ RUN_BY = {
     "train/eagle3.py": _CHAIN,
     "export/head.py": _CHAIN,
     "data_gen/adapt.py": "tests/pipeline/test_adapting.py::begun",
-    "eval/acceptance.py": "tests/pipeline/test_chain.py::_lengths",
+    "eval/acceptance.py": "tests/pipeline/test_chain.py::_counters",
     "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_runs_in_miniature",
     "eval/serving.py": "tests/faults/stages.py::command",
     "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones",
