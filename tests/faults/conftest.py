@@ -1,12 +1,15 @@
-"""A chain of stages to be killed one after the other, all in one folder, and the table of what happened."""
+"""A chain of stages to be killed one after the other, the table of what happened, and a head to damage."""
 
 import os
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from drafthead.exporting.export import write_head
+from tests.exporting.runs import random_weights, recipe_at, shape_of
 from tests.faults.campaign import Campaign
 
 
@@ -22,6 +25,15 @@ def fault_seed() -> int:
 def chooser(request: pytest.FixtureRequest, fault_seed: int) -> random.Random:
     """Choices of one test: the same for the same seed, whatever else runs."""
     return random.Random(f"{fault_seed} {request.node.name}")
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A public head of the embedded target."""
+    recipe = recipe_at(tmp_path_factory.mktemp("public"))
+    shape = shape_of(recipe)
+    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
+    return recipe.head_dir
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,12 @@ from drafthead.cli import run_recipe
 from drafthead.config import PromptSource
 from drafthead.data.shard import Shard, shard_path
 from drafthead.drafters.vllm import check_files
-from drafthead.exporting.export import write_head
 from drafthead.exporting.importing import import_head
 from drafthead.generation.prompts import gather
 from drafthead.generation.source_files import locate
 from drafthead.target.pieces import load_pieces, load_target_spec, model_config
 from drafthead.target.tokenizer import special_tokens
-from tests.exporting.runs import random_weights, recipe_at, shape_of
+from tests.exporting.runs import recipe_at
 from tests.recipes import tiny_recipe
 from tests.training.synthetic import small_recipe, synthetic_store
 
@@ -236,14 +235,6 @@ def test_any_tokenizer(target, name, damage):
 def test_any_tensors_of_a_target(target, damage):
     with damaged(target / "model.safetensors", damage):
         read_or_refused(lambda: load_pieces(str(target)), target)
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory) -> Path:
-    recipe = recipe_at(tmp_path_factory.mktemp("public"))
-    shape = shape_of(recipe)
-    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
-    return recipe.head_dir
 
 
 @settings(max_examples=40)

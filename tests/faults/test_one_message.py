@@ -18,11 +18,9 @@ from rich.markdown import Markdown
 from safetensors.torch import load_file, save_file
 
 from drafthead.config import REPO_ROOT
-from drafthead.exporting.export import write_head
 from drafthead.files import in_markdown
 from drafthead.progress import terminal
 from tests.damage import cut_short, edit_config, replace_tensors
-from tests.exporting.runs import random_weights, recipe_at, shape_of
 from tests.recipes import SMALL_HEAD
 from tests.scripts import environment, run_here
 
@@ -158,15 +156,6 @@ WEIGHTS = [
     config(vocab_size=100),
     config(hidden_size=64),
 ]
-
-
-@pytest.fixture(scope="module")
-def head(tmp_path_factory) -> Path:
-    """A public head of the embedded target."""
-    recipe = recipe_at(tmp_path_factory.mktemp("public"))
-    shape = shape_of(recipe)
-    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
-    return recipe.head_dir
 
 
 @pytest.mark.parametrize("damage", WEIGHTS)

@@ -50,10 +50,14 @@ def _spec(recipe: Recipe):
 
 @pytest.fixture(scope="module")
 def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passes]:
-    """Single turns, and chats whose cut responses are dropped."""
+    """Single turns, and chats whose cut responses are dropped.
+
+    Chats in float32: in bf16 another batch may send a token to other experts, and its row is another one.
+    """
     folder = tmp_path_factory.mktemp("one-pass")
     single = copy_of(regenerated, folder / "two")
-    chats = chat_recipe(folder, "responses.max_tokens=80", "responses.drop=[truncated]", "name=chats")
+    options = ("responses.max_tokens=80", "responses.drop=[truncated]", "target.dtype=float32")
+    chats = chat_recipe(folder, *options, "name=chats")
     make_prompts(chats)
     found = {
         "single": Passes(with_one_pass(single, folder / "one"), single),
@@ -69,7 +73,6 @@ def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:
     """Every row that training reads: all but the one of the last token."""
-    off, lse_off = [], []
     left, right = StateStore(one.states_dir(split)), StateStore(two.states_dir(split))
     assert left.ids == right.ids
     for i in range(len(left)):
@@ -79,13 +82,9 @@ def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:
         assert found.first_teacher_row == wanted.first_teacher_row
         for layer_id, rows in wanted.aux.items():
             difference = (found.aux[layer_id] - rows)[:-1].float().norm(dim=1)
-            off.append(difference / rows[:-1].float().norm(dim=1))
-        lse_off.append((found.lse - wanted.lse)[:-1].abs())
+            assert (difference < 0.05 * rows[:-1].float().norm(dim=1)).all()
+        torch.testing.assert_close(found.lse[:-1], wanted.lse[:-1], rtol=0, atol=0.1)
         assert (found.argmax[:-1] == wanted.argmax[:-1]).float().mean() > 0.95
-    # In bf16 another batch may send a token to another expert: few rows, and none that is another token's.
-    for found, bound in ((torch.cat(off), 0.05), (torch.cat(lse_off), 0.1)):
-        assert (found < bound).float().mean() > 0.98
-        assert found.max() < 10 * bound
 
 
 @pytest.mark.parametrize("kind", ["single", "chats"])
