@@ -5,16 +5,16 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from safetensors import SafetensorError
 from tqdm import tqdm
 
-import drafthead.processes  # noqa: F401  engines that a recipe spawns import the recipe's module, and with it this one
-from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
+from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, Recipe, load_recipe
 from drafthead.files import describe, from_torch_file
+from drafthead.processes import run_child  # engines that a recipe spawns import this, too: it says how threads wait
 
 # Of scripts that end with tables.
 NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print no table"})
@@ -126,3 +126,17 @@ def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) 
         return load_recipe(args.recipe, args.overrides), args
     except ValueError as error:  # without its type, which says nothing of a recipe
         _refuse(str(error))
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Run another of the project's scripts, training through accelerate on every GPU that there is.
+
+    It ends with this process; where it fails, this process ends with its exit code.
+    """
+    launcher = ["-m", "accelerate.commands.launch", "--quiet"] if script.startswith("train/") else []
+    if launcher:
+        import torch  # after drafthead.processes, which says how its threads wait
+
+        if not torch.cuda.is_available():
+            launcher += ["--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    run_child([sys.executable, *launcher, str(REPO_ROOT / script), *arguments])

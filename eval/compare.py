@@ -25,8 +25,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from drafthead.artifacts import MANIFEST, require
-from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.cli import recipe_from_command_line, run_recipe, run_script
+from drafthead.config import Recipe, load_recipe
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
@@ -37,7 +37,6 @@ from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.levels import read_serving, summarise_serving
 from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.files import atomic_path
-from drafthead.processes import run_child
 from drafthead.target.pieces import load_target_spec
 
 Variants = dict[str, list[str]]  # overrides of the recipe by name
@@ -150,7 +149,7 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
     if path.exists():
         return path
     print(f"\n{contestant.name}", flush=True)
-    run_script("train/draft.py", arguments, launch=True)
+    run_script("train/draft.py", arguments)
     run_script("export/head.py", arguments)
     source = read_checkpoint(best_checkpoint(recipe.run_dir))
     shape, weights = source.shape(load_target_spec(recipe.target_path, recipe.target.revision)), source.weights()
@@ -191,17 +190,6 @@ def serving_overrides(recipe: Recipe, recipes: dict[Contestant, Recipe], args: A
         f"name={recipe.name}-served", f"data={recipe.data or recipe.name}", f"eval.methods={json.dumps(methods)}",
         f"eval.served={json.dumps(served)}", f"eval.num_draft_tokens={args.lengths}",
     ]  # fmt: skip
-
-
-def run_script(script: str, arguments: list[str], launch: bool = False) -> None:
-    """Run one of the project's scripts; ends this process with its exit code where that is not 0."""
-    launcher = ["-m", "accelerate.commands.launch", "--quiet"] if launch else []
-    if launch:
-        import torch  # after drafthead.cli, which says how its threads wait
-
-        if not torch.cuda.is_available():
-            launcher += ["--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    run_child([sys.executable, *launcher, str(REPO_ROOT / script), *arguments])
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ and the servers measured next must not share a machine with them.
 
 import signal
 import sys
-from pathlib import Path
 
-from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.processes import run_child
+from drafthead.cli import recipe_from_command_line, run_recipe, run_script
 
 # One screen for all three: the tables of each stand in the report.
 PARTS = (("acceptance.py", "--no-tables"), ("serving.py", "--no-tables"), ("report.py",))
@@ -21,7 +19,7 @@ def main() -> None:
     recipe_from_command_line(__doc__)  # a bad recipe is reported once, before anything starts
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     for script, *options in PARTS:
-        run_child([sys.executable, str(Path(__file__).with_name(script)), *sys.argv[1:], *options])
+        run_script(f"eval/{script}", [*sys.argv[1:], *options])
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from drafthead.config.evaluation import ALL
 from drafthead.statistics import FEWEST_PROMPTS, Interval, acceptance_length_interval, length_difference
 
-ALL, REST = "all", "others"
+REST = "others"
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafthead.adapting.capture import Record
+from drafthead.config.evaluation import ALL
 from drafthead.statistics import FEWEST_PROMPTS, ratio_interval
 
 ALLOWANCE = 0.25  # spreads per request: the chart is tuned to falls of twice that
-ALL = "all"
 LEAST = 64  # requests of a workload in a reference, for a chart of its own
 LARGEST = 3.0  # spreads that one request can count
 _DAYS = 30  # in which one false alarm may come

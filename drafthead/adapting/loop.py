@@ -10,12 +10,12 @@
 What is in service is what state.json says, a file written whole: a step is done when it says so, and one that was
 killed is done again by the same command. Stages run as processes of their own and resume by themselves; the server is
 told which head to load whenever it has another one. Captured text is copied into the cycle's private folders (umask
-077), which are deleted when the candidate is judged.
+077; in memory where captured text is encrypted), which are deleted when the candidate is judged.
 """
 
 import logging
 import shutil
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,20 +28,21 @@ from pydantic import BaseModel
 from drafthead import artifacts
 from drafthead.adapting import drift
 from drafthead.adapting.canary import Verdict, decide
-from drafthead.adapting.capture import DAY_S, START, Log, Position, Record, capture_key
+from drafthead.adapting.capture import DAY_S, KEY, START, Log, Position, Record, capture_key
 from drafthead.adapting.control import Control, folder
 from drafthead.adapting.rows import write_rows
-from drafthead.config import REPO_ROOT, Recipe
+from drafthead.cli import run_script
+from drafthead.config import Recipe
 from drafthead.config.evaluation import OWN
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
 from drafthead.files import make_folder, write_json
-from drafthead.processes import run_child
 
 log = logging.getLogger(__name__)
 SERVED, ATTEMPTS = "served", 3  # trainings on one alarm, each on twice the tokens of the one before
 POLL_S = 1.0
 _REQUEST = "roll-back"  # a file
+_MEMORY = Path("/dev/shm")
 TURN_S, _TURNS = 15.0, (0, 1, 1, 0)  # of a trial: seconds, and whose (ABBA)
 
 
@@ -154,8 +155,10 @@ class Loop:
     def step(self, server: Control | None) -> None:
         """Do what is next, if anything is."""
         self.answer_request()
-        if self.state.phase not in ("train", "compare"):
-            self._forget(self.candidate)
+        if self.state.phase in ("train", "compare"):
+            self._begin_again()
+        else:
+            self._forget()
         settings = self.recipe.adapt
         Log(folder(self.recipe) / "captured").purge(settings.retention_days, settings.retention_mib)
         if server is not None:
@@ -216,21 +219,23 @@ class Loop:
 
     def _train(self) -> None:
         candidate, started = self.candidate, time.monotonic()
-        path = folder(self.recipe) / f"{candidate.name}.jsonl"
-        if not path.exists():
+        if capture_key() is not None:
+            for directory in self._copies:
+                in_memory(directory)
+        if not (path := self._rows).exists():
+            make_folder(path.parent)
             write_rows(path, self.recipe, self.records("captured"), self.state.alarmed, self.head_dir(self.served.name))
         for script, *options in (
             ("data_gen/prompts.py",), ("data_gen/regenerate.py",), ("data_gen/harvest.py",), ("train/eagle3.py",),
             ("export/head.py", "--no-serve-check"),  # it is served in vLLM to be compared
         ):  # fmt: skip
-            self._run(script, *self._overrides(path), *options)
+            run_script(script, [*self._overrides(), *options])
         self.state.phase = "compare"
         self.note("trained", candidate.name, f"{time.monotonic() - started:.0f} s from captured text to a head")
 
     def _compare(self) -> None:
         state, candidate = self.state, self.candidate
-        path = folder(self.recipe) / f"{candidate.name}.jsonl"
-        self._run("eval/acceptance.py", *self._overrides(path), "--no-tables")
+        run_script("eval/acceptance.py", [*self._overrides(), "--no-tables"])
         rows = read_acceptance(acceptance_dir(candidate))
         own, served = (rows[rows.arm == name] for name in (OWN, SERVED))
         verdict = decide(served, own, self.recipe.adapt.worse_by)
@@ -286,29 +291,59 @@ class Loop:
         state.phase, state.probation = "watch", False
         self.note("rolled back", self.served.name, why)
 
-    def _forget(self, candidate: Recipe) -> None:
-        """Delete the copies of captured text that a cycle made; head and run stay."""
-        for directory in (candidate.prompts_dir.parent, candidate.results_dir):
-            shutil.rmtree(directory, ignore_errors=True)
-        (folder(self.recipe) / f"{candidate.name}.jsonl").unlink(missing_ok=True)
+    # ---- The cycle's copies of captured text ----
+
+    @property
+    def _copies(self) -> tuple[Path, Path]:
+        return self.candidate.prompts_dir.parent, self.candidate.results_dir
+
+    @property
+    def _rows(self) -> Path:
+        """The file that the prompts stage reads."""
+        return self._copies[0] / "captured.jsonl"
+
+    def _forget(self) -> None:
+        """Delete the copies; head and run stay."""
+        for directory in self._copies:
+            shutil.rmtree(directory.resolve(), ignore_errors=True)
+            if directory.is_symlink():
+                directory.unlink()
+
+    def _begin_again(self) -> None:
+        """Train another candidate where copies in memory are gone, with the machine's power."""
+        if any(directory.is_symlink() and not directory.exists() for directory in self._copies):
+            self._forget()
+            self.state.cycle, self.state.phase = self.state.cycle + 1, "train"
+            self.note("training", self.candidate.name, "the copies in memory of the one before are gone")
 
     # ---- The stages ----
 
-    def _overrides(self, rows: Path) -> list[str]:
-        """What the stages are told beyond the recipe: which rows, which weights, which heads are compared."""
+    def _overrides(self) -> list[str]:
+        """What the stages are told: the recipe, which rows, which weights, which heads are compared."""
         served = self.head_dir(self.served.name)
-        source = f"{{name: captured, path: {rows}, train: 1000000000, heldout: 1000000000}}"
+        source = f"{{name: captured, path: {self._rows}, train: 1000000000, heldout: 1000000000}}"
         return [
-            f"name={self.candidate.name}", "data=null", "prompts.path=null", f"prompts.sources=[{source}]",
-            "prompts.max_train=null", "prompts.max_heldout=null", "responses.regenerate=false",
-            "states.one_pass=false", "states.spool_shards=null", f"train.init_from=runs/{self.served.name}",
+            *self.command, f"name={self.candidate.name}", "data=null", "prompts.path=null",
+            f"prompts.sources=[{source}]", "prompts.max_train=null", "prompts.max_heldout=null",
+            "responses.regenerate=false", "states.one_pass=false", "states.spool_shards=null",
+            f"train.init_from=runs/{self.served.name}",
             f"eval.methods=[{{name: {SERVED}, method: {OWN}, head: {served}}}, {OWN}]",
             f"eval.served={OWN}", "eval.temperatures=0", "eval.workloads=category",
             f"eval.num_draft_tokens={self.recipe.eval.num_draft_tokens}",
         ]  # fmt: skip
 
-    def _run(self, script: str, *arguments: str) -> None:
-        run_child([sys.executable, str(REPO_ROOT / script), *self.command, *arguments])
+
+def in_memory(directory: Path) -> None:
+    """Make a folder, unless it is there, as a link to a private one in memory: what lies in it is never at rest.
+
+    Raises:
+        ValueError: the machine has no such place.
+    """
+    if not directory.exists():
+        if not _MEMORY.is_dir():
+            raise ValueError(f"{KEY} is set, and {_MEMORY} is missing, where a candidate's copies of captured text lie")
+        make_folder(directory.parent)
+        directory.symlink_to(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=_MEMORY))
 
 
 def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Callable[[Loop], Any]) -> None:

@@ -1,13 +1,14 @@
 """The loop's decisions, on requests written down beforehand; its stages and its server have a test of their own."""
 
 import json
+import shutil
 import time
 
 import pytest
 
 from drafthead.adapting.control import folder
 from drafthead.adapting.history import write_history
-from drafthead.adapting.loop import Head, Loop
+from drafthead.adapting.loop import Head, Loop, in_memory
 from drafthead.artifacts import begin, finish
 from tests.adapting.records import captured, requests, write
 from tests.recipes import changed, tiny_recipe
@@ -149,3 +150,16 @@ def test_heads_take_turns_in_a_trial_and_only_then(loop, monkeypatch):
 
 def test_the_folder_is_the_owners(loop):
     assert folder(loop.recipe).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_candidate_whose_copies_memory_has_lost_is_trained_anew(loop):
+    loop.state.phase, loop.state.cycle = "compare", 1
+    copies = loop.candidate.prompts_dir.parent
+    in_memory(copies)
+    assert copies.stat().st_mode & 0o777 == 0o700
+    loop._begin_again()
+    assert (loop.state.phase, loop.state.cycle) == ("compare", 1)
+    shutil.rmtree(copies.resolve())
+    loop._begin_again()
+    assert (loop.state.phase, loop.state.cycle) == ("train", 2)
+    assert not copies.is_symlink()
