@@ -54,6 +54,8 @@ def main() -> None:
         if traffic:
             sent = traffic.result()
             print(f"traffic: {len(sent.good)} of {len(sent.requests)} requests answered")
+            for error in sorted({request.error for request in sent.requests if request.error}):
+                print(f"  not answered: {error}")
 
 
 def roll_back(loop: Loop) -> None:

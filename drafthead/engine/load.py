@@ -32,6 +32,7 @@ _PROMPT_OPTIONS = {"add_special_tokens": False, "skip_special_tokens": False}
 _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"  # Harmony
 _SAMPLE_S = 0.2  # a page of metrics costs the server some milliseconds
 _LONGEST_S = 6 * 3600.0
+_IDLE_S = 1.0  # vLLM's server closes a connection after 5 s without a request; one sent just then would be lost
 REACHED = 0.9  # of what was requested: below it the level is labelled, not compared
 
 
@@ -278,7 +279,8 @@ async def _send_all(
     places = asyncio.Semaphore(load.concurrency or len(requests))
     samples: list[EngineSample] = []
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-    timeout, connector = aiohttp.ClientTimeout(total=_LONGEST_S), aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=_LONGEST_S)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
     async with aiohttp.ClientSession(server.base_url, headers=headers, timeout=timeout, connector=connector) as session:
         begun = time.perf_counter()
 

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import math
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from drafthead.config.evaluation import EndpointConfig
-from drafthead.engine.load import LoadRequest, RequestTimes, endpoint_server, final_channel_s, stream_request
-from drafthead.engine.server import ServerError
+from drafthead.config.evaluation import EndpointConfig, LoadConfig
+from drafthead.engine.load import LoadRequest, RequestTimes, endpoint_server, final_channel_s, run_load, stream_request
+from drafthead.engine.server import Server, ServerError
 
 
 def _received(chunks: list[bytes], status: int = 200) -> RequestTimes:
@@ -82,3 +84,39 @@ def test_the_final_channel_begins_after_its_marker(pieces, index):
 def test_an_endpoint_that_does_not_answer_is_named():
     with pytest.raises(ServerError, match=r"endpoint gone at http://127.0.0.1:9:"):
         endpoint_server(EndpointConfig(name="gone", url="http://127.0.0.1:9", model="m"))
+
+
+class _Forgetful(BaseHTTPRequestHandler):
+    """Closes a connection that was idle for 1.5 s when it is used again, as a server does whose limit is just over."""
+
+    protocol_version, used = "HTTP/1.1", math.inf
+
+    def do_GET(self) -> None:
+        self._answer(404, b"")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if time.monotonic() - self.used > 1.5:
+            self.close_connection = True
+        else:
+            self._answer(200, b"".join([*_texts("a"), USAGE, DONE]))
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.used = time.monotonic()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_no_request_is_lost_on_a_connection_that_the_server_gives_up():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Forgetful) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{http.server_port}", "m", "", None, (), 0.0, managed=False)
+        load = LoadConfig(request_rate=0.5, burstiness=1000)
+        result = run_load(server, [LoadRequest(name, [1, 2]) for name in "ab"], load=load, max_tokens=4)
+        http.shutdown()
+    assert [request.error for request in result.requests] == ["", ""]
