@@ -192,7 +192,9 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
 
 def test_a_trial_goes_on_after_the_server_was_killed_and_a_worse_head_is_taken_back(tiny_run, tmp_path):
     """A bad head serves and a good one is on trial; then a bad one is in service as if it had been promoted."""
-    recipe, overrides = linked(tiny_run, tmp_path, "name=worse", "data=tiny", "adapt.trial_requests=40")
+    recipe, overrides = linked(
+        tiny_run, tmp_path, "name=worse", "data=tiny", "adapt.trial_requests=40", "adapt.min_tokens=1000000"
+    )
     for name in ("worse", "worse-adapt-2"):
         reversed_fc(tiny_run.head_dir, tmp_path / "heads" / name)
     shutil.copytree(tiny_run.head_dir, tmp_path / "heads" / "worse-adapt-1")
@@ -223,7 +225,7 @@ def test_a_trial_goes_on_after_the_server_was_killed_and_a_worse_head_is_taken_b
 
     loop = Loop.opened(recipe, [])
     loop.state.heads.append(Head(name="worse-adapt-2", since=time.time()))
-    loop.state.reference_from, loop.state.probation = time.time(), True
+    loop.state.phase, loop.state.reference_from, loop.state.probation = "watch", time.time(), True
     loop.save()
     run_ok(*command)
     state = read_json(folder(recipe) / "state.json")
