@@ -5,7 +5,7 @@
 #         -r requirements/gpu.txt
 #
 #     docker build --build-arg CUDA_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu24.04 -t drafthead .
-#     docker run --gpus all --ipc=host -v "$PWD":/work drafthead python tools/gpu_check.py
+#     docker run --gpus all --ipc=host -v "$PWD/results":/opt/src/results drafthead python tools/gpu_check.py
 #
 # The lock is for CUDA 13 and Python 3.11.
 ARG CUDA_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu24.04

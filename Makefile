@@ -61,7 +61,7 @@ crash-points: install  ## a kill and each kind of I/O error at every file operat
 presets: install  ## long tests against real servers: published experiments in miniature, other targets, a spoiled head
 	$(RUN) -m pytest tests -m presets
 
-gpu-check:  ## on a GPU, in an environment with the gpu extra: what the documentation calls untested, with a table
+gpu-check:  ## on a GPU, in an environment with the extras gpu and dev: what the documentation calls untested, with a table
 	$(PYTHON) tools/gpu_check.py
 
 check: install  ## before every change: style, types, fast tests

@@ -16,8 +16,9 @@ from drafthead.config import Recipe
 from drafthead.progress import terminal
 
 DEFAULT_PROMPTS = 100_000
-# Mean tokens of a response by gpt-oss-120b to the prompts of MLPerf: its published output over its requests.
-TYPICAL_RESPONSE = 1_460
+# Mean tokens of a response by gpt-oss-120b, from published total and output throughput and prompt lengths.
+MEAN_RESPONSE = {"sharegpt": 930, "mlperf-gpt-oss": 1_460, "swe-bench": 2_560}
+TYPICAL_RESPONSE = 1_460  # to prompts of other sources
 
 
 class Assumed(BaseModel):

@@ -15,9 +15,9 @@ from drafthead.drafters.base import draft_shape, num_parameters
 from drafthead.engine.running import node_engines
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.generation.dialogue import continuation, open_dialogue
-from drafthead.generation.prompts import planned_prompts
+from drafthead.generation.prompts import planned_prompts, sources_of
 from drafthead.generation.regenerate import SPLITS
-from drafthead.planning import DEFAULT_PROMPTS, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
+from drafthead.planning import DEFAULT_PROMPTS, MEAN_RESPONSE, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
 from drafthead.planning.memory import EngineMemory, refusal, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, compute_dtype, recipe_spec
 
@@ -63,12 +63,20 @@ def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
             planned["train"] = assumed.prompts
         sequences = planned.get(split, DEFAULT_PROMPTS)
     room = recipe.engine.max_model_len - 1 - after
-    response = assumed.response_tokens or min(recipe.responses.max_tokens, TYPICAL_RESPONSE)
+    response = assumed.response_tokens or min(recipe.responses.max_tokens, typical_response(recipe))
     response = min(response, room - 1)
     prompt = min(assumed.prompt_tokens, room - response)
     note = f"no responses yet: {prompt:,} tokens of a prompt and {response:,} of a response are assumed (--prompts, "
     note += "--prompt-tokens, --response-tokens)"
     return Amount(sequences, sequences * prompt, sequences * (response + after), note)
+
+
+def typical_response(recipe: Recipe) -> int:
+    """Mean tokens of a response to the recipe's mix of prompts, before there is one."""
+    sources = sources_of(recipe.prompts)
+    counts = [sum(s.train.values()) if isinstance(s.train, dict) else s.train for s in sources]
+    tokens = sum(MEAN_RESPONSE.get(s.name, TYPICAL_RESPONSE) * n for s, n in zip(sources, counts, strict=True))
+    return round(tokens / sum(counts)) if any(counts) else TYPICAL_RESPONSE
 
 
 def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list[StagePlan]:

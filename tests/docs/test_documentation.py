@@ -3,6 +3,8 @@
 import argparse
 import importlib
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,16 @@ def test_a_documented_make_target_runs_documented_scripts(command):
         if step.script and not step.script.startswith(OF_NO_STAGE):
             assert (REPO_ROOT / step.script).is_file(), step
             assert step.key in RUN_BY or step.key in {c.key for c in documented()}, step
+
+
+@pytest.mark.parametrize("job", sorted((REPO_ROOT / "docs" / "slurm").glob("*.sbatch")), ids=page_name)
+def test_a_job_file_runs_scripts_that_take_its_flags(job, monkeypatch):
+    subprocess.run(["bash", "-n", job], check=True)
+    lines = [line for line in job.read_text().splitlines() if line.startswith('"$PYTHON" ')]
+    assert lines
+    for line in lines:
+        words = shlex.split(line.replace('"$@"', "configs/gpt-oss-120b.yaml").replace("$PART", "1/4"))
+        assert parsed(Command(page_name(job), 0, tuple(words)), monkeypatch).recipe == "configs/gpt-oss-120b.yaml"
 
 
 @pytest.mark.parametrize("key", sorted(RUN_BY))

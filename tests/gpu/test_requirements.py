@@ -17,7 +17,7 @@ def pinned(name: str) -> dict[str, str]:
     return {package.lower(): version for package, version in pairs}
 
 
-@pytest.mark.parametrize("wanted", [*PROJECT["dependencies"], *EXTRAS["gpu"], *EXTRAS["cluster"]])
+@pytest.mark.parametrize("wanted", [*PROJECT["dependencies"], *EXTRAS["gpu"], *EXTRAS["cluster"], *EXTRAS["dev"]])
 def test_the_lock_satisfies_the_bounds(wanted):
     requirement, lock = Requirement(wanted), pinned("gpu.txt")
     assert lock[requirement.name.lower()] in requirement.specifier

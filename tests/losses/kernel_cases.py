@@ -86,6 +86,22 @@ def test_extreme_logits_stay_finite(objective):
     assert grad.isfinite().all()
 
 
+@pytest.mark.parametrize("objective", kernels.WRITTEN)
+@pytest.mark.parametrize("masked", [slice(0, 16), slice(3, 20, 4), slice(32, 40)])
+def test_a_logit_of_minus_infinity_is_taken_as_it_is_or_ends_the_run(objective, masked):
+    logits, target_logits, lse, met, scale = problem(40)
+    logits[:, masked] = target_logits[:, masked] = float("-inf")
+    results = []
+    for lowest in (float("-inf"), -1e4):
+        target = kernels.prepare_target(objective, target_logits.clamp(min=lowest), lse, 16)
+        grad = logits.clamp(min=lowest)
+        results.append((kernels.score_rows(objective, grad, target, met, scale, grad, 16).loss, grad))
+    (loss, grad), (wanted, wanted_grad) = results
+    known = loss.isfinite() & grad.isfinite().all(-1)
+    torch.testing.assert_close(loss[known], wanted[known])
+    torch.testing.assert_close(grad[known], wanted_grad[known])
+
+
 def test_the_first_of_equal_logits_is_best():
     logits = torch.zeros(2, 40, device=DEVICE)
     logits[0, [7, 20, 39]] = 1.0

@@ -1,6 +1,6 @@
 """Every objective by hand, and its gradient against autograd over the whole."""
 
-from math import exp, log
+from math import exp, inf, log
 from typing import get_args
 
 import pytest
@@ -63,6 +63,22 @@ def test_by_hand(objective, wanted):
     q = torch.tensor([[0.9, 0.1]])
     for loss in (scored, by_autograd):
         assert loss(objective, q.log(), p.log(), torch.zeros(1))[0].item() == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("masked", [(0, 1), (2, 4)])
+@pytest.mark.parametrize(("draft", "target"), [(True, False), (False, True), (True, True)])
+def test_a_logit_of_minus_infinity_is_taken_as_it_is_or_ends_the_run(objective, masked, draft, target):
+    """No product of finite states and weights is one; a loss that is not finite ends training."""
+    z, target_logits, lse = random_rows()
+    for logits, mask in ((z, draft), (target_logits, target)):
+        if mask:
+            logits[:, masked] = -inf
+    loss, grad = scored(objective, z, target_logits, lse)
+    wanted, wanted_grad = scored(objective, z.clamp(min=-1e9), target_logits.clamp(min=-1e9), lse)
+    known = loss.isfinite() & grad.isfinite().all(-1)
+    torch.testing.assert_close(loss[known], wanted[known])
+    torch.testing.assert_close(grad[known], wanted_grad[known])
 
 
 @pytest.mark.parametrize("objective", [*OBJECTIVES, MIXTURE], ids=str)

@@ -5,7 +5,7 @@ import pytest
 from drafthead.config import load_recipe
 from drafthead.generation.prompts import make_prompts
 from drafthead.planning import Assumed
-from drafthead.planning.stages import amount_of, plan_stages, states_bytes
+from drafthead.planning.stages import amount_of, plan_stages, states_bytes, typical_response
 from drafthead.target.pieces import load_target_spec
 from tests.artifacts import response, write_response_artifact
 from tests.generation.small import small_recipe
@@ -74,6 +74,22 @@ def test_before_there_are_prompts_recipe_and_command_line_give_their_number(sett
     assert amount_of(recipe, "validation", Assumed()).sequences == recipe.prompts.validation
     amount = amount_of(recipe, "train", Assumed(prompts=5, prompt_tokens=100, response_tokens=20))
     assert (amount.sequences, amount.prompt, amount.generated) == (5, 5 * 100, 5 * 20)
+
+
+@pytest.mark.parametrize(
+    ("mix", "tokens"),
+    [
+        ("[{name: sharegpt, train: 300}, {name: swe-bench, train: {code: 100, text: 100}}]", (930 * 3 + 2560 * 2) // 5),
+        ("[{name: mlperf-gpt-oss, train: 5}, {name: ultrachat-200k, train: 2}]", 1460),
+        ("[{name: swe-bench, heldout: 5}]", 1460),
+    ],
+)
+def test_responses_are_planned_as_long_as_those_to_the_mix_were_elsewhere(tmp_path, mix, tokens):
+    settings = ("path=null", "max_train=null", "max_heldout=null", f"sources={mix}")
+    recipe = small_recipe(tmp_path, *(f"prompts.{setting}" for setting in settings), "responses.max_tokens=8192",
+                          "engine.max_model_len=16384")  # fmt: skip
+    assert typical_response(recipe) == tokens
+    assert amount_of(recipe, "train", Assumed(prompts=10)).generated == 10 * tokens
 
 
 def test_drawn_prompts_are_counted(tmp_path):

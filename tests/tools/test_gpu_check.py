@@ -8,7 +8,7 @@ import pytest
 from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.generation.prompts import make_prompts
 from tests.recipes import tiny_recipe
-from tests.scripts import run_python
+from tests.scripts import run_ok, run_python
 from tests.warm import ENGINES, run_warm, warm
 
 
@@ -52,6 +52,11 @@ def test_without_a_gpu_it_says_so_and_an_unknown_check_is_named():
     assert refused.returncode == 1
     assert "needs a CUDA GPU" in refused.stderr
     assert "no check speed; there are kernels, step" in gpu_check("--only", "speed").stderr
+
+
+def test_a_machine_without_pytest_timeout_finds_the_cases_for_a_gpu():
+    found = run_ok("-m", "pytest", "-p", "no:timeout", "--collect-only", "-q", "tests/losses/test_kernels.py")
+    assert "test_kernels_at_full_size" in found
 
 
 def test_a_machine_without_vllm_is_checked_in_parts():
