@@ -10,8 +10,10 @@ GPU, `--on-cpu` tries the same code at a small shape: its figures mean nothing.
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -218,24 +220,29 @@ def training(on_cpu: bool) -> Iterator[Row]:
         launching.run(data, *settings)
         losses = launching.losses(data.run_dir)
         seen = f"{losses[0]:.3f} -> {losses[-1]:.3f}"
+
+        def apart(other: Recipe) -> float:
+            pairs = zip(launching.losses(other.run_dir), losses, strict=True)
+            return max(abs(a - b) / b for a, b in pairs)
+
         yield Row("learns", "last loss < half of the first", seen, losses[-1] < losses[0] / 2)
 
-        for name, ranks in (("resumed", None), ("resumed after 2 ranks", 2)):
-            recipe = small_recipe(Path(folder) / name.replace(" ", "-"), *settings)
-            shutil.copytree(data.directory(), recipe.directory())
-            *_, kept, _ = launching.checkpoints(recipe.run_dir)
-            launching.forget_after(recipe.run_dir, int(kept.name.removeprefix("step_")))
-            if ranks:
-                _claim_ranks(launching.checkpoints(recipe.run_dir)[-1], ranks)
-            launching.run(recipe, *settings)
-            same = _weights(recipe) == _weights(data)
-            again = launching.losses(recipe.run_dir)
-            worst = max(abs(a - b) / b for a, b in zip(again, losses, strict=True))
-            if ranks:
-                yield Row(name, "losses within 1 %", f"{worst:.2e}", worst < 0.01)
-            else:
-                seen = "equal" if same else f"differ, losses by {worst:.1e}"
-                yield Row(name, "weights equal to the last bit", seen, same)
+        killed = small_recipe(Path(folder) / "killed", *settings)
+        shutil.copytree(data.directory("data"), killed.directory("data"))
+        when = _kill(launching.command(killed, *settings), killed)
+        launching.run(killed, *settings)
+        seen = f"{when}; " + (
+            "equal" if _weights(killed) == _weights(data) else f"differ, losses by {apart(killed):.1e}"
+        )
+        yield Row("killed, resumed", "weights equal to the last bit", seen, _weights(killed) == _weights(data))
+
+        ranks = small_recipe(Path(folder) / "ranks", *settings)
+        shutil.copytree(data.directory(), ranks.directory())
+        *_, kept, _ = launching.checkpoints(ranks.run_dir)
+        launching.forget_after(ranks.run_dir, int(kept.name.removeprefix("step_")))
+        _claim_ranks(launching.checkpoints(ranks.run_dir)[-1], 2)
+        launching.run(ranks, *settings)
+        yield Row("resumed after 2 ranks", "losses within 1 %", f"{apart(ranks):.2e}", apart(ranks) < 0.01)
     backend = "gloo" if on_cpu else "nccl"
     code = (
         "import os, torch, torch.distributed as d; os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0');"
@@ -244,6 +251,20 @@ def training(on_cpu: bool) -> Iterator[Row]:
     )
     seen = run_ok("-c", code).split()[-1]
     yield Row(f"{backend} on one rank", "4.0", seen, seen == "4.0")
+
+
+def _kill(command: list[str], recipe: Recipe) -> str:
+    """Kill a training run, its launcher and all, once it has a checkpoint; says what was left."""
+    from tests.scripts import environment
+    from tests.training import launching
+
+    process = subprocess.Popen([sys.executable, *command], cwd=REPO_ROOT, env=environment(), start_new_session=True)
+    while process.poll() is None and not launching.checkpoints(recipe.run_dir):
+        time.sleep(0.01)
+    assert process.poll() is None, "training ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return f"killed with {launching.checkpoints(recipe.run_dir)[-1].name}"
 
 
 def _claim_ranks(checkpoint: Path, ranks: int) -> None:
