@@ -144,17 +144,22 @@ def test_another_format_and_an_older_layout_are_refused(stores, tmp_path: Path):
 
 @pytest.mark.parametrize("split", stage.SPLITS)
 def test_both_backends_agree(stores, split):
-    """bf16 rounding in another order: states within 5 %; on greedy text log-sum-exps too, and nearly every argmax."""
+    """bf16 rounding in another order, which may send a token to another expert: states within 2 % in the median of the
+    sequences, in each within 10 %; on greedy text log-sum-exps too, and nearly every argmax.
+    """
     ours, theirs = (StateStore(stores[b, "bf16"].states_dir(split)) for b in ("vllm", "transformers"))
+    apart = []
     for i in range(len(ours)):
         left, right = ours[i], theirs[i]
         assert left.first_teacher_row == right.first_teacher_row > 0
         pairs = [(left.last_hidden, right.last_hidden), *((left.aux[t], right.aux[t]) for t in ours.aux_layer_ids)]
-        for found, wanted in pairs:
-            assert (found.float() - wanted.float()).norm() < 0.05 * wanted.float().norm()
+        apart.append([(a.float() - b.float()).norm() / b.float().norm() for a, b in pairs])
         if split == "validation":  # sampled text has places that no rounding leaves alone
             torch.testing.assert_close(left.lse, right.lse, rtol=0.05, atol=0.2)
             assert (left.argmax == right.argmax).float().mean() > 0.9
+    of_layers = torch.tensor(apart)  # (sequences, layers)
+    assert of_layers.max() < 0.1
+    assert of_layers.median(0).values.max() < 0.02
 
 
 @pytest.mark.parametrize("number_format", ["bf16", "fp8"])
