@@ -219,22 +219,21 @@ def training(on_cpu: bool) -> Iterator[Row]:
             synthetic_store(data, split, count, seed)
         launching.run(data, *settings)
         losses = launching.losses(data.run_dir)
-        seen = f"{losses[0]:.3f} -> {losses[-1]:.3f}"
 
         def apart(other: Recipe) -> float:
             pairs = zip(launching.losses(other.run_dir), losses, strict=True)
             return max(abs(a - b) / b for a, b in pairs)
 
+        seen = f"{losses[0]:.3f} -> {losses[-1]:.3f}"
         yield Row("learns", "last loss < half of the first", seen, losses[-1] < losses[0] / 2)
 
         killed = small_recipe(Path(folder) / "killed", *settings)
         shutil.copytree(data.directory("data"), killed.directory("data"))
-        when = _kill(launching.command(killed, *settings), killed)
+        left = _kill(launching.command(killed, *settings), killed)
         launching.run(killed, *settings)
-        seen = f"{when}; " + (
-            "equal" if _weights(killed) == _weights(data) else f"differ, losses by {apart(killed):.1e}"
-        )
-        yield Row("killed, resumed", "weights equal to the last bit", seen, _weights(killed) == _weights(data))
+        same = _weights(killed) == _weights(data)
+        seen = "equal" if same else f"differ, losses by {apart(killed):.1e}"
+        yield Row("killed, resumed", "weights equal to the last bit", f"killed with {left}; {seen}", same)
 
         ranks = small_recipe(Path(folder) / "ranks", *settings)
         shutil.copytree(data.directory(), ranks.directory())
@@ -254,7 +253,7 @@ def training(on_cpu: bool) -> Iterator[Row]:
 
 
 def _kill(command: list[str], recipe: Recipe) -> str:
-    """Kill a training run, its launcher and all, once it has a checkpoint; says what was left."""
+    """Kill a training run, its launcher and all, once it has a checkpoint; returns the newest one's name."""
     from tests.scripts import environment
     from tests.training import launching
 
@@ -264,7 +263,7 @@ def _kill(command: list[str], recipe: Recipe) -> str:
     assert process.poll() is None, "training ended before it could be killed"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    return f"killed with {launching.checkpoints(recipe.run_dir)[-1].name}"
+    return launching.checkpoints(recipe.run_dir)[-1].name
 
 
 def _claim_ranks(checkpoint: Path, ranks: int) -> None:

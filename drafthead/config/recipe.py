@@ -70,6 +70,11 @@ class PromptSource(Section):
     turns: Literal["first", "last", "all"] = "last"  # which user messages of a conversation become prompts
     heldout_share: float | None = Field(default=None, gt=0, le=1)  # of the documents; None: the catalogue's
 
+    @property
+    def to_train(self) -> int:
+        """Prompts to train on, of all categories."""
+        return sum(self.train.values()) if isinstance(self.train, dict) else self.train
+
 
 class PromptsConfig(Section):
     """Which conversations the head learns from and is judged on: either path or sources is given."""

@@ -78,7 +78,7 @@ def sources_of(settings: PromptsConfig) -> tuple[PromptSource, ...]:
 def planned_prompts(settings: PromptsConfig) -> dict[str, int]:
     """Split -> how many prompts a recipe draws at most, without those that only the files can tell."""
     sources = sources_of(settings)
-    train = sum(sum(s.train.values()) if isinstance(s.train, dict) else s.train for s in sources) - settings.validation
+    train = sum(source.to_train for source in sources) - settings.validation
     heldout = sum(source.heldout for source in sources)
     planned = {
         "train": min(max(train, 0), settings.max_train or _ALL),

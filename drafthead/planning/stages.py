@@ -74,9 +74,9 @@ def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
 def typical_response(recipe: Recipe) -> int:
     """Mean tokens of a response to the recipe's mix of prompts, before there is one."""
     sources = sources_of(recipe.prompts)
-    counts = [sum(s.train.values()) if isinstance(s.train, dict) else s.train for s in sources]
-    tokens = sum(MEAN_RESPONSE.get(s.name, TYPICAL_RESPONSE) * n for s, n in zip(sources, counts, strict=True))
-    return round(tokens / sum(counts)) if any(counts) else TYPICAL_RESPONSE
+    tokens = sum(MEAN_RESPONSE.get(source.name, TYPICAL_RESPONSE) * source.to_train for source in sources)
+    prompts = sum(source.to_train for source in sources)
+    return round(tokens / prompts) if prompts else TYPICAL_RESPONSE
 
 
 def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list[StagePlan]:

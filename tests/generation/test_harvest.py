@@ -142,24 +142,44 @@ def test_another_format_and_an_older_layout_are_refused(stores, tmp_path: Path):
     shutil.rmtree(tmp_path / "old")
 
 
-@pytest.mark.parametrize("split", stage.SPLITS)
-def test_both_backends_agree(stores, split):
-    """bf16 rounding in another order, which may send a token to another expert: states within 2 % in the median of the
-    sequences, in each within 10 %; on greedy text log-sum-exps too, and nearly every argmax.
-    """
-    ours, theirs = (StateStore(stores[b, "bf16"].states_dir(split)) for b in ("vllm", "transformers"))
-    apart = []
+def differences(ours: StateStore, theirs: StateStore) -> torch.Tensor:
+    """Of the states of two stores of the same text: |a - b| / |b|, (sequences, layers)."""
+    found = []
     for i in range(len(ours)):
         left, right = ours[i], theirs[i]
         assert left.first_teacher_row == right.first_teacher_row > 0
         pairs = [(left.last_hidden, right.last_hidden), *((left.aux[t], right.aux[t]) for t in ours.aux_layer_ids)]
-        apart.append([(a.float() - b.float()).norm() / b.float().norm() for a, b in pairs])
-        if split == "validation":  # sampled text has places that no rounding leaves alone
-            torch.testing.assert_close(left.lse, right.lse, rtol=0.05, atol=0.2)
-            assert (left.argmax == right.argmax).float().mean() > 0.9
-    of_layers = torch.tensor(apart)  # (sequences, layers)
-    assert of_layers.max() < 0.1
-    assert of_layers.median(0).values.max() < 0.02
+        found.append([(a.float() - b.float()).norm() / b.float().norm() for a, b in pairs])
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("split", stage.SPLITS)
+def test_both_backends_agree(stores, split):
+    """bf16 rounding in another order, which sends a token here and there to another expert: states within 2 % in the
+    median of the sequences; on greedy text log-sum-exps within 5 % and nearly every argmax.
+    """
+    ours, theirs = (StateStore(stores[b, "bf16"].states_dir(split)) for b in ("vllm", "transformers"))
+    assert differences(ours, theirs).median(0).values.max() < 0.02
+    for i in range(len(ours) if split == "validation" else 0):  # sampled text has places that no rounding leaves alone
+        torch.testing.assert_close(ours[i].lse, theirs[i].lse, rtol=0.05, atol=0.2)
+        assert (ours[i].argmax == theirs[i].argmax).float().mean() > 0.9
+
+
+def test_both_backends_agree_in_float32(stores, tmp_path):
+    """Every state, log-sum-exp and argmax, where rounding leaves the experts alone."""
+    recipes = [
+        changed(copy_of(stores[b, "bf16"], tmp_path / b), "target", dtype="float32") for b in ("vllm", "transformers")
+    ]
+    for recipe in recipes:
+        for split in stage.SPLITS:
+            shutil.rmtree(recipe.states_dir(split))
+        stage.harvest(recipe)
+    for split in stage.SPLITS:
+        ours, theirs = (StateStore(recipe.states_dir(split)) for recipe in recipes)
+        assert differences(ours, theirs).max() < 1e-5
+        for i in range(len(ours)):
+            torch.testing.assert_close(ours[i].lse, theirs[i].lse, rtol=1e-5, atol=1e-4)
+            assert torch.equal(ours[i].argmax, theirs[i].argmax)
 
 
 @pytest.mark.parametrize("number_format", ["bf16", "fp8"])
