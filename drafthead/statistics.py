@@ -5,6 +5,8 @@ ratio of sums over prompts (never a mean of per-prompt ratios), and its interval
 bootstrap. A comparison resamples the same prompts of both methods. What this gives up is the variation
 between server restarts, which no resampling of one run can show: repeat the run for that.
 
+Training takes a constant from here: SciPy is imported where it is used, as a machine may lack it that only trains.
+
 P prompts, K draft positions.
 """
 
@@ -15,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -158,12 +159,16 @@ def proportion_interval(successes: int, total: int) -> Interval:
     """A share of independent trials with its Wilson score interval (Wilson 1927)."""
     if total == 0:
         return Interval(np.nan, np.nan, np.nan)
+    from scipy import stats
+
     bounds = stats.binomtest(successes, total).proportion_ci(CONFIDENCE, method="wilson")
     return Interval(successes / total, bounds.low, bounds.high)
 
 
 def geometric_mean(values: ArrayLike) -> float:
     """exp of the mean logarithm; the ratio of two geometric means is the geometric mean of the ratios."""
+    from scipy import stats
+
     return float(stats.gmean(np.asarray(values, float)))
 
 
@@ -187,6 +192,8 @@ def bootstrap_interval(data: tuple[Array, ...], statistic: Callable[..., Array],
 
 def resampled_bounds(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Any:
     """The bounds alone, with attributes `low` and `high`."""
+    from scipy import stats
+
     with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # NaN bounds say it, and callers look at them
         return stats.bootstrap(

@@ -6,6 +6,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from drafthead.config import REPO_ROOT
+from tests.scripts import run_ok
 
 PROJECT = tomllib.loads((REPO_ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -41,3 +42,25 @@ def test_the_engine_has_the_same_version_with_and_without_a_gpu():
 def test_versions_known_to_fail_are_outside_the_bounds(package, refused):
     (bound,) = [r for r in map(Requirement, (*PROJECT["dependencies"], *EXTRAS["gpu"])) if r.name == package]
     assert refused not in bound.specifier
+
+
+def test_training_on_a_machine_without_vllm_needs_what_the_documentation_names():
+    """Whatever else the project depends on is missing there, what torch and transformers bring excepted."""
+    theirs = {
+        "torch",
+        "transformers",
+        "accelerate",
+        "pyarrow",
+        "safetensors",
+        "numpy",
+        "huggingface-hub",
+        "tqdm",
+        "jinja2",
+    }
+    wanted = {Requirement(line).name.lower() for line in (*PROJECT["dependencies"], *EXTRAS["gpu"])}
+    missing = [name.replace("-", "_") for name in sorted(wanted - theirs - set(pinned("bare.txt")))]
+    assert {"scipy", "vllm"} <= set(missing)
+    code = "import sys, runpy; sys.modules.update(dict.fromkeys(sys.argv[1:]))\n"
+    code += "[runpy.run_path(script) for script in ('tools/gpu_bare.py', 'train/eagle3.py')]; import deepspeed\n"
+    code += "import drafthead.training.trainer, drafthead.training.accelerator, tests.training.launching"
+    run_ok("-c", code, *missing)
