@@ -185,7 +185,9 @@ class Loop:
             reference, later = own[: settings.reference_requests], own[settings.reference_requests :]
         enough = settings.reference_requests if not state.probation else drift.LEAST
         if len(reference) < enough:
-            state.probation = False
+            if state.probation:
+                state.probation = False
+                self.note("kept", self.served.name, f"too few requests to compare with: {len(reference)}, not {enough}")
             return
         watch = drift.Watch(reference, settings.requests_per_day)
         alarm = watch.alarm(later)

@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,7 @@ def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) ->
 class DraftModule(nn.Module, ABC):
     """The trainable part. Parameter names are those of the exported file, the embedding is the target's and frozen."""
 
+    draft_rows: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # parameters with a row per token of its vocabulary
     shape: DraftShape
     lm_head: nn.Linear
     fc: nn.Module  # reads the aux hidden states
@@ -196,6 +197,26 @@ class Drafter(ABC):
         with torch.no_grad():
             model.lm_head.weight.copy_(pieces.lm_head[vocabulary.target_ids])
             model.get_submodule("norm").weight.copy_(pieces.final_norm)  # type: ignore[operator]
+        return model
+
+    def from_head(
+        self, shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int, start: dict[str, Tensor]
+    ) -> DraftModule:
+        """A module with trained weights; rows of tokens that are new in the vocabulary are those of `from_target`.
+
+        Args:
+            shape: of the head, with as many draft tokens as the start has.
+            pieces: of the target.
+            vocabulary: of the new head.
+            seed: of what neither target nor start gives.
+            start: every parameter by name, and the d2t and t2d that they were trained with.
+        """
+        model = self.from_target(shape, pieces, vocabulary, seed)
+        known = start["t2d"][vocabulary.target_ids][:, None]
+        places = start["t2d"].cumsum(0)[vocabulary.target_ids] - 1  # where known
+        fresh = model.state_dict()
+        moved = {name: torch.where(known, start[name][places], fresh[name]) for name in model.draft_rows}
+        model.load_state_dict({name: moved.get(name, start[name]) for name in fresh})
         return model
 
     @torch.no_grad()

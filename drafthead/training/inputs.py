@@ -154,15 +154,18 @@ def check_mask_token(head: HeadConfig, seen: Tensor) -> None:
             raise ValueError(f"head.mask_token_id {token} {where}; choose a token that the tokenizer reserves")
 
 
-def draft_vocabulary(recipe: Recipe, counts: Survey) -> DraftVocabulary:
+def draft_vocabulary(recipe: Recipe, counts: Survey, start: Tensor | None = None) -> DraftVocabulary:
     """The most frequent generated tokens, and every special token that the chat template can emit or the text holds.
 
-    As many as head.draft_vocab_size says, or as head.coverage asks for.
+    As many as head.draft_vocab_size says, or as head.coverage asks for; with `start`, the t2d (V,) of the head that
+    weights come from, as many as that one has, whose tokens come first among the equally frequent.
     """
     special, emitted = special_tokens(recipe)
     # Multimodal tokenizers have ids past the rows of lm_head, which are read and never generated.
     usable = (i for i in special if i < len(counts.seen))
     required = torch.tensor(sorted(i for i in usable if i in emitted or counts.seen[i] > 0), dtype=torch.long)
+    if start is not None:
+        return choose_vocabulary(2 * counts.generated + start, int(start.sum()), required)
     share = recipe.head.coverage
     size = recipe.head.draft_vocab_size if share is None else size_for_coverage(counts.generated, share, required)
     return choose_vocabulary(counts.generated, size, required)

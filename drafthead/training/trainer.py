@@ -32,7 +32,7 @@ from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, last_answer, match_text, replay
-from drafthead.drafters.vocabulary import DraftVocabulary, coverage
+from drafthead.drafters.vocabulary import coverage
 from drafthead.losses.fused import HeadLoss, Teacher, head_loss
 from drafthead.progress import progress_bar
 from drafthead.statistics import few
@@ -356,7 +356,7 @@ class Trainer:
         return {**weights, "d2t": self.vocabulary.d2t, "t2d": self.vocabulary.t2d}
 
     def _new_head(self, found: Survey, pieces: Any) -> DraftModule:
-        """The head at step 0: made from its target, or with the weights and the vocabulary of `train.init_from`."""
+        """The head at step 0: made from its target, or with the weights of `train.init_from`."""
         recipe, inputs, config = self.recipe, self.inputs, self.config
         if inputs.start is None:
             shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
@@ -365,11 +365,10 @@ class Trainer:
             draft = self.drafter.from_target(self.shape, pieces, self.vocabulary, config.seed)
         else:
             weights = inputs.start.weights()
-            self.vocabulary = DraftVocabulary(weights.pop("d2t"), weights.pop("t2d"))
+            self.vocabulary = draft_vocabulary(recipe, found, weights["t2d"])
             head = recipe.head.sized(len(self.vocabulary.d2t))  # with the new run's settings of training
             self.shape = replace(inputs.start.shape(inputs.spec), head=head)
-            draft = self.drafter.build(self.shape)
-            draft.load_state_dict(weights)
+            draft = self.drafter.from_head(self.shape, pieces, self.vocabulary, config.seed, weights)
         if config.zero_hidden_states:
             # Trained on zeroed states fc stays zero, so the served head ignores the states it is given, as it did in
             # training; a random fc would feed it noise.

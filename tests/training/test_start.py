@@ -13,11 +13,12 @@ from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_stream
 from drafthead.drafters.base import draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.vocabulary import DraftVocabulary
+from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
+from drafthead.target.tokenizer import special_tokens
 from drafthead.training.inputs import find_start, learned_before, open_inputs, survey
 from drafthead.training.trainer import LossModule
 from tests.artifacts import ask, write_prompt_artifact
@@ -171,3 +172,49 @@ def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
     write_prompt_artifact(recipe.model_copy(update={"name": "other"}))
     start = find_start(recipe, load_target_spec(recipe.target_path))
     assert learned_before(start) == {ask("train").id, ask("validation").id}
+
+
+@pytest.mark.slow
+def test_the_vocabulary_is_chosen_again_from_the_new_text(ancestor):
+    """The ancestor's is of random tokens; the run's covers its text, and keeps what the ancestor has otherwise."""
+    recipe = started(ancestor)
+    said = run(recipe, "train.init_from=runs/other")
+    assert " covers 100.00% of generated tokens" in said
+    before = load_file(ancestor.run_dir / "checkpoints/step_00000007/model.safetensors")["t2d"]
+    after = load_file(max(recipe.run_dir.glob("checkpoints/*/model.safetensors")))["t2d"]
+    assert before.sum() == after.sum() == 256
+    inputs = open_inputs(recipe)
+    generated = survey(inputs.train, len(after), recipe.train.tokens_per_batch, drafter_of(recipe.head)).generated
+    unused = after & (generated == 0)
+    assert {*(unused & ~before).nonzero()[:, 0].tolist()} <= special_tokens(recipe)[0]
+    assert (unused & before).any()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
+def test_rows_of_tokens_in_both_vocabularies_are_kept_and_new_ones_begin_as_the_targets(kind, fresh_recipe):
+    parallel = ("head.mask_token_id=9", "head.num_draft_positions=3") if kind != "eagle3" else ()
+    recipe = fresh_recipe(f"head.type={kind}", *parallel)
+    spec, pieces = load_target_spec(recipe.target_path), load_pieces(recipe.target_path)
+    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
+    start, drafter = random_weights(shape), drafter_of(recipe.head)
+    before = DraftVocabulary(start["d2t"], start["t2d"])
+    same = drafter.from_head(shape, pieces, before, 0, start).state_dict()
+    assert all(torch.equal(tensor, start[name]) for name, tensor in same.items())
+
+    counts = torch.zeros(spec.vocab_size, dtype=torch.long)
+    counts[1000:1300] = torch.arange(300, 0, -1)
+    after = choose_vocabulary(counts, 256, torch.tensor([], dtype=torch.long))
+    found = drafter.from_head(shape, pieces, after, 0, start).state_dict()
+    (kept, new), ids = ([], []), before.target_ids.tolist()
+    for draft, token in enumerate(after.target_ids.tolist()):
+        (kept if token in ids else new).append(token)
+        wanted = start["lm_head.weight"][ids.index(token)] if token in ids else pieces.lm_head[token].float()
+        assert torch.equal(found["lm_head.weight"][draft], wanted)
+        if kind == "dspark":
+            bias = start["markov_head.markov_w2.weight"]
+            wanted = bias[ids.index(token)] if token in ids else torch.zeros(bias.shape[1])
+            assert torch.equal(found["markov_head.markov_w2.weight"][draft], wanted)
+    assert len(kept) > 3
+    assert len(new) > 3
+    others = [name for name in found if name not in drafter.build(shape).draft_rows]
+    assert all(torch.equal(found[name], start[name]) for name in others)

@@ -55,6 +55,8 @@ class ConfidenceHead(nn.Module):
 class DSparkModel(DFlashModel):
     """The trainable head."""
 
+    draft_rows = (*DFlashModel.draft_rows, "markov_head.markov_w2.weight")
+
     def __init__(self, shape: DraftShape):
         super().__init__(shape)
         head = shape.head
