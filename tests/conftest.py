@@ -22,20 +22,22 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 
-# A fixture that takes long -> the folder of the files that use it. They stay together: one worker makes it, once.
+# A fixture that takes long -> the folder of the files that use it. They stay together, so that one worker makes it,
+# once; except for the embedded recipe's run, which workers share.
 _LONG = {"tiny_run": "pipeline", "regenerated": "generation", "finished_run": "training"}
-_SHARED = {
+_USERS = {
     path: fixture
     for fixture, folder in _LONG.items()
     for path in Path(__file__).parent.glob(f"{folder}/test_*.py")
     if fixture in path.read_text()
 }
+_FIRST = min(path for path, fixture in _USERS.items() if fixture == "tiny_run")
 
 
 def pytest_collection_modifyitems(items):
-    # The chain of stages first, since it takes longest, then files that start engines: workers even out on short tests.
+    # One file on the embedded recipe's run first, then files that start engines: workers even out on short tests.
     long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (_SHARED.get(item.path) != "tiny_run", item.path not in long))
+    items.sort(key=lambda item: (item.path != _FIRST, item.path not in long))
     for item in items:
         if item.get_closest_marker("presets") or set(_LONG) & set(item.fixturenames):
             # Whichever test comes first makes the fixture, on a machine that may be busy; or five servers of 48 levels.
@@ -54,7 +56,8 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return _SHARED.get(config.rootpath / file, file)
+            fixture = _USERS.get(config.rootpath / file, "tiny_run")
+            return file if fixture == "tiny_run" else fixture
 
     return ByFile(config, log)
 

@@ -99,6 +99,15 @@ def test_a_promoted_head_that_accepts_more_is_kept(loop):
     assert loop.state.history[-1]["event"] == "kept"
 
 
+def test_a_promoted_head_with_little_to_compare_with_is_kept_and_the_history_says_why(loop):
+    answered(loop, 63, 0.5, NOW)
+    promoted(loop, NOW + 1000)
+    answered(loop, 100, 0.3, NOW + 1000)
+    loop.step(None)
+    assert (loop.served.name, loop.state.probation) == ("tiny-adapt-1", False)
+    assert loop.state.history[-1]["why"] == "too few requests to compare with: 63, not 64"
+
+
 def test_the_first_head_cannot_be_rolled_back(loop):
     with pytest.raises(ValueError, match="first head"):
         loop.request_roll_back()

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 # Few prompts and one load: every command runs, and nothing is read off the figures.
 FEW = ("eval.methods=[eagle3]", "eval.max_tokens=24", "eval.concurrency=[2]", "eval.prompts_per_level=8")
 ENGINES = ("eval/head.py", "eval/explain.py")
+# A benchmark that its page names with its defaults, which take minutes.
+LESS = {"benchmarks/harvest.py": ("--sequences", "64", "--blocks", "1")}
 # What a command needs before it, by key.
 AFTER = {"eval/report.py": "eval/head.py"}
 
@@ -67,4 +69,4 @@ def filled(command: Command, folder: Path, tiny_run: Recipe) -> list[str]:
         "KEY=...": ("eval.price_per_gpu_hour=5",),
         "OWNER/HEAD": (str(tiny_run.head_dir),),
     }
-    return [part for word in command.arguments for part in places.get(word, (word,))]
+    return [*(p for word in command.arguments for p in places.get(word, (word,))), *LESS.get(command.script, ())]
