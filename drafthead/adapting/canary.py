@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from drafthead.adapting.capture import REST
 from drafthead.config.evaluation import ALL
 from drafthead.statistics import FEWEST_PROMPTS, Interval, acceptance_length_interval, length_difference
-
-REST = "others"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ START: Position = ("", 0)
 KEY = "DRAFTHEAD_CAPTURE_KEY"  # in the environment
 _SEGMENT_S, _SEGMENT_BYTES = 3600, 8 << 20
 DAY_S = 86_400
+REST = "others"  # what small workloads are called together
 
 
 class CaptureError(ValueError):

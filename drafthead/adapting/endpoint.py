@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drafthead.adapting.capture import Log, capture_key, redaction
+from drafthead.adapting.capture import REST, Log, capture_key, redaction
 from drafthead.config.adapt import AdaptConfig
 from drafthead.config.evaluation import ALL
 
@@ -39,7 +39,7 @@ SETTINGS, KEY = "DRAFTHEAD_ADAPT", "DRAFTHEAD_ADAPT_KEY"  # in the environment
 ROUTE = "/adapt"
 MIXED = ""  # instead of a head: the request was answered with two
 _LOOPBACK = ("127.0.0.1", "::1")
-_TAKEN = ("", ALL, "others")  # what reports call more than one workload
+_TAKEN = ("", ALL, REST)  # what reports call more than one workload
 _PURGE_S = 60
 
 
