@@ -15,8 +15,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
+from pathlib import Path
 
 # OpenMP threads that wait for one another spin, and starve whatever runs beside them. Read when torch is loaded, after
 # this module in every script, and inherited by engines, servers and ranks; what a user has set stays.
@@ -67,10 +68,15 @@ def end_with_pool() -> None:
 def end_with_launcher() -> None:
     """In a rank: end when the launcher that started it is killed, as it does not pass that on.
 
-    A script that somebody started by hand is left alone: closing the terminal must not end it.
+    A script that somebody started by hand is left alone: closing the terminal must not end it. A launcher that was
+    killed before this call, while Python loaded, has left the rank to process 1, whose command is not the script's.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ:
         _end_with_parent()
+        with suppress(OSError):  # no /proc, or one that shows only a user's own processes
+            first = Path("/proc/1/cmdline").read_text().split("\0")
+            if os.getppid() == 1 and Path(sys.argv[0]).name not in [Path(word).name for word in first]:
+                os._exit(1)
 
 
 @contextmanager

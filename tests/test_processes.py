@@ -111,3 +111,29 @@ def start(name: str, folder: Path, variables: dict[str, str]) -> tuple[subproces
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     return parent, psutil.Process(int(parent.stdout.readline()))
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_rank_whose_launcher_was_killed_while_python_loaded_ends_at_once(launched):
+    """One that was started by hand, and whose shell is gone, goes on."""
+    rank = """
+import os, time
+from drafthead.processes import end_with_launcher
+while os.getppid() == {launcher}:
+    time.sleep(0.01)
+print("orphan of", os.getppid(), flush=True)
+end_with_launcher()
+print("went on", flush=True)
+"""
+    launcher = (
+        "import os, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {rank!r}.format(launcher=os.getpid())])\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED} | (LAUNCHED if launched else {})
+    command = [sys.executable, "-c", launcher]
+    with subprocess.Popen(command, cwd=REPO_ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        said = process.stdout.read()  # until the rank has ended, too
+    if "orphan of 1\n" not in said:
+        pytest.skip("orphans of this machine are not process 1's")
+    assert ("went on" in said) is not launched
