@@ -48,6 +48,7 @@ class Window:
         start, stop: its tokens, [start, stop).
         first_row, end_row: the rows whose loss it counts, [first_row, end_row), counted from the document's start.
         valid: how many rows carry loss at each of the K draft positions.
+        draw: the epoch that these rows were drawn for, where a drafter draws them.
     """
 
     document: int
@@ -56,6 +57,7 @@ class Window:
     first_row: int
     end_row: int
     valid: tuple[int, ...]
+    draw: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -69,7 +71,9 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
     return Window(document, 0, length, first, length, valid)
 
 
-def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, thin: bool = True) -> list[Window]:
+def cut(
+    document: int, loss_mask: Tensor, budget: int, drafter: Drafter, thin: bool = True, draw: int = 0
+) -> list[Window]:
     """The windows of a document, each at most `budget` tokens; none without a row that carries loss.
 
     Args:
@@ -77,6 +81,8 @@ def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, thin: b
         loss_mask: (T,) nonzero where the target generated the token.
         budget: tokens of a micro batch.
         drafter: whose loss is planned.
+        thin: count the rows that training uses only, not all that can carry loss.
+        draw: the epoch.
 
     Raises:
         ValueError: the budget cannot hold a loss row and what its loss looks ahead to.
@@ -91,13 +97,13 @@ def cut(document: int, loss_mask: Tensor, budget: int, drafter: Drafter, thin: b
         return []
     length = loss_mask.shape[0]
     rows = length if length <= budget else rows
-    windows, scored = [], (drafter.trained_rows if thin else drafter.loss_rows)(loss_mask)
+    windows, scored = [], drafter.trained_rows(loss_mask, draw) if thin else drafter.loss_rows(loss_mask)
     for first in range(drafter.first_row(loss_mask), length, rows):
         end = min(first + rows, length)
         stop = min(end + drafter.lookahead, length)
         valid = tuple(scored[:, first:end].sum(1).tolist())
         if valid[0]:
-            windows.append(Window(document, max(0, stop - budget), stop, first, end, valid))
+            windows.append(Window(document, max(0, stop - budget), stop, first, end, valid, draw))
     return windows
 
 
@@ -108,7 +114,7 @@ def plan_stream(
 
     Args:
         states: their groups and stride are read, nothing else.
-        windows: of all documents, in their order.
+        windows: of all documents, in their order; with rows drawn anew, of all draws, taken in turn.
         budget: tokens per micro batch.
         seed: of the run.
         epochs: passes over the data.
@@ -117,12 +123,14 @@ def plan_stream(
     Returns:
         Micro batches in order, documents counted on through the epochs as the states do.
     """
-    documents = [window.document for window in windows]
-    bounds = [(bisect_left(documents, g.start), bisect_left(documents, g.stop)) for g in states.groups]
+    draws = 1 + max((window.draw for window in windows), default=0)
     stream: list[list[Window]] = []
     for epoch in range(epochs):
-        for group, (start, stop) in enumerate(bounds):
-            batches = plan_epoch(windows[start:stop], budget, seed, epoch, group)
+        own = [window for window in windows if window.draw == epoch % draws]
+        documents = [window.document for window in own]
+        for group, members in enumerate(states.groups):
+            start, stop = bisect_left(documents, members.start), bisect_left(documents, members.stop)
+            batches = plan_epoch(own[start:stop], budget, seed, epoch, group)
             offset = epoch * states.epoch_stride
             for batch in leveled(batches, per_step, -len(stream) % per_step, seed):
                 stream.append([replace(w, document=w.document + offset) for w in batch] if offset else batch)
@@ -216,8 +224,8 @@ def pack(
         token = torch.arange(w.first_row, w.stop)
         held = token >= max(w.first_row, s.first_teacher_row)
         of_row.append(torch.where(held, token - max(w.first_row, s.first_teacher_row) + offset, -1))
-        rows_of = drafter.trained_rows if thin and not whole_text else drafter.loss_rows
-        rows = rows_of(replayable(s.loss_mask) if whole_text else s.loss_mask)
+        mask = replayable(s.loss_mask) if whole_text else s.loss_mask
+        rows = drafter.trained_rows(mask, w.draw) if thin and not whole_text else drafter.loss_rows(mask)
         scored.append(rows[:, w.first_row : w.stop] & (token < w.end_row))
 
     def joined(parts: list[list[Tensor]]) -> Tensor:

@@ -13,12 +13,13 @@ block; the k diagonal terms are differentiated by hand. A dense mask, the usual 
 step.
 
 Only rows that lead to a loss need a query: nothing but the row itself ever reads its draft positions. So the queries
-are the last rows of each document, from where its loss begins, while keys of the text cover all of it. CUDA's flash
-kernel, for half precision, takes all documents at once. Elsewhere each document's block is itself merged from two
-calls: all keys before the first query, and the causal square from there on; by torch's flash attention on CPU, by
-`dense_forward` for float32 on CUDA.
+are the last rows of each document, from where its loss begins, or some of them, while keys of the text cover all of it.
+CUDA's flash kernel, for half precision, takes all documents at once. Elsewhere each document's block is itself merged
+from two calls: all keys before the first query, and the causal square from there on; by torch's flash attention on CPU,
+by `dense_forward` for float32 on CUDA.
 
-Shapes: T tokens, R query rows, Q query heads, G key/value heads (Q a multiple of G), D head dimension, S documents.
+Shapes: T tokens, R rows, P of them with a query, Q query heads, G key/value heads (Q a multiple of G), D head
+dimension, S documents.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,32 +38,37 @@ def draft_attention(
     cu_queries: Tensor,
     cu_keys: Tensor,
     longest: tuple[int, int],
+    within: tuple[Tensor, int] | None = None,
 ) -> Tensor:
     """Attend from one draft position.
 
     Args:
-        query: (R, Q, D), rotated, of the last rows of each document.
-        keys: rotated; of the text (T, G, D), then of each draft position that is seen (R, G, D).
+        query: (R, Q, D), rotated, of the last rows of each document; or of some of these, P.
+        keys: rotated; of the text (T, G, D), then of each draft position that is seen, of as many rows as queries.
         values: as keys.
         cu_queries: (S + 1,) int32 document boundaries among the rows.
         cu_keys: (S + 1,) int32 document boundaries among the tokens.
         longest: most rows and most tokens of a document; looking it up here would wait for a GPU.
+        within: the rows (P,) that queries are of, ascending, and R; None: all.
 
     Returns:
-        (R, Q, D).
+        (R, Q, D), or (P, Q, D).
     """
     pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
-    return _DraftAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, longest, *pairs)
+    return _DraftAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, longest, within, *pairs)
 
 
 class _DraftAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, cu_queries, cu_keys, longest, *pairs):
+    def forward(ctx, query, key, value, cu_queries, cu_keys, longest, within, *pairs):
         scale = query.shape[-1] ** -0.5
-        block_out, block_lse, saved_rng = _block_forward(query, key, value, cu_queries, cu_keys, longest, scale)
+        rows = _among_rows(query, within)
+        block_out, block_lse, saved_rng = _block_forward(rows, key, value, cu_queries, cu_keys, longest, scale)
+        if within is not None:
+            block_out, block_lse = block_out[within[0]], block_lse.T[:, within[0]].T
         out, lse = _merge_pairs(query, pairs, block_out, block_lse, scale)
         ctx.save_for_backward(query, key, value, cu_queries, cu_keys, out, lse, *saved_rng, *pairs)
-        ctx.num_rng, ctx.longest = len(saved_rng), longest
+        ctx.num_rng, ctx.longest, ctx.within = len(saved_rng), longest, within
         return out
 
     @staticmethod
@@ -70,12 +76,17 @@ class _DraftAttention(torch.autograd.Function):
         query, key, value, cu_queries, cu_keys, out, lse, *rest = ctx.saved_tensors
         rng, pairs = rest[: ctx.num_rng], rest[ctx.num_rng :]
         groups, scale = key.shape[1], query.shape[-1] ** -0.5
-        grad_query, grad_key, grad_value = _block_backward(
-            grad_out.contiguous(), query, key, value, out, lse, cu_queries, cu_keys, ctx.longest, scale, rng
+        grad_rows, query_rows, out_rows, lse_rows = (
+            _among_rows(part, ctx.within) for part in (grad_out.contiguous(), query, out, lse)
         )
+        grad_query, grad_key, grad_value = _block_backward(
+            grad_rows, query_rows, key, value, out_rows, lse_rows, cu_queries, cu_keys, ctx.longest, scale, rng
+        )
+        if ctx.within is not None:
+            grad_query = grad_query[ctx.within[0]]
         if pairs and (kernels := kernels_for(query)):
             grads = kernels.merge_backward(grad_out.contiguous(), query, pairs, out, lse.T, grad_query, scale)
-            return grad_query, grad_key, grad_value, None, None, None, *grads
+            return grad_query, grad_key, grad_value, None, None, None, None, *grads
         row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
         grad_query, grad_pairs = grad_query.to(lse.dtype), []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
@@ -84,7 +95,15 @@ class _DraftAttention(torch.autograd.Function):
             _add_scaled(grad_query, grad_score, k_j)
             grad_pairs.append(_reduce(grad_score[..., None] * query, groups).to(k_j.dtype))
             grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
-        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None, *grad_pairs
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None, None, *grad_pairs
+
+
+def _among_rows(part: Tensor, within: tuple[Tensor, int] | None) -> Tensor:
+    """(R, ...) of (P, ...): a row between them has a query of zeros, and a gradient of zeros. The kernels' causal edge
+    needs every row of a document's tail; their share of a step is small."""
+    if within is None:
+        return part
+    return part.new_zeros(within[1], *part.shape[1:]).index_copy_(0, within[0], part)
 
 
 def _merge_pairs(

@@ -134,6 +134,12 @@ def valid_positions(loss_mask: Tensor, num_positions: int) -> Tensor:
     return ahead.long().cumprod(0).bool()
 
 
+def evenly(length: int, draw: int) -> Tensor:
+    """(T,) numbers in [0, 1) to draw rows by: multiples of the golden ratio modulo 1, which are spread evenly over any
+    stretch of the text, from another start at each draw."""
+    return (torch.arange(length, dtype=torch.float64) * (5**0.5 - 1) / 2 + draw * (2**0.5 - 1)) % 1
+
+
 class Drafter(ABC):
     """One kind of draft model, as a head section configures it."""
 
@@ -153,7 +159,7 @@ class Drafter(ABC):
 
     @property
     def num_slots(self) -> int:
-        """Rows of states that all drafts of one root are computed from, what memory grows with."""
+        """Rows of states that all drafts of one root are computed from, on average: what memory grows with."""
         return self.num_positions
 
     @property
@@ -176,8 +182,11 @@ class Drafter(ABC):
         """(K, T) bool: rows of a document that carry loss at each draft position; all tokens they need lie in it."""
         return valid_positions(loss_mask, self.num_positions)
 
-    def trained_rows(self, loss_mask: Tensor) -> Tensor:
-        """(K, T) bool: those of `loss_rows` that training uses; where rounds are replayed, it uses all."""
+    draws: bool = False  # whether `trained_rows` are other ones at each draw
+    roots_apart: bool = False  # whether what is computed of a root is read by no other: one without loss is left out
+
+    def trained_rows(self, loss_mask: Tensor, draw: int = 0) -> Tensor:
+        """(K, T) bool: those of `loss_rows` that training uses in epoch `draw`; where rounds are replayed, all."""
         return self.loss_rows(loss_mask)
 
     @abstractmethod

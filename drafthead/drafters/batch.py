@@ -33,6 +33,7 @@ class Layout:
         cu_rows: (S + 1,) int32, where each document begins among the R rows, then R.
         longest: most tokens of a document. Known on the host: asking a GPU for it would wait for all it has to do.
         most_rows: most rows of a document, likewise.
+        roots: (P,) int64, ascending, the rows that drafts are made from, where those are not all.
     """
 
     cu_seqlens: Tensor
@@ -40,6 +41,16 @@ class Layout:
     cu_rows: Tensor
     longest: int
     most_rows: int
+    roots: Tensor | None = None
+
+    def of_roots(self, per_row: Tensor) -> Tensor:
+        """(..., P) of (..., R)."""
+        return per_row if self.roots is None else per_row[..., self.roots]
+
+    @property
+    def within(self) -> tuple[Tensor, int] | None:
+        """The roots, and R that they are of; None where they are all rows."""
+        return None if self.roots is None else (self.roots, len(self.rows))
 
 
 def tail_layout(lengths: Sequence[int], firsts: Sequence[int]) -> Layout:
@@ -90,11 +101,15 @@ class PackedBatch:
         """(R,) token ids of the rows."""
         return self.input_ids[self.layout.rows]
 
+    def ahead(self, k: int) -> Tensor:
+        """(P,) token ids k behind the roots; what wraps around lies past a document's end."""
+        return self.layout.of_roots(torch.roll(self.row_ids, -k))
+
     def teachers(self, num_positions: int) -> Tensor:
-        """(K, R) teacher rows where draft position k at row r meets the teacher of row r + 1 + k; -1: no loss."""
+        """(K, P) teacher rows where draft position k at row r meets the teacher of row r + 1 + k; -1: no loss."""
         ahead = torch.stack([torch.roll(self.of_row, -1 - k) for k in range(num_positions)])
         # What wraps around lies past a document's end, and is not scored.
-        return torch.where(self.scored[:num_positions], ahead, -1)
+        return self.layout.of_roots(torch.where(self.scored[:num_positions], ahead, -1))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
@@ -104,9 +119,17 @@ class PackedBatch:
         """The batch on a device; from page-locked memory the host does not wait."""
         return _moved(self, lambda tensor: tensor.to(device, non_blocking=True))
 
-    def prepared(self, num_positions: int, device_type: str) -> "PackedBatch":
-        """A batch on the host, with what the head would otherwise have to ask a device for."""
-        return replace(self, chunks=cut(self.teachers(num_positions).flatten(), num_positions, device_type))
+    def prepared(self, num_positions: int, device_type: str, scored_only: bool = False) -> "PackedBatch":
+        """A batch on the host, with what the head would otherwise have to ask a device for.
+
+        Args:
+            num_positions: K.
+            device_type: where the head computes.
+            scored_only: drafts are made from no root without loss.
+        """
+        roots = self.scored[:num_positions].any(0).nonzero()[:, 0] if scored_only else None
+        batch = replace(self, layout=replace(self.layout, roots=roots))
+        return replace(batch, chunks=cut(batch.teachers(num_positions).flatten(), num_positions, device_type))
 
     def cast(self, dtype: torch.dtype) -> "PackedBatch":
         """The batch with its states in the compute type; e4m3 becomes bf16 first."""

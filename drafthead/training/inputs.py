@@ -97,7 +97,7 @@ class Survey:
         generated: (V,) how often the target generated each token.
         seen: (V,) how often each token occurs at all.
         by_category: category -> (V,) as `generated`, for the documents whose category is known.
-        windows: what is trained on.
+        windows: what is trained on, in every draw.
         silent: documents in which nothing can be learned from, such as answers of no token.
     """
 
@@ -115,8 +115,10 @@ def survey(
     drafter: Drafter,
     categories: Mapping[str, str] | None = None,
     thin: bool = True,
+    draws: int = 1,
 ) -> Survey:
-    """Count tokens and cut windows (`thin` as for `cut`); states are not read. `categories` are by prompt id."""
+    """Count tokens and cut windows (`thin` as for `cut`, in each of so many draws); states are not read.
+    `categories` are by prompt id."""
     by_category: dict[str, Tensor] = {}
     generated, seen = torch.zeros(vocab_size, dtype=torch.long), torch.zeros(vocab_size, dtype=torch.long)
     windows: list[Window] = []
@@ -134,7 +136,7 @@ def survey(
             counted.append((by_category.setdefault(category, torch.zeros_like(generated)), generated_ids))
         for counts, ids in counted:  # in place: a histogram per document would cost more than everything else here
             counts.index_add_(0, ids, torch.ones_like(ids))
-        found = cut(i, mask, budget, drafter, thin)
+        found = [window for draw in range(draws) for window in cut(i, mask, budget, drafter, thin, draw)]
         silent += not found
         windows += found
     return Survey(generated, seen, windows, silent, by_category)

@@ -148,8 +148,9 @@ class LossModule(nn.Module):
         confidence = self.draft.confidence(rows)
         if confidence is None:
             return scored
-        hits, weights = first_choices(scored, batch, target).flatten(), scale.repeat_interleave(batch.scored.shape[1])
-        missed = binary_cross_entropy_with_logits(confidence, hits.to(confidence.dtype), reduction="none")
+        hits = first_choices(scored, batch, target)
+        weights = scale.repeat_interleave(hits.shape[1])
+        missed = binary_cross_entropy_with_logits(confidence, hits.flatten().to(confidence.dtype), reduction="none")
         return scored._replace(loss=scored.loss + (missed * weights * (rows.teacher >= 0)).sum())
 
 
@@ -175,6 +176,7 @@ class Trainer:
         found = survey(
             inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, self.drafter,
             read_categories(recipe.responses_dir("train")), self.thin,
+            config.epochs if self.thin and self.drafter.draws else 1,
         )  # fmt: skip
         check_mask_token(recipe.head, found.seen)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
@@ -239,7 +241,8 @@ class Trainer:
         """A micro batch on the host; called by the thread that reads ahead."""
         device_type = self.device.type
         batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda", thin=self.thin)
-        return batch.prepared(self.drafter.num_positions, device_type)
+        apart = self.thin and self.drafter.draws and self.drafter.roots_apart
+        return batch.prepared(self.drafter.num_positions, device_type, apart)
 
     def _group(self, step: int) -> list[list[Window]]:
         """The packed micro batches of an optimiser step, of all ranks."""
@@ -379,9 +382,9 @@ class Trainer:
         train, validation, per_step = self.inputs.train, self.inputs.validation, self.config.batches_per_step
         logger.info(
             f"{self.total_steps} steps of {per_step} packed batches ({len(self.stream) % per_step} fill no step); "
-            f"{len(train)} sequences in {len(found.windows)} windows ({found.silent} without a position to learn "
-            f"from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} covers "
-            f"{coverage(found.generated, self.vocabulary):.2%} of generated tokens; acceptance is predicted on "
+            f"{len(train)} sequences in {sum(not w.draw for w in found.windows)} windows ({found.silent} without a "
+            f"position to learn from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} "
+            f"covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens; acceptance is predicted on "
             f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty), the first "
             f"{self.recipe.eval.max_tokens} tokens of each"
         )
@@ -390,12 +393,12 @@ class Trainer:
 
 
 def first_choices(scored: HeadLoss, batch: PackedBatch, target: FrozenTarget) -> Tensor:
-    """(K, R) bool: scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
-    predictions = scored.predictions.view(batch.scored.shape)
+    """(K, P) bool: scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
+    predictions = scored.predictions.view(len(batch.scored), -1)
     proposed = torch.where(predictions >= 0, target.target_ids[predictions.clamp_min(0)], -1)
     choice = torch.where(batch.of_row >= 0, batch.argmax[batch.of_row.clamp_min(0)], -2)  # (R,)
     # Draft position k of row t is compared with the target's choice at t + 1 + k; rows not scored hold -1.
-    return proposed == torch.stack([torch.roll(choice, -1 - k) for k in range(len(proposed))])
+    return proposed == batch.layout.of_roots(torch.stack([torch.roll(choice, -1 - k) for k in range(len(proposed))]))
 
 
 def replayed_documents(store: States, drafter: Drafter, max_tokens: int) -> tuple[list[Window], bool]:

@@ -1,18 +1,24 @@
 """P-EAGLE, DFlash and DSpark against naive serving: one root at a time, one dense softmax, in float64."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
+from drafthead.data.packing import cut, pack
+from drafthead.data.shard import shard_path, write_shard
+from drafthead.data.store import StateStore
 from drafthead.drafters.base import valid_positions
 from drafthead.drafters.batch import tail_layout
-from drafthead.drafters.dflash.drafter import DFlashModel
+from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
 from drafthead.drafters.layers import rope_frequencies
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.drafter import PEagle
-from drafthead.losses.fused import HeadRows
+from drafthead.drafters.registry import drafter_of
+from drafthead.losses.fused import HeadRows, Teacher, head_loss
+from tests.data.sequences import sequence
 from tests.drafters.naive_reference import combine, rms_norm, rotate_one, run_layer
 from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, peagle_model
 
@@ -146,6 +152,29 @@ def test_training_equals_serving_one_root_at_a_time(kind, firsts, num_layers, nu
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("roots", [[0], [1, 4, 5, 9], [6, 7, 12]])
+def test_blocks_of_some_roots_are_theirs_among_all(kind, roots):
+    build, ours, _ = KINDS[kind]
+    model, generator = build(2, 3), torch.Generator().manual_seed(len(roots))
+    aux = torch.randn(15, 24, generator=generator, dtype=torch.float64, requires_grad=True)
+    embeddings = torch.randn(15, 8, generator=generator, dtype=torch.float64)
+    layout, chosen = tail_layout([8, 2, 5], [1, 0, 0]), torch.tensor(roots)  # 14 rows
+    positions = torch.cat([torch.arange(n) for n in (8, 2, 5)])
+    every = ours(model, aux, embeddings, positions, layout, 3)
+    some_layout = replace(layout, roots=chosen)
+    known = torch.roll(embeddings[layout.rows], -1, 0)[chosen]
+    masks = [torch.full_like(known, 0.5)] * (3 if kind == "dflash" else 2)
+    some = model.fill([known, *masks], aux, positions, some_layout, 1 if kind == "dflash" else 0)
+    torch.testing.assert_close(some, every[:, chosen], rtol=0, atol=1e-12)
+    weights = torch.randn(some.shape, generator=generator, dtype=torch.float64)
+    trained = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight" and "markov" not in n)]
+    pairs = [(some, weights), (every[:, chosen], weights)]
+    grads = [torch.autograd.grad((s * w).sum(), trained, materialize_grads=True) for s, w in pairs]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "fc_norm"])
 def test_peagle_has_the_norms_of_eagle(flag):
     one, other = peagle_model(**{flag: True}), peagle_model(**{flag: False})
@@ -169,6 +198,44 @@ def test_peagle_trains_fewer_rows_the_deeper_they_are():
     assert not (trained[1:] & ~trained[:-1]).any(), "a position without the one before it"
     plain = head.model_copy(update={"depth_ratio": 1.0})
     assert torch.equal(PEagle(plain).trained_rows(mask), PEagle(plain).loss_rows(mask))
+
+
+def test_anchors_are_whole_blocks_and_other_ones_in_each_epoch():
+    head = dflash_model().shape.head.model_copy(update={"anchor_share": 0.3})
+    mask = torch.ones(10_000)
+    drawn = [DFlash(head).trained_rows(mask, draw) for draw in range(3)]
+    for rows in drawn:
+        assert abs(rows.double().mean().item() - 0.3) < 0.002
+        assert torch.equal(rows[0, :-20], rows[-1, :-20]), "a block whose last position is not trained"
+    assert len({tuple(rows[0].nonzero()[:, 0].tolist()) for rows in drawn}) == 3
+    assert torch.stack(drawn).any(0)[0].double().mean() > 0.6
+
+
+@pytest.mark.parametrize("build", [dflash_model, dspark_model, peagle_model])
+def test_rows_without_loss_change_neither_loss_nor_gradient(build, tmp_path):
+    """A batch as training reads it, of rows drawn in the third epoch, beside all of its roots computed."""
+    model = build()
+    share = {"depth_ratio": 0.5} if build is peagle_model else {"anchor_share": 0.4}
+    drafter = drafter_of(model.shape.head.model_copy(update={"num_draft_positions": 3, **share}))
+    documents = [sequence(f"d{n}", n, layers=(1, 2, 3), hidden=8) for n in (20, 9, 14)]
+    write_shard(shard_path(tmp_path, 0), documents, num_target_layers=9)
+    windows = [window for i, d in enumerate(documents) for window in cut(i, d.loss_mask, 64, drafter, draw=2)]
+    batch = pack(StateStore(tmp_path), windows, drafter).to(torch.device("cpu"), torch.float64)
+    assert batch.scored.sum(1).tolist() == torch.tensor([window.valid for window in windows]).sum(0).tolist()
+    sizes, scale = (20, len(batch.argmax), 11), torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
+    embeddings, normed, target_rows = (torch.randn(n, 8, dtype=torch.float64) for n in sizes)
+    found = []
+    for scored_only in (False, drafter.roots_apart):
+        rows = model.head_rows(batch.prepared(3, "cpu", scored_only), embeddings, 3)
+        weight = model.head_weight.detach().requires_grad_()
+        scored = head_loss(rows, weight, Teacher(normed, target_rows, batch.lse.double()), scale)
+        found.append((scored, torch.autograd.grad(scored.loss, [weight, model.fc.weight]), len(rows.states)))
+    (all_rows, all_grads, most), (some, some_grads, computed) = found
+    assert computed == (3 * int(batch.scored.any(0).sum()) if drafter.roots_apart else most)
+    torch.testing.assert_close(some.loss, all_rows.loss, rtol=0, atol=1e-12)
+    torch.testing.assert_close(some.position_sums, all_rows.position_sums, rtol=0, atol=1e-12)
+    for one, other in zip(some_grads, all_grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_confidence_learns_what_is_accepted_and_changes_no_draft():

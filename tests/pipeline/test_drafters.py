@@ -29,7 +29,7 @@ def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...], str]:
     for own in ("", "-dspark"):  # a variant that changes the engine has data of its own, which is there already
         (root / "data" / (tiny_run.name + own)).symlink_to(Path(tiny_run.output_dir) / "data" / tiny_run.name)
     variants = {kind: [f"head.type={kind}"] for kind in (*KINDS, "peagle")}
-    variants["dspark"].append("engine.max_num_seqs=32")
+    variants["dspark"] += ["engine.max_num_seqs=32", "head.anchor_share=0.5"]
     (root / "variants.yaml").write_text(yaml.safe_dump(variants))
     settings = ("name=all", f"data={tiny_run.name}", "train.epochs=2", "eval.max_tokens=48")
     command = (

@@ -10,9 +10,10 @@ from drafthead.drafters.config import ParallelHead
 class BlockHead(ParallelHead):
     """What DFlash and DSpark share."""
 
-    TRAINING_ONLY: ClassVar[frozenset[str]] = ParallelHead.TRAINING_ONLY | {"position_decay"}
+    TRAINING_ONLY: ClassVar[frozenset[str]] = ParallelHead.TRAINING_ONLY | {"position_decay", "anchor_share"}
 
     position_decay: float | None = Field(default=4.0, gt=0)  # gamma: position k weighs exp(-k / gamma); None: all alike
+    anchor_share: float = Field(default=1.0, gt=0, le=1)  # of the roots, drawn anew in each epoch, that are trained on
 
 
 class DFlashHead(BlockHead):

@@ -8,13 +8,14 @@ directions; the draft never runs over its context. The mask at slot j predicts x
     keys       c0  c1  c2  x[3]  MASK  MASK        c: from the target's states
     predicts                     x[4]  x[5]
 
-Training forms the block of every root at once. Anchors sampled at loss positions, as in the paper, would leave roots
-out to save time; here the block of a root costs K + 1 rows, about as much as K steps of training-time test.
+Training forms the block of every root at once, or of a share of those that carry loss, drawn anew in each epoch
+(`anchor_share`; the paper's anchors): a block costs K + 1 rows of every product, and no block reads another.
 
-Names and arithmetic are those of vLLM's `DFlashDraftModel`. Shapes: T tokens, R rows (roots), K masked positions,
-H hidden, N aux layers, Q query and G key/value heads, d head dimension.
+Names and arithmetic are those of vLLM's `DFlashDraftModel`. Shapes: T tokens, R rows, P of them roots
+whose block is formed, K masked positions, H hidden, N aux layers, Q query and G key/value heads, d head dimension.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from drafthead.drafters.attention import draft_attention
-from drafthead.drafters.base import Drafter, DraftModule, DraftShape
+from drafthead.drafters.base import Drafter, DraftModule, DraftShape, evenly
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.dflash.config import BlockHead
 from drafthead.drafters.dflash.vllm import DFlashFiles
@@ -53,10 +54,10 @@ class BlockAttention(nn.Module):
     def forward(
         self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int
     ) -> list[Tensor]:
-        """(R, H) for each slot from `first` on.
+        """(P, H) for each slot from `first` on.
 
         Args:
-            block: K + 1 slots (R, H).
+            block: K + 1 slots (P, H).
             context: (T, H).
             ropes: of the context, then of each slot.
             layout: documents and rows.
@@ -69,9 +70,8 @@ class BlockAttention(nn.Module):
         mixed = []
         for slot, rope in list(zip(block, of_slots, strict=True))[first:]:
             query = rotate(self.q_norm(self.q_proj(slot).unflatten(-1, (-1, self.head_dim))), *rope)
-            seen = draft_attention(
-                query, keys, values, layout.cu_rows, layout.cu_seqlens, (layout.most_rows, layout.longest)
-            )
+            longest = layout.most_rows, layout.longest
+            seen = draft_attention(query, keys, values, layout.cu_rows, layout.cu_seqlens, longest, layout.within)
             mixed.append(self.o_proj(seen.flatten(1)))
         return mixed
 
@@ -89,7 +89,7 @@ class BlockLayer(nn.Module):
     def forward(
         self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int
     ) -> list[Tensor]:
-        """The slots from `first` on, (R, H) each; arguments as of `BlockAttention.forward`."""
+        """The slots from `first` on, (P, H) each; arguments as of `BlockAttention.forward`."""
         attended = self.self_attn([self.input_layernorm(slot) for slot in block], context, ropes, layout, first)
         states = [slot + more for slot, more in zip(block[first:], attended, strict=True)]
         return [state + self.mlp(self.post_attention_layernorm(state)) for state in states]
@@ -114,9 +114,9 @@ class DFlashModel(DraftModule):
     def head_rows(
         self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
     ) -> HeadRows:
-        """K x R rows, slot after slot; that of slot 1 + k at row r meets the teacher of row r + 1 + k."""
+        """K x P rows, slot after slot; that of slot 1 + k at row r meets the teacher of row r + 1 + k."""
         recompute = recompute and torch.is_grad_enabled()
-        known = nn.functional.embedding(torch.roll(batch.row_ids, -1), embeddings)
+        known = nn.functional.embedding(batch.ahead(1), embeddings)
         mask = embeddings[self.mask_token_id].expand_as(known)
         states = self.fill([known, *[mask] * num_positions], batch.aux, batch.positions, batch.layout, 1, recompute)
         counts = (states.shape[1],) * num_positions
@@ -125,10 +125,10 @@ class DFlashModel(DraftModule):
     def fill(
         self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int, recompute: bool = False
     ) -> Tensor:
-        """(slots, R, H), after the final norm, of the slots from `first` on of every root's block.
+        """(slots, P, H), after the final norm, of the slots from `first` on of every root's block.
 
         Args:
-            block: embeddings of the slots, (R, H) each; the first is that of the known token.
+            block: embeddings of the slots, (P, H) each; the first is that of the known token.
             aux: (T, N * H) aux hidden states.
             positions: (T,) the target's own.
             layout: documents and rows.
@@ -136,7 +136,8 @@ class DFlashModel(DraftModule):
             recompute: keep only the layers' inputs, and run each again in the backward.
         """
         frequencies = self._frequencies.to(positions.device, torch.promote_types(aux.dtype, torch.float32))
-        starts = [positions, *(positions[layout.rows] + 1 + j for j in range(len(block)))]
+        roots = layout.of_roots(positions[layout.rows])
+        starts = [positions, *(roots + 1 + j for j in range(len(block)))]
         ropes = [rotation(at, frequencies, self._rope_factor) for at in starts]
         context = self.hidden_norm(self.fc(aux))
         for layer in self.layers:
@@ -150,11 +151,21 @@ class DFlash(Drafter):
 
     head: BlockHead
     vllm = DFlashFiles()
+    roots_apart = True
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Unless every root's block is trained."""
+        return self.head.anchor_share < 1
+
+    def trained_rows(self, loss_mask: Tensor, draw: int = 0) -> Tensor:
+        """(K, T) bool: the whole block of a share of the roots."""
+        return self.loss_rows(loss_mask) & (evenly(len(loss_mask), draw) < self.head.anchor_share)
 
     @property
     def num_slots(self) -> int:
-        """The masks, and the known token in front of them."""
-        return self.num_positions + 1
+        """The masks, and the known token in front of them, of a share of the roots."""
+        return math.ceil((self.num_positions + 1) * self.head.anchor_share)
 
     def position_weights(self) -> Tensor:
         """exp(-k / gamma)."""

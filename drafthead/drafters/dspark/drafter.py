@@ -9,9 +9,11 @@ The confidence head predicts from the same rows whether a draft is accepted at t
 target's first choice. vLLM's adaptive verification reads it. Its gradient stops at the rows, so it changes no draft;
 the paper's label is 1 minus the total variation, which holds for sampled drafts.
 
-Names and arithmetic are those of vLLM's `Qwen3DSparkModel` with `sample_from_anchor`. Shapes: R rows (roots), K draft
-positions, H hidden, D draft vocabulary, V target vocabulary, r rank.
+Names and arithmetic are those of vLLM's `Qwen3DSparkModel` with `sample_from_anchor`. Shapes: R rows, P roots whose
+block is formed, K draft positions, H hidden, D draft vocabulary, V target vocabulary, r rank.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +76,8 @@ class DSparkModel(DFlashModel):
         return self.confidence_head(rows.states.detach()) if self.confidence_head else None
 
     def slots(self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool) -> Tensor:
-        """(K, R, H) of the backbone."""
-        known = nn.functional.embedding(torch.roll(batch.row_ids, -1), embeddings)
+        """(K, P, H) of the backbone."""
+        known = nn.functional.embedding(batch.ahead(1), embeddings)
         mask = embeddings[self.mask_token_id].expand_as(known)
         block = [known, *[mask] * (num_positions - 1)]
         return self.fill(block, batch.aux, batch.positions, batch.layout, 0, recompute)
@@ -83,9 +85,9 @@ class DSparkModel(DFlashModel):
     def head_rows(
         self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
     ) -> HeadRows:
-        """K x R rows (H + r); the token before draft k of root t is x[t+1+k]."""
+        """K x P rows (H + r); the token before draft k of root t is x[t+1+k]."""
         states = self.slots(batch, embeddings, num_positions, recompute and torch.is_grad_enabled())
-        before = torch.stack([torch.roll(batch.row_ids, -1 - k) for k in range(num_positions)])
+        before = torch.stack([batch.ahead(1 + k) for k in range(num_positions)])
         rows = torch.cat([states, self.markov_head(before)], dim=-1)
         counts = (states.shape[1],) * num_positions
         return HeadRows(rows.flatten(0, 1), batch.teachers(num_positions).flatten(), counts, batch.chunks)
@@ -100,7 +102,7 @@ class DSpark(DFlash):
     @property
     def num_slots(self) -> int:
         """The known token's slot makes a draft too."""
-        return self.num_positions
+        return math.ceil(self.num_positions * self.head.anchor_share)
 
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights."""
@@ -112,7 +114,7 @@ class DSpark(DFlash):
     ) -> Tensor:
         """One draft after the other, each with the bias of the one before it."""
         assert isinstance(model, DSparkModel)
-        previous, drafts = torch.roll(batch.row_ids, -1), []
+        previous, drafts = batch.ahead(1), []
         for states in model.slots(batch, embeddings, num_drafts, False):
             logits = model.lm_head(states) + model.markov_head.markov_w2(model.markov_head(previous))
             drafts.append(logits.argmax(-1))

@@ -13,7 +13,7 @@ Shapes: R rows, H hidden, N aux layers, K draft positions.
 import torch
 from torch import Tensor, nn
 
-from drafthead.drafters.base import Drafter, DraftModule, DraftShape
+from drafthead.drafters.base import Drafter, DraftModule, DraftShape, evenly
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.eagle3.drafter import DraftModel, EmbeddingProjections
 from drafthead.drafters.peagle.config import PEagleHead
@@ -55,14 +55,15 @@ class PEagle(Drafter):
     head: PEagleHead
     vllm = PEagleFiles()
 
-    def trained_rows(self, loss_mask: Tensor) -> Tensor:
-        """(K, T) bool: max(r^k, 0.2) of the rows at draft position k, all of them also rows of position k - 1.
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Unless all rows are used."""
+        return self.head.depth_ratio < 1
 
-        Which ones follows from the position in the text: multiples of the golden ratio are spread evenly modulo 1.
-        """
+    def trained_rows(self, loss_mask: Tensor, draw: int = 0) -> Tensor:
+        """(K, T) bool: max(r^k, 0.2) of the rows at draft position k, all of them also rows of position k - 1."""
         share = torch.full((self.num_positions, 1), self.head.depth_ratio).cumprod(0) / self.head.depth_ratio
-        drawn = torch.arange(len(loss_mask), dtype=torch.float64) * (5**0.5 - 1) / 2 % 1
-        return self.loss_rows(loss_mask) & (drawn < share.clamp_min(_LEAST_SHARE))
+        return self.loss_rows(loss_mask) & (evenly(len(loss_mask), draw) < share.clamp_min(_LEAST_SHARE))
 
     def position_weights(self) -> Tensor:
         """All alike."""
