@@ -119,7 +119,7 @@ class Replay:
         ours = drafter.draft(model, batch, self.embeddings, self.target_ids, K)  # (K, R)
         rows = batch.layout.rows
         known = rows < len(batch.input_ids) - K  # row t of step k reads token t + 1 + k
-        return float((ours == drafts[:K, rows])[:, known].float().mean())
+        return float((ours[:, known] == drafts[:K, rows[known]]).float().mean())
 
 
 def main() -> None:

@@ -176,7 +176,7 @@ class SpeculatorsTrainee:
     def __init__(self, assignment: Assignment, plan: Plan):
         shipped, steps = assignment.variant == "shipped", len(plan.steps)
         shape, defaults = assignment.shape, TrainConfig()
-        self._unroll = {"ttt_steps": shape.ttt_steps, "ttt_step_loss_decay": STEP_DECAY}
+        self._unroll: dict[str, Any] = {"ttt_steps": shape.ttt_steps, "ttt_step_loss_decay": STEP_DECAY}
         chosen = OptimizerArgs(optimizer="adamw", lr=plan.learning_rate)
         self.head: dict[str, bool] = {}
         if shipped:
@@ -188,7 +188,7 @@ class SpeculatorsTrainee:
         self._model = draft_model(assignment, **self.head)
         self._model.lm_head.weight.requires_grad_(not shipped)
         self._model.train()
-        self._loss = resolve_loss_config(defaults.loss.loss_fn, "eager")
+        self._unroll["loss_config"] = resolve_loss_config(defaults.loss.loss_fn, "eager")
         self._optimizers = build_optimizers(self._model, chosen)
         self._schedules = [get_linear_schedule_with_warmup(o, steps // 100, steps) for o in self._optimizers]
         for step in range(min(2, steps)):  # as for SpecForge, though nothing of it is compiled on a CPU
@@ -216,7 +216,7 @@ class SpeculatorsTrainee:
 
     def _backward(self, batch: list[dict[str, Tensor]]) -> None:
         for sequence in batch:
-            _, loss, _ = self._model(**sequence, **self._unroll, loss_config=self._loss)
+            _, loss, _ = self._model(**sequence, **self._unroll)
             (loss / len(batch)).backward()
 
     @staticmethod
