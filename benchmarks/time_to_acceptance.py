@@ -89,8 +89,8 @@ class Course:
     agreement: float | None = None
 
     def reached(self, target: float) -> Point | None:
-        """The first point at the target or above."""
-        return next((point for point in self.points if point.length >= target), None)
+        """The first point after a step that is at the target or above."""
+        return next((point for point in self.points[1:] if point.length >= target), None)
 
 
 class Replay:
@@ -124,7 +124,8 @@ class Replay:
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a plain exit, which ends the contestants
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     names, variants = args.contestants.split(","), args.variants.split(",")
     if unknown := set(names) - set(CONTESTANTS) or set(variants) - set(VARIANTS):
         raise ValueError(f"no {min(unknown)}: --contestants {','.join(CONTESTANTS)}; --variants {','.join(VARIANTS)}")
