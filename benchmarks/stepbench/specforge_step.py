@@ -25,7 +25,7 @@ from stepbench.contestant import STEP_DECAY, Assignment, Done, TrainStep, adamw,
 from stepbench.inputs import normed, target_config
 from stepbench.training import EMBEDDING, Documents, Plan
 
-PADDED = 4  # documents that are padded to one another: its own batch size is 1, one batch of all was slower
+PADDED = 4  # documents padded to one another: 12 % more positions on the embedded data; a step's in one: 105 %
 
 
 class ReferenceLoss:
