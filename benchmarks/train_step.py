@@ -84,7 +84,8 @@ def compete(
             continue
         for variant in ways:
             console.print(f"first step of {contestant.name} {variant}")
-            player = Player(contestant, variant, options.drafter, python, shape, inputs, shape.device, options.threads)
+            given = ["--shape", shape.name, "--inputs", str(inputs), "--device", shape.device]
+            player = Player(contestant, variant, python, [*given, "--drafter", options.drafter], options.threads)
             player.prepare()
             players.append(player)
     products = HeadProducts(shape, shape.device)

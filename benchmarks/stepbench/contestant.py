@@ -3,7 +3,7 @@
 The process says `ready`, then answers every line it reads with one JSON line: the first step (a warm-up)
 with the memory it took, the following ones with their time. Between steps it sleeps, so contestants can
 take turns and what else the machine does hits all of them alike. The answers go to the original stdout;
-whatever libraries print there goes to stderr.
+whatever libraries print there goes to stderr. What it does instead with --train: `stepbench.training`.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -22,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from stepbench import training
 from stepbench.memory import PeakMemory
 from stepbench.shapes import SHAPES, Shape
 
@@ -66,14 +68,19 @@ def adamw(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 
-def serve(build: Callable[[Assignment], TrainStep], package: str) -> None:
-    """Build the step, then run it whenever a line arrives on stdin."""
+def serve(
+    build: Callable[[Assignment], TrainStep],
+    package: str,
+    build_trainee: Callable[[Assignment, training.Plan], training.Trainee],
+) -> None:
+    """Build the step, then run it whenever a line arrives on stdin; with --train a trainee, and stretches of steps."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--shape", required=True)
+    parser.add_argument("--shape", choices=SHAPES, help="of the step")
+    parser.add_argument("--train", action="store_true", help="shape and plan are among the inputs")
     parser.add_argument("--inputs", type=Path, required=True)
-    parser.add_argument("--device", required=True)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--variant", required=True)
-    parser.add_argument("--drafter", required=True)
+    parser.add_argument("--drafter", default="eagle3")
     parser.add_argument("--threads", type=int, required=True)
     arguments = parser.parse_args()
     answers = _private_stdout()
@@ -84,12 +91,19 @@ def serve(build: Callable[[Assignment], TrainStep], package: str) -> None:
         name: value.clone().to(arguments.device)
         for name, value in load_file(arguments.inputs / "tensors.safetensors").items()
     }
+    shape = Shape.read(arguments.inputs / "shape.json") if arguments.train else SHAPES[arguments.shape]
     assignment = Assignment(
-        SHAPES[arguments.shape], arguments.device, arguments.variant, arguments.drafter, tensors,
-        arguments.inputs / "target",
-    )  # fmt: skip
+        shape, arguments.device, arguments.variant, arguments.drafter, tensors, arguments.inputs / "target"
+    )
+    ready = {"ready": True, "version": version(package), "torch": torch.__version__}
+    if arguments.train:
+        trainee = build_trainee(assignment, training.Plan.read(arguments.inputs / "plan.json"))
+        torch.set_num_threads(arguments.threads)  # a trainer may have set its own
+        _answer(answers, ready | {"head": trainee.head, "rope": trainee.rope})
+        training.run(trainee, sys.stdin, partial(_answer, answers))
+        return
     step = build(assignment)
-    _answer(answers, {"ready": True, "version": version(package), "torch": torch.__version__})
+    _answer(answers, ready)
     for number, _ in enumerate(sys.stdin):
         _answer(answers, _first(step, arguments.device) if number == 0 else _timed(step, arguments.device))
 

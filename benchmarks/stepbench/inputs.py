@@ -57,7 +57,7 @@ def write_inputs(shape: Shape, directory: Path, seed: int = 0) -> None:
     tensors["lse"], tensors["argmax"] = _target_statistics(tensors["last_hidden"], tensors["lm_head"])
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "tensors.safetensors")
-    _write_target(directory / "target", shape, tensors)
+    write_target(directory / "target", shape, tensors)
 
 
 def draft_weights(shape: Shape, draw: torch.Generator) -> dict[str, Tensor]:
@@ -77,10 +77,10 @@ def draft_weights(shape: Shape, draw: torch.Generator) -> dict[str, Tensor]:
     return {name: torch.randn(size, generator=draw) / size[1] ** 0.5 for name, size in sizes.items()}
 
 
-def normed(states: Tensor) -> Tensor:
-    """The target's final norm, whose weight is one."""
+def normed(states: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    """The target's final norm; of random targets its weight is one."""
     wide = states.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(states.dtype)
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight).to(states.dtype)
 
 
 def _target_statistics(states: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,8 @@ def _target_statistics(states: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor]
     return lse, argmax
 
 
-def _write_target(directory: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:
+def write_target(directory: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:
+    """A target of this shape as both peers load it, of which they need embeddings, final norm and head."""
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(target_config(shape), indent=2) + "\n")
     weights = {

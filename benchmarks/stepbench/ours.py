@@ -1,15 +1,28 @@
-"""drafthead's own step: the modules that training uses, without DeepSpeed around them."""
+"""drafthead's own step: the modules that training uses, without DeepSpeed around them; and its own trainer."""
+
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from drafthead.config import load_recipe
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch, tail_layout
+from drafthead.drafters.eagle3.config import EagleHead
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.target.pieces import FrozenTarget
-from drafthead.training.trainer import LossModule
-from stepbench.contestant import Assignment, Done, TrainStep, adamw, serve
-from stepbench.inputs import EPS, MASK, ROPE_THETA
+from drafthead.training.inputs import open_inputs
+from drafthead.training.trainer import LossModule, Trainer
+from stepbench.contestant import STEP_DECAY, Assignment, Done, TrainStep, adamw, serve
+from stepbench.inputs import EPS, MASK, ROPE_THETA, target_config
 from stepbench.shapes import Shape
+from stepbench.training import Plan
+
+SAME = (
+    "head.norm_before_residual=false", "head.norm_before_fc=false", "head.fc_norm=false", "head.norm_output=false",
+    f"head.step_weight_decay={STEP_DECAY}", "train.optimizer=adamw", "train.objective=forward_kl",
+    "train.temperature=1.0", "train.rejection=null",
+)  # fmt: skip
 
 
 def drafter_at(kind: str, shape: Shape) -> Drafter:
@@ -82,5 +95,41 @@ def frozen_target(assignment: Assignment) -> FrozenTarget:
     return FrozenTarget(tensors["embeddings"], tensors["final_norm"], rows, EPS, tensors["target_ids"])
 
 
+class OurTrainee:
+    """The trainer that the recipe gets, DeepSpeed and reading ahead included.
+
+    Variants: `same` (the arithmetic and the optimiser that both peers share) and `shipped` (the recipe as it is).
+    """
+
+    def __init__(self, assignment: Assignment, plan: Plan):
+        overrides, same = plan.overrides, assignment.variant == "same"
+        recipe = load_recipe(plan.recipe, [*overrides, *SAME] if same else overrides)
+        inputs = open_inputs(recipe)
+        if same:
+            rope = target_config(assignment.shape)["rope_parameters"]
+            inputs = replace(inputs, spec=replace(inputs.spec, rope_parameters=rope))
+        self.trainer = Trainer(recipe, inputs)
+        self.trainer.total_steps = len(plan.steps)  # of the schedule
+        found = [[w.document for batch in self.trainer._group(s) for w in batch] for s in range(len(plan.steps))]
+        assert found == plan.steps
+        shape = self.trainer.shape
+        assert isinstance(shape.head, EagleHead)
+        self.head = {name: getattr(shape.head, name) for name in EagleHead.model_fields if "norm" in name}
+        self.rope = shape.rope_parameters
+
+    def prepare(self, step: int) -> int:
+        return step
+
+    def step(self, batch: int) -> None:
+        self.trainer.step(batch)
+
+    def weights(self) -> dict[str, Tensor]:
+        weights = self.trainer.weights()
+        return {name: value for name, value in weights.items() if name not in ("d2t", "t2d")}
+
+    def drafts(self) -> None:
+        return None
+
+
 if __name__ == "__main__":
-    serve(build, "drafthead")
+    serve(build, "drafthead", OurTrainee)

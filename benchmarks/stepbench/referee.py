@@ -9,11 +9,12 @@ import json
 import os
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drafthead.processes import ends_with_parent
 from stepbench.environments import Contestant
-from stepbench.shapes import Shape
 
 PARTS = Path(__file__).resolve().parents[1]
 
@@ -40,47 +41,56 @@ class Entry:
 class Player:
     """A contestant's process and the line it talks over."""
 
-    def __init__(
-        self, contestant: Contestant, variant: str, drafter: str, python: Path, shape: Shape, inputs: Path,
-        device: str, threads: int,
-    ):  # fmt: skip
+    def __init__(self, contestant: Contestant, variant: str, python: Path, arguments: list[str], threads: int):
         self.entry = Entry(f"{contestant.name} {variant}")
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in close)
         command = [
-            str(python), "-m", contestant.module, "--shape", shape.name, "--inputs", str(inputs), "--device", device,
-            "--variant", variant, "--drafter", drafter, "--threads", str(threads),
+            str(python), "-m", contestant.module, *arguments, "--variant", variant, "--threads", str(threads),
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, (str(PARTS), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+            preexec_fn=ends_with_parent(),
         )  # fmt: skip
 
     def prepare(self) -> None:
         """Wait until it is loaded, then let it make its first step."""
+        if self.load():
+            self.entry.first = self.ask("step") or {}
+
+    def load(self) -> dict | None:
+        """Wait until it is loaded; what it says of itself, or None when it has left."""
         if ready := self._hear():
             self.entry.version = ready["version"]
-            self.entry.first = self._ask() or {}
+        return ready
 
     def play(self) -> None:
         """One timed step."""
-        if answer := self._ask():
+        if answer := self.ask("step"):
             self.entry.seconds.append(answer["seconds"])
 
     def close(self) -> None:
         """Let the process end."""
         assert self._process.stdin
         if self._process.poll() is None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
             self._process.wait()
         self._stderr.close()
 
-    def _ask(self) -> dict | None:
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self.close()
+
+    def ask(self, line: str) -> dict | None:
+        """Its answer to a line; None when it has left, and the entry says why."""
         if self.entry.error:
             return None
         assert self._process.stdin
         try:
-            self._process.stdin.write("step\n")
+            self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # it has died; _hear says why

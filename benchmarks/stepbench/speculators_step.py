@@ -18,11 +18,14 @@ from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import shift_batch
 from speculators.proposals.greedy import GreedyTokenProposalConfig
+from speculators.train.config.schema import OptimizerArgs, TrainConfig
+from speculators.train.optimizers import build_optimizers
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen3Config, get_linear_schedule_with_warmup
 
 from stepbench.contestant import STEP_DECAY, Assignment, Done, TrainStep, adamw, serve
 from stepbench.inputs import MASK, target_config
+from stepbench.training import EMBEDDING, Documents, Plan
 
 _CLASSES = ("SpeculatorConfig", "DraftModel")  # how its names end
 
@@ -88,10 +91,10 @@ def build_parallel(assignment: Assignment) -> TrainStep:
     return step
 
 
-def draft_model(assignment: Assignment) -> Any:
-    """The EAGLE-3 model with everyone's weights."""
+def draft_model(assignment: Assignment, **own: Any) -> Any:
+    """The EAGLE-3 model with everyone's weights; `own` as for `with_target`."""
     tensors = assignment.tensors
-    model = with_target(assignment, "speculators.models.eagle3", "eagle_aux_hidden_state_layer_ids")
+    model = with_target(assignment, "speculators.models.eagle3", "eagle_aux_hidden_state_layer_ids", **own)
     weights = {
         name.removeprefix("draft.").replace("midlayer.", "layers.0."): value
         for name, value in tensors.items()
@@ -163,5 +166,72 @@ def packed(documents: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return sequence
 
 
+class SpeculatorsTrainee:
+    """Its model, its optimisers and schedule, and its trainer's clipping, one document at a time.
+
+    Variants: `same` (unrolled as the recipe is, no further norms, lm_head trained, AdamW at the recipe's rate) and
+    `shipped` (its defaults for all of these; they freeze lm_head, and Muon steps matrices).
+    """
+
+    def __init__(self, assignment: Assignment, plan: Plan):
+        shipped, steps = assignment.variant == "shipped", len(plan.steps)
+        shape, defaults = assignment.shape, TrainConfig()
+        self._unroll: dict[str, Any] = {"ttt_steps": shape.ttt_steps, "ttt_step_loss_decay": STEP_DECAY}
+        chosen = OptimizerArgs(optimizer="adamw", lr=plan.learning_rate)
+        self.head: dict[str, bool] = {}
+        if shipped:
+            self._unroll = {name: getattr(defaults.loss, name) for name in self._unroll}
+            chosen = defaults.optimizer
+            self.head = {name: getattr(defaults.draft, name) for name in ("norm_before_residual", "norm_before_fc")}
+        self.rope = target_config(shape)["rope_parameters"]
+        self._plan, self._documents, self._validation = plan, Documents(plan.train), Documents(plan.validation)
+        self._model = draft_model(assignment, **self.head)
+        self._model.lm_head.weight.requires_grad_(not shipped)
+        self._model.train()
+        self._unroll["loss_config"] = resolve_loss_config(defaults.loss.loss_fn, "eager")
+        self._optimizers = build_optimizers(self._model, chosen)
+        self._schedules = [get_linear_schedule_with_warmup(o, steps // 100, steps) for o in self._optimizers]
+        for step in range(min(2, steps)):  # as for SpecForge, though nothing of it is compiled on a CPU
+            self._backward(self.prepare(step))
+        self._model.zero_grad()
+
+    def prepare(self, step: int) -> list[dict[str, Tensor]]:
+        return [self._sequence(self._documents[index]) for index in self._plan.steps[step]]
+
+    def step(self, batch: list[dict[str, Tensor]]) -> None:
+        self._backward(batch)
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        for part in (*self._optimizers, *self._schedules):
+            part.step()
+        self._model.zero_grad()
+
+    def weights(self) -> dict[str, Tensor]:
+        left_out = (EMBEDDING, "verifier_", "d2t", "t2d")
+        found = {name: v for name, v in self._model.state_dict().items() if not name.startswith(left_out)}
+        return {name.replace("layers.0.", "midlayer."): value for name, value in found.items()}
+
+    def drafts(self) -> Tensor:
+        drafts, *_ = self._model(**self._sequence(self._validation[self._plan.checked]), **self._unroll)
+        return torch.cat(drafts)
+
+    def _backward(self, batch: list[dict[str, Tensor]]) -> None:
+        for sequence in batch:
+            _, loss, _ = self._model(**sequence, **self._unroll)
+            (loss / len(batch)).backward()
+
+    @staticmethod
+    def _sequence(document: dict[str, Tensor]) -> dict[str, Tensor]:
+        T = len(document["input_ids"])
+        whole = {
+            "input_ids": document["input_ids"],
+            "hidden_states": document["aux"],
+            "verifier_last_hidden_states": document["last_hidden"],
+            "loss_mask": document["loss_mask"],
+            "position_ids": torch.arange(T),
+            "lengths": torch.tensor([T]),
+        }
+        return packed([shift_batch(whole)])
+
+
 if __name__ == "__main__":
-    serve(build, "speculators")
+    serve(build, "speculators", SpeculatorsTrainee)

@@ -1,0 +1,44 @@
+"""Time to acceptance trains on a store, scores every stretch and writes nothing into the recipe's directories."""
+
+import json
+import os
+
+from drafthead.config import REPO_ROOT
+from tests.scripts import run_python
+from tests.training.synthetic import SMALL, small_recipe, synthetic_store
+
+STEPS = ("--steps", "5", "--every", "2", "--threads", "1")
+
+
+def run_benchmark(output, *arguments: str):
+    given = ("benchmarks/time_to_acceptance.py", f"output_dir={output}", *SMALL, "train.epochs=2", *arguments)
+    return run_python(*given, PYTHONPATH=os.fspath(REPO_ROOT))
+
+
+def test_ours_is_timed_and_scored_until_the_last_step(tmp_path):
+    output, found = tmp_path / "out", tmp_path / "time.json"
+    recipe = small_recipe(output)
+    synthetic_store(recipe, "train", 40, seed=0)
+    synthetic_store(recipe, "validation", 16, seed=1)
+    target = ("--contestants", "ours", "--target", "1.0", "--json", str(found))
+    result = run_benchmark(output, *STEPS, *target)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(found.read_text())
+    same, shipped = summary["contestants"]
+    assert (same["name"], shipped["name"]) == ("ours same", "ours shipped")
+    assert not summary["failed"]
+    for row in (same, shipped):
+        assert [point["step"] for point in row["points"]] == [0, 2, 4, 5]
+        seconds = [point["seconds"] for point in row["points"]]
+        assert seconds == sorted(set(seconds))
+        assert all(1 <= point["length"] <= 1 + summary["num_draft_tokens"] for point in row["points"])
+        assert row["steps"] == 2  # no length is below 1
+        assert row["final"]["low"] <= row["points"][-1]["length"] <= row["final"]["high"]
+        assert row["points"][-1]["accepted"] != row["points"][0]["accepted"]  # it has learnt
+    assert [path.name for path in output.iterdir()] == ["data"]
+
+
+def test_an_unknown_contestant_is_named(tmp_path):
+    result = run_benchmark(tmp_path, "--contestants", "ours,nobody")
+    assert result.returncode == 2
+    assert "nobody" in result.stderr
