@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead import artifacts
-from drafthead.config import HeadConfig, Recipe
+from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
+from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import parse_head
 from drafthead.target.pieces import TargetSpec, target_names
 
