@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -121,7 +120,7 @@ def read_responses(directory: Path) -> list[Response]:
     return [response for part in _parts(directory) for response in read_part(part)]
 
 
-class ResponseRows(Sequence[Response]):
+class ResponseRows:
     """Rows of parts, read when they are iterated over: a plan of a billion tokens holds none of them.
 
     A part is read once for rows that follow each other; `text` is left empty.
@@ -147,13 +146,7 @@ class ResponseRows(Sequence[Response]):
             for row, tokens in zip(others, ids, strict=True):
                 yield Response(text="", **row, **dict(zip(_TOKENS, tokens, strict=True)))
 
-    @overload
-    def __getitem__(self, rows: int) -> Response: ...
-    @overload
-    def __getitem__(self, rows: slice) -> "ResponseRows": ...
-    def __getitem__(self, rows: int | slice) -> "Response | ResponseRows":
-        if isinstance(rows, int):
-            return list(self)[rows]
+    def __getitem__(self, rows: slice) -> "ResponseRows":
         start, stop, _ = rows.indices(len(self))
         pieces = []
         for index in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1 if start < stop else 0):

@@ -25,13 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from drafthead.config import Recipe
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.losses.fused import HeadRows
-from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids, recipe_spec
+from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -270,16 +269,6 @@ def parameter_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
 def num_parameters(shape: DraftShape) -> int:
     """Trainable weights of a head."""
     return sum(math.prod(dimensions) for dimensions in parameter_shapes(shape).values())
-
-
-def planned_shape(recipe: Recipe) -> DraftShape:
-    """The head's shape before anything was trained.
-
-    Raises:
-        FileNotFoundError: the target's config.json is missing.
-        ValueError: a layer id lies beyond the target.
-    """
-    return draft_shape(recipe.head, recipe_spec(recipe), recipe.target.aux_layer_ids)
 
 
 def resized(shape: DraftShape, draft_vocab_size: int) -> DraftShape:
