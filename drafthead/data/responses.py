@@ -8,10 +8,11 @@ import json
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,22 +79,15 @@ class LeftOut:
     turns: int = 1
 
 
-_SCHEMA = pa.schema(
-    {
-        "id": pa.string(),
-        "category": pa.string(),
-        "prompt_ids": pa.list_(pa.int32()),
-        "response_ids": pa.list_(pa.int32()),
-        "continuation_ids": pa.list_(pa.int32()),
-        "text": pa.string(),
-        "finish_reason": pa.string(),
-        "temperature": pa.float64(),
-        "reasoning_effort": pa.string(),
-        "seed": pa.int64(),
-        "turn": pa.int32(),
-        "flags": pa.list_(pa.string()),
-    }
-)
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int32(),
+    int | None: pa.int64(),
+    float | None: pa.float64(),
+    Sequence[int]: pa.list_(pa.int32()),
+    list[str]: pa.list_(pa.string()),
+}
+_SCHEMA = pa.schema({column.name: _TYPES[column.type] for column in fields(Response)})
 _METADATA = b"drafthead"
 _TOKENS = ("prompt_ids", "response_ids", "continuation_ids")
 
