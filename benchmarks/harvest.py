@@ -70,16 +70,14 @@ def plain_engine(recipe: Recipe) -> AbstractContextManager[Any]:
 
 def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
     """Time to read all texts."""
-    from drafthead.engine.offline import generate
+    from drafthead.engine.generate import Engine, GenerationRequest
 
     with plain_engine(recipe) as llm:
-        from vllm import SamplingParams
-
-        one = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        generate(llm, jobs[0].sequences()[:32], one)
+        engine = Engine(llm)
+        engine.generate([GenerationRequest(ids, 1, 0.0, None) for ids in jobs[0].sequences()[:32]])
         started = now()
         for job in jobs:
-            generate(llm, job.sequences(), one)
+            engine.generate([GenerationRequest(ids, 1, 0.0, None) for ids in job.sequences()])
         return since(started)
 
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from drafthead.config import PromptsConfig
+from drafthead.config.recipe import PromptsConfig
 from drafthead.generation.prompts import locate_sources, make_mix
 
 CHATS, QUESTIONS = 100_000, 3_000

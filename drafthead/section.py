@@ -1,7 +1,6 @@
 """What every section of a recipe is: typed, frozen, and strict about its keys."""
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,12 +14,3 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), serialize_by_alias=True, allow_inf_nan=False
     )
-
-
-def holds_secret(url: str) -> bool:
-    """Whether a URL carries what may be a key: a user name, a password, a query, or a form that hides one."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # half an IPv6 address, or characters that are another's when normalised
-        return "@" in url or "?" in url
-    return "@" in url or bool(parts.query)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from drafthead.config import REPO_ROOT, PromptsConfig, load_recipe
-from drafthead.config.loading import RENAMED
-from drafthead.config.recipe import ResponsesConfig
+from drafthead.config import RENAMED, REPO_ROOT, load_recipe
+from drafthead.config.recipe import PromptsConfig, ResponsesConfig
 
 CONFIGS = sorted((REPO_ROOT / "configs").glob("*.yaml"))
 

@@ -27,12 +27,12 @@ import torch
 
 from drafthead.artifacts import file_entries, read_json
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
-from drafthead.drafters.base import planned_shape
+from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.registry import drafter_of
 from drafthead.files import write_json
 from drafthead.planning.memory import training_memory
-from drafthead.target.pieces import FrozenTarget
+from drafthead.target.pieces import FrozenTarget, recipe_spec
 from drafthead.training.trainer import LossModule
 
 sys.path.insert(0, str(REPO_ROOT))  # tests' references and synthetic states
@@ -114,7 +114,7 @@ def step(on_cpu: bool) -> Iterator[Row]:
         )  # fmt: skip
         torch.cuda.reset_peak_memory_stats()
         take()
-        gib, parts = torch.cuda.max_memory_allocated() / 2**30, training_memory(planned_shape(recipe), recipe.train, 1)
+        gib, parts = torch.cuda.max_memory_allocated() / 2**30, training_memory(_shape(recipe), recipe.train, 1)
         planned = sum(parts[part] for part in ("target", "activations", "loss")) / 2**30
         planned += 2 * parts["gradients"] / 2**30 + parts["batch"] / 2**31  # weights and gradients; one batch
         yield Row(f"memory, {tokens} tokens", f"<= {planned:.1f} GiB", f"{gib:.1f} GiB", gib <= 1.1 * planned)
@@ -133,9 +133,13 @@ def _config_of_public_targets() -> None:
     fill_hub(Path(folder))
 
 
+def _shape(recipe: Recipe) -> DraftShape:
+    return draft_shape(recipe.head, recipe_spec(recipe), recipe.target.aux_layer_ids)
+
+
 def _step_of(recipe: Recipe, tokens: int, documents: int, device: torch.device) -> tuple[Callable[[], None], float]:
     """Forward and backward, every row in the loss; and its matrix products' operations."""
-    drafter, shape, dtype = drafter_of(recipe.head), planned_shape(recipe), torch.bfloat16
+    drafter, shape, dtype = drafter_of(recipe.head), _shape(recipe), torch.bfloat16
     length, H, V, D = tokens // documents, shape.hidden_size, shape.vocab_size, shape.head.draft_vocab_size
     mask = torch.ones(length, dtype=torch.bool)
     scored = drafter.loss_rows(mask).repeat(1, documents)

@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.engine.offline import generate, import_vllm, keep_engines_in_this_process, offline_engine, on_cpu
+from drafthead.engine.generate import Engine, GenerationRequest
+from drafthead.engine.offline import keep_engines_in_this_process, offline_engine, on_cpu
 from drafthead.evaluation.workload import load_workload, speculative_config
 
 OPTIONS = (
@@ -36,8 +37,8 @@ def main() -> None:
     options = {"speculative_config": speculative, "per_request_spec_decode_metrics": "detailed"}
     with offline_engine(recipe, seeded=temperature > 0, **options) as llm:
         [(runner, graphs)] = set(llm.collective_rpc(what_runs))  # every rank says the same
-        params = import_vllm().SamplingParams(temperature=temperature, max_tokens=recipe.eval.max_tokens)
-        counters = [output.outputs[0].spec_decode_metrics for output in generate(llm, prompts, params)]
+        requests = [GenerationRequest(prompt, recipe.eval.max_tokens, temperature, None) for prompt in prompts]
+        counters = [generation.counters for generation in Engine(llm).generate(requests)]
     accepted = [kept for counter in counters if counter for kept in counter.per_step_accepted]
     length = 1 + sum(accepted) / max(len(accepted), 1)
     enough = length > 1.2 if args.length is None else abs(length / args.length - 1) <= 0.05

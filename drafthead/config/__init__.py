@@ -6,28 +6,116 @@ error before any work starts. Values can be overridden on the command line with 
 it is declared and documented here.
 """
 
-from drafthead.config.loading import load_recipe
-from drafthead.config.recipe import (
-    DEFAULT_RECIPE,
-    REPO_ROOT,
-    PromptsConfig,
-    PromptSource,
-    Recipe,
-    ResponsesConfig,
-    local_or_hub,
-)  # fmt: skip
-from drafthead.config.train import TrainConfig
-from drafthead.drafters.config import HeadConfig
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-__all__ = [
-    "DEFAULT_RECIPE",
-    "REPO_ROOT",
-    "HeadConfig",
-    "PromptSource",
-    "PromptsConfig",
-    "Recipe",
-    "ResponsesConfig",
-    "TrainConfig",
-    "load_recipe",
-    "local_or_hub",
-]
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from yaml import YAMLError
+
+from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe
+from drafthead.drafters.registry import section_of
+
+logger = logging.getLogger(__name__)
+
+_NO_SERVER = "gone: the engine generates itself; --cluster for several GPUs"
+# Keys of earlier recipes, and what replaces each.
+RENAMED = {
+    "target.tap_ids": "target.aux_layer_ids",
+    "train.start_from": "train.init_from",
+    "train.num_ttt_steps": "head.num_ttt_steps",
+    "train.step_weight_decay": "head.step_weight_decay",
+    "train.compile": "gone: torch.compile did not pay",
+    "train.weight_decay": "gone: weights do not decay",
+    "responses.on_truncated": "responses.drop, a list with `truncated` in it",
+    "responses.on_refused": "responses.drop, a list with `refused` in it",
+    "responses.on_loop": "responses.drop, a list with `looping` in it",
+    "responses.server_url": _NO_SERVER,
+    "responses.server_model": _NO_SERVER,
+    "export.dtype": "gone: a head is written in target.dtype, in which vLLM runs it. For fp8, add "
+    '"quantization": "fp8" to the speculative config: vLLM quantizes the head when it loads it',
+    "export.max_position_embeddings": "gone: a head has its target's positions",
+    "export.yarn_from": "gone: a head rotates as its target does",
+    "prompts.preset": "prompts.sources: sharegpt, mlperf-gpt-oss and swe-bench, as in configs/gpt-oss-120b.yaml",
+    "eval.traffic.output_tokens_per_day": "gone: the model card gives the device hours of training",
+    "engine.kv_cache_space_gib": "the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
+}
+
+
+def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply dotted overrides.
+
+    Raises:
+        FileNotFoundError: the recipe does not exist.
+        ValueError: it is not valid; the message names each key, its value and what is wrong.
+    """
+    path = Path(path)
+    if not path.is_file():
+        known = ", ".join(sorted(str(p.relative_to(REPO_ROOT)) for p in DEFAULT_RECIPE.parent.glob("*.yaml")))
+        raise FileNotFoundError(f"recipe {path} does not exist; the checkout has: {known}")
+    malformed = [item for item in overrides if "=" not in item]
+    if malformed:
+        raise ValueError(f"override {malformed[0]!r} is not of the form section.key=value")
+    # `${oc.env:HF_TOKEN}` in somebody's recipe would carry a secret into manifests and the model card.
+    if interpolated := [item for item in overrides if "${" in item]:
+        raise ValueError(f"override {interpolated[0]!r}: nothing is interpolated in a recipe; write the value")
+    try:
+        recipe = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # not readable; without a number it says that this is no mapping
+            raise
+        raise ValueError(f"recipe {path} is not valid YAML in UTF-8: {error}") from error
+    for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
+        try:
+            key = item.partition("=")[0]
+            OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
+        except (YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
+            raise ValueError(f"override {item!r} does not fit recipe {path}: {error}") from error
+    values: Any = OmegaConf.to_container(recipe, resolve=False)
+    _drop_other_drafters(values, [item.partition("=")[0] for item in overrides])
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(_readable(path, error)) from error
+
+
+def _drop_other_drafters(values: Any, given: list[str]) -> None:
+    """Leave out what the file, or the command line before its `head.type`, says of another drafter."""
+    section = section_of(values["head"].get("type")) if "head.type" in given else None
+    if section is not None:
+        since = given[given.index("head.type") :]
+        strange = [key for key in values["head"] if key not in section.model_fields and f"head.{key}" not in since]
+        for key in strange:
+            del values["head"][key]
+        if strange:
+            logger.info(f"head.type={values['head']['type']}: the recipe's head.{', head.'.join(strange)} left out")
+
+
+def _readable(path: Path, error: ValidationError) -> str:
+    lines = [f"recipe {path} is not valid:"]
+    for problem in error.errors():
+        loc = problem["loc"]
+        if loc[:1] == ("head",):  # between section and key stands the type of the head
+            loc = (*loc[:1], *loc[2:])
+        key = ".".join(str(part) for part in loc)
+        given = problem["input"]
+        shown = "" if isinstance(given, dict) else f" (given: {given!r})"
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message, shown = _unknown(key), ""
+        elif problem["type"].startswith("union_tag"):
+            found = problem["ctx"]
+            key, shown = "head.type", ""
+            message = f"give one of {found.get('expected_tags', 'eagle3, dflash, ...')}, not {found.get('tag')!r}"
+        lines.append(f"  {key}: {message}{shown}" if key else f"  {message}")
+    return "\n".join(lines)
+
+
+def _unknown(key: str) -> str:
+    if key in RENAMED:
+        return RENAMED[key] if RENAMED[key].startswith("gone") else f"this key is now {RENAMED[key]}"
+    return "unknown key; see drafthead/config/ for the known ones"

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from drafthead.config.traffic import SLOConfig, TrafficConfig
-from drafthead.section import Section, Seed, holds_secret
+from drafthead.section import Section, Seed
 
 # vLLM's methods that this project measures.
 Method = Literal[
@@ -121,7 +120,7 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
-        if holds_secret(self.url):
+        if "@" in self.url or "?" in self.url:
             # Not repeated here: it would be the secret.
             raise ValueError(
                 f"endpoint {self.name}: url holds a user name, password or query, which would end up in manifests; "
@@ -131,6 +130,35 @@ class EndpointConfig(Section):
         if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/"):
             raise ValueError(f"endpoint {self.name}: url {self.url!r} must be http://host:port, without a path")
         return self
+
+
+class TrafficConfig(Section):
+    """What the deployment serves; the verdict is about this and nothing else."""
+
+    # Requests in flight -> share of the time; None: every measured load alike.
+    concurrency: dict[int, float] | None = None
+    workload: str | None = None  # of those measured; None: all prompts, and conversations where the head loses on them
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        for load, share in (self.concurrency or {}).items():
+            if load <= 0 or share <= 0:
+                raise ValueError(f"traffic.concurrency {load}: {share} must both be positive; leave out an empty load")
+        return self
+
+    def shares(self, measured: tuple[int, ...]) -> dict[int, float]:
+        """Requests in flight -> share, summing to 1; every measured load alike where the recipe says nothing."""
+        given = self.concurrency or dict.fromkeys(measured, 1.0)
+        total = sum(given.values())
+        return {load: share / total for load, share in sorted(given.items())}
+
+
+class SLOConfig(Section):
+    """The service level: a load at which it is missed is no load to deploy at. None: no limit."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)  # time to first token
+    tpot_ms: float | None = Field(default=None, gt=0)  # time per output token after it
+    percentile: Literal[50, 90, 95, 99] = 95  # of requests that must keep it
 
 
 class EvalConfig(Section):

@@ -8,11 +8,11 @@ import json
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,22 +79,15 @@ class LeftOut:
     turns: int = 1
 
 
-_SCHEMA = pa.schema(
-    {
-        "id": pa.string(),
-        "category": pa.string(),
-        "prompt_ids": pa.list_(pa.int32()),
-        "response_ids": pa.list_(pa.int32()),
-        "continuation_ids": pa.list_(pa.int32()),
-        "text": pa.string(),
-        "finish_reason": pa.string(),
-        "temperature": pa.float64(),
-        "reasoning_effort": pa.string(),
-        "seed": pa.int64(),
-        "turn": pa.int32(),
-        "flags": pa.list_(pa.string()),
-    }
-)
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int32(),
+    int | None: pa.int64(),
+    float | None: pa.float64(),
+    Sequence[int]: pa.list_(pa.int32()),
+    list[str]: pa.list_(pa.string()),
+}
+_SCHEMA = pa.schema({column.name: _TYPES[column.type] for column in fields(Response)})
 _METADATA = b"drafthead"
 _TOKENS = ("prompt_ids", "response_ids", "continuation_ids")
 
@@ -121,7 +114,7 @@ def read_responses(directory: Path) -> list[Response]:
     return [response for part in _parts(directory) for response in read_part(part)]
 
 
-class ResponseRows(Sequence[Response]):
+class ResponseRows:
     """Rows of parts, read when they are iterated over: a plan of a billion tokens holds none of them.
 
     A part is read once for rows that follow each other; `text` is left empty.
@@ -147,13 +140,7 @@ class ResponseRows(Sequence[Response]):
             for row, tokens in zip(others, ids, strict=True):
                 yield Response(text="", **row, **dict(zip(_TOKENS, tokens, strict=True)))
 
-    @overload
-    def __getitem__(self, rows: int) -> Response: ...
-    @overload
-    def __getitem__(self, rows: slice) -> "ResponseRows": ...
-    def __getitem__(self, rows: int | slice) -> "Response | ResponseRows":
-        if isinstance(rows, int):
-            return list(self)[rows]
+    def __getitem__(self, rows: slice) -> "ResponseRows":
         start, stop, _ = rows.indices(len(self))
         pieces = []
         for index in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1 if start < stop else 0):

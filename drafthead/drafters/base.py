@@ -19,19 +19,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from drafthead.config import Recipe
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.losses.fused import HeadRows
-from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids, recipe_spec
+from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -140,9 +139,10 @@ def evenly(length: int, draw: int) -> Tensor:
     return (torch.arange(length, dtype=torch.float64) * (5**0.5 - 1) / 2 + draw * (2**0.5 - 1)) % 1
 
 
-class Drafter(ABC):
+class Drafter:
     """One kind of draft model, as a head section configures it."""
 
+    MODULE: type[Any]  # the DraftModule, made from a shape
     vllm: "HeadFiles"  # reads and writes this drafter's files as vLLM does
 
     def __init__(self, head: HeadConfig):
@@ -189,13 +189,13 @@ class Drafter(ABC):
         """(K, T) bool: those of `loss_rows` that training uses in epoch `draw`; where rounds are replayed, all."""
         return self.loss_rows(loss_mask)
 
-    @abstractmethod
     def position_weights(self) -> Tensor:
-        """(K,) float64 weight of the mean loss at each draft position."""
+        """(K,) float64 weight of the mean loss at each draft position; by itself all alike."""
+        return torch.ones(self.num_positions, dtype=torch.float64)
 
-    @abstractmethod
     def build(self, shape: DraftShape) -> DraftModule:
         """The module with random weights (torch's generator)."""
+        return self.MODULE(shape)
 
     def from_target(
         self, shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int
@@ -270,16 +270,6 @@ def parameter_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
 def num_parameters(shape: DraftShape) -> int:
     """Trainable weights of a head."""
     return sum(math.prod(dimensions) for dimensions in parameter_shapes(shape).values())
-
-
-def planned_shape(recipe: Recipe) -> DraftShape:
-    """The head's shape before anything was trained.
-
-    Raises:
-        FileNotFoundError: the target's config.json is missing.
-        ValueError: a layer id lies beyond the target.
-    """
-    return draft_shape(recipe.head, recipe_spec(recipe), recipe.target.aux_layer_ids)
 
 
 def resized(shape: DraftShape, draft_vocab_size: int) -> DraftShape:

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drafthead import artifacts
-from drafthead.config import HeadConfig, Recipe
+from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
+from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import parse_head
 from drafthead.target.pieces import TargetSpec, target_names
 
@@ -47,22 +48,17 @@ class Checkpoint:
         return self.path.resolve().parent.parent
 
     @property
-    def file(self) -> Path:
-        """float32 parameters with d2t and t2d."""
-        return self.path / MODEL_FILE
-
-    @property
     def aux_layer_ids(self) -> tuple[int, ...]:
         """Boundaries the head was trained on."""
         return tuple(self.run["aux_layer_ids"])
 
     def weights(self) -> dict[str, Tensor]:
         """float32 parameters with d2t and t2d."""
-        return load_file(self.file)
+        return load_file(self.path / MODEL_FILE)
 
     def draft_vocab_size(self) -> int:
         """D; when it was chosen by coverage, no recipe knows it."""
-        with safe_open(self.file, framework="pt") as file:
+        with safe_open(self.path / MODEL_FILE, framework="pt") as file:
             (size,) = file.get_slice("d2t").get_shape()
         return size
 

@@ -14,10 +14,12 @@ What capturing costs on the device: the captured boundaries of every token in fl
 requests fit. On the host: the rows of all texts between two calls of `store`.
 """
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -25,7 +27,7 @@ from tqdm import tqdm
 from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.capture.shard_writer import ShardSlot
-from drafthead.engine.offline import generate, offline_engine, on_cpu
+from drafthead.engine.offline import offline_engine, on_cpu
 from drafthead.progress import wait_until
 from drafthead.target.pieces import SCORED_ROWS, TargetSpec, compute_dtype
 
@@ -60,10 +62,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Generation:
-    """Generated token ids, stop token included, and why they end: "stop" or "length"."""
+    """Generated token ids, stop token included, why they end ("stop" or "length"), and vLLM's counters of the drafts
+    where per_request_spec_decode_metrics keeps them."""
 
     token_ids: list[int]
     finish_reason: str
+    counters: Any = None
 
 
 class Engine:
@@ -82,7 +86,7 @@ class Engine:
 
     def generate(self, requests: Sequence[GenerationRequest], bar: tqdm | None = None) -> list[Generation]:
         """One generation per request, in their order; `bar` advances by one for each."""
-        from vllm import SamplingParams
+        from vllm import RequestOutput, SamplingParams, TokensPrompt
 
         params = [
             SamplingParams(
@@ -95,15 +99,38 @@ class Engine:
             )
             for request in requests
         ]
-        outputs = generate(self._llm, [list(request.prompt_ids) for request in requests], params, bar)
-        return [Generation(list(o.outputs[0].token_ids), str(o.outputs[0].finish_reason)) for o in outputs]
+        prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_ids)) for request in requests]
+        self._llm.enqueue(prompts, params, use_tqdm=False)
+        relay = False if bar is None else partial(_Relay, bar)
+        outputs = [output.outputs[0] for output in self._llm.wait_for_completion(RequestOutput, use_tqdm=relay)]
+        return [Generation(list(o.token_ids), str(o.finish_reason), o.spec_decode_metrics) for o in outputs]
+
+
+class _Relay(tqdm):
+    """vLLM draws a bar of its own per call; this one forwards its steps to the stage's bar and shows nothing."""
+
+    def __init__(self, bar: tqdm, **options: Any):
+        super().__init__(**{**options, "file": io.StringIO()})
+        self._bar = bar
+
+    def update(self, n: float | None = 1) -> bool | None:
+        self._bar.update(n)
+        return super().update(n)
 
 
 class CapturingEngine(Engine):
-    """Keeps the states of named requests, and stores them once their places in the store are known."""
+    """Keeps the states of named requests, and stores them once their places in the store are known: a worker of
+    `drafthead.engine.running` for shards of finished texts."""
 
     def reset_cache(self) -> None:
         """It caches no prefix: every row is computed by the request it belongs to."""
+
+    def make(self, job: Any, bar: tqdm) -> None:
+        """Read the texts of a shard (`generation.shards.ShardJob`) as prompts, and store their states."""
+        slots, texts = job.slots(), job.sequences()
+        pairs = zip(slots, texts, strict=True)
+        self.generate([GenerationRequest(ids, 1, 0.0, None, keep=slot.prompt_id) for slot, ids in pairs], bar)
+        self.store(slots, texts)
 
     def store(self, slots: Sequence[ShardSlot], texts: Sequence[list[int]]) -> None:
         """Write the states of these texts to shards, in the background; those of all other texts are dropped.
@@ -115,7 +142,7 @@ class CapturingEngine(Engine):
         Raises:
             ValueError: states are missing, or an earlier shard could not be written.
         """
-        self._call("harvest_store", [slot.to_params() for slot in slots], [list(text) for text in texts])
+        self._call("harvest_store", [asdict(slot) for slot in slots], [list(text) for text in texts])
 
     def finish(self) -> None:
         """Wait until every shard is on disk; raises ValueError when one could not be written."""

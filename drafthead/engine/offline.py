@@ -11,18 +11,16 @@ memory when they end, and CUDA graphs.
 """
 
 import importlib
-import io
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
@@ -30,7 +28,7 @@ from drafthead.processes import children_end_with_us
 from drafthead.target.files import local_files, pinned_revision
 
 if TYPE_CHECKING:
-    from vllm import LLM, RequestOutput, SamplingParams
+    from vllm import LLM
 
 # Warnings of the CPU build are about the build (no Triton, no tcmalloc), twenty lines per engine.
 _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -177,20 +175,6 @@ def offline_engine(recipe: Recipe, *, seeded: bool = False, **more: Any) -> Iter
             llm.llm_engine.engine_core.shutdown()  # frees weights, caches and process groups, in this process too
 
 
-def generate(
-    llm: "LLM",
-    prompts: Sequence[list[int]],
-    params: "Sequence[SamplingParams] | SamplingParams",
-    bar: tqdm | None = None,
-) -> "list[RequestOutput]":
-    """Run prompts given as token ids; outputs in their order, `bar` advanced by one per finished request."""
-    from vllm import RequestOutput, TokensPrompt
-
-    llm.enqueue([TokensPrompt(prompt_token_ids=list(ids)) for ids in prompts], params, use_tqdm=False)
-    relay = False if bar is None else partial(_Relay, bar)
-    return llm.wait_for_completion(RequestOutput, use_tqdm=relay)
-
-
 def on_cpu() -> bool:
     """Whether the installed vLLM runs on CPU."""
     import_vllm()
@@ -202,18 +186,6 @@ def on_cpu() -> bool:
 def cpu_cache_gib() -> int:
     """GiB of KV cache of an engine on CPU: vLLM's own VLLM_CPU_KVCACHE_SPACE, or 1 where it is not set."""
     return int(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
-
-
-class _Relay(tqdm):
-    """vLLM draws a bar of its own per call; this one forwards its steps to the stage's bar and shows nothing."""
-
-    def __init__(self, bar: tqdm, **options: Any):
-        super().__init__(**{**options, "file": io.StringIO()})
-        self._bar = bar
-
-    def update(self, n: float | None = 1) -> bool | None:
-        self._bar.update(n)
-        return super().update(n)
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
-from drafthead.config import Recipe, local_or_hub
 from drafthead.config.evaluation import HEADS, LABELS, OWN, Method, MethodConfig
+from drafthead.config.recipe import Recipe, local_or_hub
 from drafthead.data.prompts import KIND, read_prompts
 from drafthead.data.rendering import UnrenderableError, renderer
 from drafthead.data.trained_on import read_trained_on

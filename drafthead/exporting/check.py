@@ -30,7 +30,8 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, expected, last_answer, match_text, replay
 from drafthead.drafters.vllm import check_config
 from drafthead.drafters.vocabulary import DraftVocabulary
-from drafthead.engine.offline import generate, import_vllm, offline_engine
+from drafthead.engine.generate import Engine, GenerationRequest
+from drafthead.engine.offline import offline_engine
 from drafthead.statistics import few
 from drafthead.target.pieces import SCORED_ROWS, frozen_target, load_pieces, load_target_spec
 
@@ -232,28 +233,29 @@ def serve_documents(
     Raises:
         ValueError: vLLM cannot be imported, or reads config.json differently.
     """
-    K = recipe.eval.num_draft_tokens
-    sampling = import_vllm().SamplingParams
-    params = [sampling(temperature=0, max_tokens=len(d.response_ids), detokenize=False) for d in documents]
-    if temperature > 0:
-        common = {"temperature": temperature, "max_tokens": recipe.eval.max_tokens, "detokenize": False}
-        params = [sampling(seed=recipe.eval.seed + i, **common) for i in range(len(documents))]
+    K, seeded = recipe.eval.num_draft_tokens, temperature > 0
+    limits = [recipe.eval.max_tokens if seeded else len(d.response_ids) for d in documents]
+    seeds = [recipe.eval.seed + i if seeded else None for i in range(len(documents))]
+    requests = [
+        GenerationRequest(document.prompt_ids, limit, temperature, seed)
+        for document, limit, seed in zip(documents, limits, seeds, strict=True)
+    ]
     # A head of the speculators layout is started as users will: by its own directory, which names the target.
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":
         drafts = {"draft_sample_method": "probabilistic"} if sampled else {}
         options = {"speculative_config": drafter_of(shape.head).vllm.speculative_config(directory, K) | drafts}
-    options |= {"seeded": temperature > 0, "per_request_spec_decode_metrics": "summary"}
+    options |= {"seeded": seeded, "per_request_spec_decode_metrics": "summary"}
     with offline_engine(recipe, **options) as llm:
         if checked:
             running = llm.llm_engine.vllm_config.speculative_config
             assert running is not None
             parsed = running.draft_model_config.hf_config.to_dict()
             check_config(parsed, shape, aux_layer_ids, recipe.engine.max_model_len)
-        outputs: list[Any] = [output.outputs[0] for output in generate(llm, [d.prompt_ids for d in documents], params)]
+        generations = Engine(llm).generate(requests)
     found = []
-    for output in outputs:
-        histogram = output.spec_decode_metrics.histogram  # [j]: rounds that accepted j drafts
+    for generation in generations:
+        histogram = generation.counters.histogram  # [j]: rounds that accepted j drafts
         accepted = tuple(sum(histogram[k + 1 :]) for k in range(K))
-        found.append((list(output.token_ids), Acceptance(sum(histogram), accepted)))
+        found.append((generation.token_ids, Acceptance(sum(histogram), accepted)))
     return found

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafthead import artifacts
-from drafthead.config import HeadConfig, Recipe
+from drafthead.config import Recipe
 from drafthead.data.trained_on import read_trained_on, write_trained_on
+from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.drafters.trained import MODEL_FILE, OWN
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 from tqdm import tqdm
 
 from drafthead.artifacts import digest
-from drafthead.config import Recipe, ResponsesConfig
+from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
-from drafthead.config.recipe import Fault
+from drafthead.config.recipe import Fault, ResponsesConfig
 from drafthead.data.prompts import Prompt
 from drafthead.data.reading import ParsedResponse, response_parser
 from drafthead.data.rendering import NO_ROOM, KeptResponses, UnrenderableError, renderer

@@ -14,14 +14,12 @@ it. Given up: the engine holds its memory while it waits, so harvesters and trai
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from tqdm import tqdm
 
 from drafthead import locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, begin, finish, read_json, reference, require
@@ -31,7 +29,7 @@ from drafthead.data.shard import Shard
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
-from drafthead.engine.generate import CapturingEngine, GenerationRequest, capturing_engine
+from drafthead.engine.generate import capturing_engine
 from drafthead.engine.running import Runner, Task, Worker, run_here
 from drafthead.generation.shards import ShardJob, list_jobs, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
@@ -235,28 +233,13 @@ def harvesting(recipe: Recipe, spec: TargetSpec) -> Task:
     return Task(partial(backend, recipe, spec), recipe.engine.tensor_parallel_size, "harvesting", "seq")
 
 
-@contextmanager
-def backend(recipe: Recipe, spec: TargetSpec) -> Iterator[Worker]:
+def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
     """The recipe's way to run the target, started when the block is entered."""
-    if recipe.states.backend == "transformers":
-        from drafthead.generation.harvest_transformers import transformers_harvester
+    if recipe.states.backend == "vllm":
+        return capturing_engine(recipe, spec)
+    from drafthead.generation.harvest_transformers import transformers_harvester
 
-        with transformers_harvester(recipe, spec) as harvester:
-            yield harvester
-    else:
-        with capturing_engine(recipe, spec) as engine:
-            yield _VllmHarvester(engine)
-
-
-class _VllmHarvester:
-    def __init__(self, engine: CapturingEngine):
-        self._engine, self.finish = engine, engine.finish
-
-    def make(self, job: ShardJob, bar: tqdm) -> None:
-        texts = job.sequences()
-        pairs = zip(texts, job.responses, strict=True)
-        self._engine.generate([GenerationRequest(ids, 1, 0.0, None, keep=r.id) for ids, r in pairs], bar)
-        self._engine.store(job.slots(), texts)
+    return transformers_harvester(recipe, spec)
 
 
 # ---- What was made ----

@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from drafthead.artifacts import MANIFEST, begin, digest, finish, read_manifest
-from drafthead.config import PromptsConfig, PromptSource, Recipe
+from drafthead.config.recipe import PromptsConfig, PromptSource, Recipe
 from drafthead.data.contamination import Candidate, Overlap, find_overlaps
 from drafthead.data.conversations import Conversation, RowError, cut
 from drafthead.data.prompts import KIND, SPLITS, Prompt, prompt_id, read_prompts, write_prompts

@@ -43,7 +43,7 @@ class ShardJob:
 
     directory: Path
     index: int
-    responses: Sequence[Response]
+    responses: Sequence[Response] | ResponseRows
 
     @property
     def path(self) -> Path:
@@ -77,7 +77,7 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     return cut_shards(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
 
 
-def cut_shards(directory: Path, groups: Sequence[Sequence[Response]], size: int) -> list[ShardJob]:
+def cut_shards(directory: Path, groups: Sequence[Sequence[Response] | ResponseRows], size: int) -> list[ShardJob]:
     """Shards of at most `size` sequences, none of which has sequences of two groups."""
     slices = [group[start : start + size] for group in groups for start in range(0, len(group), size)]
     return [ShardJob(directory, i, responses) for i, responses in enumerate(slices)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drafthead.config import REPO_ROOT, PromptSource
+from drafthead.config.recipe import REPO_ROOT, PromptSource
 from drafthead.files import foreign, sha256_file
 from drafthead.generation.sources import CATALOGUE, LOCAL, Entry
 

@@ -17,7 +17,8 @@ import math
 
 import torch
 
-from drafthead.config import Recipe, TrainConfig
+from drafthead.config import Recipe
+from drafthead.config.train import TrainConfig
 from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.generate import BATCHED_TOKENS, reserved_bytes

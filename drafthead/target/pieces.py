@@ -53,25 +53,15 @@ def _is_dtype(name: str) -> str:
 _Dtype = Annotated[str, AfterValidator(_is_dtype)]
 
 
-class _Config(BaseModel):
-    """What is read of a config.json, the rotation apart."""
+class _Rotation(BaseModel):
+    """What `head_rope` reads of a config.json."""
 
-    hidden_size: _Count
-    num_hidden_layers: _Count
-    vocab_size: _Count
-    rms_norm_eps: Annotated[float, Field(gt=0, strict=True)]
-    max_position_embeddings: _Count
-    model_type: str
-    tie_word_embeddings: bool | None = None
-    dtype: _Dtype | None = None
-    torch_dtype: _Dtype | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float | None = None
 
 
-@dataclass(frozen=True)
-class TargetSpec:
+class TargetSpec(BaseModel, frozen=True):
     """What a target's config.json says about it.
 
     Attributes:
@@ -89,14 +79,14 @@ class TargetSpec:
     """
 
     name: str
-    hidden_size: int
-    num_layers: int
-    vocab_size: int
-    rms_norm_eps: float
+    hidden_size: _Count
+    num_layers: _Count = Field(validation_alias="num_hidden_layers")
+    vocab_size: _Count
+    rms_norm_eps: Annotated[float, Field(gt=0, strict=True)]
     rope_parameters: dict[str, Any]
-    max_position_embeddings: int
+    max_position_embeddings: _Count
     tie_word_embeddings: bool
-    dtype: str
+    dtype: _Dtype
     model_type: str
     fingerprint: str
 
@@ -135,21 +125,22 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
                 f"target {path} sets {key}={config[key]}: its logits are not lm_head(norm(h)), "
                 "which is all that drafthead.target.pieces computes"
             )
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    tied = config.get("tie_word_embeddings") or False
     with foreign(file, f"Is it a decoder-only language model? {AGAIN}"):
-        read = _Config.model_validate(config)
-    return TargetSpec(
-        name=path,
-        hidden_size=read.hidden_size,
-        num_layers=read.num_hidden_layers,
-        vocab_size=read.vocab_size,
-        rms_norm_eps=read.rms_norm_eps,
-        rope_parameters=head_rope(config, path),
-        max_position_embeddings=read.max_position_embeddings,
-        tie_word_embeddings=bool(read.tie_word_embeddings),
-        dtype=read.dtype or read.torch_dtype or "bfloat16",
-        model_type=read.model_type,
-        fingerprint=fingerprint_of(path, revision),
-    )
+        _Rotation.model_validate(config)
+        spec = TargetSpec.model_validate(
+            {
+                **config,
+                "name": path,
+                "dtype": dtype,
+                "tie_word_embeddings": tied,
+                "rope_parameters": {},
+                "fingerprint": "",
+            }
+        )
+    found = {"rope_parameters": head_rope(config, path), "fingerprint": fingerprint_of(path, revision)}
+    return spec.model_copy(update=found)
 
 
 def recipe_spec(recipe: Recipe) -> TargetSpec:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from drafthead.artifacts import ArtifactError, describe_difference
-from drafthead.config import TrainConfig
+from drafthead.config.train import TrainConfig
 
 _RUN_TIMEOUT = timedelta(minutes=30)
 

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drafthead.artifacts import MANIFEST, ArtifactError, file_entries, read_json, verify_files
-from drafthead.config import TrainConfig
+from drafthead.config.train import TrainConfig
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.files import check_space, delete_folder, make_folder, sync, write_json
 from drafthead.training.metrics import METRICS

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from drafthead import artifacts
-from drafthead.config import HeadConfig, Recipe
+from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data import store as state_store
 from drafthead.data.packing import Window, cut
@@ -26,7 +26,7 @@ from drafthead.data.spool import SpooledStates, States
 from drafthead.data.store import StateStore
 from drafthead.data.trained_on import known_before, read_trained_on
 from drafthead.drafters.base import Drafter
-from drafthead.drafters.config import ParallelHead
+from drafthead.drafters.config import HeadConfig, ParallelHead
 from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary, size_for_coverage
 from drafthead.progress import wait_until

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from drafthead.config import TrainConfig
+from drafthead.config.train import TrainConfig
 
 EMA_STATE = "ema"
 _BETAS = (0.9, 0.95)

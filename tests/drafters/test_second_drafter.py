@@ -46,6 +46,7 @@ class ParallelModule(DraftModule):
 
 class Parallel(Drafter):
     lookahead = 3
+    MODULE = ParallelModule
     vllm = None
 
     def first_row(self, loss_mask: Tensor) -> int:
@@ -55,12 +56,6 @@ class Parallel(Drafter):
         generated = torch.cat([loss_mask.bool(), torch.zeros(3, dtype=torch.bool)])
         one = generated[2 : len(loss_mask) + 2]
         return torch.stack([one, one & generated[3 : len(loss_mask) + 3]])
-
-    def position_weights(self) -> Tensor:
-        return torch.ones(2, dtype=torch.float64)
-
-    def build(self, shape: DraftShape) -> DraftModule:
-        return ParallelModule(shape)
 
 
 @pytest.fixture

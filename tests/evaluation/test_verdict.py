@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from drafthead.artifacts import ArtifactError
-from drafthead.config.traffic import SLOConfig, TrafficConfig
+from drafthead.config.evaluation import SLOConfig, TrafficConfig
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, plain_verdict, verdicts_of
 from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants

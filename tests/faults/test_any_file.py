@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafthead.cli import run_recipe
-from drafthead.config import PromptSource
+from drafthead.config.recipe import PromptSource
 from drafthead.data.shard import Shard, shard_path
 from drafthead.drafters.vllm import check_files
 from drafthead.exporting.importing import import_head

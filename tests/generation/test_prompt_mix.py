@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from drafthead.artifacts import ArtifactError
-from drafthead.config import REPO_ROOT, PromptsConfig, Recipe, load_recipe
+from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.config.recipe import PromptsConfig
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.generation.prompts import Mix, locate_sources, make_mix, make_prompts, planned_prompts, print_prompts
 from tests.generation.published_rows import PUBLISHED, write_rows

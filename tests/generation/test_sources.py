@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drafthead.config import PromptSource
+from drafthead.config.recipe import PromptSource
 from drafthead.data.prompts import Prompt
 from drafthead.generation import source_files
 from drafthead.generation.prompts import Pool, gather

@@ -23,12 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.packing import Window
 from drafthead.drafters import kernels, recompute
-from drafthead.drafters.base import planned_shape
+from drafthead.drafters.base import draft_shape
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.registry import drafter_of
 from drafthead.losses import fused
 from drafthead.losses.objectives import RowLoss, TargetRows
-from drafthead.target.pieces import FrozenTarget
+from drafthead.target.pieces import FrozenTarget, recipe_spec
 from drafthead.training.feed import Prefetch
 from drafthead.training.trainer import LossModule, Trainer
 
@@ -155,7 +155,7 @@ class InThisThread:
 def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str, Any]:
     """Take one step over one micro batch of documents of these lengths, prompts included."""
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batches_per_step": 1})})
-    drafter, shape = drafter_of(recipe.head), planned_shape(recipe)
+    drafter, shape = drafter_of(recipe.head), draft_shape(recipe.head, recipe_spec(recipe), recipe.target.aux_layer_ids)
     masks = [torch.arange(n) >= p for n, p in zip(lengths, prompts, strict=True)]
     firsts = [drafter.first_row(mask) for mask in masks]
     real = tail_layout(lengths, firsts)

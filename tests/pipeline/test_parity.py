@@ -15,7 +15,8 @@ from drafthead.drafters.base import draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import empty_acceptance, match_text, replay
 from drafthead.drafters.vocabulary import DraftVocabulary
-from drafthead.engine.offline import generate, import_vllm, offline_engine
+from drafthead.engine.generate import Engine, GenerationRequest
+from drafthead.engine.offline import import_vllm, offline_engine
 from drafthead.evaluation.workload import speculative_config
 from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
@@ -61,16 +62,15 @@ def predicted(recipe) -> dict:
 def served(recipe) -> dict:
     """Prompt id -> (drafts, accepted per position) of vLLM's own counters, and whether the text was the same."""
     responses = read_responses(recipe.responses_dir("validation"))
-    params = import_vllm().SamplingParams(temperature=0, max_tokens=recipe.responses.max_tokens, detokenize=False)
+    requests = [GenerationRequest(r.prompt_ids, recipe.responses.max_tokens, 0.0, None) for r in responses]
     options = {"per_request_spec_decode_metrics": "summary"}
     with offline_engine(recipe, speculative_config=speculative_config(recipe, "eagle3"), **options) as llm:
-        outputs = generate(llm, [r.prompt_ids for r in responses], params)
+        answers = Engine(llm).generate(requests)
     counted = {}
-    for response, output in zip(responses, outputs, strict=True):
-        answer = output.outputs[0]
-        histogram = answer.spec_decode_metrics.histogram
+    for response, answer in zip(responses, answers, strict=True):
+        histogram = answer.counters.histogram
         accepted = tuple(sum(histogram[k + 1 :]) for k in range(recipe.eval.num_draft_tokens))
-        counted[response.id] = (sum(histogram), accepted, list(answer.token_ids) == list(response.response_ids))
+        counted[response.id] = (sum(histogram), accepted, answer.token_ids == list(response.response_ids))
     return counted
 
 

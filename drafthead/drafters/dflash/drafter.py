@@ -115,12 +115,16 @@ class DFlashModel(DraftModule):
         self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
     ) -> HeadRows:
         """K x P rows, slot after slot; that of slot 1 + k at row r meets the teacher of row r + 1 + k."""
-        recompute = recompute and torch.is_grad_enabled()
-        known = nn.functional.embedding(batch.ahead(1), embeddings)
-        mask = embeddings[self.mask_token_id].expand_as(known)
-        states = self.fill([known, *[mask] * num_positions], batch.aux, batch.positions, batch.layout, 1, recompute)
+        states = self.slots(batch, embeddings, num_positions, 1, recompute)
         counts = (states.shape[1],) * num_positions
         return HeadRows(states.flatten(0, 1), batch.teachers(num_positions).flatten(), counts, batch.chunks)
+
+    def slots(self, batch: PackedBatch, embeddings: Tensor, masks: int, first: int, recompute: bool = False) -> Tensor:
+        """As `fill`, of blocks of the known token and so many masks."""
+        known = nn.functional.embedding(batch.ahead(1), embeddings)
+        block = [known, *[embeddings[self.mask_token_id].expand_as(known)] * masks]
+        recompute = recompute and torch.is_grad_enabled()
+        return self.fill(block, batch.aux, batch.positions, batch.layout, first, recompute)
 
     def fill(
         self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int, recompute: bool = False
@@ -150,6 +154,7 @@ class DFlash(Drafter):
     """DFlash behind the interface of `drafters.base`."""
 
     head: BlockHead
+    MODULE = DFlashModel
     vllm = DFlashFiles()
     roots_apart = True
 
@@ -171,7 +176,3 @@ class DFlash(Drafter):
         """exp(-k / gamma)."""
         k = torch.arange(self.num_positions, dtype=torch.float64)
         return torch.ones_like(k) if self.head.position_decay is None else torch.exp(-k / self.head.position_decay)
-
-    def build(self, shape: DraftShape) -> DraftModule:
-        """The module with random weights."""
-        return DFlashModel(shape)

@@ -75,18 +75,11 @@ class DSparkModel(DFlashModel):
         """(M,) log-odds that each row's draft is the target's first choice."""
         return self.confidence_head(rows.states.detach()) if self.confidence_head else None
 
-    def slots(self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool) -> Tensor:
-        """(K, P, H) of the backbone."""
-        known = nn.functional.embedding(batch.ahead(1), embeddings)
-        mask = embeddings[self.mask_token_id].expand_as(known)
-        block = [known, *[mask] * (num_positions - 1)]
-        return self.fill(block, batch.aux, batch.positions, batch.layout, 0, recompute)
-
     def head_rows(
         self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
     ) -> HeadRows:
         """K x P rows (H + r); the token before draft k of root t is x[t+1+k]."""
-        states = self.slots(batch, embeddings, num_positions, recompute and torch.is_grad_enabled())
+        states = self.slots(batch, embeddings, num_positions - 1, 0, recompute)
         before = torch.stack([batch.ahead(1 + k) for k in range(num_positions)])
         rows = torch.cat([states, self.markov_head(before)], dim=-1)
         counts = (states.shape[1],) * num_positions
@@ -97,16 +90,13 @@ class DSpark(DFlash):
     """DSpark behind the interface of `drafters.base`."""
 
     head: DSparkHead
+    MODULE = DSparkModel
     vllm = DSparkFiles()
 
     @property
     def num_slots(self) -> int:
         """The known token's slot makes a draft too."""
         return math.ceil(self.num_positions * self.head.anchor_share)
-
-    def build(self, shape: DraftShape) -> DraftModule:
-        """The module with random weights."""
-        return DSparkModel(shape)
 
     @torch.no_grad()
     def draft(
@@ -115,7 +105,7 @@ class DSpark(DFlash):
         """One draft after the other, each with the bias of the one before it."""
         assert isinstance(model, DSparkModel)
         previous, drafts = batch.ahead(1), []
-        for states in model.slots(batch, embeddings, num_drafts, False):
+        for states in model.slots(batch, embeddings, num_drafts - 1, 0):
             logits = model.lm_head(states) + model.markov_head.markov_w2(model.markov_head(previous))
             drafts.append(logits.argmax(-1))
             previous = target_ids[drafts[-1]]

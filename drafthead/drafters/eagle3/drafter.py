@@ -278,12 +278,9 @@ class Eagle3(Drafter):
     """EAGLE-3, and 3.1 by its norms, behind the interface of `drafters.base`."""
 
     head: Eagle3Head
+    MODULE = DraftModel
     vllm = Eagle3Files()
 
     def position_weights(self) -> Tensor:
         """decay**k."""
         return torch.tensor([self.head.step_weight_decay**k for k in range(self.num_positions)], dtype=torch.float64)
-
-    def build(self, shape: DraftShape) -> DraftModule:
-        """The module with random weights."""
-        return DraftModel(shape)

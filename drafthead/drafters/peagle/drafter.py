@@ -13,7 +13,7 @@ Shapes: R rows, H hidden, N aux layers, K draft positions.
 import torch
 from torch import Tensor, nn
 
-from drafthead.drafters.base import Drafter, DraftModule, DraftShape, evenly
+from drafthead.drafters.base import Drafter, DraftShape, evenly
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.eagle3.drafter import DraftModel, EmbeddingProjections
 from drafthead.drafters.peagle.config import PEagleHead
@@ -53,6 +53,7 @@ class PEagle(Drafter):
     """P-EAGLE behind the interface of `drafters.base`."""
 
     head: PEagleHead
+    MODULE = PEagleModel
     vllm = PEagleFiles()
 
     @property
@@ -64,11 +65,3 @@ class PEagle(Drafter):
         """(K, T) bool: max(r^k, 0.2) of the rows at draft position k, all of them also rows of position k - 1."""
         share = torch.full((self.num_positions, 1), self.head.depth_ratio).cumprod(0) / self.head.depth_ratio
         return self.loss_rows(loss_mask) & (evenly(len(loss_mask), draw) < share.clamp_min(_LEAST_SHARE))
-
-    def position_weights(self) -> Tensor:
-        """All alike."""
-        return torch.ones(self.num_positions, dtype=torch.float64)
-
-    def build(self, shape: DraftShape) -> DraftModule:
-        """The module with random weights."""
-        return PEagleModel(shape)

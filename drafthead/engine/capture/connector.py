@@ -61,7 +61,7 @@ class HarvestWorker:
     """Methods added to vLLM's worker, called through `LLM.collective_rpc`."""
 
     def harvest_store(self, slots: list[dict[str, Any]], texts: list[list[int]]) -> str | None:
-        """Write kept texts to their slots (`ShardSlot.to_params`), and drop all others; the first error so far."""
+        """Write kept texts to their slots (fields of a `ShardSlot`), and drop all others; the first error so far."""
         return _connector().store([ShardSlot(**slot) for slot in slots], texts)
 
     def harvest_finish(self) -> str | None:

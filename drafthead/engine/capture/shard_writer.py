@@ -12,9 +12,8 @@ Shapes: T tokens, C captured boundaries (the aux layers and L, ascending), H hid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,10 +43,6 @@ class ShardSlot:
     prompt_id: str
     num_prompt_tokens: int
     num_response_tokens: int
-
-    def to_params(self) -> dict[str, Any]:
-        """As JSON values, to travel with a request."""
-        return asdict(self)
 
 
 class KeptRows:

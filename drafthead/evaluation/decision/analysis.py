@@ -8,8 +8,7 @@ import numpy as np
 
 from drafthead.artifacts import require
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL
-from drafthead.config.traffic import TrafficConfig
+from drafthead.config.evaluation import ALL, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
 from drafthead.evaluation.decision.cost_model import Priced, price, speed_samples
 from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from drafthead.config.traffic import SLOConfig
+from drafthead.config.evaluation import SLOConfig
 from drafthead.evaluation.comparison import Change, across_blocks, throughput_change
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, NAMES

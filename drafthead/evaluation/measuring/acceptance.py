@@ -29,7 +29,8 @@ from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.data.responses import repeated_share
-from drafthead.engine.offline import generate, import_vllm, offline_engine
+from drafthead.engine.generate import Engine, Generation, GenerationRequest
+from drafthead.engine.offline import offline_engine
 from drafthead.engine.running import Task, run_here, run_on_node
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, read_rows, write_rows
 from drafthead.evaluation.workload import (
@@ -47,7 +48,7 @@ from drafthead.evaluation.workload import (
 from drafthead.processes import end_with_pool
 
 if TYPE_CHECKING:
-    from vllm import LLM, RequestOutput
+    from vllm import LLM
 
 
 @dataclass(frozen=True)
@@ -250,23 +251,18 @@ def _measure(recipe: Recipe, share: _Share, workloads: Workloads, bar: Any = Non
 def _generate(
     llm: "LLM", recipe: Recipe, condition: Condition, method: str, numbered: list[tuple[int, EvalPrompt]], bar: Any
 ) -> list[dict[str, Any]]:
-    sampling = import_vllm().SamplingParams
-    options: dict[str, Any] = {"max_tokens": recipe.eval.max_tokens, "detokenize": False}
-    if condition.temperature == 0:
-        params = sampling(temperature=0, **options)
-    else:  # a seed per prompt: the same draw whatever the batch
-        seeds = [recipe.eval.seed + number for number, _ in numbered]
-        params = [sampling(temperature=condition.temperature, seed=seed, **options) for seed in seeds]
-    prompts = [prompt for _, prompt in numbered]
-    outputs = generate(llm, [p.prompt_ids for p in prompts], params, bar)
-    key = {"arm": method, "k": condition.k, "temperature": condition.temperature, "effort": condition.effort}
-    return [key | _row(p, output, condition.k) for p, output in zip(prompts, outputs, strict=True)]
+    temperature, most = condition.temperature, recipe.eval.max_tokens
+    requests = [  # a seed per prompt: the same draw whatever the batch
+        GenerationRequest(prompt.prompt_ids, most, temperature, recipe.eval.seed + number if temperature else None)
+        for number, prompt in numbered
+    ]
+    generations = Engine(llm).generate(requests, bar)
+    key = {"arm": method, "k": condition.k, "temperature": temperature, "effort": condition.effort}
+    return [key | _row(p, one, condition.k) for (_, p), one in zip(numbered, generations, strict=True)]
 
 
-def _row(prompt: EvalPrompt, output: "RequestOutput", K: int) -> dict[str, Any]:
-    response = output.outputs[0]
-    ids = list(response.token_ids)
-    counters = response.spec_decode_metrics
+def _row(prompt: EvalPrompt, response: Generation, K: int) -> dict[str, Any]:
+    ids, counters = response.token_ids, response.counters
     kept = np.array(counters.per_step_accepted if counters else [], int)  # (steps,)
     drafted = np.array(counters.per_step_drafted if counters else [], int)
     return {
