@@ -107,7 +107,7 @@ class OurTrainee:
         inputs = open_inputs(recipe)
         if same:
             rope = target_config(assignment.shape)["rope_parameters"]
-            inputs = replace(inputs, spec=replace(inputs.spec, rope_parameters=rope))
+            inputs = replace(inputs, spec=inputs.spec.model_copy(update={"rope_parameters": rope}))
         self.trainer = Trainer(recipe, inputs)
         self.trainer.total_steps = len(plan.steps)  # of the schedule
         found = [[w.document for batch in self.trainer._group(s) for w in batch] for s in range(len(plan.steps))]
