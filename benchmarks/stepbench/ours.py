@@ -110,7 +110,7 @@ class OurTrainee:
             inputs = replace(inputs, spec=inputs.spec.model_copy(update={"rope_parameters": rope}))
         self.trainer = Trainer(recipe, inputs)
         self.trainer.total_steps = len(plan.steps)  # of the schedule
-        found = [[w.document for batch in self.trainer._group(s) for w in batch] for s in range(len(plan.steps))]
+        found = [[w.document for batch in self.trainer.group(s) for w in batch] for s in range(len(plan.steps))]
         assert found == plan.steps
         shape = self.trainer.shape
         assert isinstance(shape.head, EagleHead)

@@ -226,7 +226,7 @@ class Trainer:
                 if self.feed.wants_checkpoint(step):
                     self.save(step, self.weights(averaged))
                 self.feed.wait(step)
-                log.step(self.step(step), sum(w.num_tokens for windows in self._group(step) for w in windows))
+                log.step(self.step(step), sum(w.num_tokens for windows in self.group(step) for w in windows))
                 bar.update(1)
 
                 # Now and then: measure, and keep the weights.
@@ -244,7 +244,7 @@ class Trainer:
         apart = self.thin and self.drafter.draws and self.drafter.roots_apart
         return batch.prepared(self.drafter.num_positions, device_type, apart)
 
-    def _group(self, step: int) -> list[list[Window]]:
+    def group(self, step: int) -> list[list[Window]]:
         """The packed micro batches of an optimiser step, of all ranks."""
         first = step * self.config.batches_per_step
         return self.stream[first : first + self.config.batches_per_step]
@@ -258,7 +258,7 @@ class Trainer:
         config, ranks, K = self.config, self.accelerator.num_processes, self.drafter.num_positions
         first = step * config.batches_per_step
         mine = range(first + self.accelerator.process_index, first + config.batches_per_step, ranks)
-        valid = [window.valid for windows in self._group(step) for window in windows]
+        valid = [window.valid for windows in self.group(step) for window in windows]
         rows = torch.tensor(valid).sum(0).clamp_min(1)  # (K,)
         weights = self.drafter.position_weights()
         # DeepSpeed divides by accumulation steps and averages over ranks: undo both.

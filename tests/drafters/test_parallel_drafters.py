@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafthead.data.packing import cut, pack
+from drafthead.data.packing import cut, pack, plan_stream
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import valid_positions
@@ -18,6 +18,7 @@ from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.drafter import PEagle
 from drafthead.drafters.registry import drafter_of
 from drafthead.losses.fused import HeadRows, Teacher, head_loss
+from drafthead.training.inputs import survey
 from tests.data.sequences import sequence
 from tests.drafters.naive_reference import combine, rms_norm, rotate_one, run_layer
 from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, peagle_model
@@ -209,6 +210,21 @@ def test_anchors_are_whole_blocks_and_other_ones_in_each_epoch():
         assert torch.equal(rows[0, :-20], rows[-1, :-20]), "a block whose last position is not trained"
     assert len({tuple(rows[0].nonzero()[:, 0].tolist()) for rows in drawn}) == 3
     assert torch.stack(drawn).any(0)[0].double().mean() > 0.6
+
+
+def test_an_epoch_takes_the_windows_of_its_own_draw(tmp_path):
+    drafter = DFlash(dflash_model().shape.head.model_copy(update={"anchor_share": 0.4, "num_draft_positions": 3}))
+    documents = [sequence(f"d{n}", n, layers=(1,), hidden=8) for n in range(12, 20)]
+    write_shard(shard_path(tmp_path, 0), documents, num_target_layers=9)
+    store = StateStore(tmp_path)
+    found = survey(store, 20, 40, drafter, draws=2)
+    stream = plan_stream(store, found.windows, 40, 0, 5)
+    drawn = [(window.document, window.draw) for batch in stream for window in batch]
+    assert sorted(drawn) == sorted((i, epoch % 2) for epoch in range(5) for i in range(8))
+    scored = [
+        pack(store, [w for w in found.windows if w.draw == draw], drafter).scored.any(0).tolist() for draw in (0, 1)
+    ]
+    assert scored[0] != scored[1]
 
 
 @pytest.mark.parametrize("build", [dflash_model, dspark_model, peagle_model])
