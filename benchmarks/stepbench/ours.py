@@ -77,7 +77,7 @@ def packed_batch(assignment: Assignment, drafter: Drafter) -> PackedBatch:
     flat = {name: tensors[name].flatten(0, 1) for name in ("input_ids", "aux", "last_hidden", "lse", "argmax")}
     device, B = torch.device(assignment.device), shape.batch
     ones = torch.ones(shape.tokens_per_step, dtype=torch.bool, device=device)
-    return PackedBatch(
+    batch = PackedBatch(
         ids=tuple(map(str, range(B))),
         layout=tail_layout([shape.tokens] * B, [0] * B),
         positions=torch.arange(shape.tokens, device=device).repeat(B),
@@ -85,7 +85,8 @@ def packed_batch(assignment: Assignment, drafter: Drafter) -> PackedBatch:
         scored=drafter.trained_rows(torch.ones(shape.tokens, dtype=torch.bool)).repeat(1, B).to(device),
         of_row=torch.arange(shape.tokens_per_step, device=device),
         **flat,
-    ).on(device)
+    )
+    return batch.prepared(drafter.num_positions, device.type, drafter.computed_rows(batch.scored)).on(device)
 
 
 def frozen_target(assignment: Assignment) -> FrozenTarget:

@@ -36,7 +36,7 @@ _OPEN_BATCHES = 8
 _POOL = (
     32  # optimiser steps whose micro batches change places; with 8 ranks, 3 % of their time is spent waiting or less
 )
-_ROW_COST = 12  # of a row that carries loss, in tokens that only give context (tests/gpu/fake_step.py, gpt-oss-120b)
+_ROW_COST = 12  # of a row with loss at all positions, in tokens that only give context (tests/gpu, gpt-oss-120b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def leveled(batches: list[list[Window]], per_step: int, first: int, seed: int) -
 
 def cost(batch: Sequence[Window]) -> int:
     """Of a micro batch, in tokens that only give context."""
-    return sum(_ROW_COST * (window.stop - window.first_row) + window.num_tokens for window in batch)
+    return sum(_ROW_COST * sum(window.valid) // len(window.valid) + window.num_tokens for window in batch)
 
 
 def plan_epoch(windows: Sequence[Window], budget: int, seed: int, epoch: int, group: int = 0) -> list[list[Window]]:

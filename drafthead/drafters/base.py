@@ -82,6 +82,9 @@ def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) ->
     )  # fmt: skip
 
 
+_NEARLY_ALL = 0.9  # of the rows: computing fewer pays for selecting them
+
+
 class DraftModule(nn.Module, ABC):
     """The trainable part. Parameter names are those of the exported file, the embedding is the target's and frozen."""
 
@@ -183,11 +186,24 @@ class Drafter:
         return valid_positions(loss_mask, self.num_positions)
 
     draws: bool = False  # whether `trained_rows` are other ones at each draw
-    roots_apart: bool = False  # whether what is computed of a root is read by no other: one without loss is left out
+    whole_blocks: bool = False  # whether a draft position of a root reads deeper ones too
 
     def trained_rows(self, loss_mask: Tensor, draw: int = 0) -> Tensor:
         """(K, T) bool: those of `loss_rows` that training uses in epoch `draw`; where rounds are replayed, all."""
         return self.loss_rows(loss_mask)
+
+    def computed_rows(self, scored: Tensor) -> tuple[Tensor, ...]:
+        """The rows that each draft position is computed for in training, as in `Layout.roots`: those with loss at this
+        position or one that reads it. None, which is all, where selecting them would cost what it spares.
+
+        Args:
+            scored: (K, R) bool, rows of a packed batch that carry loss.
+        """
+        found = [scored.any(0).nonzero()[:, 0]]
+        for k in range(1, len(scored)):
+            deeper = found[0] if self.whole_blocks else scored[k:].any(0).nonzero()[:, 0]
+            found.append(deeper if len(deeper) else found[-1][:1])  # no kernel is given nothing
+        return tuple(found) if sum(map(len, found)) < _NEARLY_ALL * scored.numel() else ()
 
     def position_weights(self) -> Tensor:
         """(K,) float64 weight of the mean loss at each draft position; by itself all alike."""

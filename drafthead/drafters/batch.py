@@ -33,7 +33,8 @@ class Layout:
         cu_rows: (S + 1,) int32, where each document begins among the R rows, then R.
         longest: most tokens of a document. Known on the host: asking a GPU for it would wait for all it has to do.
         most_rows: most rows of a document, likewise.
-        roots: (P,) int64, ascending, the rows that drafts are made from, where those are not all.
+        roots: the rows that each of the K draft positions is computed for, (P_k,) int64, ascending, each among those of
+            the position before; empty: all rows for every position.
     """
 
     cu_seqlens: Tensor
@@ -41,16 +42,19 @@ class Layout:
     cu_rows: Tensor
     longest: int
     most_rows: int
-    roots: Tensor | None = None
+    roots: tuple[Tensor, ...] = ()
 
-    def of_roots(self, per_row: Tensor) -> Tensor:
-        """(..., P) of (..., R)."""
-        return per_row if self.roots is None else per_row[..., self.roots]
+    def at(self, k: int, per_row: Tensor) -> Tensor:
+        """(P_k, ...) of (R, ...): of the rows that draft position k is computed for."""
+        return per_row[self.roots[k]] if self.roots else per_row
 
-    @property
-    def within(self) -> tuple[Tensor, int] | None:
-        """The roots, and R that they are of; None where they are all rows."""
-        return None if self.roots is None else (self.roots, len(self.rows))
+    def counts(self, num_positions: int) -> tuple[int, ...]:
+        """(K,) numbers of rows that the draft positions are computed for."""
+        return tuple(map(len, self.roots)) or (len(self.rows),) * num_positions
+
+    def within(self, k: int) -> tuple[Tensor, int] | None:
+        """The rows that draft position k is computed for, and R that they are of; None where they are all."""
+        return (self.roots[k], len(self.rows)) if self.roots else None
 
 
 def tail_layout(lengths: Sequence[int], firsts: Sequence[int]) -> Layout:
@@ -102,14 +106,18 @@ class PackedBatch:
         return self.input_ids[self.layout.rows]
 
     def ahead(self, k: int) -> Tensor:
-        """(P,) token ids k behind the roots; what wraps around lies past a document's end."""
-        return self.layout.of_roots(torch.roll(self.row_ids, -k))
+        """(P_0,) token ids k behind the roots; what wraps around lies past a document's end."""
+        return self.layout.at(0, torch.roll(self.row_ids, -k))
+
+    def computed(self, per_position: Tensor) -> Tensor:
+        """(M,) of (K, R): of the rows computed for draft position 0, then of those for position 1, and so on."""
+        return torch.cat([self.layout.at(k, per_row) for k, per_row in enumerate(per_position)])
 
     def teachers(self, num_positions: int) -> Tensor:
-        """(K, P) teacher rows where draft position k at row r meets the teacher of row r + 1 + k; -1: no loss."""
+        """(M,) teacher rows: draft position k at row r meets the teacher of row r + 1 + k; -1: no loss."""
         ahead = torch.stack([torch.roll(self.of_row, -1 - k) for k in range(num_positions)])
         # What wraps around lies past a document's end, and is not scored.
-        return self.layout.of_roots(torch.where(self.scored[:num_positions], ahead, -1))
+        return self.computed(torch.where(self.scored[:num_positions], ahead, -1))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""
@@ -119,17 +127,16 @@ class PackedBatch:
         """The batch on a device; from page-locked memory the host does not wait."""
         return _moved(self, lambda tensor: tensor.to(device, non_blocking=True))
 
-    def prepared(self, num_positions: int, device_type: str, scored_only: bool = False) -> "PackedBatch":
+    def prepared(self, num_positions: int, device_type: str, roots: tuple[Tensor, ...] = ()) -> "PackedBatch":
         """A batch on the host, with what the head would otherwise have to ask a device for.
 
         Args:
             num_positions: K.
             device_type: where the head computes.
-            scored_only: drafts are made from no root without loss.
+            roots: of the layout.
         """
-        roots = self.scored[:num_positions].any(0).nonzero()[:, 0] if scored_only else None
         batch = replace(self, layout=replace(self.layout, roots=roots))
-        return replace(batch, chunks=cut(batch.teachers(num_positions).flatten(), num_positions, device_type))
+        return replace(batch, chunks=cut(batch.teachers(num_positions), num_positions, device_type))
 
     def cast(self, dtype: torch.dtype) -> "PackedBatch":
         """The batch with its states in the compute type; e4m3 becomes bf16 first."""
@@ -157,6 +164,8 @@ def _moved(part: Any, move: Callable[[Tensor], Any]) -> Any:
         return replace(part, **{f.name: _moved(getattr(part, f.name), move) for f in fields(part)})
     if isinstance(part, Chunks):
         return part.moved(move)
+    if isinstance(part, tuple):
+        return tuple(_moved(entry, move) for entry in part)
     return move(part) if isinstance(part, Tensor) else part
 
 

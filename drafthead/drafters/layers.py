@@ -72,6 +72,12 @@ def rotation(positions: Tensor, inverse_frequencies: Tensor, factor: float) -> t
     return angles.cos() * factor, angles.sin() * factor
 
 
+def by_head(states: Tensor, rope: Tensor) -> Tensor:
+    """States (R, heads * head_dim) as (R, heads, head_dim), for as many positions as `rope` (R, 1, head_dim) has; a
+    single state (1, heads * head_dim) is that of all of them."""
+    return states.unflatten(-1, (-1, rope.shape[-1])).expand(len(rope), -1, -1)
+
+
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys (T, heads, head_dim); halves are paired, as in Llama and gpt-oss."""
     if kernels := kernels_for(states):

@@ -148,9 +148,9 @@ class LossModule(nn.Module):
         confidence = self.draft.confidence(rows)
         if confidence is None:
             return scored
-        hits = first_choices(scored, batch, target)
-        weights = scale.repeat_interleave(hits.shape[1])
-        missed = binary_cross_entropy_with_logits(confidence, hits.flatten().to(confidence.dtype), reduction="none")
+        hits = first_choices(scored, batch, target).to(confidence.dtype)
+        weights = torch.cat([one.expand(n) for one, n in zip(scale, rows.counts, strict=True)])
+        missed = binary_cross_entropy_with_logits(confidence, hits, reduction="none")
         return scored._replace(loss=scored.loss + (missed * weights * (rows.teacher >= 0)).sum())
 
 
@@ -241,8 +241,8 @@ class Trainer:
         """A micro batch on the host; called by the thread that reads ahead."""
         device_type = self.device.type
         batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda", thin=self.thin)
-        apart = self.thin and self.drafter.draws and self.drafter.roots_apart
-        return batch.prepared(self.drafter.num_positions, device_type, apart)
+        roots = self.drafter.computed_rows(batch.scored) if self.thin else ()
+        return batch.prepared(self.drafter.num_positions, device_type, roots)
 
     def group(self, step: int) -> list[list[Window]]:
         """The packed micro batches of an optimiser step, of all ranks."""
@@ -275,7 +275,8 @@ class Trainer:
                 self.accelerator.backward(scored.loss)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            sums += torch.cat([scored.position_sums, first_choices(scored, batch, self.target).sum(1)])
+            hits = first_choices(scored, batch, self.target).split(batch.layout.counts(K))
+            sums += torch.cat([scored.position_sums, torch.stack([part.sum() for part in hits])])
         losses, accuracies = (self.accelerator.reduce(sums, "sum").cpu().view(2, K) / rows).unbind()
         metrics = StepMetrics(
             step=step + 1, loss=float((losses * weights).sum()), loss_per_step=tuple(losses.tolist()),
@@ -393,12 +394,12 @@ class Trainer:
 
 
 def first_choices(scored: HeadLoss, batch: PackedBatch, target: FrozenTarget) -> Tensor:
-    """(K, P) bool: scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
-    predictions = scored.predictions.view(len(batch.scored), -1)
+    """(M,) bool: scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
+    predictions = scored.predictions
     proposed = torch.where(predictions >= 0, target.target_ids[predictions.clamp_min(0)], -1)
     choice = torch.where(batch.of_row >= 0, batch.argmax[batch.of_row.clamp_min(0)], -2)  # (R,)
     # Draft position k of row t is compared with the target's choice at t + 1 + k; rows not scored hold -1.
-    return proposed == batch.layout.of_roots(torch.stack([torch.roll(choice, -1 - k) for k in range(len(proposed))]))
+    return proposed == batch.computed(torch.stack([torch.roll(choice, -1 - k) for k in range(len(batch.scored))]))
 
 
 def replayed_documents(store: States, drafter: Drafter, max_tokens: int) -> tuple[list[Window], bool]:

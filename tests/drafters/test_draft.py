@@ -50,7 +50,7 @@ def test_recomputed_steps_give_the_same_gradients_and_keep_less(norm_output, mon
     for recompute in (False, True):
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, s=saved: s.append(t.numel()) or t, lambda t: t):
-            states = model.unroll(aux, embeddings, torch.arange(length), layout, num_steps, recompute)
+            states = torch.stack(model.unroll(aux, embeddings, torch.arange(length), layout, num_steps, recompute))
         kept.append(sum(saved))
         trained = [p for n, p in model.named_parameters() if n != "lm_head.weight"]
         grads.append(torch.autograd.grad(states.square().sum(), trained))
@@ -72,7 +72,7 @@ def check_parity(model, lengths, num_steps, firsts=None):
     weights = torch.randn(num_steps, len(layout.rows), hidden, generator=generator, dtype=torch.float64)
     weights = weights * valid[..., None]
 
-    ours = model.unroll(aux, embeddings, positions, layout, num_steps)
+    ours = torch.stack(model.unroll(aux, embeddings, positions, layout, num_steps))
     reference = torch.cat(
         [
             naive_unroll(model, aux[a:b], embeddings[a:b], p, num_steps)

@@ -21,7 +21,7 @@ from drafthead.losses.fused import HeadRows, Teacher, head_loss
 from drafthead.training.inputs import survey
 from tests.data.sequences import sequence
 from tests.drafters.naive_reference import combine, rms_norm, rotate_one, run_layer
-from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, peagle_model
+from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, peagle_model, small_model
 
 
 def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_position: int) -> Tensor:
@@ -106,7 +106,7 @@ def ours_dspark(model, aux, embeddings, positions, layout, num_positions, recomp
 
 
 def ours_peagle(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
-    return model.unroll(aux, embeddings, positions, layout, num_positions, recompute)
+    return torch.stack(model.unroll(aux, embeddings, positions, layout, num_positions, recompute))
 
 
 KINDS = {
@@ -163,7 +163,7 @@ def test_blocks_of_some_roots_are_theirs_among_all(kind, roots):
     layout, chosen = tail_layout([8, 2, 5], [1, 0, 0]), torch.tensor(roots)  # 14 rows
     positions = torch.cat([torch.arange(n) for n in (8, 2, 5)])
     every = ours(model, aux, embeddings, positions, layout, 3)
-    some_layout = replace(layout, roots=chosen)
+    some_layout = replace(layout, roots=(chosen,) * 3)
     known = torch.roll(embeddings[layout.rows], -1, 0)[chosen]
     masks = [torch.full_like(known, 0.5)] * (3 if kind == "dflash" else 2)
     some = model.fill([known, *masks], aux, positions, some_layout, 1 if kind == "dflash" else 0)
@@ -183,7 +183,7 @@ def test_peagle_has_the_norms_of_eagle(flag):
     first, second = (naive_peagle(m, aux, embeddings, 0, 2) for m in (one, other))
     assert not torch.allclose(first, second)
     layout = tail_layout([5], [0])
-    ours = one.unroll(aux, embeddings, torch.arange(5), layout, 2)
+    ours = torch.stack(one.unroll(aux, embeddings, torch.arange(5), layout, 2))
     torch.testing.assert_close(ours[:, :4], first, rtol=0, atol=1e-9)
 
 
@@ -227,31 +227,53 @@ def test_an_epoch_takes_the_windows_of_its_own_draw(tmp_path):
     assert scored[0] != scored[1]
 
 
-@pytest.mark.parametrize("build", [dflash_model, dspark_model, peagle_model])
-def test_rows_without_loss_change_neither_loss_nor_gradient(build, tmp_path):
-    """A batch as training reads it, of rows drawn in the third epoch, beside all of its roots computed."""
-    model = build()
-    share = {"depth_ratio": 0.5} if build is peagle_model else {"anchor_share": 0.4}
-    drafter = drafter_of(model.shape.head.model_copy(update={"num_draft_positions": 3, **share}))
+SHARES = {
+    dflash_model: {"num_draft_positions": 3, "anchor_share": 0.4},
+    dspark_model: {"num_draft_positions": 3, "anchor_share": 0.4},
+    peagle_model: {"num_draft_positions": 3, "depth_ratio": 0.5},
+    small_model: {"num_ttt_steps": 3},
+}
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("first", [2, 0])
+@pytest.mark.parametrize("build", SHARES)
+def test_rows_without_loss_change_neither_loss_nor_gradient(build, first, num_layers, tmp_path):
+    """A batch of chats as training reads it, of rows drawn in the third epoch, beside all of its rows computed."""
+    model = build(num_layers=num_layers)
+    drafter = drafter_of(model.shape.head.model_copy(update=SHARES[build]))
     documents = [sequence(f"d{n}", n, layers=(1, 2, 3), hidden=8) for n in (20, 9, 14)]
+    for document in documents:
+        document.loss_mask[:] = torch.arange(len(document.loss_mask)) >= first
+    documents[0].loss_mask[6:14] = 0  # what the user said next
     write_shard(shard_path(tmp_path, 0), documents, num_target_layers=9)
     windows = [window for i, d in enumerate(documents) for window in cut(i, d.loss_mask, 64, drafter, draw=2)]
     batch = pack(StateStore(tmp_path), windows, drafter).to(torch.device("cpu"), torch.float64)
     assert batch.scored.sum(1).tolist() == torch.tensor([window.valid for window in windows]).sum(0).tolist()
     sizes, scale = (20, len(batch.argmax), 11), torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
     embeddings, normed, target_rows = (torch.randn(n, 8, dtype=torch.float64) for n in sizes)
-    found = []
-    for scored_only in (False, drafter.roots_apart):
-        rows = model.head_rows(batch.prepared(3, "cpu", scored_only), embeddings, 3)
+    found, trained = [], [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"]
+    for roots in ((), drafter.computed_rows(batch.scored)):
+        rows = model.head_rows(batch.prepared(3, "cpu", roots), embeddings, 3)
         weight = model.head_weight.detach().requires_grad_()
         scored = head_loss(rows, weight, Teacher(normed, target_rows, batch.lse.double()), scale)
-        found.append((scored, torch.autograd.grad(scored.loss, [weight, model.fc.weight]), len(rows.states)))
+        grads = torch.autograd.grad(scored.loss, [weight, *trained], materialize_grads=True)
+        found.append((scored, grads, len(rows.states)))
     (all_rows, all_grads, most), (some, some_grads, computed) = found
-    assert computed == (3 * int(batch.scored.any(0).sum()) if drafter.roots_apart else most)
+    assert computed == (3 * int(batch.scored.any(0).sum()) if drafter.whole_blocks else int(batch.scored.sum())) < most
     torch.testing.assert_close(some.loss, all_rows.loss, rtol=0, atol=1e-12)
     torch.testing.assert_close(some.position_sums, all_rows.position_sums, rtol=0, atol=1e-12)
     for one, other in zip(some_grads, all_grads, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_rows_are_selected_where_that_spares_a_tenth():
+    drafter, scored = drafter_of(small_model().shape.head), torch.ones(4, 100, dtype=torch.bool)
+    scored[2:, 1:] = False
+    assert [len(rows) for rows in drafter.computed_rows(scored)] == [100, 100, 1, 1]
+    scored[3] = False
+    assert [rows.tolist() for rows in drafter.computed_rows(scored)[2:]] == [[0], [0]]
+    assert drafter.computed_rows(torch.ones(4, 100, dtype=torch.bool)) == ()
 
 
 def test_confidence_learns_what_is_accepted_and_changes_no_draft():

@@ -41,7 +41,7 @@ class ParallelModule(DraftModule):
     def head_rows(self, batch, embeddings, num_positions, recompute=False) -> HeadRows:
         fused = self.fc(batch.aux)[batch.layout.rows]
         states = torch.stack([layer(fused) for layer in self.positions[:num_positions]])
-        return HeadRows(states.flatten(0, 1), batch.teachers(num_positions).flatten(), (len(fused),) * num_positions)
+        return HeadRows(states.flatten(0, 1), batch.teachers(num_positions), (len(fused),) * num_positions)
 
 
 class Parallel(Drafter):

@@ -27,7 +27,7 @@ from drafthead.drafters.base import Drafter, DraftModule, DraftShape, evenly
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.dflash.config import BlockHead
 from drafthead.drafters.dflash.vllm import DFlashFiles
-from drafthead.drafters.layers import MLP, Projection, RMSNorm, rope_frequencies, rotate, rotation
+from drafthead.drafters.layers import MLP, Projection, RMSNorm, by_head, rope_frequencies, rotate, rotation
 from drafthead.losses.fused import HeadRows
 
 Rotation = tuple[Tensor, Tensor]
@@ -46,10 +46,13 @@ class BlockAttention(nn.Module):
 
     def key_value(self, states: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         """Keys, rotated, and values, each (rows, G, d), of states (rows, H)."""
-        heads = (-1, self.head_dim)
-        return rotate(self.k_norm(self.k_proj(states).unflatten(-1, heads)), *rope), self.v_proj(states).unflatten(
-            -1, heads
-        )
+        value = by_head(self.v_proj(states), rope[0]).contiguous()
+        return self._rotated(self.k_norm, self.k_proj(states), rope), value
+
+    def _rotated(self, norm: RMSNorm, projected: Tensor, rope: Rotation) -> Tensor:
+        """Queries or keys (rows, heads, d) of (rows, heads * d), or of one row for all."""
+        normed = norm(projected.unflatten(-1, (-1, self.head_dim)))
+        return rotate(by_head(normed.flatten(1), rope[0]), *rope)
 
     def forward(
         self, block: list[Tensor], context: Tensor, ropes: list[Rotation], layout: Layout, first: int
@@ -57,7 +60,7 @@ class BlockAttention(nn.Module):
         """(P, H) for each slot from `first` on.
 
         Args:
-            block: K + 1 slots (P, H).
+            block: K + 1 slots (P, H), or (1, H) where a slot is the same for every root.
             context: (T, H).
             ropes: of the context, then of each slot.
             layout: documents and rows.
@@ -69,9 +72,9 @@ class BlockAttention(nn.Module):
         keys, values = zip(*pairs, strict=True)
         mixed = []
         for slot, rope in list(zip(block, of_slots, strict=True))[first:]:
-            query = rotate(self.q_norm(self.q_proj(slot).unflatten(-1, (-1, self.head_dim))), *rope)
+            query = self._rotated(self.q_norm, self.q_proj(slot), rope)
             longest = layout.most_rows, layout.longest
-            seen = draft_attention(query, keys, values, layout.cu_rows, layout.cu_seqlens, longest, layout.within)
+            seen = draft_attention(query, keys, values, layout.cu_rows, layout.cu_seqlens, longest, layout.within(0))
             mixed.append(self.o_proj(seen.flatten(1)))
         return mixed
 
@@ -116,13 +119,13 @@ class DFlashModel(DraftModule):
     ) -> HeadRows:
         """K x P rows, slot after slot; that of slot 1 + k at row r meets the teacher of row r + 1 + k."""
         states = self.slots(batch, embeddings, num_positions, 1, recompute)
-        counts = (states.shape[1],) * num_positions
-        return HeadRows(states.flatten(0, 1), batch.teachers(num_positions).flatten(), counts, batch.chunks)
+        counts = batch.layout.counts(num_positions)
+        return HeadRows(states.flatten(0, 1), batch.teachers(num_positions), counts, batch.chunks)
 
     def slots(self, batch: PackedBatch, embeddings: Tensor, masks: int, first: int, recompute: bool = False) -> Tensor:
         """As `fill`, of blocks of the known token and so many masks."""
         known = nn.functional.embedding(batch.ahead(1), embeddings)
-        block = [known, *[embeddings[self.mask_token_id].expand_as(known)] * masks]
+        block = [known, *[embeddings[self.mask_token_id][None]] * masks]
         recompute = recompute and torch.is_grad_enabled()
         return self.fill(block, batch.aux, batch.positions, batch.layout, first, recompute)
 
@@ -132,7 +135,7 @@ class DFlashModel(DraftModule):
         """(slots, P, H), after the final norm, of the slots from `first` on of every root's block.
 
         Args:
-            block: embeddings of the slots, (P, H) each; the first is that of the known token.
+            block: embeddings of the slots, (P, H) or (1, H) each; the first is that of the known token.
             aux: (T, N * H) aux hidden states.
             positions: (T,) the target's own.
             layout: documents and rows.
@@ -140,7 +143,7 @@ class DFlashModel(DraftModule):
             recompute: keep only the layers' inputs, and run each again in the backward.
         """
         frequencies = self._frequencies.to(positions.device, torch.promote_types(aux.dtype, torch.float32))
-        roots = layout.of_roots(positions[layout.rows])
+        roots = layout.at(0, positions[layout.rows])
         starts = [positions, *(roots + 1 + j for j in range(len(block)))]
         ropes = [rotation(at, frequencies, self._rope_factor) for at in starts]
         context = self.hidden_norm(self.fc(aux))
@@ -156,7 +159,7 @@ class DFlash(Drafter):
     head: BlockHead
     MODULE = DFlashModel
     vllm = DFlashFiles()
-    roots_apart = True
+    whole_blocks = True
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

@@ -82,8 +82,8 @@ class DSparkModel(DFlashModel):
         states = self.slots(batch, embeddings, num_positions - 1, 0, recompute)
         before = torch.stack([batch.ahead(1 + k) for k in range(num_positions)])
         rows = torch.cat([states, self.markov_head(before)], dim=-1)
-        counts = (states.shape[1],) * num_positions
-        return HeadRows(rows.flatten(0, 1), batch.teachers(num_positions).flatten(), counts, batch.chunks)
+        counts = batch.layout.counts(num_positions)
+        return HeadRows(rows.flatten(0, 1), batch.teachers(num_positions), counts, batch.chunks)
 
 
 class DSpark(DFlash):

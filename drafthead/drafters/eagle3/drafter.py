@@ -25,7 +25,7 @@ from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.eagle3.config import Eagle3Head, EagleHead
 from drafthead.drafters.eagle3.vllm import Eagle3Files
-from drafthead.drafters.layers import MLP, Projection, RMSNorm, rope_frequencies, rotate, rotation
+from drafthead.drafters.layers import MLP, Projection, RMSNorm, by_head, rope_frequencies, rotate, rotation
 from drafthead.drafters.recompute import give_back, recomputing
 from drafthead.losses.fused import HeadRows
 
@@ -62,6 +62,13 @@ class KeyValueCache:
     keys: tuple[Tensor, ...] = ()
     values: tuple[Tensor, ...] = ()
 
+    def of_rows(self, chosen: Tensor) -> "KeyValueCache":
+        """With the entries of later steps of some rows only."""
+        keys, values = (
+            (first, *(states.index_select(0, chosen) for states in later)) for first, *later in (self.keys, self.values)
+        )
+        return KeyValueCache(keys, values)
+
     def extended(self, key: Tensor, value: Tensor) -> "KeyValueCache":
         """With one more step. A new object, so that a checkpointed step can be run again."""
         return KeyValueCache((*self.keys, key), (*self.values, value))
@@ -77,6 +84,7 @@ class StepLayout:
         cu_queries: (S + 1,) document boundaries among those.
         cu_keys: (S + 1,) document boundaries among the step-0 keys.
         longest: most queries and most step-0 keys of a document.
+        within: which of the layout's rows are queries, and of how many; None: all.
     """
 
     rope: tuple[Tensor, Tensor]
@@ -84,6 +92,7 @@ class StepLayout:
     cu_queries: Tensor
     cu_keys: Tensor
     longest: tuple[int, int]
+    within: tuple[Tensor, int] | None = None
 
     def select(self, states: Tensor) -> Tensor:
         """The positions that go on."""
@@ -114,15 +123,15 @@ class Attention(nn.Module):
     def forward(
         self, states: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
     ) -> tuple[Tensor, KeyValueCache]:
-        """Keys and values of every position given, queries and output of `step.queries` among them."""
+        """Keys and values of every position given, queries and output of `step.queries` among them. A single state is
+        that of all positions."""
         query, key, value = (projected.query, projected.key, projected.value) if projected else (None, None, None)
-        heads = (-1, self.head_dim)
-        key = rotate(self.k_proj(states, self.states, key).unflatten(-1, heads), *step.rope)
-        cache = cache.extended(key, self.v_proj(states, self.states, value).unflatten(-1, heads))
-        query = self.q_proj(step.select(states), self.states, query).unflatten(-1, heads)
-        query = rotate(query, *map(step.select, step.rope))
-        mixed = draft_attention(query, cache.keys, cache.values, step.cu_queries, step.cu_keys, step.longest)
-        return self.o_proj(mixed.flatten(1)), cache
+        rope = tuple(map(step.select, step.rope))
+        key = rotate(by_head(self.k_proj(states, self.states, key), step.rope[0]), *step.rope)
+        cache = cache.extended(key, by_head(self.v_proj(states, self.states, value), step.rope[0]).contiguous())
+        query = rotate(by_head(self.q_proj(step.select(states), self.states, query), rope[0]), *rope)
+        documents = step.cu_queries, step.cu_keys, step.longest, step.within
+        return self.o_proj(draft_attention(query, cache.keys, cache.values, *documents).flatten(1)), cache
 
 
 class DraftLayer(nn.Module):
@@ -201,12 +210,11 @@ class DraftModel(DraftModule):
     def head_rows(
         self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
     ) -> HeadRows:
-        """K x R rows, step after step; step k at row r meets the teacher of row r + 1 + k."""
+        """Rows of step 0, then of step 1, and so on; step k at row r meets the teacher of row r + 1 + k."""
         embedded = nn.functional.embedding(batch.input_ids, embeddings)
         recompute = recompute and torch.is_grad_enabled()
         states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions, recompute)
-        teacher = batch.teachers(num_positions).flatten()
-        return HeadRows(states.flatten(0, 1), teacher, (len(batch.of_row),) * num_positions, batch.chunks)
+        return HeadRows(torch.cat(states), batch.teachers(num_positions), tuple(map(len, states)), batch.chunks)
 
     def unroll(
         self,
@@ -216,7 +224,7 @@ class DraftModel(DraftModule):
         layout: Layout,
         num_steps: int,
         recompute: bool = False,
-    ) -> Tensor:
+    ) -> list[Tensor]:
         """Run K TTT steps.
 
         Args:
@@ -228,7 +236,8 @@ class DraftModel(DraftModule):
             recompute: keep only each step's state, keys and values, and run the step again in the backward.
 
         Returns:
-            (K, R, H), after the final norm, ready for lm_head.
+            K times (R, H), or (P_k, H) of the rows that step k is computed for, after the final norm, ready for
+            lm_head.
         """
         run_step = partial(checkpoint, self._run_step, use_reentrant=False) if recompute else self._run_step
         outputs = []
@@ -238,11 +247,14 @@ class DraftModel(DraftModule):
             first, later = self.midlayer.project(embeddings, layout, only_layer=not self.layers)
             state = self.combine(aux)
             for k in range(num_steps):
-                rope = self.rope(positions if k == 0 else positions[layout.rows] + k, state.dtype)
+                if k and layout.roots:
+                    kept = torch.searchsorted(layout.roots[k - 1], layout.roots[k])
+                    state, caches = state.index_select(0, kept), tuple(cache.of_rows(kept) for cache in caches)
+                rope = self.rope(positions if k == 0 else layout.at(k, positions[layout.rows]) + k, state.dtype)
                 state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
                 give_back(output)
                 outputs.append(output)
-            return torch.stack(outputs)
+            return outputs
 
     def _run_step(
         self, k: int, state: Tensor, projected: EmbeddingProjections, rope: tuple[Tensor, Tensor], layout: Layout,
@@ -251,7 +263,7 @@ class DraftModel(DraftModule):
         """The next step's feature, this step's output, and every layer's keys and values with this step's."""
         layers = [self.midlayer, *self.layers.values()]
         extended = []
-        state, read = self._inputs(k, state, projected)
+        state, read = self._inputs(k, state, projected, layout)
         for layer, cache in zip(layers, caches, strict=True):
             step = self._layout(k, layer is layers[-1], rope, layout)
             state, cache = layer(state, step, cache, read if layer is self.midlayer else None)
@@ -259,19 +271,24 @@ class DraftModel(DraftModule):
         output = self.norm(state)
         return output if self.norm_output else state, output, tuple(extended)
 
-    def _inputs(self, k: int, state: Tensor, projected: EmbeddingProjections) -> tuple[Tensor, EmbeddingProjections]:
+    def _inputs(
+        self, k: int, state: Tensor, projected: EmbeddingProjections, layout: Layout
+    ) -> tuple[Tensor, EmbeddingProjections]:
         """What step k reads at each row: the feature, here the last step's, and the next token's projections."""
-        return state, projected.ahead(1 + k)
+        read = projected.ahead(1 + k)
+        query = read.query if k == 0 and self.layers else layout.at(k, read.query)
+        key, value = (read.key, read.value) if k == 0 else (layout.at(k, read.key), layout.at(k, read.value))
+        return state, EmbeddingProjections(query, key, value)
 
     @staticmethod
     def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:
         """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
-        of_rows = (layout.most_rows, layout.longest)
-        if k == 0 and last_layer and len(layout.rows) < rope[0].shape[0]:
-            return StepLayout(rope, layout.rows, layout.cu_rows, layout.cu_seqlens, of_rows)
+        of_rows, within = (layout.most_rows, layout.longest), layout.within(k)
+        if k == 0 and last_layer and (layout.roots or len(layout.rows) < rope[0].shape[0]):
+            return StepLayout(rope, layout.at(0, layout.rows), layout.cu_rows, layout.cu_seqlens, of_rows, within)
         if k == 0:
             return StepLayout(rope, None, layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest))
-        return StepLayout(rope, None, layout.cu_rows, layout.cu_seqlens, of_rows)
+        return StepLayout(rope, None, layout.cu_rows, layout.cu_seqlens, of_rows, within)
 
 
 class Eagle3(Drafter):
