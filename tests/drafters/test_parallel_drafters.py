@@ -253,18 +253,20 @@ def test_rows_without_loss_change_neither_loss_nor_gradient(build, first, num_la
     sizes, scale = (20, len(batch.argmax), 11), torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
     embeddings, normed, target_rows = (torch.randn(n, 8, dtype=torch.float64) for n in sizes)
     found, trained = [], [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"]
-    for roots in ((), drafter.computed_rows(batch.scored)):
-        rows = model.head_rows(batch.prepared(3, "cpu", roots), embeddings, 3)
+    chosen = drafter.computed_rows(batch.scored)
+    for roots, recompute in (((), False), (chosen, True), (chosen, False)):
+        rows = model.head_rows(batch.prepared(3, "cpu", roots), embeddings, 3, recompute)
         weight = model.head_weight.detach().requires_grad_()
         scored = head_loss(rows, weight, Teacher(normed, target_rows, batch.lse.double()), scale)
         grads = torch.autograd.grad(scored.loss, [weight, *trained], materialize_grads=True)
         found.append((scored, grads, len(rows.states)))
-    (all_rows, all_grads, most), (some, some_grads, computed) = found
+    (all_rows, all_grads, most), (_, recomputed_grads, _), (some, some_grads, computed) = found
     assert computed == (3 * int(batch.scored.any(0).sum()) if drafter.whole_blocks else int(batch.scored.sum())) < most
     torch.testing.assert_close(some.loss, all_rows.loss, rtol=0, atol=1e-12)
     torch.testing.assert_close(some.position_sums, all_rows.position_sums, rtol=0, atol=1e-12)
-    for one, other in zip(some_grads, all_grads, strict=True):
+    for one, other, again in zip(some_grads, all_grads, recomputed_grads, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        torch.testing.assert_close(one, again, rtol=0, atol=1e-12)
 
 
 def test_rows_are_selected_where_that_spares_a_tenth():
