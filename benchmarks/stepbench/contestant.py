@@ -21,7 +21,8 @@ from typing import IO, NamedTuple
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch.profiler import profile
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from stepbench import training
 from stepbench.memory import PeakMemory
@@ -29,6 +30,7 @@ from stepbench.shapes import SHAPES, Shape
 
 STEP_DECAY = 0.8  # TTT step k weighs 0.8**k, the default of all three trainers
 LEARNING_RATE = 1e-4
+_ATTENTION = {f"aten::_scaled_dot_product_flash_attention_for_cpu{part}" for part in ("", "_backward")}
 
 
 class Done(NamedTuple):
@@ -117,7 +119,20 @@ def _first(step: TrainStep, device: str) -> dict:
         "memory_bytes": memory.needed,
         "before_bytes": memory.before,
         "memory_from": memory.how,
+        "over_products": _over_products(step, device),
     }
+
+
+def _over_products(step: TrainStep, device: str) -> float:
+    """Time of one more step over that of its matrix products, attention's among them, by torch's profiler."""
+    with profile() as found:
+        start = time.perf_counter()
+        step()
+        _wait(device)
+        whole = time.perf_counter() - start
+    products = {str(packet).replace(".", "::") for packet in flop_registry} | _ATTENTION
+    kind = f"self_{'device' if device == 'cuda' else device}_time_total"  # microseconds
+    return whole / sum(getattr(e, kind) / 1e6 for e in found.key_averages() if e.key in products)
 
 
 def _timed(step: TrainStep, device: str) -> dict:

@@ -11,7 +11,7 @@ from rich.table import Table
 from stepbench.referee import Entry
 from stepbench.shapes import Shape, parameters, step_flops
 
-_SHARED = ("range", "ours is faster by", "memory MiB", "ours needs", "share of peak")
+_SHARED = ("range", "ours is faster by", "memory MiB", "ours needs", "share of peak", "over products")
 COLUMNS = ("contestant", "tokens/s", *_SHARED, "first loss")
 # Drafters but EAGLE-3 are trained on other rows by each trainer, and start from other weights.
 ROWS_COLUMNS = ("contestant", "rows/s", *_SHARED, "rows")
@@ -67,6 +67,7 @@ def _row(shape: Shape, entry: Entry, ours: Entry | None, peak: float, entropy: f
         "memory_from": entry.first["memory_from"],
         "ours_memory_share": ours.first["memory_bytes"] / entry.first["memory_bytes"] if ours else None,
         "share_of_peak": flops / median(entry.seconds) / peak,
+        "over_products": entry.first["over_products"],
         "loss_per_position": losses,
     }
 
@@ -100,6 +101,7 @@ def cells(row: dict) -> list[str]:
         f"{row['memory_bytes'] / 2**20:.0f}",
         "-" if share is None else f"{share:.0%} of it",
         f"{row['share_of_peak']:.0%}",
+        f"{row['over_products']:.2f}x",
         f"{row['loss_per_position'][0]:.4f}" if row["rows"] is None else f"{row['rows']}",
     ]
 

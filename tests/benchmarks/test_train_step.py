@@ -62,6 +62,7 @@ def test_a_step_of_another_drafter_counts_its_rows(tmp_path):
     (row,) = json.loads(target.read_text())["contestants"]
     assert row["rows"] == 2 * (22 + 15 + 10)  # 24 tokens: 22, 21 and 20 roots have a teacher at positions 0 to 2
     assert row["flops"] > 0
+    assert row["over_products"] > 1
     assert "specforge trains no peagle" in result.stderr
 
 
