@@ -119,7 +119,7 @@ def statistic_change(
     """Relative change of a statistic (mean, median, a percentile) of per-request values, paired by prompt.
 
     Args:
-        values: (P,) of the treated method, positive.
+        values: (P,) of the treated method, positive, or 0 where there was nothing to time: a response in one chunk.
         baseline: (P,) of the baseline, the same prompts in the same order.
         statistic: reduces an array along `axis`, such as `np.median` or `percentile(95)`.
         lower_is_better: true of times; 8 ms instead of 10 ms then reads as +25 %, because the change is
@@ -131,7 +131,8 @@ def statistic_change(
     arrays = (np.asarray(values, float), np.asarray(baseline, float))
     if not len(arrays[0]):
         return Change(Interval(np.nan, np.nan, np.nan))
-    if waves < 2 or not _clumped(np.log(arrays[0] / arrays[1]), waves):
+    least = min(array[array > 0].min(initial=np.inf) for array in arrays)
+    if waves < 2 or not _clumped(np.subtract(*(np.log(np.maximum(array, least)) for array in arrays)), waves):
         waves = 1
     members = np.arange(len(arrays[0]) // waves * waves).reshape(-1, waves)  # (W, waves) requests of each full wave
 

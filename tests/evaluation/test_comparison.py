@@ -41,14 +41,15 @@ def test_a_null_comparison_is_unresolved_95_percent_of_the_time(monkeypatch):
     assert 0.02 <= np.mean(resolved) <= 0.09
 
 
+@pytest.mark.parametrize("untimed", [0, 1])
 @pytest.mark.parametrize(("size", "requests"), [(8, 48), (8, 200), (32, 200), (4, 200)])
-def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, size, requests):
+def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, size, requests, untimed):
     monkeypatch.setattr(statistics, "RESAMPLES", 400)
     rng = np.random.default_rng(4)
 
     def wait() -> np.ndarray:
         shared = np.repeat(rng.lognormal(0, 0.15, -(-requests // size)), size)[:requests]
-        return shared * rng.lognormal(0, 0.02, requests)
+        return shared * rng.lognormal(0, 0.02, requests) * (np.arange(requests) >= untimed)
 
     for statistic in (np.median, percentile(95)):
         changes = [statistic_change(wait(), wait(), statistic, waves=size, seed=i) for i in range(40)]
