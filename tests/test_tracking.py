@@ -1,6 +1,7 @@
 """One W&B run for training, a resumed training and the evaluation, read back from what is written offline."""
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,11 @@ def test_the_evaluation_stands_in_the_run_that_trained_the_head(tmp_path, monkey
     write_results(recipe, head_speed={1: 1.3, 8: 0.8})
     analysis = analyse(recipe)
     log_results(recipe, tracked(analysis), write_pages(build_report(recipe, analysis), recipe.results_dir))
-    written = [_records(path) for path in sorted((recipe.run_dir / "wandb").glob("offline-run-*/*.wandb"))]
+    paths = sorted((recipe.run_dir / "wandb").glob("offline-run-*/*.wandb"))
+    deadline = time.monotonic() + 30  # W&B's own process writes the last file, on a busy machine after we are done
+    while "report" not in str(_records(paths[-1])) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    written = [_records(path) for path in paths]
     runs = [record.run for records in written for record in records if record.HasField("run")]
     assert len(written) == 3
     assert {(run.run_id, run.display_name, run.run_group) for run in runs} == {

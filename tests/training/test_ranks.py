@@ -73,12 +73,12 @@ def test_every_drafter_trains_in_shards_and_resumes_on_another_number_of_ranks(r
     plain, sharded = run_factory(f"{kind}0x1"), run_factory(f"{kind}3x2")
     run(plain, *options, "train.zero_stage=0", ranks=1)
     run(sharded, *options, "train.zero_stage=3", ranks=2)
-    assert losses(sharded.run_dir) == pytest.approx(losses(plain.run_dir), rel=1e-6)
+    assert losses(sharded.run_dir) == pytest.approx(losses(plain.run_dir), rel=1e-5)
     undisturbed = losses(sharded.run_dir)
     forget_after(sharded.run_dir, 4)
     printed = run(sharded, *options, "train.zero_stage=3", ranks=1)
     assert "resuming from step 4 (written by 2 ranks, now 1)" in printed
-    assert losses(sharded.run_dir) == pytest.approx(undisturbed, rel=1e-6)
+    assert losses(sharded.run_dir) == pytest.approx(undisturbed, rel=1e-5)
     wanted, found = (load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors") for recipe in (plain, sharded))
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
