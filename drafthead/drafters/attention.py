@@ -16,10 +16,11 @@ Only rows that lead to a loss need a query: nothing but the row itself ever read
 are the last rows of each document, from where its loss begins, or some of them, while keys of the text cover all of it.
 CUDA's flash kernel, for half precision, takes all documents at once. Elsewhere each document's block is itself merged
 from two calls: all keys before the first query, and the causal square from there on; by torch's flash attention on CPU,
-by `dense_forward` for float32 on CUDA.
+by `dense_forward` for float32 on CUDA. With a sliding window of W keys these take W rows and at most 2 W - 1 keys at a
+time under a mask, so that time is linear in the length of a document.
 
 Shapes: T tokens, R rows, P of them with a query, Q query heads, G key/value heads (Q a multiple of G), D head
-dimension, S documents.
+dimension, S documents, W keys of a window.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,7 @@ def draft_attention(
     cu_keys: Tensor,
     longest: tuple[int, int],
     within: tuple[Tensor, int] | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attend from one draft position.
 
@@ -50,43 +52,45 @@ def draft_attention(
         cu_keys: (S + 1,) int32 document boundaries among the tokens.
         longest: most rows and most tokens of a document; looking it up here would wait for a GPU.
         within: the rows (P,) that queries are of, ascending, and R; None: all.
+        window: keys of the text that a row sees, its own and those before it, at least 1; None: all.
 
     Returns:
         (R, Q, D), or (P, Q, D).
     """
     pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
-    return _DraftAttention.apply(query, keys[0], values[0], cu_queries, cu_keys, longest, within, *pairs)
+    text = (cu_queries, cu_keys, longest, None if window is None or window >= longest[1] else window)
+    return _DraftAttention.apply(query, keys[0], values[0], text, within, *pairs)
 
 
 class _DraftAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, cu_queries, cu_keys, longest, within, *pairs):
+    def forward(ctx, query, key, value, text, within, *pairs):
         scale = query.shape[-1] ** -0.5
         rows = _among_rows(query, within)
-        block_out, block_lse, saved_rng = _block_forward(rows, key, value, cu_queries, cu_keys, longest, scale)
+        block_out, block_lse, saved_rng = _block_forward(rows, key, value, scale, *text)
         if within is not None:
             block_out, block_lse = block_out[within[0]], block_lse.T[:, within[0]].T
         out, lse = _merge_pairs(query, pairs, block_out, block_lse, scale)
-        ctx.save_for_backward(query, key, value, cu_queries, cu_keys, out, lse, *saved_rng, *pairs)
-        ctx.num_rng, ctx.longest, ctx.within = len(saved_rng), longest, within
+        ctx.save_for_backward(query, key, value, out, lse, *saved_rng, *pairs)
+        ctx.num_rng, ctx.text, ctx.within = len(saved_rng), text, within
         return out
 
     @staticmethod
     def backward(ctx, grad_out):
-        query, key, value, cu_queries, cu_keys, out, lse, *rest = ctx.saved_tensors
+        query, key, value, out, lse, *rest = ctx.saved_tensors
         rng, pairs = rest[: ctx.num_rng], rest[ctx.num_rng :]
         groups, scale = key.shape[1], query.shape[-1] ** -0.5
         grad_rows, query_rows, out_rows, lse_rows = (
             _among_rows(part, ctx.within) for part in (grad_out.contiguous(), query, out, lse)
         )
         grad_query, grad_key, grad_value = _block_backward(
-            grad_rows, query_rows, key, value, out_rows, lse_rows, cu_queries, cu_keys, ctx.longest, scale, rng
+            grad_rows, query_rows, key, value, out_rows, lse_rows, rng, scale, *ctx.text
         )
         if ctx.within is not None:
             grad_query = grad_query[ctx.within[0]]
         if pairs and (kernels := kernels_for(query)):
             grads = kernels.merge_backward(grad_out.contiguous(), query, pairs, out, lse.T, grad_query, scale)
-            return grad_query, grad_key, grad_value, None, None, None, None, *grads
+            return grad_query, grad_key, grad_value, None, None, *grads
         row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
         grad_query, grad_pairs = grad_query.to(lse.dtype), []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
@@ -95,7 +99,7 @@ class _DraftAttention(torch.autograd.Function):
             _add_scaled(grad_query, grad_score, k_j)
             grad_pairs.append(_reduce(grad_score[..., None] * query, groups).to(k_j.dtype))
             grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
-        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None, None, *grad_pairs
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, *grad_pairs
 
 
 def _among_rows(part: Tensor, within: tuple[Tensor, int] | None) -> Tensor:
@@ -145,21 +149,21 @@ def _grouped_dot(query: Tensor, states: Tensor) -> Tensor:
     return torch.einsum("rgqd,rgd->rgq", grouped.to(wide), states.to(wide)).flatten(1)
 
 
-def _block_forward(query, key, value, cu_queries, cu_keys, longest, scale):
+def _block_forward(query, key, value, scale, cu_queries, cu_keys, longest, window):
     """Causal attention within each document: output (R, Q, D), log-sum-exp (R, Q), backward's extras."""
     if _whole_batch(query):
         # With fewer queries than keys the kernel aligns them at the document's end. lse is (Q, R) float32.
         out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
-            query, key, value, cu_queries, cu_keys, *_most(longest), 0.0, True, False, scale=scale,
+            query, key, value, cu_queries, cu_keys, *_most(longest), 0.0, True, False, scale=scale, **_left(window),
         )  # fmt: skip
         return out, lse.T, (rng, unused)
     attend, _ = _document_kernels(query)
     outs, lses = [], []
-    for rows, pieces in _documents(cu_queries, cu_keys):
+    for rows, pieces in _pieces(cu_queries, cu_keys, window, query):
         q = _heads_first(query[rows])
         parts = [
-            attend(q, *_repeated_keys(key[piece], value[piece], q.shape[1]), 0.0, causal, scale=scale)
-            for piece, causal in pieces
+            attend(q, *_repeated_keys(key[piece], value[piece], q.shape[1]), 0.0, causal, attn_mask=mask, scale=scale)
+            for piece, causal, mask in pieces
         ]
         out, lse = parts[0] if len(parts) == 1 else _merge(*parts)
         outs.append(out[0].transpose(0, 1))
@@ -167,26 +171,26 @@ def _block_forward(query, key, value, cu_queries, cu_keys, longest, scale):
     return torch.cat(outs), torch.cat(lses), ()
 
 
-def _block_backward(grad_out, query, key, value, out, lse, cu_queries, cu_keys, longest, scale, rng):
+def _block_backward(grad_out, query, key, value, out, lse, rng, scale, cu_queries, cu_keys, longest, window):
     """Gradients of the block part, given the merged output and log-sum-exp."""
     if _whole_batch(query):
         return torch.ops.aten._flash_attention_backward(
             grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, *_most(longest), 0.0, True, *rng,
-            scale=scale,
+            scale=scale, **_left(window),
         )  # fmt: skip
     _, differentiate = _document_kernels(query)
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     groups = key.shape[1]
-    for rows, pieces in _documents(cu_queries, cu_keys):
+    for rows, pieces in _pieces(cu_queries, cu_keys, window, query):
         q, wide_out, wide_grad = (_heads_first(states[rows]) for states in (query, out, grad_out))
         row_lse = lse[rows].T[None].contiguous()
         total = torch.zeros_like(q)
-        for piece, causal in pieces:
+        for piece, causal, mask in pieces:
             k, v = _repeated_keys(key[piece], value[piece], q.shape[1])
-            dq, dk, dv = differentiate(wide_grad, q, k, v, wide_out, row_lse, 0.0, causal, scale=scale)
+            dq, dk, dv = differentiate(wide_grad, q, k, v, wide_out, row_lse, 0.0, causal, attn_mask=mask, scale=scale)
             total = total + dq
-            grad_key[piece] = _reduce(dk[0].transpose(0, 1), groups)
-            grad_value[piece] = _reduce(dv[0].transpose(0, 1), groups)
+            grad_key[piece] += _reduce(dk[0].transpose(0, 1), groups)
+            grad_value[piece] += _reduce(dv[0].transpose(0, 1), groups)
         grad_query[rows] = total[0].transpose(0, 1)
     return grad_query, grad_key, grad_value
 
@@ -212,15 +216,29 @@ def _most(longest: tuple[int, int]) -> tuple[int, int]:
     return max(longest[0], 2), longest[1]
 
 
-def _documents(cu_queries: Tensor, cu_keys: Tensor) -> Iterator[tuple[slice, list[tuple[slice, bool]]]]:
-    """Per document: its query rows, and the (keys, causal) pieces they attend to."""
+def _left(window: int | None) -> dict[str, int]:
+    """The window, as CUDA's flash kernels count it."""
+    return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+
+
+def _pieces(
+    cu_queries: Tensor, cu_keys: Tensor, window: int | None, query: Tensor
+) -> Iterator[tuple[slice, list[tuple[slice, bool, Tensor | None]]]]:
+    """Query rows of one document, and the pieces they attend to: keys, whether causally, and what is added to scores
+    (n, m), of the query's type."""
     for (row, row_end), (start, end) in zip(pairwise(cu_queries.tolist()), pairwise(cu_keys.tolist()), strict=True):
         first = end - (row_end - row)  # the token of the first query
-        pieces = [(slice(first, end), True)]
-        if first > start:
-            pieces.append((slice(start, first), False))
-        if row_end > row:
-            yield slice(row, row_end), pieces
+        if window is not None and window < end - start:
+            for token in range(first, end, window):
+                seen, stop = max(token - window + 1, start), min(token + window, end)
+                own = token - seen  # place of the first row's own key
+                near = torch.ones(stop - token, stop - seen, dtype=torch.bool, device=query.device)
+                near = near.tril(own).triu(own - window + 1)
+                mask = torch.zeros_like(near, dtype=query.dtype).masked_fill(~near, float("-inf"))
+                yield slice(token - first + row, stop - first + row), [(slice(seen, stop), False, mask)]
+        elif row_end > row:
+            before = [(slice(start, first), False, None)] if first > start else []
+            yield slice(row, row_end), [(slice(first, end), True, None), *before]
 
 
 def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -240,7 +258,7 @@ def _repeated_keys(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tens
 
 
 def dense_forward(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, attn_mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention with every score written out, for CUDA in float32 and float64, which its flash kernels do not take.
 
@@ -248,7 +266,7 @@ def dense_forward(
     with train.precision bf16. Arguments and results are those of torch's flash attention for the CPU: output
     (1, Q, R, D) and log-sum-exp (1, Q, R) of query (1, Q, R, D), key and value (1, Q, T, D); R = T where causal.
     """
-    scores = _scores(query, key, causal, scale)
+    scores = _scores(query, key, causal, attn_mask, scale)
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp() @ value, lse
 
@@ -262,17 +280,20 @@ def dense_backward(
     lse: Tensor,
     dropout: float,
     causal: bool,
+    attn_mask: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; `out` and `lse` may be those of a softmax that has further keys."""
-    probability = (_scores(query, key, causal, scale) - lse[..., None]).exp()
+    probability = (_scores(query, key, causal, attn_mask, scale) - lse[..., None]).exp()
     row = (grad * out).sum(-1, keepdim=True)
     grad_scores = probability * (grad @ value.mT - row) * scale
     return grad_scores @ key, grad_scores.mT @ query, probability.mT @ grad
 
 
-def _scores(query: Tensor, key: Tensor, causal: bool, scale: float) -> Tensor:
+def _scores(query: Tensor, key: Tensor, causal: bool, attn_mask: Tensor | None, scale: float) -> Tensor:
     scores = query @ key.mT * scale  # (1, Q, R, T)
+    if attn_mask is not None:
+        scores += attn_mask
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores.masked_fill_(future, float("-inf"))

@@ -21,6 +21,7 @@ class HeadConfig(Section):
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0, le=256, multiple_of=8)  # as flash attention wants it, in training and in vLLM
+    sliding_window: int | None = Field(default=None, gt=0)  # tokens that every layer attends to; None: all
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -28,6 +29,15 @@ class HeadConfig(Section):
             raise ValueError(
                 f"head.num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"head.num_key_value_heads {self.num_key_value_heads}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_window(self) -> Self:
+        if self.sliding_window is not None and self.sliding_window < (least := self.num_positions + 2):
+            raise ValueError(
+                f"head.sliding_window {self.sliding_window} leaves {self.num_positions} draft positions no token of "
+                f"the text; give at least {least}, or leave it out"
             )
         return self
 

@@ -30,6 +30,7 @@ _SIZES = {
 }  # fmt: skip
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 _MAPS = ("d2t", "t2d")
+_WINDOWED = "sliding_attention"
 
 
 class HeadFiles(ABC):
@@ -187,6 +188,9 @@ def decoder_config(shape: DraftShape, dtype: str) -> Config:
         # Less than what is served makes vLLM stop drafting for a whole batch once one request passes it.
         "max_position_embeddings": shape.max_position_embeddings,
         "rope_parameters": shape.rope_parameters,
+        "sliding_window": shape.head.sliding_window,
+        "use_sliding_window": shape.head.sliding_window is not None,  # without it a Qwen3 config forgets the window
+        "layer_types": [_WINDOWED if shape.head.sliding_window else "full_attention"] * shape.head.num_layers,
     }
 
 
@@ -207,7 +211,20 @@ def served_decoder(config: Config) -> Config:
         "draft_vocab_size": config.get("draft_vocab_size") or vocab_size,
         "max_position_embeddings": config["max_position_embeddings"],
         "rope_parameters": {key: value for key, value in rope_parameters_of(config).items() if value is not None},
+        "sliding_window": _served_window(config),
     }
+
+
+def _served_window(config: Config) -> int | None:
+    """Tokens that the layers attend to; None: all. Only `layer_types` decides whether a window is used.
+
+    Raises:
+        ValueError: layers differ.
+    """
+    kinds = config.get("layer_types") or []
+    if 0 < kinds.count(_WINDOWED) < len(kinds):
+        raise ValueError(f"the head's layers differ (layer_types {kinds}); supported are heads whose layers are alike")
+    return config["sliding_window"] if _WINDOWED in kinds else None
 
 
 def decoder_section(served: Config, spec: TargetSpec) -> dict[str, Any]:
@@ -220,7 +237,8 @@ def decoder_section(served: Config, spec: TargetSpec) -> dict[str, Any]:
     for key, wanted in {**sizes, **_FIXED}.items():
         if served[key] != wanted:
             raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {wanted!r}")
-    return {field: served[key] for field, key in {**_SIZES, "draft_vocab_size": "draft_vocab_size"}.items()}
+    alike = {name: name for name in ("draft_vocab_size", "sliding_window")}
+    return {field: served[key] for field, key in {**_SIZES, **alike}.items()}
 
 
 def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ...], positions: int) -> None:

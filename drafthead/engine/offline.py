@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -111,9 +112,10 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
 def needs_one_cache_group(recipe: Recipe, head: str | None) -> bool:
     """Whether vLLM serves this head with one group of KV cache for all layers only (disable_hybrid_kv_cache_manager).
 
-    It wants all layers of a draft in one group. Where layers of the target attend to a window, layers of each kind are
-    cut into groups of one size; a draft's with the target's heads are of the kind of those that attend to everything.
-    In one group, layers with a window keep whole sequences too. Of a config.json that is not here nothing is known.
+    It wants all layers of a draft in one group. Where layers differ in heads or window, layers of each kind are cut into
+    It wants all layers of a draft in one group. Where layers differ in heads or window, layers of each kind are cut
+    into groups of one size; a draft's may be of a kind of the target's. In one group, layers with a window keep whole
+    sequences too. Of a config.json that is not here nothing is known.
     """
     try:
         target, draft = (
@@ -123,20 +125,22 @@ def needs_one_cache_group(recipe: Recipe, head: str | None) -> bool:
     except (OSError, ValueError):
         return False
     target, draft = target.get("text_config", target), draft.get("transformer_layer_config", draft)
-    kinds, layers = target.get("layer_types") or (), draft.get("num_hidden_layers") or 0
-    windowed = kinds.count("sliding_attention")
-    if not windowed or not layers or "num_attention_heads" not in draft:  # heads of Medusa attend to nothing
+    if any("num_attention_heads" not in config for config in (target, draft)):  # heads of Medusa attend to nothing
         return False
 
-    def heads(config: Mapping[str, Any]) -> tuple[int, int]:  # on one GPU
+    def kinds(config: Mapping[str, Any]) -> Counter[tuple[int, int, int]]:
+        """Layers by heads on one GPU, their size, and window."""
         queries = config["num_attention_heads"]
         own = max((config.get("num_key_value_heads") or queries) // recipe.engine.tensor_parallel_size, 1)
-        return own, config.get("head_dim") or config["hidden_size"] // queries
+        size = config.get("head_dim") or config["hidden_size"] // queries
+        layers = config.get("layer_types") or ["full_attention"] * config.get("num_hidden_layers", 0)
+        window = config.get("sliding_window") or 0
+        return Counter((own, size, window if kind == "sliding_attention" else 0) for kind in layers)
 
-    alike = heads(target) == heads(draft)
-    others = [windowed] if alike else [windowed, len(kinds) - windowed]
-    kind = layers + (len(kinds) - windowed if alike else 0)
-    return cache_group_size(*others, kind) < kind
+    drafts = kinds(draft)
+    together = kinds(target) + drafts
+    size = cache_group_size(*together.values())
+    return any(layers > 1 and size < together[kind] for kind, layers in drafts.items())
 
 
 def cache_group_size(*layers: int) -> int:

@@ -42,9 +42,10 @@ def run_layer(layer: DraftLayer, state, embedding, position, entries, frequencie
     outputs = []
     for head in range(query.shape[0]):
         group = head // (query.shape[0] // key.shape[0])
-        scores = torch.stack([query[head] @ k[group] for k, _ in entries]) / dim**0.5
+        seen = entries[-attention.window :] if attention.window else entries
+        scores = torch.stack([query[head] @ k[group] for k, _ in seen]) / dim**0.5
         weights = scores.softmax(0)
-        outputs.append(sum(w * v[group] for w, (_, v) in zip(weights, entries, strict=True)))
+        outputs.append(sum(w * v[group] for w, (_, v) in zip(weights, seen, strict=True)))
     state = residual + attention.o_proj.weight @ torch.cat(outputs)
     inner = rms_norm(state, layer.post_attention_layernorm)
     mlp = layer.mlp

@@ -18,10 +18,10 @@ YARN = {
 }  # fmt: skip
 
 
-def small_model(num_aux_layers=3, num_layers=1, rope=YARN, seed=0, **norms) -> DraftModel:
+def small_model(num_aux_layers=3, num_layers=1, rope=YARN, seed=0, **own) -> DraftModel:
     head = Eagle3Head(
         type="eagle3", draft_vocab_size=11, num_layers=num_layers, intermediate_size=12, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, **norms,
+        num_key_value_heads=2, head_dim=8, **own,
     )  # fmt: skip
     shape = DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)
     torch.manual_seed(seed)
@@ -42,23 +42,24 @@ SIZES = {"intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads
 MASK = 19
 
 
-def dflash_model(num_layers=1, num_aux_layers=3) -> DFlashModel:
-    return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers)
+def dflash_model(num_layers=1, num_aux_layers=3, **head) -> DFlashModel:
+    return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers, **head)
 
 
-def dspark_model(num_layers=1, num_aux_layers=3) -> DSparkModel:
-    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, markov_rank=3)
+def dspark_model(num_layers=1, num_aux_layers=3, **head) -> DSparkModel:
+    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, markov_rank=3, **head)
 
 
-def peagle_model(num_layers=1, num_aux_layers=3, **norms) -> PEagleModel:
-    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, **norms)
+def peagle_model(num_layers=1, num_aux_layers=3, **head) -> PEagleModel:
+    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, **head)
     model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
     return model
 
 
-def _float64(model_class, head_class, num_layers, num_aux_layers, **norms):
+def _float64(model_class, head_class, num_layers, num_aux_layers, **own):
     kind = head_class.model_fields["type"].annotation.__args__[0]
-    head = head_class(type=kind, draft_vocab_size=11, num_layers=num_layers, mask_token_id=MASK, **SIZES, **norms)
+    sizes = {"draft_vocab_size": 11, "num_layers": num_layers, **SIZES}
+    head = head_class(type=kind, mask_token_id=MASK, **sizes, **own)
     torch.manual_seed(num_layers)
     model = model_class(DraftShape(head, 8, 20, num_aux_layers, 1e-5, YARN, 256)).double()
     with torch.no_grad():

@@ -8,7 +8,7 @@ from drafthead.drafters.attention import draft_attention
 from drafthead.drafters.batch import tail_layout
 
 
-def dense_attention_reference(query, keys, values, cu_queries, cu_keys):
+def dense_attention_reference(query, keys, values, cu_queries, cu_keys, window=None):
     """The definition: every allowed score written out, one softmax, no tricks."""
     num_rows, _, dim = query.shape
     document = torch.repeat_interleave(torch.arange(len(cu_keys) - 1), cu_keys.diff().long())
@@ -17,6 +17,8 @@ def dense_attention_reference(query, keys, values, cu_queries, cu_keys):
         [index[end - rows : end] for end, rows in zip(cu_keys[1:].tolist(), cu_queries.diff().tolist(), strict=True)]
     )
     causal = (token[:, None] >= index[None]) & (document[token][:, None] == document[None])
+    if window is not None:
+        causal &= token[:, None] - index[None] < window
     allowed = torch.cat([causal] + [torch.eye(num_rows, dtype=torch.bool)] * (len(keys) - 1), dim=1)
     group = query.shape[1] // keys[0].shape[1]
     all_keys = torch.cat(list(keys)).repeat_interleave(group, dim=1)
@@ -54,28 +56,29 @@ def random_problem(num_steps, heads, rows, lengths, dim=8, dtype=torch.float64, 
     return query, keys, values, cu_queries.to(device), cu_keys.to(device), weights
 
 
-def attended(query, keys, values, cu_queries, cu_keys):
+def attended(query, keys, values, cu_queries, cu_keys, window=None):
     longest = int(cu_queries.diff().max()), int(cu_keys.diff().max())
-    return draft_attention(query, keys, values, cu_queries, cu_keys, longest)
+    return draft_attention(query, keys, values, cu_queries, cu_keys, longest, window=window)
 
 
-def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weights):
-    out = attend(query, keys, values, cu_queries, cu_keys)
+def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weights, window=None):
+    out = attend(query, keys, values, cu_queries, cu_keys, window)
     return out, torch.autograd.grad((out * weights).sum(), [query, *keys, *values])
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 4, 7])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("rows", [[9, 1, 14, 3], [4, 1, 14, 1], [1, 0, 5, 3]], ids=["all", "tails", "short tails"])
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 9, 14])
 @pytest.mark.parametrize("kernels", ["flash", "dense"])
-def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, kernels):
+def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, window, kernels):
     if kernels == "dense":  # what CUDA runs in float32
         monkeypatch.setattr(
             attention, "_document_kernels", lambda _: (attention.dense_forward, attention.dense_backward)
         )
     problem = random_problem(num_steps, heads, rows, [9, 1, 14, 3])
-    ours, our_grads = outputs_and_gradients(attended, *problem)
-    dense, dense_grads = outputs_and_gradients(dense_attention_reference, *problem)
+    ours, our_grads = outputs_and_gradients(attended, *problem, window)
+    dense, dense_grads = outputs_and_gradients(dense_attention_reference, *problem, window)
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
     for our_grad, dense_grad in zip(our_grads, dense_grads, strict=True):
         torch.testing.assert_close(our_grad, dense_grad, rtol=0, atol=1e-11)
@@ -84,13 +87,14 @@ def test_forward_and_gradients_equal_dense(monkeypatch, num_steps, heads, rows, 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.requires_gpu)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("num_steps", [1, 4])
+@pytest.mark.parametrize("window", [None, 48])
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
 @pytest.mark.parametrize(
     "rows",
     [[300, 1, 129, 64], [40, 1, 128, 5], [7, 0, 60, 0], [1, 0, 1, 1]],
     ids=["all", "tails", "documents without rows", "at most one row"],
 )
-def test_training_types_follow_float32(device, dtype, num_steps, heads, rows):
+def test_training_types_follow_float32(device, dtype, num_steps, window, heads, rows):
     problem = random_problem(num_steps, heads, rows, [300, 1, 129, 64], dim=64, dtype=dtype, device=device)
     query, keys, values, cu_queries, cu_keys, weights = problem
     # The reference computes from the same rounded numbers.
@@ -99,8 +103,8 @@ def test_training_types_follow_float32(device, dtype, num_steps, heads, rows):
         exact[0], exact[1 : 1 + num_steps], exact[1 + num_steps :], cu_queries.cpu(), cu_keys.cpu(),
         weights.double().cpu(),
     )  # fmt: skip
-    ours, our_grads = outputs_and_gradients(attended, *problem)
-    dense, dense_grads = outputs_and_gradients(dense_attention_reference, *exact_problem)
+    ours, our_grads = outputs_and_gradients(attended, *problem, window)
+    dense, dense_grads = outputs_and_gradients(dense_attention_reference, *exact_problem, window)
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
     for one, reference in zip([ours, *our_grads], [dense, *dense_grads], strict=True):
         assert one.dtype == dtype

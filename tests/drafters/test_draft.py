@@ -36,6 +36,13 @@ def test_rows_without_loss_can_be_left_out(num_layers, firsts):
     check_parity(small_model(num_layers=num_layers), lengths=[8, 3, 5], num_steps=4, firsts=firsts)
 
 
+@pytest.mark.parametrize(("num_layers", "window"), [(1, 6), (3, 7)])
+@pytest.mark.parametrize("firsts", [None, [9, 0, 1]])
+def test_a_sliding_window_equals_sequential_decoding(num_layers, window, firsts):
+    model = small_model(num_layers=num_layers, num_ttt_steps=4, sliding_window=window)
+    check_parity(model, lengths=[14, 3, 9], num_steps=4, firsts=firsts)
+
+
 def test_plain_rope_is_supported():
     check_parity(small_model(rope={"rope_type": "default", "rope_theta": 10000.0}), lengths=[6], num_steps=3)
 

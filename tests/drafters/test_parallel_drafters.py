@@ -45,8 +45,10 @@ def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_posi
             mixed = []
             for head in range(len(query)):
                 group = head // (len(query) // len(keys[0]))
-                weights = torch.stack([query[head] @ key[group] for key in keys]).div(dim**0.5).softmax(0)
-                mixed.append(sum(w * v[group] for w, v in zip(weights, values, strict=True)))
+                # A window of W tokens reaches from W - 1 before the slot's own on, to the end of the block.
+                seen = slice(max(len(context) + j - attention.window + 1, 0) if attention.window else 0, None)
+                weights = torch.stack([query[head] @ key[group] for key in keys[seen]]).div(dim**0.5).softmax(0)
+                mixed.append(sum(w * v[group] for w, v in zip(weights, values[seen], strict=True)))
             state = state + attention.o_proj.weight @ torch.cat(mixed)
             normed = rms_norm(state, layer.post_attention_layernorm)
             gated = torch.nn.functional.silu(layer.mlp.gate_proj.weight @ normed) * (layer.mlp.up_proj.weight @ normed)
@@ -118,10 +120,14 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("firsts", [None, [3, 0, 1]])
-@pytest.mark.parametrize(("num_layers", "num_aux_layers", "num_positions"), [(1, 3, 1), (1, 2, 4), (3, 3, 3)])
-def test_training_equals_serving_one_root_at_a_time(kind, firsts, num_layers, num_aux_layers, num_positions):
+@pytest.mark.parametrize(
+    ("num_layers", "num_aux_layers", "num_positions", "window"),
+    [(1, 3, 1, None), (1, 2, 4, None), (3, 3, 3, None), (1, 3, 1, 3), (3, 3, 3, 5)],
+)
+def test_training_equals_serving_one_root_at_a_time(kind, firsts, num_layers, num_aux_layers, num_positions, window):
     build, ours, naive = KINDS[kind]
-    model, lengths = build(num_layers, num_aux_layers), [7, 2, 4]
+    head = {"num_draft_positions": num_positions, "sliding_window": window}
+    model, lengths = build(num_layers, num_aux_layers, **head), [7, 2, 4]
     generator = torch.Generator().manual_seed(num_positions)
     aux = torch.randn(sum(lengths), 8 * num_aux_layers, generator=generator, dtype=torch.float64, requires_grad=True)
     embeddings = torch.randn(sum(lengths), 8, generator=generator, dtype=torch.float64)

@@ -20,6 +20,7 @@ def recipe(request, tmp_path):
         "head.mask_token_id=9",
         "head.num_draft_positions=4",
         "head.num_layers=2",
+        "head.sliding_window=32",
     )
 
 

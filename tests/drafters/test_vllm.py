@@ -92,6 +92,8 @@ def test_layer_ids_stand_in_all_three_places_and_no_switch_is_left_to_a_default(
         ({"draft_vocab_size": None}, "draft_vocab_size: found 3072, wanted 256"),
         ({"head_dim": None}, "head_dim: found 96, wanted 32"),
         ({"max_position_embeddings": 512}, "max_position_embeddings: found 512, wanted 1024"),
+        ({"sliding_window": 8, "layer_types": ["sliding_attention"]}, "sliding_window: found 8, wanted None"),
+        ({"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, "layers differ"),
     ],
 )
 def test_a_config_that_vllm_reads_otherwise_is_refused(recipe, change, message):
@@ -99,6 +101,21 @@ def test_a_config_that_vllm_reads_otherwise_is_refused(recipe, change, message):
     check_config(config, shape, LAYER_IDS, 1024)
     with pytest.raises(ValueError, match=message):
         check_config(config | change, shape, LAYER_IDS, 1024)
+
+
+@pytest.mark.parametrize("layout", ["vllm", "speculators"])
+def test_a_window_is_served_where_the_layer_types_say_so(tmp_path, layout):
+    recipe = recipe_at(tmp_path, "head.sliding_window=64", "head.num_layers=2", f"export.format={layout}")
+    config, shape = config_of(recipe), shape_of(recipe)
+    check_config(config, shape, LAYER_IDS, 1024)
+    (config if layout == "vllm" else config["transformer_layer_config"]).pop("layer_types")
+    with pytest.raises(ValueError, match="sliding_window: found None, wanted 64"):
+        check_config(config, shape, LAYER_IDS, 1024)
+
+
+def test_a_window_that_holds_drafts_alone_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"head\.sliding_window 5 leaves 4 draft positions.*at least 6"):
+        recipe_at(tmp_path, "head.num_ttt_steps=4", "head.sliding_window=5")
 
 
 def test_a_rotation_that_states_a_key_as_null_is_the_same_rotation(recipe):

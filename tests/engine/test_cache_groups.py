@@ -12,7 +12,7 @@ from tests.recipes import tiny_recipe
 TARGETS = {"gpt-oss-120b": (18, 18, 8, 64), "gpt-oss-20b": (12, 12, 8, 64), "gemma-like": (4, 20, 4, 256)}
 
 
-def groups_with_a_draft(target, layers: int, heads: int, dim: int) -> int:
+def groups_with_a_draft(target, layers: int, heads: int, dim: int, window: int | None = None) -> int:
     """In how many of vLLM's groups the draft's layers lie."""
     import_vllm()
     from vllm.config import VllmConfig
@@ -29,29 +29,35 @@ def groups_with_a_draft(target, layers: int, heads: int, dim: int) -> int:
     specs = {f"target.{i}": FullAttentionSpec(**own) for i in range(full)}
     specs |= {f"target.w{i}": SlidingWindowSpec(**own, sliding_window=128) for i in range(windowed)}
     drafts = own | {"num_kv_heads": heads, "head_size": dim}
-    specs |= {f"draft.{i}": FullAttentionSpec(**drafts) for i in range(layers)}
+    if window:
+        specs |= {f"draft.{i}": SlidingWindowSpec(**drafts, sliding_window=window) for i in range(layers)}
+    else:
+        specs |= {f"draft.{i}": FullAttentionSpec(**drafts) for i in range(layers)}
     found = kv_cache_utils.get_kv_cache_groups(config, specs)
     return sum(any(name.startswith("draft") for name in group.layer_names) for group in found)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("alike", [True, False])
-def test_one_group_is_asked_for_where_vllm_would_make_several(tmp_path, name, alike):
+@pytest.mark.parametrize("window", [None, 128, 2048])
+def test_one_group_is_asked_for_where_vllm_would_make_several(tmp_path, name, alike, window):
     full, windowed, heads, dim = TARGETS[name]
     kinds = ["full_attention"] * full + ["sliding_attention"] * windowed
     shape = {"num_attention_heads": 8, "num_key_value_heads": heads, "head_dim": dim}
     target, head = tmp_path / "target", tmp_path / "head"
     for directory in (target, head):
         directory.mkdir()
-    (target / "config.json").write_text(json.dumps(shape | {"layer_types": kinds}))
+    (target / "config.json").write_text(json.dumps(shape | {"layer_types": kinds, "sliding_window": 128}))
     recipe = tiny_recipe(tmp_path, f"target.path={target}")
     if not alike:
         heads = heads // 2
     seen = set()
     for layers in (1, 2, 3, 4, 5, 6, 8, 9, 12, 26, 27, 28):
         config = shape | {"num_key_value_heads": heads, "num_hidden_layers": layers}
+        if window:
+            config |= {"layer_types": ["sliding_attention"] * layers, "sliding_window": window}
         (head / "config.json").write_text(json.dumps(config))
-        wanted = groups_with_a_draft(TARGETS[name], layers, heads, dim) > 1
+        wanted = groups_with_a_draft(TARGETS[name], layers, heads, dim, window) > 1
         assert needs_one_cache_group(recipe, str(head)) == wanted, layers
         seen.add(wanted)
     assert seen == {True, False}

@@ -52,6 +52,16 @@ HEADS = {
     "DFlash, two layers": (
         "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2"
     ),
+    "two layers with a sliding window": (
+        "target.aux_layer_ids=[2,5,8]", "head.num_layers=2", "head.sliding_window=16", "export.format=speculators",
+    ),
+    "P-EAGLE with a sliding window": (
+        "target.aux_layer_ids=[2,5,8]", "head.type=peagle", "head.mask_token_id=9", "head.sliding_window=16",
+    ),
+    "DFlash, two layers with a sliding window": (
+        "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2",
+        "head.sliding_window=16",
+    ),
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class BlockAttention(nn.Module):
 
     def __init__(self, head: BlockHead, size: int, eps: float):
         super().__init__()
-        self.head_dim = head.head_dim
+        self.head_dim, self.window = head.head_dim, head.sliding_window
         width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
         self.q_proj, self.k_proj, self.v_proj = (Projection(size, out) for out in (width, kv_width, kv_width))
         self.o_proj = Projection(width, size)
@@ -70,11 +70,12 @@ class BlockAttention(nn.Module):
         pairs = [self.key_value(context, of_context)]
         pairs += [self.key_value(slot, rope) for slot, rope in zip(block, of_slots, strict=True)]
         keys, values = zip(*pairs, strict=True)
+        text = layout.cu_rows, layout.cu_seqlens, (layout.most_rows, layout.longest), layout.within(0)
         mixed = []
-        for slot, rope in list(zip(block, of_slots, strict=True))[first:]:
+        for j, (slot, rope) in list(enumerate(zip(block, of_slots, strict=True)))[first:]:
             query = self._rotated(self.q_norm, self.q_proj(slot), rope)
-            longest = layout.most_rows, layout.longest
-            seen = draft_attention(query, keys, values, layout.cu_rows, layout.cu_seqlens, longest, layout.within(0))
+            window = self.window and self.window - 1 - j  # the rest of it lies in the block
+            seen = draft_attention(query, keys, values, *text, window)
             mixed.append(self.o_proj(seen.flatten(1)))
         return mixed
 

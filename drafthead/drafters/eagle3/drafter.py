@@ -2,7 +2,7 @@
 
 Module and parameter names are those of the exported file (`fc`, `midlayer`, `norm`, `lm_head`, ...), so export is a
 copy. The embedding is the target's and frozen: it is passed in, not owned. Only dense Llama blocks exist, which is what
-serving engines accept; for a sparse or sliding-window draft the engine's model class would have to change first.
+serving engines accept; for a sparse draft the engine's model class would have to change first.
 
 The first block multiplies its q, k and v weights with cat(embedding, feature). What the left half gives depends on the
 token alone, and a token is read by all K steps, each from another index: `DraftLayer.project` forms those products once
@@ -105,7 +105,7 @@ class Attention(nn.Module):
     def __init__(self, head: EagleHead, size: int, reads: bool):
         super().__init__()
         width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
-        self.head_dim = head.head_dim
+        self.head_dim, self.window = head.head_dim, head.sliding_window
         self.embedded = slice(0, size if reads else 0)  # features of the input that come from embeddings
         self.states = slice(self.embedded.stop, None)
         inputs = size + self.embedded.stop
@@ -131,7 +131,9 @@ class Attention(nn.Module):
         cache = cache.extended(key, by_head(self.v_proj(states, self.states, value), step.rope[0]).contiguous())
         query = rotate(by_head(self.q_proj(step.select(states), self.states, query), rope[0]), *rope)
         documents = step.cu_queries, step.cu_keys, step.longest, step.within
-        return self.o_proj(draft_attention(query, cache.keys, cache.values, *documents).flatten(1)), cache
+        # A window ends at the query; so many of its keys are those of later steps.
+        window = self.window and self.window - len(cache.keys) + 1
+        return self.o_proj(draft_attention(query, cache.keys, cache.values, *documents, window).flatten(1)), cache
 
 
 class DraftLayer(nn.Module):
