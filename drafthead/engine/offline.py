@@ -112,7 +112,6 @@ def engine_arguments(recipe: Recipe, *, seeded: bool = False, **more: Any) -> di
 def needs_one_cache_group(recipe: Recipe, head: str | None) -> bool:
     """Whether vLLM serves this head with one group of KV cache for all layers only (disable_hybrid_kv_cache_manager).
 
-    It wants all layers of a draft in one group. Where layers differ in heads or window, layers of each kind are cut into
     It wants all layers of a draft in one group. Where layers differ in heads or window, layers of each kind are cut
     into groups of one size; a draft's may be of a kind of the target's. In one group, layers with a window keep whole
     sequences too. Of a config.json that is not here nothing is known.
