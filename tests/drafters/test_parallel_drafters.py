@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafthead.data.packing import cut, pack, plan_stream
+from drafthead.data.packing import cut, pack, plan_stream, whole
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import valid_positions
@@ -273,6 +273,30 @@ def test_rows_without_loss_change_neither_loss_nor_gradient(build, first, num_la
     for one, other, again in zip(some_grads, all_grads, recomputed_grads, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
         torch.testing.assert_close(one, again, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("build", SHARES)
+def test_of_a_head_with_a_sliding_window_only_what_its_rows_depend_on_is_read(build, num_layers, tmp_path):
+    K = {"num_ttt_steps": 3} if build is small_model else {"num_draft_positions": 3}
+    model = build(num_layers=num_layers, sliding_window=6, **K)
+    drafter, document = drafter_of(model.shape.head), sequence("a", 40, layers=(1, 2, 3), hidden=8)
+    document.loss_mask[:] = torch.arange(40) >= 30
+    document.input_ids[:] = document.input_ids % 20
+    write_shard(shard_path(tmp_path, 0), [document], num_target_layers=9)
+    embeddings = torch.randn(40, 8, dtype=torch.float64)
+    (window,) = cut(0, document.loss_mask, 24, drafter)
+    assert window.start == whole(0, document.loss_mask, drafter).start
+    assert (window.start, window.stop, window.first_row) == (28 - 5 * num_layers, 40, 28)
+    found = []
+    for start in (0, window.start, window.start + 1):
+        batch = pack(StateStore(tmp_path), [replace(window, start=start)], drafter)
+        batch = batch.to(torch.device("cpu"), torch.float64)
+        rows = model.head_rows(batch, embeddings, 3)
+        found.append(rows.states[rows.teacher >= 0])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)
+    if num_layers == 1 and not drafter.whole_blocks:  # a token less would not do
+        assert not torch.allclose(found[2], found[0], rtol=0, atol=1e-9)
 
 
 def test_rows_are_selected_where_that_spares_a_tenth():
