@@ -4,7 +4,8 @@ A window is a stretch of one document with its true positions. Its loss rows are
 context before them, so no row sees less than about half a budget of text; every loss row of the document belongs
 to exactly one window. A window runs past its last loss row as far as the drafter's loss looks ahead. Truncating instead
 would drop the end of exactly the long responses; what windows give up is attention to what lies further back than the
-budget. Of a head with a sliding window only what its rows depend on is read. With a loss that looks two tokens ahead:
+budget. Of a head with a sliding window only what its rows depend on is read, and where the budget holds that, windows
+give up nothing: a document that is spread over ranks is trained as on one. With a loss that looks two tokens ahead:
 
     tokens   0 1 2 3 4 5 6 7 8 9 10 11      rows 4..11 carry loss, budget 8
     first        [ . . R R R . . ]          tokens 1..8, rows 4..6
@@ -74,7 +75,7 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
     """
     length, first = loss_mask.shape[0], drafter.first_row(loss_mask)
     valid = tuple(drafter.loss_rows(loss_mask)[:, first:].sum(1).tolist())
-    return Window(document, drafter.context_start(first), length, first, length, valid)
+    return Window(document, max(0, first - drafter.reach), length, first, length, valid)
 
 
 def cut(
@@ -102,15 +103,19 @@ def cut(
     if not loss_mask.any():
         return []
     length, begin = loss_mask.shape[0], drafter.first_row(loss_mask)
-    rows = length if length - drafter.context_start(begin) <= budget else rows
+    if length - max(0, begin - drafter.reach) <= budget:
+        rows = length
+    else:
+        rows = max(rows, budget - drafter.lookahead - drafter.reach)
     windows, scored = [], drafter.trained_rows(loss_mask, draw) if thin else drafter.loss_rows(loss_mask)
     for first in range(begin, length, rows):
         end = min(first + rows, length)
         stop = min(end + drafter.lookahead, length)
         valid = tuple(scored[:, first:end].sum(1).tolist())
         if valid[0]:
-            start = max(stop - budget, drafter.context_start(first))
-            windows.append(Window(document, start, stop, first, end, valid, draw))
+            windows.append(
+                Window(document, max(0, first - drafter.reach, stop - budget), stop, first, end, valid, draw)
+            )
     return windows
 
 

@@ -16,6 +16,7 @@ vocabulary, V target vocabulary.
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -181,10 +182,11 @@ class Drafter:
             raise ValueError("a document without a generated token has no loss rows; leave it out of the plan")
         return max(int(generated[0]) - 2, 0)
 
-    def context_start(self, row: int) -> int:
-        """The first token of a document that a row's drafts depend on: every layer adds a window's reach."""
+    @property
+    def reach(self) -> int:
+        """Tokens before a row that its drafts depend on; every layer adds a window's."""
         window = self.head.sliding_window
-        return 0 if window is None else max(0, row - self.head.num_layers * (window - 1))
+        return sys.maxsize if window is None else self.head.num_layers * (window - 1)
 
     def loss_rows(self, loss_mask: Tensor) -> Tensor:
         """(K, T) bool: rows of a document that carry loss at each draft position; all tokens they need lie in it."""

@@ -299,6 +299,35 @@ def test_of_a_head_with_a_sliding_window_only_what_its_rows_depend_on_is_read(bu
         assert not torch.allclose(found[2], found[0], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("build", SHARES)
+def test_windows_of_a_long_document_give_its_whole_gradient(build, num_layers, tmp_path):
+    """Of a head with a sliding window: ranks that share a document train as one that has all of it."""
+    model = build(
+        num_layers=num_layers, sliding_window=6, **({} if build is small_model else {"num_draft_positions": 4})
+    )
+    drafter, document = drafter_of(model.shape.head), sequence("a", 200, layers=(1, 2, 3), hidden=8)
+    document.input_ids[:] = document.input_ids % 20
+    write_shard(shard_path(tmp_path, 0), [document], num_target_layers=9)
+    parts = cut(0, document.loss_mask, 60, drafter, thin=False)
+    assert [part.end_row - part.first_row for part in parts[:-1]] == [60 - 5 - 5 * num_layers] * (len(parts) - 1)
+    generator = torch.Generator().manual_seed(1)
+    embeddings, weights = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (20, 800))
+    trained, found = [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"], []
+    for windows in ([whole(0, document.loss_mask, drafter)], parts):
+        sums = [torch.zeros_like(parameter) for parameter in trained]
+        for window in windows:
+            batch = pack(StateStore(tmp_path), [window], drafter).to(torch.device("cpu"), torch.float64)
+            rows = model.head_rows(batch, embeddings, 4)
+            place = torch.arange(4)[:, None] * 200 + batch.positions[batch.layout.rows]  # of position and token
+            loss = (rows.states[:, :8] * weights[place.flatten() % 800])[batch.scored.flatten()].sum()
+            grads = torch.autograd.grad(loss, trained, materialize_grads=True)
+            sums = [total + grad for total, grad in zip(sums, grads, strict=True)]
+        found.append(sums)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
 def test_rows_are_selected_where_that_spares_a_tenth():
     drafter, scored = drafter_of(small_model().shape.head), torch.ones(4, 100, dtype=torch.bool)
     scored[2:, 1:] = False
