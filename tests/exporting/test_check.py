@@ -41,22 +41,13 @@ HEADS = {
         "target.aux_layer_ids=[8]", "head.draft_vocab_size=3072", "head.norm_output=true", "head.norm_before_fc=false",
         "eval.max_tokens=100",
     ),
-    "four aux layers with the embeddings, two layers, every norm": (
+    "four aux layers with the embeddings, two layers with a sliding window, every norm": (
         "target.aux_layer_ids=[0,2,5,8]", "head.num_layers=2", "head.fc_norm=true", "head.norm_output=true",
-        "head.norm_before_residual=true", "export.format=speculators",
+        "head.norm_before_residual=true", "head.sliding_window=16", "export.format=speculators",
     ),
     "P-EAGLE in the speculators layout, two layers, fc_norm": (
         "target.aux_layer_ids=[2,5,8]", "head.type=peagle", "head.mask_token_id=9", "head.num_layers=2",
         "head.fc_norm=true", "head.norm_before_fc=false", "export.format=speculators",
-    ),
-    "DFlash, two layers": (
-        "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2"
-    ),
-    "two layers with a sliding window": (
-        "target.aux_layer_ids=[2,5,8]", "head.num_layers=2", "head.sliding_window=16", "export.format=speculators",
-    ),
-    "P-EAGLE with a sliding window": (
-        "target.aux_layer_ids=[2,5,8]", "head.type=peagle", "head.mask_token_id=9", "head.sliding_window=16",
     ),
     "DFlash, two layers with a sliding window": (
         "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2",
