@@ -230,7 +230,8 @@ def find_start(recipe: Recipe, spec: TargetSpec) -> Checkpoint | None:
             f"checkpoints. A head, from the hub or below heads/, is imported first: {_IMPORT} {given}"
         )
     source = read_checkpoint(best_checkpoint(path) if (path / artifacts.IDENTITY).exists() else path)
-    if differences := source.differences(recipe, spec):
+    head = recipe.head.model_copy(update={"sliding_window": source.head().sliding_window})  # weights fit any window
+    if differences := source.differences(recipe.model_copy(update={"head": head}), spec):
         raise ValueError(
             f"train.init_from {given} holds another head than the recipe describes:\n{differences}\n"
             "put the head's values into the recipe, or start from a head that fits it"

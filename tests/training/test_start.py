@@ -110,6 +110,13 @@ def test_another_head_than_the_recipes_is_refused(ancestor, override, message):
     assert not recipe.run_dir.exists()
 
 
+def test_a_trained_head_may_learn_a_sliding_window(ancestor):
+    recipe = started(ancestor, "head.sliding_window=32")
+    start = find_start(recipe, load_target_spec(recipe.target_path))
+    assert start.run["head"]["sliding_window"] is None
+    assert first_loss(recipe, start.weights()) != first_loss(started(ancestor), start.weights())
+
+
 def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_recipe):
     by_coverage = ("head.draft_vocab_size=0", "head.coverage=0.9")
     other = fresh_recipe("name=other", *by_coverage)
