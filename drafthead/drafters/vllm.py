@@ -30,7 +30,7 @@ _SIZES = {
 }  # fmt: skip
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 _MAPS = ("d2t", "t2d")
-_WINDOWED = "sliding_attention"
+WINDOWED = "sliding_attention"
 
 
 class HeadFiles(ABC):
@@ -190,7 +190,7 @@ def decoder_config(shape: DraftShape, dtype: str) -> Config:
         "rope_parameters": shape.rope_parameters,
         "sliding_window": shape.head.sliding_window,
         "use_sliding_window": shape.head.sliding_window is not None,  # without it a Qwen3 config forgets the window
-        "layer_types": [_WINDOWED if shape.head.sliding_window else "full_attention"] * shape.head.num_layers,
+        "layer_types": [WINDOWED if shape.head.sliding_window else "full_attention"] * shape.head.num_layers,
     }
 
 
@@ -222,9 +222,9 @@ def _served_window(config: Config) -> int | None:
         ValueError: layers differ.
     """
     kinds = config.get("layer_types") or []
-    if 0 < kinds.count(_WINDOWED) < len(kinds):
+    if 0 < kinds.count(WINDOWED) < len(kinds):
         raise ValueError(f"the head's layers differ (layer_types {kinds}); supported are heads whose layers are alike")
-    return config["sliding_window"] if _WINDOWED in kinds else None
+    return config["sliding_window"] if WINDOWED in kinds else None
 
 
 def decoder_section(served: Config, spec: TargetSpec) -> dict[str, Any]:

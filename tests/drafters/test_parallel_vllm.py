@@ -6,6 +6,7 @@ import torch
 from drafthead.config import load_recipe
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_config, check_tensors, expected_shapes
+from drafthead.engine.offline import import_vllm
 from drafthead.target.pieces import load_target_spec
 from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of
 
@@ -56,6 +57,37 @@ def test_layer_ids_of_block_drafters_count_blocks(recipe):
         assert config["ptd_token_id"] == 9
     else:
         assert config["dflash_config"]["target_layer_ids"] == [1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "window", "causal"),
+    [
+        ({"layer_types": None}, {}, None, False),
+        ({}, {}, 32, True),  # layers with a window are causal where nothing is said of it
+        ({}, {"causal": False}, 32, False),
+        ({"layer_types": None}, {"use_swa": True}, 32, False),
+        ({"layer_types": ["full_attention"] * 2}, {"use_swa": True, "swa_window_size": 64}, 64, False),
+        ({"is_causal": False}, {"causal": True, "swa_window_size": 16}, 16, False),
+    ],
+)
+def test_a_public_dflash_heads_window_is_read_as_vllm_reads_it(tmp_path, changes, own, window, causal):
+    from transformers import Qwen3Config
+
+    recipe = recipe_at(
+        tmp_path, "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2", "head.sliding_window=32"
+    )
+    config = config_of(recipe)
+    block = {key: value for key, value in config["dflash_config"].items() if key != "causal"}
+    config = {**config, **changes, "dflash_config": {**block, **own}}
+    served = drafter_of(recipe.head).vllm.served_values(config)
+    assert (served["sliding_window"], served["dflash_config.causal"]) == (window, causal)
+    import_vllm()
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.models.qwen3_dflash import _resolve_layer_attention
+
+    with set_current_vllm_config(VllmConfig()):
+        parsed = Qwen3Config(**{key: value for key, value in config.items() if key != "model_type"})
+        assert [_resolve_layer_attention(parsed, layer) for layer in range(2)] == [(window, causal)] * 2
 
 
 def test_the_speculators_layout_holds_the_same_head_or_is_refused(recipe):

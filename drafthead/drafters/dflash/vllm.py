@@ -7,7 +7,7 @@ from typing import Any
 
 from drafthead.drafters.base import DraftShape
 from drafthead.drafters.dflash.config import BlockHead
-from drafthead.drafters.vllm import Config, HeadFiles, decoder_config, served_decoder
+from drafthead.drafters.vllm import WINDOWED, Config, HeadFiles, decoder_config, served_decoder
 
 _OWN = "dflash_config"
 
@@ -33,11 +33,16 @@ class DFlashFiles(HeadFiles):
 
     def served_values(self, config: Config) -> Config:
         own = config[_OWN]
+        stated = (config.get("is_causal"), own.get("causal"), WINDOWED in (config.get("layer_types") or ()))
+        if own.get("use_swa"):
+            config = config | {"layer_types": [WINDOWED]}
+        if "swa_window_size" in own:
+            config = config | {"sliding_window": own["swa_window_size"]}
         return {
             **served_decoder(config),
             f"{_OWN}.mask_token_id": own["mask_token_id"],
             f"{_OWN}.target_layer_ids": own["target_layer_ids"],
-            f"{_OWN}.causal": bool(config.get("is_causal", own.get("causal", False))),
+            f"{_OWN}.causal": next(bool(causal) for causal in stated if causal is not None),
         }
 
     def own_section(self, served: Config) -> dict[str, Any]:
