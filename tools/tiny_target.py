@@ -3,6 +3,7 @@
     python -m tools.tiny_target                  # everything: about half an hour on two CPU cores
     python -m tools.tiny_target --prompts-only   # only data_gen/tiny/prompts.jsonl, ten seconds
     python -m tools.tiny_target --measure-only   # only serve the target and count good answers
+    python -m tools.tiny_target --architecture qwen3 --output DIR    # a dense sibling, not shipped
 
 The result depends on the Python version (its library is the corpus) and on the seed. The weights are equal
 up to floating-point order. Held-out prompts come from `HELDOUT_MODULES` in tools/tiny/corpus.py.
@@ -18,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools.tiny.architecture import target_config
+from tools.tiny.architecture import ARCHITECTURES, target_config
 from tools.tiny.batches import encode_samples, group
 from tools.tiny.corpus import HELDOUT_MODULES, read_library
 from tools.tiny.files import read_prompts, read_record, save_target, write_prompts, write_record
@@ -52,18 +53,18 @@ def main() -> None:
     if options.prompts_only:
         return
 
-    train_target(samples, directory, options.steps, options.seed)
+    train_target(samples, directory, options.architecture, options.steps, options.seed)
     if not options.skip_measure:
         record_measurement(options.output, directory)
 
 
-def train_target(samples: list[Sample], directory: Path, steps: int, seed: int) -> None:
+def train_target(samples: list[Sample], directory: Path, architecture: str, steps: int, seed: int) -> None:
     """Train tokenizer and model on the train split, save them, and record the losses."""
     started = time.monotonic()
     training = [sample for sample in samples if sample.split == "train"]
     heldout = random.Random(seed).sample([s for s in samples if s.split == "heldout"], HELDOUT_SAMPLES)
     tokenizer = train_tokenizer(f"{s.prompt}\n{s.plan} {s.detail}\n{s.answer}" for s in training)
-    model = new_model(target_config(tokenizer), seed)
+    model = new_model(target_config(tokenizer, architecture), seed)
     pad = tokenizer.pad_token_id
     batches = group(encode_samples(training, tokenizer, MAX_LENGTH, seed), TOKENS_PER_BATCH, pad, seed)
     heldout_batches = group(encode_samples(heldout, tokenizer, MAX_LENGTH, seed), TOKENS_PER_BATCH, pad, seed)
@@ -102,6 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("data_gen/tiny"), help="directory to write to")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0], help="of the target")
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="training steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of corpus order, weights and batches")
     only = parser.add_mutually_exclusive_group()

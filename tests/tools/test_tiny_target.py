@@ -12,13 +12,14 @@ import pytest
 import torch
 from transformers import GptOssForCausalLM
 
+from tools.tiny.architecture import ARCHITECTURES, target_config
 from tools.tiny.batches import encode_sample, group
 from tools.tiny.corpus import Function, is_heldout, read_library
 from tools.tiny.files import read_prompts, read_record
 from tools.tiny.measure import Answer, check, report
 from tools.tiny.samples import CATEGORIES, Sample, build_samples, prompt_id, prompt_rows
 from tools.tiny.tokenizer import SPECIAL_TOKENS
-from tools.tiny.trainer import answer_loss
+from tools.tiny.trainer import answer_loss, new_model
 
 TINY = Path(__file__).parents[2] / "data_gen" / "tiny"
 TARGET = TINY / "target"
@@ -97,6 +98,16 @@ class TestShippedTarget:
     def test_target_and_prompts_stay_small(self) -> None:
         assert sum(path.stat().st_size for path in TARGET.iterdir()) <= 8 * 2**20
         assert (TINY / "prompts.jsonl").stat().st_size <= 3 * 2**20
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_target_starts_with_a_head_that_looks_one_position_back(tokenizer: Any, architecture: str) -> None:
+    model = new_model(target_config(tokenizer, architecture), 0)
+    model.set_attn_implementation("eager")
+    ids = torch.randint(20, len(tokenizer), (1, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        attention = model(ids, output_attentions=True).attentions[0][0, 0]  # head 0 of layer 0: (T, T)
+    assert attention.diagonal(-1).min() > 0.6
 
 
 class TestShippedPrompts:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, GptOssForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 
 def write_prompts(rows: list[dict[str, object]], path: Path) -> None:
@@ -27,7 +27,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def save_target(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+def save_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
     """Save weights in bf16 with tokenizer, chat template and generation settings."""
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
