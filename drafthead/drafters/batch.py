@@ -113,6 +113,17 @@ class PackedBatch:
         """(M,) of (K, R): of the rows computed for draft position 0, then of those for position 1, and so on."""
         return torch.cat([self.layout.at(k, per_row) for k, per_row in enumerate(per_position)])
 
+    def spread(self, computed: Tensor, missing: int) -> Tensor:
+        """(K, R) of (M,), the reverse of `computed`, with `missing` where a row is not computed."""
+        if not self.layout.roots:
+            return computed.view(self.scored.shape)
+        per_position = computed.new_full(self.scored.shape, missing)
+        for per_row, roots, part in zip(
+            per_position, self.layout.roots, computed.split(self.layout.counts(len(per_position))), strict=True
+        ):
+            per_row[roots] = part
+        return per_position
+
     def teachers(self, num_positions: int) -> Tensor:
         """(M,) teacher rows: draft position k at row r meets the teacher of row r + 1 + k; -1: no loss."""
         ahead = torch.stack([torch.roll(self.of_row, -1 - k) for k in range(num_positions)])

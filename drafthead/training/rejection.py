@@ -52,13 +52,13 @@ def rejection_loss(
         target_ids: (D,) target id of every draft id.
     """
     predictions = first_drafts(rows, weight)
-    accepted, rejected = verified(predictions.view(batch.scored.shape), target_ids, batch, rejection.roots)
+    accepted, rejected = verified(batch.spread(predictions, -1), target_ids, batch, rejection.roots)
     parts = [(accepted, objective), (rejected, rejection.objective)]
     if objective == rejection.objective:
         parts = [(accepted | rejected, objective)]
     scored = []
     for part, own in parts:
-        met = torch.where(part.flatten(), rows.teacher, -1)
+        met = torch.where(batch.computed(part), rows.teacher, -1)
         scored.append(head_loss(replace(rows, teacher=met, chunks=None), weight, teacher, scale, own))
     sums = torch.stack([part.position_sums for part in scored]).sum(0)
     return HeadLoss(torch.stack([part.loss for part in scored]).sum(), sums, predictions)

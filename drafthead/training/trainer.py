@@ -172,7 +172,8 @@ class Trainer:
         self.recipe, self.inputs, self.config = recipe, inputs, recipe.train
         self.drafter = drafter_of(recipe.head)
         config = self.config
-        self.thin = config.rejection is None  # rounds are replayed over all rows
+        # Rounds are replayed over all rows; a root alone needs only its own.
+        self.thin = config.rejection is None or config.rejection.roots == "all"
         found = survey(
             inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, self.drafter,
             read_categories(recipe.responses_dir("train")), self.thin,
