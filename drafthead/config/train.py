@@ -18,10 +18,10 @@ Objective = Annotated[
 
 
 class RejectionConfig(Section):
-    """Training on what serving would reject: see drafthead.training.rejection."""
+    """Loss up to the first draft that serving would reject: see drafthead.training.rejection."""
 
-    objective: Objective = "reverse_kl"  # of the first rejected draft; accepted ones keep train.objective
-    roots: Literal["rounds", "all"] = "rounds"  # where serving starts to draft, or every root
+    objective: Objective | None = None  # of the first rejected draft; None: train.objective, as of accepted ones
+    roots: Literal["all", "rounds"] = "all"  # every root, or those at which serving starts to draft
 
 
 class TrainConfig(Section):
@@ -30,7 +30,8 @@ class TrainConfig(Section):
     init_from: str | None = None  # runs/OTHER, or one of its checkpoints, below output_dir; None: from the target
     objective: Objective = "forward_kl"  # or a weighted sum: {forward_kl: 0.9, total_variation: 0.1}
     temperature: float = Field(default=1.0, gt=0)  # of target and draft in the objective: the one that is served
-    rejection: RejectionConfig | None = None  # {}: loss on the head's own rounds, up to the first rejected draft
+    # {}: loss up to the first rejected draft of each root; false: on all draft positions; None: as the drafter is best.
+    rejection: RejectionConfig | Literal[False] | None = None
     epochs: int = Field(default=1, gt=0)
     tokens_per_batch: int = Field(gt=0)  # one packed micro batch on one rank
     # Micro batches of one optimiser step over all ranks; accumulation follows from the number of ranks, so the

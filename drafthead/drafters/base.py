@@ -148,6 +148,7 @@ class Drafter:
 
     MODULE: type[Any]  # the DraftModule, made from a shape
     vllm: "HeadFiles"  # reads and writes this drafter's files as vLLM does
+    stops_at_rejection: ClassVar[bool] = False  # loss up to the first rejected draft, where the recipe does not say
 
     def __init__(self, head: HeadConfig):
         self.head = head

@@ -53,9 +53,8 @@ def rejection_loss(
     """
     predictions = first_drafts(rows, weight)
     accepted, rejected = verified(batch.spread(predictions, -1), target_ids, batch, rejection.roots)
-    parts = [(accepted, objective), (rejected, rejection.objective)]
-    if objective == rejection.objective:
-        parts = [(accepted | rejected, objective)]
+    other = rejection.objective or objective
+    parts = [(accepted | rejected, objective)] if other == objective else [(accepted, objective), (rejected, other)]
     scored = []
     for part, own in parts:
         met = torch.where(batch.computed(part), rows.teacher, -1)

@@ -172,8 +172,11 @@ class Trainer:
         self.recipe, self.inputs, self.config = recipe, inputs, recipe.train
         self.drafter = drafter_of(recipe.head)
         config = self.config
+        rejection = config.rejection or None
+        if config.rejection is None and self.drafter.stops_at_rejection:
+            rejection = RejectionConfig()
         # Rounds are replayed over all rows; a root alone needs only its own.
-        self.thin = config.rejection is None or config.rejection.roots == "all"
+        self.thin = rejection is None or rejection.roots == "all"
         found = survey(
             inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, self.drafter,
             read_categories(recipe.responses_dir("train")), self.thin,
@@ -183,7 +186,7 @@ class Trainer:
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
         module = LossModule(
-            draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing, config.rejection,
+            draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing, rejection,
             config.temperature,
         )  # fmt: skip
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))

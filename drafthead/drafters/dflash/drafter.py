@@ -160,7 +160,7 @@ class DFlash(Drafter):
     head: BlockHead
     MODULE = DFlashModel
     vllm = DFlashFiles()
-    whole_blocks = True
+    whole_blocks = stops_at_rejection = True
 
     @property
     def draws(self) -> bool:  # type: ignore[override]

@@ -57,6 +57,7 @@ class PEagle(Drafter):
     head: PEagleHead
     MODULE = PEagleModel
     vllm = PEagleFiles()
+    stops_at_rejection = True
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
