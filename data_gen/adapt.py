@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 
 from drafthead import locks
-from drafthead.adapting.control import Control, folder, serving
+from drafthead.adapting.control import Control, folder, send_traffic, serving
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import Loop, run_loop
-from drafthead.adapting.traffic import send_traffic
 from drafthead.cli import recipe_from_command_line, run_recipe
 
 OPTIONS = (

@@ -33,8 +33,13 @@ from drafthead.evaluation.reporting.explaining import (
 )
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import EvalPrompt, load_workload
-from drafthead.exporting.check import choose_documents, expected_rounds, replayed_rounds, serve_documents
-from drafthead.exporting.differences import head_differences
+from drafthead.exporting.check import (
+    choose_documents,
+    expected_rounds,
+    head_differences,
+    replayed_rounds,
+    serve_documents,
+)
 from drafthead.generation.harvest import backend
 from drafthead.generation.shards import ShardJob, states_identity
 from drafthead.progress import progress_bar

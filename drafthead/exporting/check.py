@@ -1,4 +1,4 @@
-"""The serving check of a written head: vLLM accepts as much as was predicted.
+"""Checks of a written head: vLLM accepts as much as was predicted, and its files are those of the checkpoint.
 
 Like is compared with like: the first validation prompts, answered by the engine at temperature 0, against rounds
 replayed from the checkpoint's float32 weights over the stored responses to the same prompts. In bf16 an engine may
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -28,12 +29,20 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, expected, last_answer, match_text, replay
+from drafthead.drafters.trained import Checkpoint
 from drafthead.drafters.vllm import check_config
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
 from drafthead.statistics import few
-from drafthead.target.pieces import SCORED_ROWS, frozen_target, load_pieces, load_target_spec
+from drafthead.target.pieces import (
+    SCORED_ROWS,
+    compute_dtype,
+    frozen_target,
+    load_pieces,
+    load_target_spec,
+    target_names,
+)
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over responses that came out as stored
 LOOSE_TOLERANCE = 0.15  # over all responses, when fewer than half of the rounds are comparable
@@ -259,3 +268,51 @@ def serve_documents(
         accepted = tuple(sum(histogram[k + 1 :]) for k in range(K))
         found.append((generation.token_ids, Acceptance(sum(histogram), accepted)))
     return found
+
+
+# ---- Against the checkpoint: what `eval/explain.py` looks at first ----
+
+
+def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape: DraftShape) -> list[str]:
+    """How the head that is served differs from the one that was trained; a line for each kind of difference.
+
+    Args:
+        recipe: what is served, and how.
+        directory: of the served head.
+        source: the checkpoint it should come from.
+        shape: of the trained head.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    differences = source.differences(recipe, spec)
+    found = [f"the recipe describes another head than was trained:\n{differences}"] if differences else []
+    if (directory / artifacts.MANIFEST).exists():
+        made_for, target = target_names(artifacts.read_manifest(directory)["identity"]["target"], recipe, spec)
+        if made_for != target:
+            found.append(f"another target: the head was made for {made_for}, served is {target}")
+    try:
+        config = artifacts.read_json(directory / "config.json")
+        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
+    except KeyError as error:
+        found.append(f"config.json has no {error}")
+    except ValueError as error:
+        found.append(str(error))
+    dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
+    files = drafter_of(recipe.head).vllm
+    wanted = files.checkpoint_tensors(files.exported_tensors(source.weights(), shape, dtype))
+    served = files.checkpoint_tensors(load_file(directory / "model.safetensors"))
+    return found + _tensors(served, wanted)
+
+
+def _tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
+    """The file's tensors against the checkpoint's in the file's type."""
+    lines = [f"model.safetensors has no {name}, which was trained" for name in sorted(wanted.keys() - found.keys())]
+    lines += [f"model.safetensors has {name}, which was not trained" for name in sorted(found.keys() - wanted.keys())]
+    both = sorted(found.keys() & wanted.keys())
+    if "t2d" in both and found["t2d"].shape == wanted["t2d"].shape:
+        others = int((found["t2d"].bool() & ~wanted["t2d"].bool()).sum())
+        if others:
+            lines.append(f"another draft vocabulary: {others} of {int(found['t2d'].sum())} tokens were not trained")
+    if changed := [name for name in both if not torch.equal(found[name], wanted[name])]:
+        counted = f"{len(changed)} of {len(both)} tensors"
+        lines.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
+    return lines

@@ -22,8 +22,7 @@ from drafthead import artifacts, locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, reference
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
-from drafthead.data.prompts import ids_of
-from drafthead.data.trained_on import known_before, write_trained_on
+from drafthead.data.prompts import ids_of, known_before, write_trained_on
 from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint

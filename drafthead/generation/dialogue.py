@@ -9,10 +9,10 @@ states are harvested, once per turn.
 A round of turns is one batch for the engine, see `make_responses`. Responses that the data has take the same form.
 """
 
-from bisect import bisect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from tqdm import tqdm
@@ -22,8 +22,14 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.config.recipe import Fault, ResponsesConfig
 from drafthead.data.prompts import Prompt
-from drafthead.data.reading import ParsedResponse, response_parser
-from drafthead.data.rendering import NO_ROOM, KeptResponses, UnrenderableError, renderer
+from drafthead.data.rendering import (
+    NO_ROOM,
+    KeptResponses,
+    ParsedResponse,
+    UnrenderableError,
+    renderer,
+    response_parser,
+)
 from drafthead.data.responses import LeftOut, Response, loops
 from drafthead.drafters.config import HeadConfig
 from drafthead.engine.generate import Engine, Generation, GenerationRequest
@@ -71,7 +77,8 @@ class Dialogue:
         """The next turn, with this response in its history; None at the end."""
         if not self.later:
             return None
-        history = (*self.messages, response.message(), *self.later[0])
+        said = {"role": "assistant", "content": response.content}  # as a client sends it back: without the thought
+        history = (*self.messages, said, *self.later[0])
         return replace(self, messages=history, later=self.later[1:], turn=self.turn + 1)
 
 
@@ -154,8 +161,8 @@ def _number(*key: int | str) -> int:
 
 def _weighted(weights: Mapping[_T, int], number: int) -> _T:
     """The value on which a large number falls, modulo the sum of the weights."""
-    ends = list(accumulate(weights.values()))
-    return list(weights)[bisect(ends, number % ends[-1])]
+    values = list(Counter(weights).elements())
+    return values[number % len(values)]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     """The shards of a split, in order."""
     parts = list(read_parts(recipe.responses_dir(split)).values())
     # Captured while they are generated, shards end where a part ends: parts are generated independently.
-    groups = parts if recipe.states.one_pass else [ResponseRows(chain.from_iterable(part.pieces for part in parts))]
+    groups = parts if recipe.states.one_pass else [ResponseRows([piece for part in parts for piece in part.pieces])]
     return cut_shards(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
 
 
