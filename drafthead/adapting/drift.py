@@ -14,6 +14,7 @@ drafts, where 20 with 24 were usual: z = 21). What this gives up: falls smaller 
 found late.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import rel_entr
 
 from drafthead.adapting.capture import REST, Record
 from drafthead.config.evaluation import ALL
@@ -38,7 +40,7 @@ LEAST = 64  # requests of a workload in a reference, for a chart of its own
 LARGEST = 3.0  # spreads that one request can count
 _DAYS = 30  # in which one false alarm may come
 _STATES = 120  # of the grid: the run length of a normal z comes out within 5 % of Siegmund's formula
-_HIGHEST = 60.0
+_THRESHOLDS = np.arange(1.0, 60.0, 0.05)
 Array = NDArray[np.float64]
 
 
@@ -88,11 +90,8 @@ def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
     spread = float(shortfall.std(ddof=1))
     z = (shortfall - shortfall.mean()) / spread  # as if r were the mean of all that is to come
     steps = np.minimum(z, LARGEST) - ALLOWANCE
-    low, high = 1.0, _HIGHEST
-    while high - low > 0.05:
-        middle = (low + high) / 2
-        low, high = (low, middle) if mean_run_length(steps, middle) >= run_length else (middle, high)
-    return Chart(float(rate), spread, high)
+    place = bisect_left(_THRESHOLDS, run_length, key=lambda threshold: mean_run_length(steps, threshold))
+    return Chart(float(rate), spread, float(_THRESHOLDS[min(place, len(_THRESHOLDS) - 1)]))
 
 
 def mean_run_length(steps: Array, threshold: float) -> float:
@@ -101,9 +100,7 @@ def mean_run_length(steps: Array, threshold: float) -> float:
     centres = np.arange(_STATES) * width  # of the cells; the first holds S = 0
     # Where each step leads from each cell: (states, steps), cell numbers; beyond the last is the alarm.
     to = np.clip(np.rint((centres[:, None] + steps[None, :]) / width), 0, _STATES).astype(int)
-    chances = np.zeros((_STATES, _STATES + 1))
-    for state in range(_STATES):
-        chances[state] = np.bincount(to[state], minlength=_STATES + 1)[: _STATES + 1] / len(steps)
+    chances = np.stack([np.bincount(cells, minlength=_STATES + 1) for cells in to]) / len(steps)
     stays = np.eye(_STATES) - chances[:, :_STATES]
     try:
         lengths = np.linalg.solve(stays, np.ones(_STATES))
@@ -195,13 +192,9 @@ def token_distance(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]
     if not all(counts):
         return None
     tokens = sorted({*counts[0], *counts[1]})
-    p, q = (np.array([count[t] for t in tokens], float) / count.total() for count in counts)
-    m = (p + q) / 2
-
-    def divergence(a: Array) -> float:
-        return float((a[a > 0] * np.log2(a[a > 0] / m[a > 0])).sum())
-
-    return _rounded(((divergence(p) + divergence(q)) / 2) ** 0.5)
+    p, q = (np.array([count[t] for t in tokens]) / count.total() for count in counts)
+    nats = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / 2
+    return _rounded(max(0.0, nats / np.log(2)) ** 0.5)  # rounding may leave it below 0
 
 
 def _rounded(value: Any) -> float:

@@ -234,14 +234,12 @@ def check_alike(first: Path, other: Path) -> None:
     """
     from safetensors import safe_open
 
-    configs = [json.loads((path / "config.json").read_text()) for path in (first, other)]
-    if configs[0] != configs[1]:
-        keys = [key for key in {*configs[0], *configs[1]} if configs[0].get(key) != configs[1].get(key)]
-        raise ValueError(f"{other} is another head than {first}: config.json differs in {', '.join(sorted(keys))}")
-    shapes = []
-    for path in (first, other):
+    def read(path: Path) -> dict[str, dict[str, Any]]:
         with safe_open(path / "model.safetensors", framework="pt") as file:
-            shapes.append({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-    if shapes[0] != shapes[1]:
-        names = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
-        raise ValueError(f"{other} is another head than {first}: tensors differ, {names[0]} first")
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        return {"config.json": json.loads((path / "config.json").read_text()), "shapes": shapes}
+
+    theirs = read(other)
+    for what, ours in read(first).items():
+        if names := sorted(n for n in {*ours, *theirs[what]} if ours.get(n) != theirs[what].get(n)):
+            raise ValueError(f"{other} is another head than {first}: {what} differ in {', '.join(names[:5])}")

@@ -243,12 +243,10 @@ def serve_documents(
         ValueError: vLLM cannot be imported, or reads config.json differently.
     """
     K, seeded = recipe.eval.num_draft_tokens, temperature > 0
-    limits = [recipe.eval.max_tokens if seeded else len(d.response_ids) for d in documents]
-    seeds = [recipe.eval.seed + i if seeded else None for i in range(len(documents))]
-    requests = [
-        GenerationRequest(document.prompt_ids, limit, temperature, seed)
-        for document, limit, seed in zip(documents, limits, seeds, strict=True)
-    ]
+    requests = [GenerationRequest(d.prompt_ids, len(d.response_ids), 0.0, None) for d in documents]
+    if seeded:
+        limit, seed = recipe.eval.max_tokens, recipe.eval.seed
+        requests = [GenerationRequest(d.prompt_ids, limit, temperature, seed + i) for i, d in enumerate(documents)]
     # A head of the speculators layout is started as users will: by its own directory, which names the target.
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":

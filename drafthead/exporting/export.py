@@ -259,11 +259,8 @@ def untrained_recipe(recipe: Recipe, lengths: Sequence[float]) -> Recipe:
     settings = recipe.eval
     if torch.cuda.is_available():
         settings = settings.model_copy(update={"synthetic_acceptance_length": sum(lengths) / len(lengths)})
-    other = recipe.model_copy(update={"name": recipe.name + UNTRAINED, "eval": settings})
-    if not other.prompts_dir.exists() and recipe.prompts_dir.exists():
-        other.prompts_dir.parent.mkdir(parents=True, exist_ok=True)
-        other.prompts_dir.symlink_to(recipe.prompts_dir.resolve())
-    return other
+    name, data = recipe.name + UNTRAINED, recipe.data or recipe.name
+    return recipe.model_copy(update={"name": name, "data": data, "eval": settings})
 
 
 def write_untrained(recipe: Recipe) -> Path:

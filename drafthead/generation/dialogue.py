@@ -192,13 +192,12 @@ def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn
         try:
             prompt_ids = rules.render(prompt, sampling.effort)
             given = rules.given(prompt, prompt_ids, sampling.effort) if rules.given else None
+            # One token stays free: an engine never reads its own last token, and the harvest generates one more.
+            room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
+            if room < len(given or [0]):
+                raise UnrenderableError(NO_ROOM, prompt.id)
         except UnrenderableError as error:
             left_out.append(LeftOut(dialogue.id, prompt.category, error.reason, turns=dialogue.turns_left))
-            continue
-        # One token stays free: an engine never reads its own last token, and the harvest generates one more.
-        room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
-        if room < len(given or [0]):
-            left_out.append(LeftOut(dialogue.id, prompt.category, NO_ROOM, turns=dialogue.turns_left))
             continue
         keep = "" if rules.continuation else dialogue.id  # states are those of the whole sequence
         max_tokens = min(room, rules.settings.max_tokens)

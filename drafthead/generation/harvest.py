@@ -39,7 +39,7 @@ from drafthead.engine.capture.shard_writer import ShardWriter
 from drafthead.engine.generate import capturing_engine
 from drafthead.engine.running import Runner, Task, Worker, run_here
 from drafthead.files import foreign
-from drafthead.generation.shards import ShardJob, list_jobs, move_captured, states_identity, to_do
+from drafthead.generation.shards import ShardJob, list_jobs, log_rate, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.files import AGAIN, pinned_revision
 from drafthead.target.pieces import TargetHead, TargetSpec, compute_dtype, recipe_spec, target_names
@@ -80,9 +80,7 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
     if missing := to_do([job for split in jobs for job in jobs[split]]):
         started = time.monotonic()
         run(harvesting(recipe, spec), missing)
-        tokens = sum(job.num_tokens for job in missing)
-        rate = tokens / (time.monotonic() - started)
-        logger.info("harvested %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
+        log_rate("harvested", sum(job.num_tokens for job in missing), started)
     for split in jobs:
         _finish(jobs[split])
     if online:

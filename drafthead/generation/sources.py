@@ -205,9 +205,8 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             start = f"{path}:{line}: not JSON in UTF-8 ({error})"
             raise ValueError(f"{start}: {data[:60]!r}; correct or remove it") from error
-        is_list = line == 0
-        for number, row in enumerate(value if is_list else [value], start=1):
-            where = f"{path}:row {number}" if is_list else f"{path}:{line}"
+        for number, row in enumerate([value] if line else value, start=1):
+            where = f"{path}:{line}" if line else f"{path}:row {number}"
             if not isinstance(row, dict):
                 raise ValueError(f"{where}: found {row!r:.60}, wanted an object")
             yield where, row
@@ -218,12 +217,11 @@ def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:
     import fsspec  # comes with datasets
 
     with foreign(path, _MEND), fsspec.open(str(path), "rb", compression="infer") as file:
-        if may_be_list:
-            is_list = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-            file.seek(0)
-            if is_list:
-                yield 0, file.read()
-                return
+        is_list = may_be_list and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        file.seek(0)
+        if is_list:
+            yield 0, file.read()
+            return
         yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
 
 

@@ -127,18 +127,10 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
             )
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     tied = config.get("tie_word_embeddings") or False
+    given = {"name": path, "dtype": dtype, "tie_word_embeddings": tied}
     with foreign(file, f"Is it a decoder-only language model? {AGAIN}"):
         _Rotation.model_validate(config)
-        spec = TargetSpec.model_validate(
-            {
-                **config,
-                "name": path,
-                "dtype": dtype,
-                "tie_word_embeddings": tied,
-                "rope_parameters": {},
-                "fingerprint": "",
-            }
-        )
+        spec = TargetSpec.model_validate(config | given | {"rope_parameters": {}, "fingerprint": ""})
     found = {"rope_parameters": head_rope(config, path), "fingerprint": fingerprint_of(path, revision)}
     return spec.model_copy(update=found)
 
