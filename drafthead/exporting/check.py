@@ -10,6 +10,7 @@ Shapes: R rows of one document, K draft tokens, H hidden, V target vocabulary.
 
 import logging
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, compress
 from pathlib import Path
@@ -63,21 +64,14 @@ class Document:
     response_ids: list[int]
 
 
-def check_serving(
-    recipe: Recipe,
-    directory: Path,
-    weights: dict[str, Tensor],
-    shape: DraftShape,
-    aux_layer_ids: tuple[int, ...],
-) -> dict[str, Any]:
+def check_serving(recipe: Recipe, directory: Path, source: Checkpoint, shape: DraftShape) -> dict[str, Any]:
     """Serve the directory in vLLM and compare its acceptance with the checkpoint's prediction.
 
     Args:
         recipe: target, engine, export section and K.
         directory: the exported head.
-        weights: of the checkpoint, float32, with d2t and t2d.
+        source: the checkpoint that it comes from.
         shape: of the trained head.
-        aux_layer_ids: it was trained on.
 
     Returns:
         For the manifest: the number of prompts, of documents left out as looping, of responses that equal the stored
@@ -89,12 +83,16 @@ def check_serving(
         ArtifactError: there are no validation states, or none of them fits the engine.
         ValueError: vLLM cannot be imported, reads config.json differently, or accepts more or less than predicted.
     """
+
+    def check(config: dict[str, Any]) -> None:
+        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
+
     need = "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
     artifacts.require(recipe.states_dir("validation"), state_store.KIND, need)
     store = StateStore(recipe.states_dir("validation"))
     documents, looping = choose_documents(store, recipe)
-    predicted = replayed_rounds(recipe, store, documents, weights, shape)
-    served = serve_documents(recipe, directory, documents, shape, aux_layer_ids)
+    predicted = replayed_rounds(recipe, store, documents, source.weights(), shape)
+    served = serve_documents(recipe, directory, documents, check)
     same = [document.response_ids == ids for document, (ids, _) in zip(documents, served, strict=True)]
     counted, none = [acceptance for _, acceptance in served], empty_acceptance(recipe.eval.num_draft_tokens)
     comparable = sum(rounds.drafts for rounds in compress(predicted, same))
@@ -214,25 +212,16 @@ def expected_rounds(
 
 
 def serve_documents(
-    recipe: Recipe,
-    directory: Path,
-    documents: list[Document],
-    shape: DraftShape,
-    aux_layer_ids: tuple[int, ...],
-    *,
-    checked: bool = True,
-    temperature: float = 0.0,
-    sampled: bool = False,
-) -> list[tuple[list[int], Acceptance]]:
+    recipe: Recipe, directory: Path, documents: list[Document], check: Callable[[dict[str, Any]], None] | None = None,
+    *, temperature: float = 0.0, sampled: bool = False,
+) -> list[tuple[list[int], Acceptance]]:  # fmt: skip
     """Answer the prompts of validation documents in vLLM with the head of a directory.
 
     Args:
         recipe: target, engine, export section and K.
         directory: of the head.
         documents: whose prompts are answered.
-        shape: of the trained head.
-        aux_layer_ids: it was trained on.
-        checked: refuse a head that the engine reads differently from how it was trained.
+        check: of config.json as the engine reads it.
         temperature: of the responses; above 0 each prompt has a seed of its own, and eval.max_tokens.
         sampled: drafts are sampled too (vLLM's draft_sample_method), which the speculators layout cannot say.
 
@@ -240,7 +229,7 @@ def serve_documents(
         Response ids and the engine's counters of every document.
 
     Raises:
-        ValueError: vLLM cannot be imported, or reads config.json differently.
+        ValueError: vLLM cannot be imported, or the check fails.
     """
     K, seeded = recipe.eval.num_draft_tokens, temperature > 0
     requests = [GenerationRequest(d.prompt_ids, len(d.response_ids), 0.0, None) for d in documents]
@@ -251,14 +240,13 @@ def serve_documents(
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":
         drafts = {"draft_sample_method": "probabilistic"} if sampled else {}
-        options = {"speculative_config": drafter_of(shape.head).vllm.speculative_config(directory, K) | drafts}
+        options = {"speculative_config": drafter_of(recipe.head).vllm.speculative_config(directory, K) | drafts}
     options |= {"seeded": seeded, "per_request_spec_decode_metrics": "summary"}
     with offline_engine(recipe, **options) as llm:
-        if checked:
+        if check is not None:
             running = llm.llm_engine.vllm_config.speculative_config
             assert running is not None
-            parsed = running.draft_model_config.hf_config.to_dict()
-            check_config(parsed, shape, aux_layer_ids, recipe.engine.max_model_len)
+            check(running.draft_model_config.hf_config.to_dict())
         generations = Engine(llm).generate(requests)
     found = []
     for generation in generations:

@@ -165,7 +165,7 @@ def _write_checked(
         "serve_check": None,
     }
     if serve_check:
-        counts["serve_check"] = check_serving(recipe, candidate, weights, shape, source.aux_layer_ids)
+        counts["serve_check"] = check_serving(recipe, candidate, source, shape)
     return counts
 
 
@@ -180,8 +180,7 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
     if not serve_check or counts.get("serve_check"):
         log.info(f"{directory} is complete; nothing to do")
         return
-    shape, weights = source.shape(spec), source.weights()
-    counts["serve_check"] = check_serving(recipe, directory, weights, shape, source.aux_layer_ids)
+    counts["serve_check"] = check_serving(recipe, directory, source, source.shape(spec))
     _finish(directory, counts)
 
 

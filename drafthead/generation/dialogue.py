@@ -21,15 +21,9 @@ from drafthead.artifacts import digest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.config.recipe import Fault, ResponsesConfig
+from drafthead.data import rendering
 from drafthead.data.prompts import Prompt
-from drafthead.data.rendering import (
-    NO_ROOM,
-    KeptResponses,
-    ParsedResponse,
-    UnrenderableError,
-    renderer,
-    response_parser,
-)
+from drafthead.data.rendering import NO_ROOM, ParsedResponse, UnrenderableError
 from drafthead.data.responses import LeftOut, Response, loops
 from drafthead.drafters.config import HeadConfig
 from drafthead.engine.generate import Engine, Generation, GenerationRequest
@@ -130,9 +124,9 @@ class SplitRules:
 
     def __init__(self, recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase"):
         self.settings, self.max_model_len, self.tokenizer = recipe.responses, recipe.engine.max_model_len, tokenizer
-        self.render, self.read = renderer(recipe, tokenizer), response_parser(tokenizer)
+        self.render, self.read = rendering.renderer(recipe, tokenizer), rendering.response_parser(tokenizer)
         keeps = not recipe.responses.regenerates(split)
-        self.given = KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
+        self.given = rendering.KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
         self.greedy, self.continuation = split == "validation", continuation(recipe.head, split)
 
 
