@@ -39,7 +39,7 @@ def main() -> None:
         loop = Loop.opened(recipe, command)
         with serving(recipe, loop.head_dir(loop.served.name)) as control:
             print(f"serving on {control.server.base_url}; the API key is in {folder(recipe) / 'server.json'}")
-            while control.alive():
+            while control.head():
                 time.sleep(1)
         return
     if args.roll_back:

@@ -56,10 +56,6 @@ class Control:
         if not response.is_success:
             raise ValueError(f"{head} was not swapped in: {response.text[:500]}")
 
-    def alive(self) -> bool:
-        """Whether the server answers."""
-        return self.head() is not None
-
     @classmethod
     def running(cls, recipe: Recipe) -> "Control | None":
         """The server that another process of the loop has started; None where none answers."""
@@ -69,7 +65,7 @@ class Control:
         found = read_json(path)
         server = Server(found["url"], recipe.name, found["api_key"], None, (), 0.0, managed=False)
         control = cls(server, found["key"])
-        return control if control.alive() else None
+        return control if control.head() else None
 
     def _request(self, method: str, **options: Any) -> httpx.Response:
         return self.server.request(method, ROUTE, headers={"Authorization": f"Bearer {self.key}"}, **options)

@@ -238,7 +238,12 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Ve
     big = [n for n in served.category.unique() if min((rows.category == n).sum() for rows in both) >= FEWEST_PROMPTS]
     sides = [rows.assign(workload=rows.category.where(rows.category.isin(big), REST)) for rows in both]
     parts = {ALL: sides} | {name: [rows[rows.workload == name] for rows in sides] for name in (*sorted(big), REST)}
-    gains = {name: _gain(part[0], part[1], paired) for name, part in parts.items() if all(map(len, part))}
+    difference = length_difference if paired else independent_difference
+    gains = {
+        name: difference(new.drafts, new.accepted, old.drafts, old.accepted)
+        for name, (old, new) in parts.items()
+        if len(old) and len(new)
+    }
     judged = {name: gain for name, gain in gains.items() if min(map(len, parts[name])) >= FEWEST_PROMPTS}
     if ALL not in judged:
         return Verdict(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
@@ -247,11 +252,6 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Ve
     if lost := [f"{name} {_text(found)}" for name, found in judged.items() if not found.low > -worse_by]:
         return Verdict(False, f"may be worse by {worse_by} tokens or more on {', '.join(lost)}", gains)
     return Verdict(True, f"better over all: {_text(gains[ALL])}, and on no workload worse by {worse_by}", gains)
-
-
-def _gain(old: pd.DataFrame, new: pd.DataFrame, paired: bool) -> Interval:
-    difference = length_difference if paired else independent_difference
-    return difference(new.drafts, new.accepted, old.drafts, old.accepted)
 
 
 def independent_difference(

@@ -88,12 +88,6 @@ class Recorder:
         self._counts, self._captured = Log(directory / "counts"), Log(directory / "captured", capture_key())
         self._purged = 0.0
 
-    def may_capture(self, client: Client) -> bool:
-        """Whether the tokens of a request may be written, before its share is drawn."""
-        if client.consent is None:
-            return self._settings.consent == "given"
-        return client.consent
-
     async def watch(self, outputs: AsyncIterator[Any], delta: bool) -> AsyncIterator[Any]:
         """The outputs of a request as they come; the last one is written down before it is passed on."""
         client, head = _CLIENT.get(Client()), self.head
@@ -123,7 +117,8 @@ class Recorder:
             "accepted": sum(metrics.per_step_accepted) if metrics else 0,
         }  # fmt: skip
         self._counts.append(record)
-        if response and self.may_capture(client) and random.random() < self._settings.rate:
+        consents = self._settings.consent == "given" if client.consent is None else client.consent
+        if response and consents and random.random() < self._settings.rate:
             kept = self._redact(prompt, response)
             if kept is not None:
                 steps = metrics.per_step_accepted if metrics else []

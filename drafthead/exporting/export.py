@@ -159,14 +159,8 @@ def _write_checked(
     config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
     record_prompts(recipe, candidate)
     check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
-    counts = {
-        "parameters": num_parameters(shape),
-        "predicted_on": _predicted_on(source),
-        "serve_check": None,
-    }
-    if serve_check:
-        counts["serve_check"] = check_serving(recipe, candidate, source, shape)
-    return counts
+    found = check_serving(recipe, candidate, source, shape) if serve_check else None
+    return {"parameters": num_parameters(shape), "predicted_on": _predicted_on(source), "serve_check": found}
 
 
 def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:

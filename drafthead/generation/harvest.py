@@ -79,7 +79,8 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
             move_captured(recipe, spec, split, jobs[split])
     if missing := to_do([job for split in jobs for job in jobs[split]]):
         started = time.monotonic()
-        run(harvesting(recipe, spec), missing)
+        gpus = recipe.engine.tensor_parallel_size
+        run(Task(partial(backend, recipe, spec), gpus, "harvesting", "seq"), missing)
         log_rate("harvested", sum(job.num_tokens for job in missing), started)
     for split in jobs:
         _finish(jobs[split])
@@ -233,11 +234,6 @@ def _job(jobs: Sequence[ShardJob], index: int) -> ShardJob:
 
 
 # ---- Ways to run the target ----
-
-
-def harvesting(recipe: Recipe, spec: TargetSpec) -> Task:
-    """The task of making shards."""
-    return Task(partial(backend, recipe, spec), recipe.engine.tensor_parallel_size, "harvesting", "seq")
 
 
 def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
