@@ -74,7 +74,7 @@ class TargetSpec(BaseModel, frozen=True):
         tie_word_embeddings: whether lm_head is the embedding.
         dtype: the checkpoint's dtype, by name.
         model_type: transformers' name of the architecture.
-        fingerprint: hex digest of which target this is; see `target_files.fingerprint_of`.
+        fingerprint: hex digest of which target this is; see `target.files.fingerprint_of`.
     """
 
     name: str
