@@ -25,8 +25,7 @@ from openai_harmony import (
 )
 from transformers import AutoTokenizer
 
-from drafthead.data.conversations import RowError, cut, parse_messages
-from drafthead.data.prompts import Prompt, prompt_id
+from drafthead.data.prompts import Prompt, RowError, cut, parse_messages, prompt_id
 from drafthead.data.rendering import KeptResponses, Renderer, UnrenderableError
 
 DAY, EFFORT = date(2025, 8, 5), "low"

@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 
 from drafthead import locks
-from drafthead.adapting.control import Control, folder, serving
+from drafthead.adapting.control import Control, folder, send_traffic, serving
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import Loop, run_loop
-from drafthead.adapting.traffic import send_traffic
 from drafthead.cli import recipe_from_command_line, run_recipe
 
 OPTIONS = (
@@ -40,7 +39,7 @@ def main() -> None:
         loop = Loop.opened(recipe, command)
         with serving(recipe, loop.head_dir(loop.served.name)) as control:
             print(f"serving on {control.server.base_url}; the API key is in {folder(recipe) / 'server.json'}")
-            while control.alive():
+            while control.head():
                 time.sleep(1)
         return
     if args.roll_back:

@@ -89,11 +89,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     try:
         _Manifest.model_validate(manifest)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ArtifactError(
-            f"{directory / MANIFEST} is not a manifest ({where}: {first['msg']}); delete {directory} and make it again"
-        ) from error
+        raise ArtifactError(f"{directory / MANIFEST}: {error}\nDelete {directory} and make it again") from error
     return manifest
 
 
@@ -185,15 +181,11 @@ def finish(directory: Path, counts: dict[str, Any], lasting: bool = True) -> dic
 
 
 def file_entries(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """What a manifest says of files."""
-    sums = _sums(directory, names)
-    return {name: {"bytes": (directory / name).stat().st_size, "sha256": sums[name]} for name in names}
-
-
-def _sums(directory: Path, names: list[str]) -> dict[str, str]:
-    """SHA-256 of files, several at a time: of a large store of states every byte of terabytes is read."""
+    """What a manifest says of files, several read at a time: of a large store of states every byte of terabytes is."""
+    paths = [directory / name for name in names]
     with ThreadPoolExecutor() as pool:
-        return dict(zip(names, pool.map(lambda name: sha256_file(directory / name), names), strict=True))
+        sums = zip(paths, pool.map(sha256_file, paths), strict=True)
+        return {n: {"bytes": p.stat().st_size, "sha256": sha} for n, (p, sha) in zip(names, sums, strict=True)}
 
 
 def _remove_leftovers(directory: Path) -> None:
@@ -273,8 +265,8 @@ def verify_files(directory: Path) -> list[str]:
     """
     manifest = read_manifest(directory)
     lost = lost_files(directory, manifest)
-    sums = _sums(directory, [name for name in manifest["files"] if name not in lost])
-    return [name for name, listed in manifest["files"].items() if sums.get(name) != listed["sha256"]]
+    found = file_entries(directory, [name for name in manifest["files"] if name not in lost])
+    return [name for name, listed in manifest["files"].items() if found.get(name) != listed]
 
 
 def _some(names: list[str]) -> str:

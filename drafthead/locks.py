@@ -6,10 +6,10 @@ mounted without `flock`, for example) gets a warning instead.
 """
 
 import errno
-import json
 import logging
 import os
 import socket
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def hold(directory: Path, name: str = LOCK, patience: float = PATIENCE) -> None:
             raise
         _warn(directory)
         return
-    path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+    path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     _held[directory.resolve() / name] = lock
 
 
@@ -79,8 +79,6 @@ def _warn(directory: Path) -> None:
 
 
 def _holder(path: Path) -> str:
-    try:
-        record = json.loads(path.read_text())
-        return f"process {record['pid']} on {record['host']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has just been taken, or let go
-        return "another process"
+    with suppress(OSError):
+        return path.read_text() or "another process"  # it has just been taken
+    return "another process"  # or let go

@@ -33,8 +33,13 @@ from drafthead.evaluation.reporting.explaining import (
 )
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import EvalPrompt, load_workload
-from drafthead.exporting.check import choose_documents, expected_rounds, replayed_rounds, serve_documents
-from drafthead.exporting.differences import head_differences
+from drafthead.exporting.check import (
+    choose_documents,
+    expected_rounds,
+    head_differences,
+    replayed_rounds,
+    serve_documents,
+)
 from drafthead.generation.harvest import backend
 from drafthead.generation.shards import ShardJob, states_identity
 from drafthead.progress import progress_bar
@@ -76,7 +81,7 @@ def compared(recipe: Recipe, head: Path, source: Checkpoint, shape: DraftShape, 
         documents += found
         splits += [split] * len(found)
         predicted += replayed_rounds(recipe, store, found, weights, shape)
-    served = serve_documents(recipe, head, documents, shape, source.aux_layer_ids, checked=False)
+    served = serve_documents(recipe, head, documents)
     return [
         Compared(
             document.id, workloads.get(document.id, "conversations"), split, rounds, counted,
@@ -100,10 +105,7 @@ def compared_at(
     found = []
     for sampled, predicted in enumerate(both if recipe.export.format == "vllm" else both[:1]):
         split = f"T = {temperature:g}" + ", drafts sampled" * sampled
-        served = serve_documents(
-            recipe, head, documents, shape, source.aux_layer_ids, checked=False, temperature=temperature,
-            sampled=bool(sampled),
-        )  # fmt: skip
+        served = serve_documents(recipe, head, documents, temperature=temperature, sampled=bool(sampled))
         rounds: dict[str, tuple[Acceptance, Acceptance]] = {}
         for document, expected, (_, counted) in zip(documents, predicted, served, strict=True):
             prompt = document.id.partition(_AGAIN)[0]

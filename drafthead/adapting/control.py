@@ -1,7 +1,8 @@
-"""The server of a loop, from outside: start it or find it, ask which head drafts, and have another one loaded."""
+"""The server of a loop, from outside: start or find it, ask which head drafts, load another one, send requests."""
 
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,15 @@ import httpx
 from drafthead.adapting.endpoint import FLAGS, ROUTE, server_environment
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
+from drafthead.config.evaluation import LoadConfig
+from drafthead.data.prompts import Prompt
+from drafthead.data.rendering import renderer
 from drafthead.drafters.registry import drafter_of
+from drafthead.engine.load import LoadRequest, LoadResult, run_load
 from drafthead.engine.server import Server, running_server
 from drafthead.files import write_json
+from drafthead.generation.sources import read, read_row
+from drafthead.target.tokenizer import load_tokenizer
 
 
 def folder(recipe: Recipe) -> Path:
@@ -49,10 +56,6 @@ class Control:
         if not response.is_success:
             raise ValueError(f"{head} was not swapped in: {response.text[:500]}")
 
-    def alive(self) -> bool:
-        """Whether the server answers."""
-        return self.head() is not None
-
     @classmethod
     def running(cls, recipe: Recipe) -> "Control | None":
         """The server that another process of the loop has started; None where none answers."""
@@ -62,7 +65,7 @@ class Control:
         found = read_json(path)
         server = Server(found["url"], recipe.name, found["api_key"], None, (), 0.0, managed=False)
         control = cls(server, found["key"])
-        return control if control.alive() else None
+        return control if control.head() else None
 
     def _request(self, method: str, **options: Any) -> httpx.Response:
         return self.server.request(method, ROUTE, headers={"Authorization": f"Bearer {self.key}"}, **options)
@@ -85,3 +88,24 @@ def serving(recipe: Recipe, head: Path) -> Iterator[Control]:
             yield Control(server, key)
         finally:
             path.unlink(missing_ok=True)
+
+
+def send_traffic(recipe: Recipe, server: Server, path: Path, rate: float) -> "Future[LoadResult]":
+    """Send the prompts of a file in its order, from a thread of its own, at `rate` requests per second.
+
+    For a loop without clients of its own: what tests and the embedded target use.
+    Every request consents to be captured and names its category as its workload; temperature, effort and length are the
+    first of the recipe's responses section.
+    """
+    render, settings = renderer(recipe, load_tokenizer(recipe)), recipe.responses
+    effort, temperature = next(iter(settings.efforts)), next(iter(settings.temperatures))
+    requests = []
+    for where, data in read(path):
+        row = read_row(data, "")
+        prompt = Prompt(where, path.stem, row.category or "all", row.messages, row.prompt_ids, row.tools)
+        headers = {"X-Drafthead-Workload": prompt.category, "X-Drafthead-Capture": "yes"}
+        requests.append(LoadRequest(where, render(prompt, effort), headers))
+    load = LoadConfig(request_rate=rate, concurrency=recipe.engine.max_num_seqs)
+    return ThreadPoolExecutor(1).submit(
+        run_load, server, requests, load=load, max_tokens=settings.max_tokens, temperature=temperature, title="traffic"
+    )

@@ -1,4 +1,4 @@
-"""Whether acceptance has fallen, and what else has changed: a sequential test on the requests as they are answered.
+"""Whether acceptance has fallen, what else has changed, and whether a candidate is better: the statistics of the loop.
 
 A one-sided CUSUM (Page 1954) adds up by how much requests fall short of the reference and raises the alarm above a
 threshold. Of a request with n rounds and a accepted drafts, r accepted drafts per round in the reference and the
@@ -14,24 +14,33 @@ drafts, where 20 with 24 were usual: z = 21). What this gives up: falls smaller 
 found late.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import rel_entr
 
-from drafthead.adapting.capture import Record
+from drafthead.adapting.capture import REST, Record
 from drafthead.config.evaluation import ALL
-from drafthead.statistics import FEWEST_PROMPTS, ratio_interval
+from drafthead.statistics import (
+    FEWEST_PROMPTS,
+    Interval,
+    acceptance_length_interval,
+    length_difference,
+    ratio_interval,
+)
 
 ALLOWANCE = 0.25  # spreads per request: the chart is tuned to falls of twice that
 LEAST = 64  # requests of a workload in a reference, for a chart of its own
 LARGEST = 3.0  # spreads that one request can count
 _DAYS = 30  # in which one false alarm may come
 _STATES = 120  # of the grid: the run length of a normal z comes out within 5 % of Siegmund's formula
-_HIGHEST = 60.0
+_THRESHOLDS = np.arange(1.0, 60.0, 0.05)
 Array = NDArray[np.float64]
 
 
@@ -81,11 +90,8 @@ def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
     spread = float(shortfall.std(ddof=1))
     z = (shortfall - shortfall.mean()) / spread  # as if r were the mean of all that is to come
     steps = np.minimum(z, LARGEST) - ALLOWANCE
-    low, high = 1.0, _HIGHEST
-    while high - low > 0.05:
-        middle = (low + high) / 2
-        low, high = (low, middle) if mean_run_length(steps, middle) >= run_length else (middle, high)
-    return Chart(float(rate), spread, high)
+    place = bisect_left(_THRESHOLDS, run_length, key=lambda threshold: mean_run_length(steps, threshold))
+    return Chart(float(rate), spread, float(_THRESHOLDS[min(place, len(_THRESHOLDS) - 1)]))
 
 
 def mean_run_length(steps: Array, threshold: float) -> float:
@@ -94,9 +100,7 @@ def mean_run_length(steps: Array, threshold: float) -> float:
     centres = np.arange(_STATES) * width  # of the cells; the first holds S = 0
     # Where each step leads from each cell: (states, steps), cell numbers; beyond the last is the alarm.
     to = np.clip(np.rint((centres[:, None] + steps[None, :]) / width), 0, _STATES).astype(int)
-    chances = np.zeros((_STATES, _STATES + 1))
-    for state in range(_STATES):
-        chances[state] = np.bincount(to[state], minlength=_STATES + 1)[: _STATES + 1] / len(steps)
+    chances = np.stack([np.bincount(cells, minlength=_STATES + 1) for cells in to]) / len(steps)
     stays = np.eye(_STATES) - chances[:, :_STATES]
     try:
         lengths = np.linalg.solve(stays, np.ones(_STATES))
@@ -188,14 +192,81 @@ def token_distance(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]
     if not all(counts):
         return None
     tokens = sorted({*counts[0], *counts[1]})
-    p, q = (np.array([count[t] for t in tokens], float) / count.total() for count in counts)
-    m = (p + q) / 2
-
-    def divergence(a: Array) -> float:
-        return float((a[a > 0] * np.log2(a[a > 0] / m[a > 0])).sum())
-
-    return _rounded(((divergence(p) + divergence(q)) / 2) ** 0.5)
+    p, q = (np.array([count[t] for t in tokens]) / count.total() for count in counts)
+    nats = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / 2
+    return _rounded(max(0.0, nats / np.log(2)) ** 0.5)  # rounding may leave it below 0
 
 
 def _rounded(value: Any) -> float:
     return round(float(value), 3)
+
+
+# ---- Whether a candidate takes the place of the head in service ----
+#
+# Both answer the newest held-out traffic in vLLM, prompt by prompt (eval/acceptance.py), and the comparison is paired.
+# Then they take turns in the running server, and the requests that each answered are compared, which are different
+# ones. By both the candidate has to be resolved better over all, and no workload may have lost more than a bound: the
+# lower end of each workload's 95 % interval lies above it. Workloads of fewer than 16 prompts decide nothing by
+# themselves and are judged together, as one, if they have 16.
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the candidate is promoted, why, and its gain in acceptance length by workload, in tokens."""
+
+    promoted: bool
+    why: str
+    gains: dict[str, Interval]
+
+    def figures(self) -> dict[str, Any]:
+        """For the history, as JSON, which has no NaN: gains without an interval are left out."""
+        known = {name: gain for name, gain in self.gains.items() if not np.isnan(gain.low)}
+        return {name: {k: round(v, 3) for k, v in asdict(gain).items()} for name, gain in known.items()}
+
+
+def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Verdict:
+    """Compare two heads on the same prompts, or on requests that each answered where rows have no prompt_id.
+
+    Args:
+        served, candidate: rows with prompt_id, category, drafts, accepted (columns.yaml).
+        worse_by: tokens of acceptance length that no workload may lose.
+    """
+    paired = "prompt_id" in served
+    if paired:
+        candidate = candidate.set_index("prompt_id").loc[served.prompt_id].reset_index()
+    both = served, candidate
+    big = [n for n in served.category.unique() if min((rows.category == n).sum() for rows in both) >= FEWEST_PROMPTS]
+    sides = [rows.assign(workload=rows.category.where(rows.category.isin(big), REST)) for rows in both]
+    parts = {ALL: sides} | {name: [rows[rows.workload == name] for rows in sides] for name in (*sorted(big), REST)}
+    difference = length_difference if paired else independent_difference
+    gains = {
+        name: difference(new.drafts, new.accepted, old.drafts, old.accepted)
+        for name, (old, new) in parts.items()
+        if len(old) and len(new)
+    }
+    judged = {name: gain for name, gain in gains.items() if min(map(len, parts[name])) >= FEWEST_PROMPTS}
+    if ALL not in judged:
+        return Verdict(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
+    if not gains[ALL].low > 0:
+        return Verdict(False, f"not resolved better over all: {_text(gains[ALL])}", gains)
+    if lost := [f"{name} {_text(found)}" for name, found in judged.items() if not found.low > -worse_by]:
+        return Verdict(False, f"may be worse by {worse_by} tokens or more on {', '.join(lost)}", gains)
+    return Verdict(True, f"better over all: {_text(gains[ALL])}, and on no workload worse by {worse_by}", gains)
+
+
+def independent_difference(
+    drafts: ArrayLike, accepted: ArrayLike, other_drafts: ArrayLike, other_accepted: ArrayLike
+) -> Interval:
+    """Acceptance length less that of another head on other requests, in tokens.
+
+    From the two intervals by MOVER (Zou and Donner 2008): how far each reaches towards the other adds up in squares.
+    """
+    new, old = (acceptance_length_interval(*pair) for pair in ((drafts, accepted), (other_drafts, other_accepted)))
+    value = new.value - old.value
+    low = value - np.hypot(new.value - new.low, old.high - old.value)
+    high = value + np.hypot(new.high - new.value, old.value - old.low)
+    return Interval(value, float(low), float(high))
+
+
+def _text(gain: Interval) -> str:
+    return f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}] tokens"

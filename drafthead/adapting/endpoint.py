@@ -88,12 +88,6 @@ class Recorder:
         self._counts, self._captured = Log(directory / "counts"), Log(directory / "captured", capture_key())
         self._purged = 0.0
 
-    def may_capture(self, client: Client) -> bool:
-        """Whether the tokens of a request may be written, before its share is drawn."""
-        if client.consent is None:
-            return self._settings.consent == "given"
-        return client.consent
-
     async def watch(self, outputs: AsyncIterator[Any], delta: bool) -> AsyncIterator[Any]:
         """The outputs of a request as they come; the last one is written down before it is passed on."""
         client, head = _CLIENT.get(Client()), self.head
@@ -123,7 +117,8 @@ class Recorder:
             "accepted": sum(metrics.per_step_accepted) if metrics else 0,
         }  # fmt: skip
         self._counts.append(record)
-        if response and self.may_capture(client) and random.random() < self._settings.rate:
+        consents = self._settings.consent == "given" if client.consent is None else client.consent
+        if response and consents and random.random() < self._settings.rate:
             kept = self._redact(prompt, response)
             if kept is not None:
                 steps = metrics.per_step_accepted if metrics else []
@@ -234,14 +229,12 @@ def check_alike(first: Path, other: Path) -> None:
     """
     from safetensors import safe_open
 
-    configs = [json.loads((path / "config.json").read_text()) for path in (first, other)]
-    if configs[0] != configs[1]:
-        keys = [key for key in {*configs[0], *configs[1]} if configs[0].get(key) != configs[1].get(key)]
-        raise ValueError(f"{other} is another head than {first}: config.json differs in {', '.join(sorted(keys))}")
-    shapes = []
-    for path in (first, other):
+    def read(path: Path) -> dict[str, dict[str, Any]]:
         with safe_open(path / "model.safetensors", framework="pt") as file:
-            shapes.append({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-    if shapes[0] != shapes[1]:
-        names = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
-        raise ValueError(f"{other} is another head than {first}: tensors differ, {names[0]} first")
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        return {"config.json": json.loads((path / "config.json").read_text()), "shapes": shapes}
+
+    theirs = read(other)
+    for what, ours in read(first).items():
+        if names := sorted(n for n in {*ours, *theirs[what]} if ours.get(n) != theirs[what].get(n)):
+            raise ValueError(f"{other} is another head than {first}: {what} differ in {', '.join(names[:5])}")

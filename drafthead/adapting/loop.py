@@ -27,9 +27,9 @@ from pydantic import BaseModel
 
 from drafthead import artifacts
 from drafthead.adapting import drift
-from drafthead.adapting.canary import Verdict, decide
 from drafthead.adapting.capture import DAY_S, KEY, START, Log, Position, Record, capture_key
 from drafthead.adapting.control import Control, folder
+from drafthead.adapting.drift import Verdict, decide
 from drafthead.adapting.rows import write_rows
 from drafthead.cli import run_script
 from drafthead.config import Recipe

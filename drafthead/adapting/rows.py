@@ -16,9 +16,8 @@ from drafthead.adapting.capture import Record
 from drafthead.adapting.drift import by_workload
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
-from drafthead.data.prompts import prompt_id
+from drafthead.data.prompts import prompt_id, read_trained_on
 from drafthead.data.responses import read_responses
-from drafthead.data.trained_on import read_trained_on
 from drafthead.files import atomic_path
 from drafthead.target.tokenizer import load_tokenizer, special_tokens
 

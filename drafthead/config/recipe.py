@@ -63,7 +63,7 @@ _Count = Annotated[int, Field(ge=0)]
 class PromptSource(Section):
     """One source of a mix. Without `train` and `heldout`, no prompt that overlaps it is trained on."""
 
-    name: str  # of drafthead/generation/sources.py, or any name together with a path
+    name: str  # of drafthead/generation/sources.yaml, or any name together with a path
     path: str | None = None  # file or folder, relative to the checkout or absolute; None: the hub's cache
     train: _Count | dict[str, _Count] = 0  # prompts; by category: categories that are not listed are not read
     heldout: _Count = 0  # prompts

@@ -1,4 +1,4 @@
-"""From messages to the token ids of a prompt, and of a response that the data has: where chat templates are applied.
+"""Chat templates: from messages to token ids, and from generated token ids back to a message.
 
 Text must not turn into control tokens: most chat templates paste messages into one string, and a tokenizer reads
 `<|end|>` in it as the end of a message, whoever wrote it. A prompt with such text is left out, with a reason that
@@ -21,11 +21,19 @@ The response ends with the first stop token; what a template writes after it, no
 response is parsed back: a template that trims, rewrites or drops it is found there. A tokenizer that merges the last
 character before the boundary with the first after it fails the first check; so do templates whose earlier part depends
 on what follows. Responses that fail are left out with a reason that callers count.
+
+Back: Harmony is read by `openai-harmony`. Its parser knows the ids of one vocabulary, so what another tokenizer
+generated is translated first: control tokens by their names, the text between them as text. Everything else is plain
+text with an optional thought that ends at `</think>`, which is how Qwen, DeepSeek and GLM write it; a template that
+keeps thoughts elsewhere gets them back as part of the message.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import date
+from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
@@ -33,7 +41,6 @@ from jinja2.exceptions import TemplateError
 from drafthead.artifacts import MANIFEST, read_json
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
-from drafthead.data.reading import response_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,6 +54,7 @@ IS_CALL = "the response is a tool call"
 UNSTABLE = "the chat template gives no stable boundary between prompt and response"
 NO_STOP = "the chat template ends the response with no stop token of the target"
 ALTERED = "the chat template does not repeat the response as it is"
+_HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>")
 _THOUGHT_KEYS = ("thinking", "reasoning_content", "reasoning")  # as gpt-oss, Qwen and others name it
 
 
@@ -61,14 +69,12 @@ class UnrenderableError(ValueError):
 class Renderer:
     """Calls of one tokenizer's chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", day: date | None = None, max_tokens: int | None = None):
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", day: date | None = None):
         """
         Args:
             tokenizer: with a chat template.
             day: the date given to a template that reads the clock; None: today.
-            max_tokens: of an engine, see `_is_too_long`; None: any number.
         """
-        self._max_tokens = max_tokens
         self._tokenizer = tokenizer
         self._clock: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
         control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -80,8 +86,8 @@ class Renderer:
         conversation that ended; those that a prompt has already are read as they are.
 
         Raises:
-            UnrenderableError: the text holds a control token or is too long in any case, the template refuses the
-                conversation, or an id lies beyond the vocabulary.
+            UnrenderableError: the text holds a control token, the template refuses the conversation, or an
+                id lies beyond the vocabulary.
         """
         if prompt.prompt_ids is not None:
             return self.given(prompt.prompt_ids)
@@ -89,10 +95,6 @@ class Renderer:
         text = json.dumps([messages, prompt.tools], ensure_ascii=False)
         if found := next((token for token in self._control if token in text), None):
             raise UnrenderableError(CONTROL_TOKEN, found)
-        # Of its own earlier answers a template may leave out thoughts, of what others said nothing.
-        said = [str(message["content"]) for message in messages if message["role"] != "assistant"]
-        if size := next((len(message) for message in said if self._is_too_long(message)), 0):
-            raise UnrenderableError(NO_ROOM, f"a message of {size:,} characters")
         try:
             encoding: Any = self._tokenizer.apply_chat_template(
                 messages,
@@ -105,16 +107,6 @@ class Renderer:
         except TemplateError as error:
             raise UnrenderableError(TEMPLATE, str(error)) from error
         return list(encoding["input_ids"])
-
-    def _is_too_long(self, message: str) -> bool:
-        """Whether a message surely has more tokens than an engine takes, without reading all of a very long one:
-        tokenizers take a second per megabyte. 16 characters for each of the tokens are read, and they have to be twice
-        as many as there may be, because a cut changes the tokens around it.
-        """
-        if self._max_tokens is None or len(message) <= 16 * self._max_tokens:
-            return False
-        beginning: Any = self._tokenizer(message[: 16 * self._max_tokens], add_special_tokens=False, verbose=False)
-        return len(beginning["input_ids"]) > 2 * self._max_tokens
 
     def given(self, ids: Sequence[int]) -> list[int]:
         """Token ids as they are; raises UnrenderableError where one lies beyond the vocabulary."""
@@ -177,8 +169,7 @@ class KeptResponses:
 
 def renderer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Renderer:
     """A function (prompt, reasoning effort) -> token ids, generation prompt included."""
-    day = template_day(recipe) if reads_clock(tokenizer) else None
-    return Renderer(tokenizer, day, recipe.engine.max_model_len)
+    return Renderer(tokenizer, template_day(recipe) if reads_clock(tokenizer) else None)
 
 
 def template_day(recipe: Recipe) -> date:
@@ -195,3 +186,70 @@ def template_day(recipe: Recipe) -> date:
 def reads_clock(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether the chat template's text depends on the day."""
     return "strftime_now" in str(tokenizer.chat_template)
+
+
+# ---- From generated token ids back to the message that a server would hand to its client ----
+
+
+@dataclass(frozen=True)
+class ParsedResponse:
+    """A generated response in its parts.
+
+    Attributes:
+        content: addressed to the user; empty when the response ended before.
+        thinking: what came before it.
+        is_call: a tool is called, so the conversation goes on with its result, not with the user.
+    """
+
+    content: str
+    thinking: str = ""
+    is_call: bool = False
+
+
+def response_parser(tokenizer: "PreTrainedTokenizerBase") -> Callable[[Sequence[int]], ParsedResponse]:
+    """A function from the generated ids of one response, stop token included or not, to its parts."""
+    names = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+    if set(_HARMONY) <= set(names.values()) and "<|channel|>" in str(tokenizer.chat_template):
+        control = {i: name for i, name in names.items() if name in _HARMONY}
+        return lambda token_ids: _parse_harmony(tokenizer, control, token_ids)
+    return lambda token_ids: _parse_plain(tokenizer, token_ids)
+
+
+def _parse_plain(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> ParsedResponse:
+    text = str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    thinking, end, content = text.partition("</think>")
+    return ParsedResponse(content, thinking.removeprefix("<think>")) if end else ParsedResponse(text)
+
+
+def _parse_harmony(
+    tokenizer: "PreTrainedTokenizerBase", control: dict[int, str], token_ids: Sequence[int]
+) -> ParsedResponse:
+    from openai_harmony import HarmonyError, Role, StreamableParser
+
+    encoding = _harmony_encoding()
+    parser = StreamableParser(encoding, role=Role.ASSISTANT, strict=False)
+    try:
+        for is_control, run in groupby(token_ids, control.__contains__):
+            if is_control:
+                translated = encoding.encode("".join(control[i] for i in run), allowed_special="all")
+            else:
+                text = str(tokenizer.decode(list(run), skip_special_tokens=False))
+                translated = encoding.encode(text, disallowed_special=())
+            for token in translated:
+                parser.process(token)
+    except HarmonyError:
+        pass  # the target broke the format here; what came before counts
+    parts = [(m.channel, m.recipient, "".join(getattr(c, "text", "") for c in m.content)) for m in parser.messages]
+    parts.append((parser.current_channel, parser.current_recipient, parser.current_content))
+    final, analysis = (
+        "".join(text for channel, recipient, text in parts if channel == wanted and recipient is None)
+        for wanted in ("final", "analysis")
+    )
+    return ParsedResponse(final, analysis, is_call=any(recipient is not None for _, recipient, _ in parts))
+
+
+@cache
+def _harmony_encoding() -> Any:
+    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
+    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)

@@ -6,11 +6,9 @@ on the response) needs no parsing of a chat template.
 
 import json
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,27 +112,24 @@ def read_responses(directory: Path) -> list[Response]:
     return [response for part in _parts(directory) for response in read_part(part)]
 
 
+@dataclass(frozen=True)
 class ResponseRows:
     """Rows of parts, read when they are iterated over: a plan of a billion tokens holds none of them.
 
     A part is read once for rows that follow each other; `text` is left empty.
+
+    Attributes:
+        pieces: a part, its first row and the row after the last one.
     """
 
-    def __init__(self, pieces: Iterable[tuple[Path, int, int]]):
-        """
-        Args:
-            pieces: a part, its first row and the row after the last one.
-        """
-        self.pieces = list(pieces)
-        self._ends = list(accumulate(stop - start for _, start, stop in self.pieces))
+    pieces: Sequence[tuple[Path, int, int]]
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return sum(stop - start for _, start, stop in self.pieces)
 
     def __iter__(self) -> Iterator[Response]:
         for part, start, stop in self.pieces:
-            now = part.stat()
-            table = _read_rows(part, now.st_ino, now.st_mtime_ns).slice(start, stop - start)
+            table = _read_rows(part).slice(start, stop - start)
             others = table.drop_columns(list(_TOKENS)).to_pylist()
             ids = zip(*(_arrays(table[name]) for name in _TOKENS), strict=True)
             for row, tokens in zip(others, ids, strict=True):
@@ -142,26 +137,29 @@ class ResponseRows:
 
     def __getitem__(self, rows: slice) -> "ResponseRows":
         start, stop, _ = rows.indices(len(self))
-        pieces = []
-        for index in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1 if start < stop else 0):
-            part, first, last = self.pieces[index]
-            begin, end = self._ends[index] - (last - first), self._ends[index]
-            pieces.append((part, first + max(0, start - begin), last - max(0, end - stop)))
+        pieces, before = [], 0
+        for part, first, last in self.pieces:
+            begin, end = max(first, first + start - before), min(last, first + stop - before)
+            if begin < end:
+                pieces.append((part, begin, end))
+            before += last - first
         return ResponseRows(pieces)
 
 
-@lru_cache(maxsize=1)
-def _read_rows(part: Path, *_state: int) -> pa.Table:
+def _read_rows(part: Path) -> pa.Table:
     """A part without texts; the one read last is kept, as long as it is the same file."""
+    return _read_once(part, part.stat().st_ino, part.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read_once(part: Path, *_state: int) -> pa.Table:
     return pq.read_table(part, columns=[name for name in _SCHEMA.names if name != "text"]).combine_chunks()
 
 
 def _arrays(column: pa.ChunkedArray) -> Iterator[array]:
     """The lists of a column of lists of int32, at 4 bytes a number; 33 in a list of Python's."""
-    for chunk in column.chunks:
-        values = chunk.values.to_numpy()
-        for start, stop in pairwise(chunk.offsets.to_pylist()):
-            yield array("i", values[start:stop].tobytes())
+    for ids in column:
+        yield array("i", ids.values.to_numpy().tobytes())
 
 
 def read_parts(directory: Path) -> dict[str, ResponseRows]:
@@ -202,21 +200,17 @@ class ResponseTokens:
     """
 
     def __init__(self, directory: Path):
-        self._parts = _parts(directory)
-        columns = [pq.read_table(part, columns=["id"])["id"].to_pylist() for part in self._parts]
-        self.ids: list[str] = [name for column in columns for name in column]
-        self._ends = list(accumulate(len(column) for column in columns))
-        self._held: tuple[int, pa.Table] | None = None
+        columns = [(part, pq.read_table(part, columns=["id"])["id"].to_pylist()) for part in _parts(directory)]
+        self.ids: list[str] = [name for _, ids in columns for name in ids]
+        self._places = [(part, row) for part, ids in columns for row in range(len(ids))]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (T,) int64 of prompt, response and continuation, and loss mask (T,) bool: the response."""
-        part = bisect_right(self._ends, index)
-        if self._held is None or self._held[0] != part:
-            self._held = part, pq.read_table(self._parts[part], columns=list(_TOKENS))
-        table, row = self._held[1], index - [0, *self._ends][part]
+        part, row = self._places[index]
+        table = _read_rows(part)
         pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TOKENS]
         mask = [np.full(len(piece), name == "response_ids") for name, piece in zip(_TOKENS, pieces, strict=True)]
         return np.concatenate(pieces), np.concatenate(mask)

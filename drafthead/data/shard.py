@@ -260,11 +260,7 @@ class Shard:
         self.ids: list[str] = metadata["ids"]
         self.aux_layer_ids: list[int] = metadata["aux_layer_ids"]
         hidden_size = schema[f"aux.{self.aux_layer_ids[0]}"][1][1]
-        self.harvest = {
-            "aux_layer_ids": self.aux_layer_ids,
-            "format": metadata["format"],
-            "hidden_size": hidden_size,
-        }
+        self.harvest = {name: metadata[name] for name in ("aux_layer_ids", "format")} | {"hidden_size": hidden_size}
         self._last_layer: int = metadata["num_target_layers"]
         self._offsets: list[int] = index["offsets"]
         self._teacher_offsets: list[int] = index["teacher_offsets"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, verify_files
+from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, require, verify_files
 from drafthead.data.shard import Shard, StateSequence, first_teacher_row
 
 KIND = "states"
@@ -70,16 +70,13 @@ def verify_store(directory: Path) -> list[str]:
     Every byte is read twice. The manifest's SHA-256 finds what was changed since the store was published; the shards'
     own checksums, what was changed between writing and publishing; the values, what was wrong from the start.
     """
-    if not (directory / MANIFEST).exists():
-        state = "is half finished" if directory.exists() else "does not exist"
-        return [f"{directory} {state}; run: python data_gen/harvest.py RECIPE"]
     try:
-        manifest = read_manifest(directory)
+        manifest = require(directory, KIND, "python data_gen/harvest.py RECIPE", thinned=True)
         listed, identity = manifest["files"], manifest["identity"]
         problems = [] if read_json(directory / IDENTITY) == identity else [f"{IDENTITY} differs from {MANIFEST}"]
         problems += [f"{name} is missing, or not as {MANIFEST} lists it" for name in verify_files(directory)]
     except (ArtifactError, FileNotFoundError, KeyError, TypeError) as error:
-        return [f"{directory / MANIFEST} cannot be read: {error}"]
+        return [f"{directory} cannot be verified: {error}"]
     found = {path.name for path in directory.glob("shard-*.safetensors")}
     problems += [f"{name} is not in {MANIFEST}" for name in sorted(found - set(listed))]
     with ThreadPoolExecutor() as pool:

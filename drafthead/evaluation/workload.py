@@ -16,9 +16,8 @@ from typing import Any
 from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
 from drafthead.config.evaluation import HEADS, LABELS, OWN, Method, MethodConfig
 from drafthead.config.recipe import Recipe, local_or_hub
-from drafthead.data.prompts import KIND, read_prompts
+from drafthead.data.prompts import KIND, read_prompts, read_trained_on
 from drafthead.data.rendering import UnrenderableError, renderer
-from drafthead.data.trained_on import read_trained_on
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_files, check_tensor_files
 from drafthead.engine.offline import on_cpu

@@ -1,4 +1,4 @@
-"""The serving check of a written head: vLLM accepts as much as was predicted.
+"""Checks of a written head: vLLM accepts as much as was predicted, and its files are those of the checkpoint.
 
 Like is compared with like: the first validation prompts, answered by the engine at temperature 0, against rounds
 replayed from the checkpoint's float32 weights over the stored responses to the same prompts. In bf16 an engine may
@@ -10,12 +10,14 @@ Shapes: R rows of one document, K draft tokens, H hidden, V target vocabulary.
 
 import logging
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -28,12 +30,20 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, expected, last_answer, match_text, replay
+from drafthead.drafters.trained import Checkpoint
 from drafthead.drafters.vllm import check_config
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
 from drafthead.statistics import few
-from drafthead.target.pieces import SCORED_ROWS, frozen_target, load_pieces, load_target_spec
+from drafthead.target.pieces import (
+    SCORED_ROWS,
+    compute_dtype,
+    frozen_target,
+    load_pieces,
+    load_target_spec,
+    target_names,
+)
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over responses that came out as stored
 LOOSE_TOLERANCE = 0.15  # over all responses, when fewer than half of the rounds are comparable
@@ -54,21 +64,14 @@ class Document:
     response_ids: list[int]
 
 
-def check_serving(
-    recipe: Recipe,
-    directory: Path,
-    weights: dict[str, Tensor],
-    shape: DraftShape,
-    aux_layer_ids: tuple[int, ...],
-) -> dict[str, Any]:
+def check_serving(recipe: Recipe, directory: Path, source: Checkpoint, shape: DraftShape) -> dict[str, Any]:
     """Serve the directory in vLLM and compare its acceptance with the checkpoint's prediction.
 
     Args:
         recipe: target, engine, export section and K.
         directory: the exported head.
-        weights: of the checkpoint, float32, with d2t and t2d.
+        source: the checkpoint that it comes from.
         shape: of the trained head.
-        aux_layer_ids: it was trained on.
 
     Returns:
         For the manifest: the number of prompts, of documents left out as looping, of responses that equal the stored
@@ -80,12 +83,16 @@ def check_serving(
         ArtifactError: there are no validation states, or none of them fits the engine.
         ValueError: vLLM cannot be imported, reads config.json differently, or accepts more or less than predicted.
     """
+
+    def check(config: dict[str, Any]) -> None:
+        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
+
     need = "python data_gen/harvest.py RECIPE (or export with --no-serve-check)"
     artifacts.require(recipe.states_dir("validation"), state_store.KIND, need)
     store = StateStore(recipe.states_dir("validation"))
     documents, looping = choose_documents(store, recipe)
-    predicted = replayed_rounds(recipe, store, documents, weights, shape)
-    served = serve_documents(recipe, directory, documents, shape, aux_layer_ids)
+    predicted = replayed_rounds(recipe, store, documents, source.weights(), shape)
+    served = serve_documents(recipe, directory, documents, check)
     same = [document.response_ids == ids for document, (ids, _) in zip(documents, served, strict=True)]
     counted, none = [acceptance for _, acceptance in served], empty_acceptance(recipe.eval.num_draft_tokens)
     comparable = sum(rounds.drafts for rounds in compress(predicted, same))
@@ -205,25 +212,16 @@ def expected_rounds(
 
 
 def serve_documents(
-    recipe: Recipe,
-    directory: Path,
-    documents: list[Document],
-    shape: DraftShape,
-    aux_layer_ids: tuple[int, ...],
-    *,
-    checked: bool = True,
-    temperature: float = 0.0,
-    sampled: bool = False,
-) -> list[tuple[list[int], Acceptance]]:
+    recipe: Recipe, directory: Path, documents: list[Document], check: Callable[[dict[str, Any]], None] | None = None,
+    *, temperature: float = 0.0, sampled: bool = False,
+) -> list[tuple[list[int], Acceptance]]:  # fmt: skip
     """Answer the prompts of validation documents in vLLM with the head of a directory.
 
     Args:
         recipe: target, engine, export section and K.
         directory: of the head.
         documents: whose prompts are answered.
-        shape: of the trained head.
-        aux_layer_ids: it was trained on.
-        checked: refuse a head that the engine reads differently from how it was trained.
+        check: of config.json as the engine reads it.
         temperature: of the responses; above 0 each prompt has a seed of its own, and eval.max_tokens.
         sampled: drafts are sampled too (vLLM's draft_sample_method), which the speculators layout cannot say.
 
@@ -231,27 +229,24 @@ def serve_documents(
         Response ids and the engine's counters of every document.
 
     Raises:
-        ValueError: vLLM cannot be imported, or reads config.json differently.
+        ValueError: vLLM cannot be imported, or the check fails.
     """
     K, seeded = recipe.eval.num_draft_tokens, temperature > 0
-    limits = [recipe.eval.max_tokens if seeded else len(d.response_ids) for d in documents]
-    seeds = [recipe.eval.seed + i if seeded else None for i in range(len(documents))]
-    requests = [
-        GenerationRequest(document.prompt_ids, limit, temperature, seed)
-        for document, limit, seed in zip(documents, limits, seeds, strict=True)
-    ]
+    requests = [GenerationRequest(d.prompt_ids, len(d.response_ids), 0.0, None) for d in documents]
+    if seeded:
+        limit, seed = recipe.eval.max_tokens, recipe.eval.seed
+        requests = [GenerationRequest(d.prompt_ids, limit, temperature, seed + i) for i, d in enumerate(documents)]
     # A head of the speculators layout is started as users will: by its own directory, which names the target.
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":
         drafts = {"draft_sample_method": "probabilistic"} if sampled else {}
-        options = {"speculative_config": drafter_of(shape.head).vllm.speculative_config(directory, K) | drafts}
+        options = {"speculative_config": drafter_of(recipe.head).vllm.speculative_config(directory, K) | drafts}
     options |= {"seeded": seeded, "per_request_spec_decode_metrics": "summary"}
     with offline_engine(recipe, **options) as llm:
-        if checked:
+        if check is not None:
             running = llm.llm_engine.vllm_config.speculative_config
             assert running is not None
-            parsed = running.draft_model_config.hf_config.to_dict()
-            check_config(parsed, shape, aux_layer_ids, recipe.engine.max_model_len)
+            check(running.draft_model_config.hf_config.to_dict())
         generations = Engine(llm).generate(requests)
     found = []
     for generation in generations:
@@ -259,3 +254,51 @@ def serve_documents(
         accepted = tuple(sum(histogram[k + 1 :]) for k in range(K))
         found.append((generation.token_ids, Acceptance(sum(histogram), accepted)))
     return found
+
+
+# ---- Against the checkpoint: what `eval/explain.py` looks at first ----
+
+
+def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape: DraftShape) -> list[str]:
+    """How the head that is served differs from the one that was trained; a line for each kind of difference.
+
+    Args:
+        recipe: what is served, and how.
+        directory: of the served head.
+        source: the checkpoint it should come from.
+        shape: of the trained head.
+    """
+    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    differences = source.differences(recipe, spec)
+    found = [f"the recipe describes another head than was trained:\n{differences}"] if differences else []
+    if (directory / artifacts.MANIFEST).exists():
+        made_for, target = target_names(artifacts.read_manifest(directory)["identity"]["target"], recipe, spec)
+        if made_for != target:
+            found.append(f"another target: the head was made for {made_for}, served is {target}")
+    try:
+        config = artifacts.read_json(directory / "config.json")
+        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
+    except KeyError as error:
+        found.append(f"config.json has no {error}")
+    except ValueError as error:
+        found.append(str(error))
+    dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
+    files = drafter_of(recipe.head).vllm
+    wanted = files.checkpoint_tensors(files.exported_tensors(source.weights(), shape, dtype))
+    served = files.checkpoint_tensors(load_file(directory / "model.safetensors"))
+    return found + _tensors(served, wanted)
+
+
+def _tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
+    """The file's tensors against the checkpoint's in the file's type."""
+    lines = [f"model.safetensors has no {name}, which was trained" for name in sorted(wanted.keys() - found.keys())]
+    lines += [f"model.safetensors has {name}, which was not trained" for name in sorted(found.keys() - wanted.keys())]
+    both = sorted(found.keys() & wanted.keys())
+    if "t2d" in both and found["t2d"].shape == wanted["t2d"].shape:
+        others = int((found["t2d"].bool() & ~wanted["t2d"].bool()).sum())
+        if others:
+            lines.append(f"another draft vocabulary: {others} of {int(found['t2d'].sum())} tokens were not trained")
+    if changed := [name for name in both if not torch.equal(found[name], wanted[name])]:
+        counted = f"{len(changed)} of {len(both)} tensors"
+        lines.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
+    return lines

@@ -22,8 +22,7 @@ from drafthead import artifacts, locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, reference
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
-from drafthead.data.prompts import ids_of
-from drafthead.data.trained_on import known_before, write_trained_on
+from drafthead.data.prompts import ids_of, known_before, write_trained_on
 from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
@@ -160,14 +159,8 @@ def _write_checked(
     config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
     record_prompts(recipe, candidate)
     check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
-    counts = {
-        "parameters": num_parameters(shape),
-        "predicted_on": _predicted_on(source),
-        "serve_check": None,
-    }
-    if serve_check:
-        counts["serve_check"] = check_serving(recipe, candidate, weights, shape, source.aux_layer_ids)
-    return counts
+    found = check_serving(recipe, candidate, source, shape) if serve_check else None
+    return {"parameters": num_parameters(shape), "predicted_on": _predicted_on(source), "serve_check": found}
 
 
 def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:
@@ -181,8 +174,7 @@ def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_che
     if not serve_check or counts.get("serve_check"):
         log.info(f"{directory} is complete; nothing to do")
         return
-    shape, weights = source.shape(spec), source.weights()
-    counts["serve_check"] = check_serving(recipe, directory, weights, shape, source.aux_layer_ids)
+    counts["serve_check"] = check_serving(recipe, directory, source, source.shape(spec))
     _finish(directory, counts)
 
 
@@ -260,11 +252,8 @@ def untrained_recipe(recipe: Recipe, lengths: Sequence[float]) -> Recipe:
     settings = recipe.eval
     if torch.cuda.is_available():
         settings = settings.model_copy(update={"synthetic_acceptance_length": sum(lengths) / len(lengths)})
-    other = recipe.model_copy(update={"name": recipe.name + UNTRAINED, "eval": settings})
-    if not other.prompts_dir.exists() and recipe.prompts_dir.exists():
-        other.prompts_dir.parent.mkdir(parents=True, exist_ok=True)
-        other.prompts_dir.symlink_to(recipe.prompts_dir.resolve())
-    return other
+    name, data = recipe.name + UNTRAINED, recipe.data or recipe.name
+    return recipe.model_copy(update={"name": name, "data": data, "eval": settings})
 
 
 def write_untrained(recipe: Recipe) -> Path:

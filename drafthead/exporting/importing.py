@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drafthead import artifacts
 from drafthead.config import Recipe
-from drafthead.data.trained_on import read_trained_on, write_trained_on
+from drafthead.data.prompts import read_trained_on, write_trained_on
 from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.drafters.trained import MODEL_FILE, OWN

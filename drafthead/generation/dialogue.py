@@ -9,10 +9,10 @@ states are harvested, once per turn.
 A round of turns is one batch for the engine, see `make_responses`. Responses that the data has take the same form.
 """
 
-from bisect import bisect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from tqdm import tqdm
@@ -21,9 +21,9 @@ from drafthead.artifacts import digest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.config.recipe import Fault, ResponsesConfig
+from drafthead.data import rendering
 from drafthead.data.prompts import Prompt
-from drafthead.data.reading import ParsedResponse, response_parser
-from drafthead.data.rendering import NO_ROOM, KeptResponses, UnrenderableError, renderer
+from drafthead.data.rendering import NO_ROOM, ParsedResponse, UnrenderableError
 from drafthead.data.responses import LeftOut, Response, loops
 from drafthead.drafters.config import HeadConfig
 from drafthead.engine.generate import Engine, Generation, GenerationRequest
@@ -71,7 +71,8 @@ class Dialogue:
         """The next turn, with this response in its history; None at the end."""
         if not self.later:
             return None
-        history = (*self.messages, response.message(), *self.later[0])
+        said = {"role": "assistant", "content": response.content}  # as a client sends it back: without the thought
+        history = (*self.messages, said, *self.later[0])
         return replace(self, messages=history, later=self.later[1:], turn=self.turn + 1)
 
 
@@ -123,9 +124,9 @@ class SplitRules:
 
     def __init__(self, recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase"):
         self.settings, self.max_model_len, self.tokenizer = recipe.responses, recipe.engine.max_model_len, tokenizer
-        self.render, self.read = renderer(recipe, tokenizer), response_parser(tokenizer)
+        self.render, self.read = rendering.renderer(recipe, tokenizer), rendering.response_parser(tokenizer)
         keeps = not recipe.responses.regenerates(split)
-        self.given = KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
+        self.given = rendering.KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
         self.greedy, self.continuation = split == "validation", continuation(recipe.head, split)
 
 
@@ -154,8 +155,8 @@ def _number(*key: int | str) -> int:
 
 def _weighted(weights: Mapping[_T, int], number: int) -> _T:
     """The value on which a large number falls, modulo the sum of the weights."""
-    ends = list(accumulate(weights.values()))
-    return list(weights)[bisect(ends, number % ends[-1])]
+    values = list(Counter(weights).elements())
+    return values[number % len(values)]
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,12 @@ def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn
         try:
             prompt_ids = rules.render(prompt, sampling.effort)
             given = rules.given(prompt, prompt_ids, sampling.effort) if rules.given else None
+            # One token stays free: an engine never reads its own last token, and the harvest generates one more.
+            room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
+            if room < len(given or [0]):
+                raise UnrenderableError(NO_ROOM, prompt.id)
         except UnrenderableError as error:
             left_out.append(LeftOut(dialogue.id, prompt.category, error.reason, turns=dialogue.turns_left))
-            continue
-        # One token stays free: an engine never reads its own last token, and the harvest generates one more.
-        room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
-        if room < len(given or [0]):
-            left_out.append(LeftOut(dialogue.id, prompt.category, NO_ROOM, turns=dialogue.turns_left))
             continue
         keep = "" if rules.continuation else dialogue.id  # states are those of the whole sequence
         max_tokens = min(room, rules.settings.max_tokens)

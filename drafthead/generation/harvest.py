@@ -14,12 +14,17 @@ it. Given up: the engine holds its memory while it waits, so harvesters and trai
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
 
 from drafthead import locks
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, begin, finish, read_json, reference, require
@@ -29,11 +34,15 @@ from drafthead.data.shard import Shard
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
+from drafthead.drafters.registry import drafter_of
+from drafthead.engine.capture.shard_writer import ShardWriter
 from drafthead.engine.generate import capturing_engine
 from drafthead.engine.running import Runner, Task, Worker, run_here
-from drafthead.generation.shards import ShardJob, list_jobs, move_captured, states_identity, to_do
+from drafthead.files import foreign
+from drafthead.generation.shards import ShardJob, list_jobs, log_rate, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
-from drafthead.target.pieces import TargetSpec, recipe_spec, target_names
+from drafthead.target.files import AGAIN, pinned_revision
+from drafthead.target.pieces import TargetHead, TargetSpec, compute_dtype, recipe_spec, target_names
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +79,9 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
             move_captured(recipe, spec, split, jobs[split])
     if missing := to_do([job for split in jobs for job in jobs[split]]):
         started = time.monotonic()
-        run(harvesting(recipe, spec), missing)
-        tokens = sum(job.num_tokens for job in missing)
-        rate = tokens / (time.monotonic() - started)
-        logger.info("harvested %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
+        gpus = recipe.engine.tensor_parallel_size
+        run(Task(partial(backend, recipe, spec), gpus, "harvesting", "seq"), missing)
+        log_rate("harvested", sum(job.num_tokens for job in missing), started)
     for split in jobs:
         _finish(jobs[split])
     if online:
@@ -228,18 +236,71 @@ def _job(jobs: Sequence[ShardJob], index: int) -> ShardJob:
 # ---- Ways to run the target ----
 
 
-def harvesting(recipe: Recipe, spec: TargetSpec) -> Task:
-    """The task of making shards."""
-    return Task(partial(backend, recipe, spec), recipe.engine.tensor_parallel_size, "harvesting", "seq")
-
-
 def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
     """The recipe's way to run the target, started when the block is entered."""
     if recipe.states.backend == "vllm":
         return capturing_engine(recipe, spec)
-    from drafthead.generation.harvest_transformers import transformers_harvester
-
     return transformers_harvester(recipe, spec)
+
+
+@contextmanager
+def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["TransformersHarvester"]:
+    """A loaded model and a writer, closed when the block ends."""
+    from transformers import AutoModelForCausalLM
+
+    target, device = recipe.target, "cuda" if torch.cuda.is_available() else "cpu"
+    with foreign(f"the target {target.path}", AGAIN):
+        model = AutoModelForCausalLM.from_pretrained(
+            recipe.target_path,
+            revision=pinned_revision(recipe.target_path, target.revision),
+            dtype=compute_dtype(spec, target.dtype),
+            trust_remote_code=target.trust_remote_code,
+        )
+    head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
+    writer = ShardWriter(target.aux_layer_ids, spec.num_layers, head, recipe.states.format)
+    boundaries = drafter_of(recipe.head).needs(spec, target.aux_layer_ids)
+    try:
+        yield TransformersHarvester(nn.Module.to(model, device).eval(), boundaries, writer)
+    finally:
+        writer.close()
+
+
+class TransformersHarvester:
+    """A worker of `drafthead.engine.running` that needs no vLLM, and a cross-check of the connector.
+
+    One sequence at a time through the reference model, in eager order. It gives up speed (no paging, no batching, no
+    tensor parallelism) and the guarantee that states come from the engine that will serve the head.
+    """
+
+    def __init__(self, model: nn.Module, boundaries: tuple[int, ...], writer: ShardWriter):
+        self._model, self._boundaries, self._writer = model, boundaries, writer
+
+    def make(self, job: ShardJob, bar: tqdm) -> None:
+        for slot, ids in zip(job.slots(), job.sequences(), strict=True):
+            rows = capture(self._model, ids, self._boundaries)
+            self._writer.add(slot, torch.tensor(ids, dtype=torch.int32), rows.cpu())
+            bar.update(1)
+
+    def finish(self) -> None:
+        self._writer.finish()
+
+
+@torch.no_grad()
+def capture(model: nn.Module, token_ids: list[int], boundaries: tuple[int, ...]) -> Tensor:
+    """Residual stream of one sequence of T tokens at C `boundaries`, (T, C, H).
+
+    transformers returns boundary L after the final norm, so that one is taken where it enters the norm.
+    """
+    entering: list[Tensor] = []
+    decoder: Any = model.base_model
+    hook = decoder.norm.register_forward_pre_hook(lambda _, inputs: entering.append(inputs[0]))
+    try:
+        ids = torch.tensor([token_ids], device=next(model.parameters()).device)
+        states = decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+    finally:
+        hook.remove()
+    residual = [*states[:-1], entering[0]]  # boundaries 0 to L
+    return torch.stack([residual[boundary][0] for boundary in boundaries], dim=1)
 
 
 # ---- What was made ----

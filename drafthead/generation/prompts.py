@@ -24,10 +24,18 @@ import pandas as pd
 from drafthead.artifacts import MANIFEST, begin, digest, finish, read_manifest
 from drafthead.config.recipe import PromptsConfig, PromptSource, Recipe
 from drafthead.data.contamination import Candidate, Overlap, find_overlaps
-from drafthead.data.conversations import Conversation, RowError, cut
-from drafthead.data.prompts import KIND, SPLITS, Prompt, prompt_id, read_prompts, write_prompts
-from drafthead.generation.source_files import Located, locate, read
-from drafthead.generation.sources import LOCAL, read_row
+from drafthead.data.prompts import (
+    KIND,
+    SPLITS,
+    Conversation,
+    Prompt,
+    RowError,
+    cut,
+    prompt_id,
+    read_prompts,
+    write_prompts,
+)
+from drafthead.generation.sources import LOCAL, Located, locate, read, read_row
 from drafthead.progress import progress
 
 _ALL = sys.maxsize  # prompts
@@ -334,7 +342,7 @@ def _conversations(pool: Pool, path: Path) -> Iterator[Conversation]:
     for where, row in progress(read(path), f"reading {path.name}", "row"):
         pool.rows += 1
         try:
-            yield read_row(row, pool.source.entry)
+            yield read_row(row, pool.source.config.name)
         except RowError as error:
             pool.refused[str(error)] += 1
             pool.examples.setdefault(str(error), where)

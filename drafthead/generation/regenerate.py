@@ -14,7 +14,6 @@ differ; the manifest has the date. Pre-tokenised prompts are read as they are: t
 drawn but is not in them.
 """
 
-import logging
 import shutil
 import time
 from collections import Counter
@@ -45,14 +44,12 @@ from drafthead.generation.dialogue import (
     make_responses,
     open_dialogue,
 )
-from drafthead.generation.shards import captured_dir, claim_captured, cut_shards
+from drafthead.generation.shards import captured_dir, claim_captured, cut_shards, log_rate
 from drafthead.target.pieces import TargetSpec, recipe_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation")
 
@@ -84,24 +81,25 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
         for split in SPLITS
         if not begin(recipe.responses_dir(split), KIND, _identity(recipe, spec, prompts, split) | day)
     ]
-    missing = [part for split in unfinished for part in list_parts(recipe, split) if not part.path.exists()]
-    if to_keep := [part for part in missing if not settings.regenerates(part.split)]:
-        run_here(Task(lambda: nullcontext(PartWorker(recipe, tokenizer)), 0, "keeping responses", "prompt"), to_keep)
-    # Data without a response to learn from is refused before an engine starts for the other split.
-    for split in [split for split in unfinished if not settings.regenerates(split)]:
-        finish_split(recipe.responses_dir(split))
-    if to_generate := [part for part in missing if settings.regenerates(part.split)]:
-        if recipe.states.one_pass:
-            for split in {part.split for part in to_generate}:
-                claim_captured(recipe, spec, split)
-        started = time.monotonic()
-        gpus = recipe.engine.tensor_parallel_size
-        run(Task(partial(part_worker, recipe, spec), gpus, "regenerating", "response"), to_generate)
-        tokens = sum(len(response.response_ids) for part in to_generate for response in read_part(part.path))
-        rate = tokens / (time.monotonic() - started)
-        logger.info("generated %s tokens at %s tokens/s, start included", f"{tokens:,}", f"{rate:,.0f}")
-    for split in [split for split in unfinished if settings.regenerates(split)]:
-        finish_split(recipe.responses_dir(split))
+    for generated in (False, True):  # data without a response to learn from is refused before an engine starts
+        splits = [split for split in unfinished if settings.regenerates(split) == generated]
+        missing = [part for split in splits for part in list_parts(recipe, split) if not part.path.exists()]
+        if missing and generated:
+            _generate(recipe, spec, missing, run)
+        elif missing:
+            task = Task(lambda: nullcontext(PartWorker(recipe, tokenizer)), 0, "keeping responses", "prompt")
+            run_here(task, missing)
+        for split in splits:
+            finish_split(recipe.responses_dir(split))
+
+
+def _generate(recipe: Recipe, spec: TargetSpec, parts: Sequence["Part"], run: Runner) -> None:
+    for split in {part.split for part in parts} if recipe.states.one_pass else ():
+        claim_captured(recipe, spec, split)
+    started, gpus = time.monotonic(), recipe.engine.tensor_parallel_size
+    run(Task(partial(part_worker, recipe, spec), gpus, "regenerating", "response"), parts)
+    tokens = sum(len(response.response_ids) for part in parts for response in read_part(part.path))
+    log_rate("generated", tokens, started)
 
 
 def _identity(recipe: Recipe, spec: TargetSpec, prompts: dict[str, Any], split: str) -> dict[str, Any]:
@@ -210,15 +208,8 @@ def finish_split(directory: Path) -> None:
         raise ValueError(f"no {directory.name} prompt has a response: {reasons}; correct it and delete {directory}")
     # A response may have several flags, and one that responses.drop names is enough to drop it.
     flagged = {flag: {"kept": int(kept[flag].sum()), "dropped": int(drops[flag].sum())} for flag in FLAGS}
-    counts = {
-        "responses": len(kept),
-        "skipped": dict(skipped),
-        "flagged": flagged,
-        "dropped": len(drops),
-        "prompt_tokens": int(kept.prompt_tokens.sum()),
-        "response_tokens": int(kept.response_tokens.sum()),
-    }
-    finish(directory, counts)
+    tokens = {name: int(kept[name].sum()) for name in ("prompt_tokens", "response_tokens")}
+    finish(directory, {"responses": len(kept), "skipped": skipped, "flagged": flagged, "dropped": len(drops)} | tokens)
 
 
 def _response_rows(directory: Path) -> pd.DataFrame:

@@ -10,12 +10,13 @@ store once the responses are finished. A part is written before its shards, and 
 name are gone. Whatever a kill leaves without states is found missing by the harvest, which reads those texts once more.
 """
 
+import logging
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from drafthead.engine.running import unwritten
 from drafthead.progress import progress
 from drafthead.target.pieces import TargetSpec, target_identity
 
+logger = logging.getLogger(__name__)
 CAPTURED = "captured states"
 
 
@@ -73,7 +75,7 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     """The shards of a split, in order."""
     parts = list(read_parts(recipe.responses_dir(split)).values())
     # Captured while they are generated, shards end where a part ends: parts are generated independently.
-    groups = parts if recipe.states.one_pass else [ResponseRows(chain.from_iterable(part.pieces for part in parts))]
+    groups = parts if recipe.states.one_pass else [ResponseRows([piece for part in parts for piece in part.pieces])]
     return cut_shards(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
 
 
@@ -102,6 +104,12 @@ def _is_whole(job: ShardJob) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def log_rate(done: str, tokens: int, started: float) -> None:
+    """Of a stage that began at `started`, by time.monotonic()."""
+    rate = tokens / (time.monotonic() - started)
+    logger.info("%s %s tokens at %s tokens/s, start included", done, f"{tokens:,}", f"{rate:,.0f}")
 
 
 def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:

@@ -1,18 +1,30 @@
-"""The public data sets that a recipe can name, and the one reader of their rows and of the user's own.
+"""The data sets that a recipe can name: where their files are, and the one reader of their rows and of the user's own.
+
+The public ones stand in sources.yaml. Files are those of the recipe's path, of data/sources/NAME of the checkout, or of
+the hub's cache. Parquet and CSV are read by `datasets`, as streams, which writes no cache. Two things it does not do
+are done here. Offline it looks only for what it prepared itself, so files of the hub are located by
+`snapshot_download`. And it gives all rows of a JSON file one Arrow schema, which turns prompts that are dates into time
+stamps, adds keys of other rows to tools, and refuses the file for one invalid character; rows of JSON are parsed one by
+one instead.
 
 Rows are read by the usual column names. A data set that has others, or whose questions need a wording, has a function
 from the row as published to one with the usual names.
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
+from pydantic import BaseModel
 
 from drafthead.artifacts import digest
-from drafthead.data.conversations import (
+from drafthead.config.recipe import REPO_ROOT, PromptSource
+from drafthead.data.prompts import (
     Conversation,
     Message,
     RowError,
@@ -21,6 +33,7 @@ from drafthead.data.conversations import (
     question,
     token_ids,
 )
+from drafthead.files import foreign, sha256_file
 
 Row = Mapping[str, Any]
 
@@ -33,10 +46,190 @@ _OWN = {
     *_MESSAGES, *_IDS, *_QUESTION, *_DOCUMENT, "response_ids", "turns", "instruction", "input", "system", "tools",
     "text_input", "category", "source", "split", "metadata",
 }  # fmt: skip
+_MEND = "Mend it, fetch it again, or give another file"
+_EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)(\.gz)?$")
 
 
-def read_row(row: Row, entry: "Entry") -> Conversation:
-    """One row as a conversation: messages, token ids or a single question, whichever column is there first.
+class Entry(BaseModel, frozen=True):
+    """One public data set.
+
+    Attributes:
+        category: workload of rows that name none.
+        hub: id on the Hugging Face hub; empty when it is elsewhere.
+        files: glob patterns of its files below the repository or folder.
+        heldout_files: of its published test split; with one, the others are all for training.
+        heldout_share: share of the documents that is never trained on, where no test split is published.
+        fetch: without a hub id, the command that downloads it, with {folder} for where it is looked for.
+        label: the column with categories of its own, if any.
+        reminder: printed whenever it is trained on.
+    """
+
+    category: str
+    hub: str = ""
+    files: tuple[str, ...] = ()
+    heldout_files: tuple[str, ...] = ()
+    heldout_share: float = 0.05
+    fetch: str = ""
+    label: str = ""
+    reminder: str = ""
+
+
+_LISTED = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text(encoding="utf-8"))
+CATALOGUE = {name: Entry.model_validate(values) for name, values in _LISTED.items()}
+LOCAL = Entry(category="all", label="category")  # a name that is not above
+
+
+# ---- Files ----
+
+
+@dataclass(frozen=True)
+class Located:
+    """A source with its files.
+
+    Attributes:
+        config: the recipe's lines.
+        entry: of the catalogue.
+        files: split by hash of the document, or all for training when there are `heldout_files`.
+        heldout_files: the published test split.
+        identity: changes with any byte of any file.
+    """
+
+    config: PromptSource
+    entry: Entry
+    files: list[Path]
+    heldout_files: list[Path]
+    identity: dict[str, Any]
+
+    @property
+    def heldout_share(self) -> float:
+        """Share of the documents of `files` that no stage may train on."""
+        return self.config.heldout_share or (0.0 if self.heldout_files else self.entry.heldout_share)
+
+
+def locate(config: PromptSource) -> Located:
+    """Find the files of a source.
+
+    Raises:
+        FileNotFoundError: they are not on this machine; the message is the command that downloads them.
+        ValueError: the name is unknown, or files are missing from a set.
+    """
+    if config.name not in CATALOGUE and config.path is None:
+        raise ValueError(
+            f"prompts.sources: {config.name} is not a known source ({', '.join(CATALOGUE)}); "
+            "give it a path to read a file of your own"
+        )
+    entry = CATALOGUE.get(config.name, LOCAL)
+    place = REPO_ROOT / (config.path or f"data/sources/{config.name}")
+    if config.path or place.is_dir():
+        files, heldout = find(place, entry.files or ("*",)), find(place, entry.heldout_files)
+        if place.is_file():
+            files = [place]
+        if not files and not heldout:
+            wanted = ", ".join(entry.files) or "*.jsonl, *.json, *.parquet, *.csv"
+            raise FileNotFoundError(f"prompts: {place} of {config.name} does not exist or has no file like {wanted}")
+        return Located(config, entry, files, heldout, {"files": {f.name: sha256_file(f) for f in [*files, *heldout]}})
+    reason = "it is not on the hub"
+    for local_only in (True, False) if entry.hub else ():
+        try:
+            return _snapshot(config, entry, local_only)
+        except OSError as error:  # of the hub, too
+            reason = str(error).strip().splitlines()[0]
+    raise FileNotFoundError(
+        f"prompts.sources: {config.name} is not on this machine ({reason}). On one with a network run\n"
+        f"  {download_command(config.name, entry)}\n"
+        "or give the source a path to its file or folder"
+    )
+
+
+def download_command(name: str, entry: Entry) -> str:
+    """The command that brings a source to this machine."""
+    if not entry.hub:
+        return entry.fetch.format(folder=REPO_ROOT / "data" / "sources" / name)
+    patterns = " ".join(f'--include "{pattern}"' for pattern in (*entry.files, *entry.heldout_files))
+    return f"hf download {entry.hub} --repo-type dataset {patterns}"
+
+
+def _snapshot(config: PromptSource, entry: Entry, local_only: bool) -> Located:
+    from huggingface_hub import snapshot_download
+
+    patterns = [*entry.files, *entry.heldout_files]
+    found = snapshot_download(entry.hub, repo_type="dataset", allow_patterns=patterns, local_files_only=local_only)
+    folder = Path(found)
+    files, heldout = find(folder, entry.files), find(folder, entry.heldout_files)
+    if not files or (entry.heldout_files and not heldout):
+        raise FileNotFoundError(f"{folder} has no {' and '.join(patterns)}")
+    # A snapshot's folder is named by its commit, which fixes every byte in it.
+    names = sorted(str(file.relative_to(folder)) for file in [*files, *heldout])
+    return Located(config, entry, files, heldout, {"hub": entry.hub, "commit": folder.name, "files": names})
+
+
+def find(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """Files below `folder` whose path, or name, fits one of the patterns; in order of their path.
+
+    Raises:
+        ValueError: a numbered shard (x-00000-of-00002) has not all its siblings.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _EXTENSION.search(path.name))
+    names = [Path(pattern).name for pattern in patterns]
+    fitting = [path for path in files if any(map(path.match, patterns))]
+    fitting = fitting or [path for path in files if any(map(path.match, names))]
+    for path in fitting:
+        if shard := re.search(r"-\d+-of-(\d+)", path.name):
+            siblings = [p for p in fitting if p.name.startswith(path.name[: shard.start()] + "-")]
+            if len(siblings) < int(shard[1]):
+                raise ValueError(f"{folder} has {len(siblings)} of the {int(shard[1])} files of {path}; get the others")
+    return fitting
+
+
+def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row of a file, as (file and line or row, row); empty lines are passed over.
+
+    A .json file holds one object per line, as .jsonl does, or a list of objects.
+
+    Raises:
+        ValueError: the extension is unknown, or a row is not a JSON object in UTF-8.
+    """
+    extension = _EXTENSION.search(path.name)
+    if extension is None:
+        raise ValueError(f"{path}: the extension must be .jsonl, .json, .parquet or .csv, or one of these with .gz")
+    if extension[1] in ("parquet", "csv"):
+        from datasets import load_dataset  # takes a second to import
+
+        with foreign(path, _MEND):
+            rows = load_dataset(extension[1], data_files=str(path), split="train", streaming=True)
+            yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
+        return
+    for line, data in _lines(path, may_be_list=extension[1] == "json"):
+        try:
+            value = json.loads(data.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            start = f"{path}:{line}: not JSON in UTF-8 ({error})"
+            raise ValueError(f"{start}: {data[:60]!r}; correct or remove it") from error
+        for number, row in enumerate([value] if line else value, start=1):
+            where = f"{path}:{line}" if line else f"{path}:row {number}"
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: found {row!r:.60}, wanted an object")
+            yield where, row
+
+
+def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:
+    """Lines of a file that are not empty, with their numbers from 1; as line 0 a whole file that holds a list."""
+    import fsspec  # comes with datasets
+
+    with foreign(path, _MEND), fsspec.open(str(path), "rb", compression="infer") as file:
+        is_list = may_be_list and file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        file.seek(0)
+        if is_list:
+            yield 0, file.read()
+            return
+        yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+
+
+# ---- Rows ----
+
+
+def read_row(row: Row, name: str) -> Conversation:
+    """One row of the source `name` as a conversation, from the first of messages, token ids or a single question.
 
     A row without a document's name is named by its first user message, so that branches of a chat stay together; one
     of the user's own that declares its split is its own document.
@@ -45,7 +238,8 @@ def read_row(row: Row, entry: "Entry") -> Conversation:
         RowError: the row is no prompt, its split is neither train nor heldout, or a row of the user's own has a key
             that nothing reads.
     """
-    row, own = entry.adapt(row), entry is LOCAL
+    entry, row = CATALOGUE.get(name, LOCAL), ADAPTERS.get(name, dict)(row)
+    own = entry is LOCAL
     if own and (unknown := sorted({str(key) for key, value in row.items() if value is not None} - _OWN)):
         raise RowError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(_OWN))} (metadata is not read)")
     messages: tuple[Message, ...] = ()
@@ -153,119 +347,11 @@ def speed_bench(row: Row) -> Row:
     return row
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One public data set.
-
-    Attributes:
-        category: workload of rows that name none.
-        hub: id on the Hugging Face hub; empty when it is elsewhere.
-        files: glob patterns of its files below the repository or folder.
-        heldout_files: of its published test split; with one, the others are all for training.
-        heldout_share: share of the documents that is never trained on, where no test split is published.
-        fetch: without a hub id, the command that downloads it, with {folder} for where it is looked for.
-        label: the column with categories of its own, if any.
-        adapt: from a row as published to one with the usual column names.
-        reminder: printed whenever it is trained on.
-    """
-
-    category: str
-    hub: str = ""
-    files: tuple[str, ...] = ()
-    heldout_files: tuple[str, ...] = ()
-    heldout_share: float = 0.05
-    fetch: str = ""
-    label: str = ""
-    adapt: Callable[[Row], Row] = dict
-    reminder: str = ""
-
-
-_EVALUATION = 1.0  # heldout_share of benchmarks
-
-_MLPERF_REMINDER = (
-    "mlperf-gpt-oss is the prompts of the MLPerf Inference benchmark itself: a head meant for an official MLPerf "
-    "submission must not be trained on them. Their licence is not stated; ask MLCommons before you publish a head."
-)
-
-# Licences, as their publishers state them, are in docs/prompts.md.
-CATALOGUE: dict[str, Entry] = {
-    "sharegpt": Entry(
-        "sharegpt", adapt=share_gpt,
-        hub="anon8231489123/ShareGPT_Vicuna_unfiltered",
-        files=("ShareGPT_V3_unfiltered_cleaned_split.json",),
-    ),
-    "mlperf-gpt-oss": Entry(
-        "mlperf", files=("*perf_eval_ref.parquet",), heldout_share=0.25, reminder=_MLPERF_REMINDER,
-        fetch="mkdir -p {folder} && bash <(curl -s https://raw.githubusercontent.com/mlcommons/r2-downloader/refs/"
-        "heads/main/mlc-r2-downloader.sh) -d {folder} "
-        "https://inference.mlcommons-storage.org/metadata/gpt-oss-data.uri",
-    ),
-    "swe-bench": Entry(
-        "swe-bench", hub="princeton-nlp/SWE-bench",
-        files=("data/train-*.parquet",), heldout_files=("data/test-*.parquet",),
-    ),
-    "mt-bench": Entry(
-        "mt-bench", hub="philschmid/mt-bench", files=("*.jsonl", "*.parquet"),
-        heldout_share=_EVALUATION, label="category",
-    ),
-    "humaneval": Entry(
-        "code", adapt=human_eval, hub="openai/openai_humaneval", files=("openai_humaneval/test-*.parquet",),
-        heldout_share=_EVALUATION,
-    ),
-    "gsm8k": Entry(
-        "math", hub="openai/gsm8k",
-        files=("main/train-*.parquet",), heldout_files=("main/test-*.parquet",),
-    ),
-    "instruct-coder": Entry(
-        "code-editing", adapt=instruct_coder, hub="likaixin/InstructCoder",
-        files=("train*.json*", "data/train-*.parquet"),
-    ),
-    "spec-bench": Entry(
-        "spec-bench", files=("question.jsonl",), heldout_share=_EVALUATION, label="category",
-        fetch="curl --create-dirs -L -o {folder}/question.jsonl "
-        "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
-    ),
-    "creative-writing": Entry(
-        "creative-writing", adapt=writing_prompts, hub="euclaise/writingprompts",
-        files=("data/train-*.parquet",), heldout_files=("data/test-*.parquet",),
-    ),
-    "structured-output": Entry(
-        "structured-output", hub="NousResearch/hermes-function-calling-v1",
-        files=("json-mode-singleturn.json",), heldout_share=0.2,
-    ),
-    "ultrachat-200k": Entry(
-        "chat", hub="HuggingFaceH4/ultrachat_200k",
-        files=("data/train_sft-*.parquet",), heldout_files=("data/test_sft-*.parquet",),
-    ),
-    "magpie": Entry(
-        "magpie", hub="Magpie-Align/Magpie-Llama-3.1-Pro-300K-Filtered", files=("data/train-*.parquet",),
-        label="task_category",
-    ),
-    "nemotron-v2": Entry(
-        "nemotron", hub="nvidia/Nemotron-Post-Training-Dataset-v2", label="category",
-        files=("data/stem-*.parquet", "data/chat-*.parquet", "data/math-*.parquet", "data/code-*.parquet"),
-    ),
-    "perfect-blend": Entry(
-        "perfect-blend", hub="mlabonne/open-perfectblend", files=("data/train-*.parquet",), label="source"
-    ),
-    "burstgpt": Entry(
-        "throughput-only", adapt=burst_gpt, files=("*.csv",), heldout_share=_EVALUATION,
-        fetch="curl --create-dirs -L -o {folder}/BurstGPT_1.csv "
-        "https://raw.githubusercontent.com/HPMLL/BurstGPT/main/data/BurstGPT_1.csv",
-    ),
-    "speed-bench": Entry(
-        "speed-bench", adapt=speed_bench, hub="nvidia/SPEED-Bench",
-        files=("qualitative/test-*.parquet", "qualitative.jsonl"), heldout_share=_EVALUATION, label="category",
-    ),
-    **{
-        f"speculators-{name.lower()}": Entry(
-            name.lower(), hub="RedHatAI/speculator_benchmarks", files=(f"{name}.jsonl",), heldout_share=_EVALUATION
-        )
-        for name in (
-            "HumanEval", "math_reasoning", "qa", "question", "rag", "summarization", "tool_call", "translation",
-            "writing",
-        )
-    },
-}  # fmt: skip
-
-LOCAL = Entry("all", label="category")  # a name that is not above
+ADAPTERS: dict[str, Callable[[Row], Row]] = {
+    "sharegpt": share_gpt,
+    "humaneval": human_eval,
+    "instruct-coder": instruct_coder,
+    "creative-writing": writing_prompts,
+    "burstgpt": burst_gpt,
+    "speed-bench": speed_bench,
+}

@@ -11,7 +11,6 @@ Shapes: T tokens, H hidden, V target vocabulary, L blocks.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -75,7 +74,7 @@ class TargetSpec(BaseModel, frozen=True):
         tie_word_embeddings: whether lm_head is the embedding.
         dtype: the checkpoint's dtype, by name.
         model_type: transformers' name of the architecture.
-        fingerprint: hex digest of which target this is; see `target_files.fingerprint_of`.
+        fingerprint: hex digest of which target this is; see `target.files.fingerprint_of`.
     """
 
     name: str
@@ -118,7 +117,9 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
         ValueError: config.json lacks a key, or describes an output layer this project does not compute.
     """
     file = local_files(path, revision, ("config.json",)) / "config.json"
-    config = _text_config(file)
+    with foreign(file, AGAIN):
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        config |= config.get("text_config", {})  # multimodal checkpoints nest the language model
     for key in _LOGITS:
         if config.get(key) not in (None, 1, 1.0):
             raise ValueError(
@@ -127,18 +128,10 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
             )
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     tied = config.get("tie_word_embeddings") or False
+    given = {"name": path, "dtype": dtype, "tie_word_embeddings": tied}
     with foreign(file, f"Is it a decoder-only language model? {AGAIN}"):
         _Rotation.model_validate(config)
-        spec = TargetSpec.model_validate(
-            {
-                **config,
-                "name": path,
-                "dtype": dtype,
-                "tie_word_embeddings": tied,
-                "rope_parameters": {},
-                "fingerprint": "",
-            }
-        )
+        spec = TargetSpec.model_validate(config | given | {"rope_parameters": {}, "fingerprint": ""})
     found = {"rope_parameters": head_rope(config, path), "fingerprint": fingerprint_of(path, revision)}
     return spec.model_copy(update=found)
 
@@ -350,12 +343,6 @@ class TargetHead:
             argmax.append(logits.argmax(-1).to(hidden.device, torch.int32))
             lse.append(logits.logsumexp(-1).to(hidden.device))
         return torch.cat(argmax), torch.cat(lse)
-
-
-def _text_config(path: Path) -> dict[str, Any]:
-    with foreign(path, AGAIN):
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return {**config, **config.get("text_config", {})}  # multimodal checkpoints nest the language model
 
 
 def _weight_map(path: str, revision: str | None) -> dict[str, str]:

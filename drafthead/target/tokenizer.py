@@ -22,10 +22,6 @@ _GENERATION = "generation_config.json"
 class _Generation(BaseModel):
     eos_token_id: int | list[int] | None = None
 
-    def stops(self) -> list[int]:
-        given = self.eos_token_id
-        return given if isinstance(given, list) else [] if given is None else [given]
-
 
 def load_tokenizer(recipe: Recipe, templated: bool = False) -> "PreTrainedTokenizerBase":
     """The tokenizer of the recipe's target, at the commit that everything else of it has.
@@ -58,22 +54,19 @@ def special_tokens(recipe: Recipe) -> tuple[set[int], set[int]]:
     """Ids of all special tokens of a target's tokenizer, and of those that its template or its generation can emit."""
     tokenizer = load_tokenizer(recipe)
     special = {i: str(token.content) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    template = _text(tokenizer.chat_template)
+    template = str(tokenizer.chat_template)  # or several by name
     named = {str(getattr(tokenizer, name)) for name in ("bos_token", "eos_token", "pad_token") if name in template}
     emitted = {i for i, content in special.items() if content in template or content in named}
     return set(special), emitted | (stop_tokens(recipe, tokenizer) & set(special))
 
 
-def _text(template: str | dict[str, str] | None) -> str:
-    """A tokenizer may have several templates by name."""
-    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
-
-
 def stop_tokens(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """Ids of the tokens on which a target's generation ends."""
     path = local_files(recipe.target_path, recipe.target.revision, (_GENERATION,), optional=True) / _GENERATION
-    stops: list[int] = []
+    found: int | list[int] | None = None
     if path.is_file():  # a target need not have one
         with foreign(path, AGAIN):
-            stops = _Generation.model_validate_json(path.read_bytes()).stops()
-    return {stop for stop in (*stops, tokenizer.eos_token_id) if stop is not None}
+            found = _Generation.model_validate_json(path.read_bytes()).eos_token_id
+    return {
+        stop for stop in (*(found if isinstance(found, list) else [found]), tokenizer.eos_token_id) if stop is not None
+    }

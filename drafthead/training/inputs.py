@@ -19,12 +19,11 @@ from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data import store as state_store
 from drafthead.data.packing import Window, cut
-from drafthead.data.prompts import ids_of
+from drafthead.data.prompts import ids_of, known_before, read_trained_on
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import ResponseTokens
 from drafthead.data.spool import SpooledStates, States
 from drafthead.data.store import StateStore
-from drafthead.data.trained_on import known_before, read_trained_on
 from drafthead.drafters.base import Drafter
 from drafthead.drafters.config import HeadConfig, ParallelHead
 from drafthead.drafters.trained import MODEL_FILE, OWN, Checkpoint, best_checkpoint, read_checkpoint

@@ -24,9 +24,9 @@ from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
+from drafthead.data.prompts import write_trained_on
 from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import States
-from drafthead.data.trained_on import write_trained_on
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, resized
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back

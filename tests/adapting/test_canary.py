@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from drafthead.adapting.canary import decide
+from drafthead.adapting.drift import decide
 from tests.adapting.records import requests
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from drafthead.adapting.rows import write_rows
 from drafthead.artifacts import begin, finish
-from drafthead.data.prompts import prompt_id
+from drafthead.data.prompts import prompt_id, write_trained_on
 from drafthead.data.responses import Response, part_path, write_part
-from drafthead.data.trained_on import write_trained_on
 from tests.adapting.records import captured, requests
 from tests.recipes import changed, tiny_recipe
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafthead.data.conversations import ROLES, Conversation, RowError, cut, parse_messages, token_ids
+from drafthead.data.prompts import ROLES, Conversation, RowError, cut, parse_messages, token_ids
 
 
 def chat(*pairs: tuple[str, str]) -> tuple[dict, ...]:

@@ -13,8 +13,7 @@ from openai_harmony import (
     load_harmony_encoding,
 )
 
-from drafthead.data.conversations import cut, parse_messages
-from drafthead.data.prompts import Prompt, prompt_id
+from drafthead.data.prompts import Prompt, cut, parse_messages, prompt_id
 from drafthead.data.rendering import (
     ALTERED,
     IS_CALL,

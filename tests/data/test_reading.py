@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from drafthead.data.reading import ParsedResponse, response_parser
+from drafthead.data.rendering import ParsedResponse, response_parser
 
 CHANNELS = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>"
 

@@ -41,15 +41,6 @@ def test_text_does_not_become_a_control_token(render, tokenizer, token):
         render(prompt_of("hello", tools=tools), "low")
 
 
-def test_of_a_message_that_is_far_too_long_only_the_beginning_is_read(tokenizer, monkeypatch):
-    bounded, read = rendering.Renderer(tokenizer, max_tokens=1000), []
-    monkeypatch.setattr(type(tokenizer), "apply_chat_template", lambda *_, **__: read.append(1) or {"input_ids": [1]})
-    with pytest.raises(rendering.UnrenderableError, match=r"engine\.max_model_len: .* 3,200,000 characters"):
-        bounded(prompt_of("many words in a row " * 160_000), "low")
-    assert not read
-    assert bounded(prompt_of("many words " * 1400), "low") == [1]  # fewer than 16,000 characters: left to the engine
-
-
 def test_given_ids_are_read_as_they_are(render):
     assert render(Prompt("x", "mlperf", "long", (), prompt_ids=(5, 6, 7)), "high") == [5, 6, 7]
     with pytest.raises(rendering.UnrenderableError, match=r"beyond the target's vocabulary: 200006, but there are"):

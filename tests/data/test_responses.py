@@ -50,7 +50,7 @@ def test_rows_of_parts_are_the_responses_with_ids_of_four_bytes(directory):
     assert read_responses(directory) == WANTED
     parts = read_parts(directory)
     assert [[found.id for found in part] for part in parts.values()] == [["a", "b"], ["c", "d"], ["e"]]
-    rows = ResponseRows(piece for part in parts.values() for piece in part.pieces)
+    rows = ResponseRows([piece for part in parts.values() for piece in part.pieces])
     for found, given in zip(rows, WANTED, strict=True):
         assert tokens_of(found) == tokens_of(given)
         assert {ids.itemsize for ids in (found.prompt_ids, found.response_ids, found.continuation_ids)} == {4}

@@ -77,7 +77,7 @@ def reference(harvested: Harvest) -> torch.nn.Module:
 
 
 def test_every_boundary_equals_transformers(harvested: Harvest, reference: torch.nn.Module):
-    from drafthead.generation.harvest_transformers import capture
+    from drafthead.generation.harvest import capture
 
     assert harvested.shards[0].ids == ["0-0", "0-1", "0-2", "0-3", "0-4"]
     assert harvested.shards[0][0].loss_mask.tolist() == [0, 0, 1, 1, 0]

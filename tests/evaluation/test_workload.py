@@ -5,9 +5,8 @@ from importlib.util import find_spec
 import pytest
 
 from drafthead.artifacts import ArtifactError, begin, finish
-from drafthead.data.prompts import Prompt, prompt_id
+from drafthead.data.prompts import Prompt, prompt_id, write_trained_on
 from drafthead.data.rendering import CONTROL_TOKEN
-from drafthead.data.trained_on import write_trained_on
 from drafthead.engine.offline import on_cpu
 from drafthead.evaluation.workload import (
     EvalPrompt,

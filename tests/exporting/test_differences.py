@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from drafthead.artifacts import MANIFEST, read_json
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
-from drafthead.exporting.differences import head_differences
+from drafthead.exporting.check import head_differences
 from drafthead.exporting.export import export_head
 from drafthead.files import write_json
 from drafthead.target.pieces import load_target_spec

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError, begin, finish, read_json, reference
 from drafthead.config import Recipe
-from drafthead.data.trained_on import read_trained_on
+from drafthead.data.prompts import read_trained_on
 from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.drafters.vllm import check_config
 from drafthead.exporting import export as exporting

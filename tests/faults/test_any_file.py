@@ -21,7 +21,7 @@ from drafthead.data.shard import Shard, shard_path
 from drafthead.drafters.vllm import check_files
 from drafthead.exporting.importing import import_head
 from drafthead.generation.prompts import gather
-from drafthead.generation.source_files import locate
+from drafthead.generation.sources import locate
 from drafthead.target.pieces import load_pieces, load_target_spec, model_config
 from drafthead.target.tokenizer import special_tokens
 from tests.exporting.runs import recipe_at

@@ -6,7 +6,7 @@ import pytest
 
 from drafthead.config.recipe import ResponsesConfig
 from drafthead.data.prompts import Prompt, prompt_id
-from drafthead.data.reading import ParsedResponse
+from drafthead.data.rendering import ParsedResponse
 from drafthead.engine.generate import Generation
 from drafthead.generation.dialogue import REFUSED, TRUNCATED, draw_sampling, flags_of, is_refusal, open_dialogue
 

@@ -209,7 +209,7 @@ def test_a_second_harvester_of_a_spool_waits_for_the_validation_split_of_the_fir
     shutil.rmtree(recipe.states_dir("train"))
     directory = recipe.states_dir("validation")
     finished = directory.rename(tmp_path / "finished")
-    monkeypatch.setattr(stage, "harvesting", never)
+    monkeypatch.setattr(stage, "backend", never)
     monkeypatch.setattr(stage, "_harvest_online", lambda recipe, spec: None)
     holding = f"from pathlib import Path; from drafthead.locks import hold; hold(Path({str(directory)!r}))"
     command = [sys.executable, "-c", f"{holding}; print(flush=True); input()"]

@@ -9,10 +9,9 @@ import pytest
 
 from drafthead.config.recipe import PromptSource
 from drafthead.data.prompts import Prompt
-from drafthead.generation import source_files
+from drafthead.generation import sources
 from drafthead.generation.prompts import Pool, gather
-from drafthead.generation.source_files import download_command, find, locate, read
-from drafthead.generation.sources import CATALOGUE
+from drafthead.generation.sources import CATALOGUE, download_command, find, locate, read
 from tests.artifacts import cached_snapshot
 from tests.generation.published_rows import PUBLISHED, write_rows
 
@@ -142,7 +141,7 @@ def test_a_missing_shard_is_noticed(tmp_path):
 @pytest.fixture
 def no_network(hub_cache, monkeypatch, tmp_path):
     """A folder that stands for a machine: `hub`, its cache of the hub, and `checkout`."""
-    monkeypatch.setattr(source_files, "REPO_ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(sources, "REPO_ROOT", tmp_path / "checkout")
     return tmp_path
 
 

@@ -8,8 +8,7 @@ import pytest
 from drafthead.artifacts import begin, read_json
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
-from drafthead.data.reading import response_parser
-from drafthead.data.rendering import renderer
+from drafthead.data.rendering import renderer, response_parser
 from drafthead.data.responses import KIND, part_path, read_left_out, read_responses, write_part
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import ENDED, SplitRules

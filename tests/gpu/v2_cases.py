@@ -13,7 +13,7 @@ from drafthead.data.shard import Shard, shard_path
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.generate import GenerationRequest, capturing_engine
-from drafthead.generation.harvest_transformers import capture
+from drafthead.generation.harvest import capture
 from drafthead.target.pieces import load_target_spec
 
 ENGINE = ("target.dtype=float32", "engine.max_model_len=256", "engine.max_num_batched_tokens=256",

@@ -46,4 +46,4 @@ def test_a_head_with_permuted_layers_is_stopped(tiny_run, tmp_path):
     tensors["fc.weight"] = torch.cat([third, first, second], dim=1)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="does not serve the head that was trained.* predicts"):
-        check_serving(tiny_run, directory, source.weights(), source.shape(spec), source.aux_layer_ids)
+        check_serving(tiny_run, directory, source, source.shape(spec))
