@@ -1,11 +1,15 @@
-"""Training on what serving rejects: loss on the head's own rounds, up to the first rejected draft.
+"""Loss up to the first draft that serving would reject.
 
 Serving verifies the drafts of a round from left to right and drops what follows the first rejected one: a loss there is
-spent on drafts that nobody reads; and the next round starts where the last one failed. In every step the drafts of the
-weights as they are get replayed over the stored text. On accepted ones stands `train.objective` (forward KL keeps what
-is right), on the first rejected one `train.rejection.objective` (reverse KL moves the draft's mass to where the target
-has it), on those behind it nothing. The two KLs on replayed rounds are those of Draft-OPD (arXiv 2605.29343); stopping
-at the first failure, from every root, is that of Spec-AUF (arXiv 2607.01893).
+spent on drafts that nobody reads. In every step the drafts of the weights as they are get compared with the stored text;
+accepted ones and the first rejected one of a root carry loss, those behind it none (from every root: Spec-AUF,
+arXiv 2607.01893). What it does beyond saving rows: a parallel drafter does not know the tokens between its root and a
+position, so over all rows it learns what may stand there on average; over rows whose earlier drafts were right it learns
+what follows those drafts. Drafters that know the tokens before a draft gain nothing (docs/training.md).
+
+With `train.rejection.roots: rounds` only roots at which serving starts to draft count, and with
+`train.rejection.objective` the rejected draft has an objective of its own: reverse KL moves the draft's mass to where
+the target has it (both are those of Draft-OPD, arXiv 2605.29343).
 
 No engine records the rounds, because the text does: vLLM drafts argmax(q) and accepts it with the target's probability,
 else draws from the rest of p, which is never the draft. So at any temperature a draft was accepted if and only if it is
@@ -16,7 +20,7 @@ A draft of one root, K = 4; the text is its draft up to G, S: has loss,
 
     draft        A     B     C     D
     text         A     B     G     H
-    loss         S     S     S           accepted, accepted, rejected, not verified; the next root is G's
+    loss         S     S     S           accepted, accepted, rejected, not verified; the next round starts at G
 
 One row weighs what it weighs without this: sums are divided by the number of rows that could carry loss. So ranks
 exchange no counts, and any packing gives the same gradient. In a window that starts within a response, the first round
@@ -47,7 +51,7 @@ def rejection_loss(
     Args:
         rows, weight, teacher, scale: as of `head_loss`.
         objective: of accepted drafts.
-        rejection: the recipe's section.
+        rejection: which roots, and the objective of the rejected draft.
         batch: that the rows are of.
         target_ids: (D,) target id of every draft id.
     """
