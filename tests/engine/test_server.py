@@ -16,14 +16,7 @@ from drafthead.config import load_recipe
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.engine import server as module
 from drafthead.engine.load import LoadRequest, endpoint_server, run_load, send_times, warm_up
-from drafthead.engine.server import (
-    Server,
-    ServerError,
-    parse_metrics,
-    running_server,
-    server_capacity,
-    server_command,
-)
+from drafthead.engine.server import Server, ServerError, parse_metrics, running_server, server_capacity, server_command
 from tests.faults.secrets import MARKER, files_with, set_secrets
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}

@@ -9,13 +9,7 @@ from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.data.trained_on import write_trained_on
 from drafthead.engine.offline import on_cpu
-from drafthead.evaluation.workload import (
-    EvalPrompt,
-    Workload,
-    identity,
-    load_workload,
-    speculative_config,
-)
+from drafthead.evaluation.workload import EvalPrompt, Workload, identity, load_workload, speculative_config
 from drafthead.target.files import fingerprint_of
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
