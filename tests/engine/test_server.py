@@ -131,8 +131,9 @@ def _check_as_endpoint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint_server(EndpointConfig(**{k: v for k, v in given.items() if k != "api_key_env"}))
 
 
-@pytest.mark.slow
-def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path):
+def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path, monkeypatch):
+    """A module that does not know vLLM's flags, and ends as vLLM does, without its import."""
+    monkeypatch.setattr(module, "SERVER_MODULE", "tokenize")
     with (
         pytest.raises(ServerError, match=r"(?s)code 2.*--no-such-flag"),
         running_server(load_recipe(), tmp_path / "server.log", extra_args=["--no-such-flag"]),
