@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 
 from drafthead.config import load_recipe
+from tests.scripts import settle_heap
 
 # The tensors here are tiny: a second OpenMP thread would only spin, and slow down what runs beside it.
 torch.set_num_threads(1)
@@ -31,13 +32,19 @@ _USERS = {
     for path in Path(__file__).parent.glob(f"{folder}/test_*.py")
     if fixture in path.read_text()
 }
-_FIRST = min(path for path, fixture in _USERS.items() if fixture == "tiny_run")
+# The longest first, one of them on the embedded recipe's run: at the end no worker is alone.
+_LONGEST = [
+    Path(__file__).parent / f"{name}.py"
+    for name in ("pipeline/test_adapting", "training/test_options", "faults/test_kills", "training/test_ranks",
+                 "faults/test_crash_points", "pipeline/test_chain", "pipeline/test_drafters", "exporting/test_check")
+]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
-    # One file on the embedded recipe's run first, then files that start engines: workers even out on short tests.
+    # Then the other files that start engines: workers even out on short tests.
     long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path != _FIRST, item.path not in long))
+    rank = {path: place for place, path in enumerate(_LONGEST)}
+    items.sort(key=lambda item: (rank.get(item.path, len(rank)), item.path not in long))
     for item in items:
         if item.get_closest_marker("presets") or set(_LONG) & set(item.fixturenames):
             # Whichever test comes first makes the fixture, on a machine that may be busy; or five servers of 48 levels.
@@ -46,6 +53,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.timeout(1800))
         if item.get_closest_marker("requires_gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish():
+    settle_heap()
 
 
 @pytest.hookimpl(optionalhook=True)

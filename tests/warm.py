@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from drafthead.config import REPO_ROOT
-from tests.scripts import accelerate, environment, free_port, run_here, run_python
+from tests.scripts import accelerate, environment, free_port, run_here, run_python, settle_heap
 
 TRAINING = ("deepspeed", "accelerate", "drafthead.training.trainer", "drafthead.training.accelerator")
 ENGINES = ("vllm", "drafthead.engine.offline", "drafthead.generation.harvest", "drafthead.exporting.export")
@@ -77,8 +77,16 @@ def warm(modules: tuple[str, ...]) -> Warm:
 
 def run_warm(*arguments: str, timeout_s: float = 1800) -> str:
     """Run a script that starts engines and must succeed; returns what it printed."""
-    result = warm(ENGINES).run(*arguments, timeout_s=timeout_s)
-    assert result.returncode == 0, f"{arguments}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
+    return _succeeded(warm(ENGINES).run(*arguments, timeout_s=timeout_s))
+
+
+def run_trainer(*overrides: str) -> str:
+    """Train as one rank, which must succeed; returns what it printed."""
+    return _succeeded(warm(TRAINING).run("train/eagle3.py", *overrides, ranks=1))
+
+
+def _succeeded(result: subprocess.CompletedProcess) -> str:
+    assert result.returncode == 0, f"{result.args}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
     return result.stdout
 
 
@@ -109,6 +117,7 @@ def _import_as_well(modules: Path) -> None:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
+    settle_heap()
 
 
 def _ended(children: list[int]) -> int:
@@ -133,6 +142,7 @@ def main() -> int:
     os.dup2(2, 1)
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    settle_heap()
     while line := sys.stdin.readline():
         command, port, children = json.loads(line), free_port(), []
         modules = Path(command["streams"][0]).with_name("modules")

@@ -11,14 +11,11 @@ def sequence(name: str, length: int, layers=(1, 3), hidden=4) -> StateSequence:
     generator = torch.Generator().manual_seed(length)
     rows = {layer_id: torch.randn(length, hidden, generator=generator).bfloat16() for layer_id in layers}
     return StateSequence(
-        id=name,
-        input_ids=torch.arange(length, dtype=torch.int32),
-        loss_mask=(torch.arange(length) > 1).to(torch.uint8),
-        aux=rows,
+        id=name, input_ids=torch.arange(length, dtype=torch.int32),
+        loss_mask=(torch.arange(length) > 1).to(torch.uint8), aux=rows,
         last_hidden=torch.randn(length, hidden, generator=generator).bfloat16(),
-        argmax=torch.arange(length, dtype=torch.int32) + 5,
-        lse=torch.randn(length, generator=generator),
-    )
+        argmax=torch.arange(length, dtype=torch.int32) + 5, lse=torch.randn(length, generator=generator),
+    )  # fmt: skip
 
 
 def as_harvested(full: StateSequence, first: int | None = None) -> StateSequence:

@@ -90,11 +90,7 @@ def test_the_example_of_the_docstring():
     assert spans == [(1, 9, 4, 7), (4, 12, 7, 10)]
 
 
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=120),
-    st.integers(10, 40),
-    st.integers(1, 7),
-)
+@given(st.lists(st.booleans(), min_size=1, max_size=120), st.integers(10, 40), st.integers(1, 7))
 def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
     mask = torch.tensor(bits)
     windows = cut(0, mask, budget, eagle3(num_steps))

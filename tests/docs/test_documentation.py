@@ -19,12 +19,8 @@ ALL_PAGES = [*PAGES, REPO_ROOT / "benchmarks" / "README.md"]
 OF_NO_STAGE = ("benchmarks/", "tools/")
 # A placeholder in a documented command -> something of its kind.
 PLACEHOLDERS = {
-    "RECIPE": "configs/tiny.yaml",
-    "N": "2",
-    "KEY=...": "eval.price_per_gpu_hour=1",
-    "LOW": "2",
-    "HIGH": "3",
-}
+    "RECIPE": "configs/tiny.yaml", "N": "2", "KEY=...": "eval.price_per_gpu_hour=1", "LOW": "2", "HIGH": "3",
+}  # fmt: skip
 
 
 class _ParsedError(Exception):

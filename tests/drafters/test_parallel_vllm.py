@@ -16,13 +16,9 @@ LAYERS = (2, 4, 6)
 @pytest.fixture(params=["peagle", "dflash", "dspark"])
 def recipe(request, tmp_path):
     return recipe_at(
-        tmp_path,
-        f"head.type={request.param}",
-        "head.mask_token_id=9",
-        "head.num_draft_positions=4",
-        "head.num_layers=2",
-        "head.sliding_window=32",
-    )
+        tmp_path, f"head.type={request.param}", "head.mask_token_id=9", "head.num_draft_positions=4",
+        "head.num_layers=2", "head.sliding_window=32",
+    )  # fmt: skip
 
 
 def test_a_head_is_read_back_as_it_was_written(recipe):

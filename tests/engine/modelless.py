@@ -32,7 +32,7 @@ from drafthead.processes import ends_with_parent
 from drafthead.target.pieces import load_target_spec
 from tests.engine.slots import writer_of
 
-AT_ONCE, SHARDS = 200, 5  # requests in an engine, all those of a shard
+AT_ONCE, SHARDS = 200, 3  # requests in an engine, all those of a shard
 BLOCK, HIDDEN, LAYERS = 16, 4, 2  # of the cache: tokens; of the made-up target
 PLENTY, SCARCE = 4000, 450  # blocks: for all requests at once, for less than half of their tokens
 
@@ -214,7 +214,7 @@ def main() -> None:
     wanted = [job.path.read_bytes() for job in quiet]
     same = [job.path.read_bytes() for job in jobs] == wanted
     (folder / "spool").mkdir()
-    of_spool, whole = train_from_spool(Spool(folder / "spool", 3, len(quiet), 1), wanted, chooser, seconds)
+    of_spool, whole = train_from_spool(Spool(folder / "spool", 2, len(quiet), 1), wanted, chooser, seconds)
     print(f"killed {killed} and {of_spool}, store as undisturbed: {same}, spool: {whole}")
 
 

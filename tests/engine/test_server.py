@@ -16,14 +16,7 @@ from drafthead.config import load_recipe
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.engine import server as module
 from drafthead.engine.load import LoadRequest, endpoint_server, run_load, send_times, warm_up
-from drafthead.engine.server import (
-    Server,
-    ServerError,
-    parse_metrics,
-    running_server,
-    server_capacity,
-    server_command,
-)
+from drafthead.engine.server import Server, ServerError, parse_metrics, running_server, server_capacity, server_command
 from tests.faults.secrets import MARKER, files_with, set_secrets
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -138,8 +131,9 @@ def _check_as_endpoint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint_server(EndpointConfig(**{k: v for k, v in given.items() if k != "api_key_env"}))
 
 
-@pytest.mark.slow
-def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path):
+def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path, monkeypatch):
+    """A module that does not know vLLM's flags, and ends as vLLM does, without its import."""
+    monkeypatch.setattr(module, "SERVER_MODULE", "tokenize")
     with (
         pytest.raises(ServerError, match=r"(?s)code 2.*--no-such-flag"),
         running_server(load_recipe(), tmp_path / "server.log", extra_args=["--no-such-flag"]),

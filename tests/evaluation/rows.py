@@ -66,14 +66,9 @@ def speed_at(longest: float, k: int) -> float:
 
 def _identity() -> dict:
     return {
-        "target": "data_gen/tiny/target",
-        "target_fingerprint": "0" * 64,
-        "dtype": "bfloat16",
-        "head": "1" * 64,
-        "num_draft_tokens": K,
-        "max_tokens": 192,
-        "reasoning_effort": "medium",
-    }
+        "target": "data_gen/tiny/target", "target_fingerprint": "0" * 64, "dtype": "bfloat16", "head": "1" * 64,
+        "num_draft_tokens": K, "max_tokens": 192, "reasoning_effort": "medium",
+    }  # fmt: skip
 
 
 def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | None) -> dict:
@@ -109,20 +104,10 @@ def request_row(rng: np.random.Generator, arm: str, concurrency: int, index: int
     tpot = 0.004 * concurrency**0.5 / speed * rng.lognormal(0, 0.05)
     ttft = 0.02 / speed * rng.lognormal(0, 0.05)
     return _level(arm, concurrency) | {
-        "prompt_id": f"p{index:03d}",
-        "error": "",
-        "prompt_tokens": 100,
-        "output_tokens": tokens,
-        "start_s": 0.1 * index,
-        "gaps_s": [tpot] * 3,
-        "text": "",
-        "ttfot_s": np.nan,
-        "ttft_s": ttft,
-        "e2e_s": ttft + tpot * (tokens - 1),
-        "tpot_s": tpot,
-        "itl_s": tpot,
-        "tpot_all_s": ttft / tokens + tpot,
-    }
+        "prompt_id": f"p{index:03d}", "error": "", "prompt_tokens": 100, "output_tokens": tokens,
+        "start_s": 0.1 * index, "gaps_s": [tpot] * 3, "text": "", "ttfot_s": np.nan, "ttft_s": ttft,
+        "e2e_s": ttft + tpot * (tokens - 1), "tpot_s": tpot, "itl_s": tpot, "tpot_all_s": ttft / tokens + tpot,
+    }  # fmt: skip
 
 
 def run_row(arm: str, concurrency: int, rows: list[dict], k: int) -> dict:
@@ -131,29 +116,14 @@ def run_row(arm: str, concurrency: int, rows: list[dict], k: int) -> dict:
     drafts = 1000 if arm == "eagle3" else 0
     achieved = concurrency if concurrency < 100 else 48.0
     return _level(arm, concurrency) | {
-        "k": k,
-        "requests": len(rows),
-        "failed": 0,
-        "achieved": achieved,
-        "running": achieved,
-        "waiting": 0.0,
-        "reached": achieved >= 0.9 * concurrency,
-        "duration_s": duration,
-        "output_tokens": tokens,
-        "prompt_tokens": 100 * len(rows),
-        "output_tokens_per_s": tokens / duration,
-        "server_start_s": 30.0,
-        "weights_gib": np.nan,
-        "server_command": "[]",
-        "finished_at": 0.0,
-        "drafts": drafts,
-        "proposed": k * drafts,
+        "k": k, "requests": len(rows), "failed": 0, "achieved": achieved, "running": achieved, "waiting": 0.0,
+        "reached": achieved >= 0.9 * concurrency, "duration_s": duration, "output_tokens": tokens,
+        "prompt_tokens": 100 * len(rows), "output_tokens_per_s": tokens / duration, "server_start_s": 30.0,
+        "weights_gib": np.nan, "server_command": "[]", "finished_at": 0.0, "drafts": drafts, "proposed": k * drafts,
         "accepted": round(sum(POSITIONS[:k]) * drafts),
         "accepted_at": [round(share * drafts) for share in POSITIONS[: k or K]],
-        "kv_cache_tokens": 90_000 if arm == "eagle3" else 100_000,
-        "prefix_queries": 0,
-        "prefix_hits": 0,
-    }
+        "kv_cache_tokens": 90_000 if arm == "eagle3" else 100_000, "prefix_queries": 0, "prefix_hits": 0,
+    }  # fmt: skip
 
 
 def _level(arm: str, concurrency: int) -> dict:

@@ -1,4 +1,4 @@
-"""Acceptance against real vLLM, with drafts that need no head of ours: n-gram, and random ones of other methods."""
+"""What acceptance counts in real vLLM, with random drafts; what trained ones and n-gram bring: tests/pipeline."""
 
 import shutil
 from collections import Counter
@@ -15,8 +15,10 @@ from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.measuring.acceptance import _shared, conditions, read_acceptance, read_conditions
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
 from drafthead.evaluation.workload import EvalPrompt, Workload
+from drafthead.exporting.export import write_head
 from tests.artifacts import ask, write_prompt_artifact
 from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
+from tests.exporting.runs import random_weights, recipe_at, shape_of
 from tests.recipes import tiny_recipe
 from tests.warm import run_warm
 
@@ -30,74 +32,85 @@ def write_some_prompts(recipe: Recipe) -> None:
     write_prompt_artifact(recipe, train=_prompts("train", 2), heldout=_prompts("heldout", 6))
 
 
-_SETTINGS = ("eval.methods=[ngram]", "eval.max_tokens=24", "eval.num_draft_tokens=[3,1]", "eval.temperatures=[0,0.7]")
-_EXACT = (*_SETTINGS, "target.dtype=float32")  # text does not depend on the batch
+_SETTINGS = ("eval.max_tokens=24", "eval.num_draft_tokens=[3,1]", "eval.temperatures=[0,0.7]")
 
 
-def _measure(root: Path, *options: str) -> Path:
-    """Run the recipe script; returns the directory of its rows."""
-    recipe = tiny_recipe(root, *_EXACT)
-    if not recipe.prompts_dir.exists():
-        write_some_prompts(recipe)
-    run_warm("eval/acceptance.py", f"output_dir={root}", *_EXACT, *options)
-    return recipe.results_dir / "acceptance-float32"
+def _measure(root: Path, head: Path, *options: str) -> Path:
+    """Run the recipe script in float32, where text does not depend on the batch; returns the directory of its rows."""
+    methods = f"eval.methods=[{{name: random, method: eagle3, head: {head}}}]"
+    run_warm("eval/acceptance.py", f"output_dir={root}", "target.dtype=float32", methods, *_SETTINGS, *options)
+    return tiny_recipe(root).results_dir / "acceptance-float32"
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> Path:
-    """The rows of one engine after the other."""
-    return _measure(tmp_path_factory.mktemp("one"))
+def measured(tmp_path_factory) -> tuple[Path, Path]:
+    """A random head, and the rows of one engine after the other."""
+    recipe = recipe_at(tmp_path_factory.mktemp("one"), "target.dtype=float32")
+    shape = shape_of(recipe)
+    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
+    write_some_prompts(recipe)
+    return recipe.head_dir, _measure(Path(recipe.output_dir), recipe.head_dir)
+
+
+@pytest.fixture
+def again(measured, tmp_path) -> tuple[Path, Path]:
+    """The head, and a copy of the rows as if the measurement had been killed before its end."""
+    head, directory = measured
+    shutil.copytree(directory.parents[2], tmp_path, dirs_exist_ok=True)
+    copy = tmp_path / directory.relative_to(directory.parents[2])
+    (copy / "manifest.json").unlink()
+    return head, copy
 
 
 @pytest.mark.slow
-def test_every_request_is_counted_and_a_rerun_keeps_what_is_there(measured, tmp_path):
-    shutil.copytree(measured.parents[2], tmp_path, dirs_exist_ok=True)
-    recipe = tiny_recipe(tmp_path, *_EXACT)
-    directory = tmp_path / measured.relative_to(measured.parents[2])
-    rows = read_acceptance(directory)
-    assert rows.groupby("arm").size().to_dict() == {"none": 6, "none-again": 6, "ngram": 6}
-    ngram = rows[rows["arm"] == "ngram"]
-    assert (ngram["accepted"] == [sum(a) for a in ngram["accepted_at"]]).all()
-    assert (ngram["accepted"] <= ngram["proposed"]).all()
-    assert (ngram["proposed"] <= recipe.eval.num_draft_tokens * ngram["drafts"]).all()
-    assert all(list(a) == sorted(a, reverse=True) for a in ngram["accepted_at"])  # a position implies those before
-    assert (rows.loc[rows["arm"] != "ngram", "drafts"] == 0).all()
-    assert summarise_acceptance(rows).identical["ngram"].value == 1
-    assert np.isfinite(ngram["repeated"]).all()
-
-    every = read_conditions(directory)
+def test_every_request_is_counted(measured):
+    rows, every = read_acceptance(measured[1]), read_conditions(measured[1])
+    assert rows.groupby("arm").size().to_dict() == {"none": 6, "none-again": 6, "random": 6}
+    assert (rows.loc[rows["arm"] != "random", "drafts"] == 0).all()
+    assert summarise_acceptance(rows).identical["random"].value == 1
+    assert np.isfinite(rows["repeated"]).all()
     assert every.groupby(["arm", "k", "temperature"]).size().to_dict() == {
         ("none", 0, 0.0): 6, ("none", 0, 0.7): 6, ("none-again", 0, 0.0): 6,
-        **{("ngram", k, t): 6 for k in (1, 3) for t in (0.0, 0.7)},
+        **{("random", k, t): 6 for k in (1, 3) for t in (0.0, 0.7)},
     }  # fmt: skip
     assert list(every.columns) == list(ACCEPTANCE_COLUMNS)
+    drafted = every[every["arm"] == "random"]
+    assert (drafted["drafts"] > 10).all()
+    assert (drafted["proposed"] <= drafted["k"] * drafted["drafts"]).all()
+    assert (drafted["proposed"] > (drafted["k"] - 1) * drafted["drafts"]).all()  # the last steps may propose fewer
     assert all(sum(r) == n for r, n in zip(every.reached_at, every.proposed, strict=True) if len(r) == 1)
-    assert len(summarise_conditions(every)) == 5 * 2  # four of n-gram and the second baseline; all and chat
+    assert len(summarise_conditions(every)) == 5 * 2  # four of the head and the second baseline; all and chat
 
-    written = (directory / "arm-none.parquet").stat().st_mtime_ns
-    (directory / "manifest.json").unlink()  # as if killed before the last method was written
-    lost = directory / "also-ngram-k1-t0.7-medium.parquet"
+
+@pytest.mark.slow
+def test_a_rerun_keeps_what_is_there(again):
+    head, directory = again
+    lost, kept = directory / "also-random-k1-t0.7-medium.parquet", directory / "arm-none.parquet"
+    written = kept.stat().st_mtime_ns
     lost.unlink()
-    _measure(tmp_path)
+    _measure(directory.parents[2], head)
     assert lost.exists()
-    assert (directory / "arm-none.parquet").stat().st_mtime_ns == written
+    assert kept.stat().st_mtime_ns == written
     assert verify_files(directory) == []
 
 
 @pytest.mark.slow
-def test_several_engines_make_the_rows_of_one(measured, tmp_path):
-    """Two take a share of the baseline, one n-gram at the first K."""
-    directory = _measure(tmp_path, "--workers", "4", "eval.num_draft_tokens=3")
+def test_several_engines_make_the_rows_of_one(measured, again):
+    """Two take a share each of the baseline; the head's rows are there already."""
+    head, directory = again
+    baseline = [path for path in directory.glob("*.parquet") if "-none" in path.name]
+    for path in baseline:
+        path.unlink()
+    _measure(directory.parents[2], head, "--workers", "2")
     assert verify_files(directory) == []
-    found = sorted(directory.rglob("*.parquet"))
-    assert len(found) == 4
-    for path in found:
-        pd.testing.assert_frame_equal(pd.read_parquet(path), pd.read_parquet(measured / path.name))
+    assert len(baseline) == 2
+    for path in baseline:
+        pd.testing.assert_frame_equal(pd.read_parquet(path), pd.read_parquet(measured[1] / path.name))
 
 
 def test_shares_are_as_long_as_engines_allow(tmp_path):
     """Passes: three of the baseline, two of n-gram at each of two K."""
-    recipe = tiny_recipe(tmp_path, *_SETTINGS)
+    recipe = tiny_recipe(tmp_path, "eval.methods=[ngram]", *_SETTINGS)
     workload = Workload([EvalPrompt(str(i), "chat", [i], "") for i in range(10)], 0, {})
     found = conditions(recipe)
     for workers, shares in ((1, (1, 1, 1)), (7, (3, 2, 2)), (16, (6, 4, 4))):

@@ -8,13 +8,7 @@ from drafthead.artifacts import ArtifactError, begin, finish
 from drafthead.data.prompts import Prompt, prompt_id, write_trained_on
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.engine.offline import on_cpu
-from drafthead.evaluation.workload import (
-    EvalPrompt,
-    Workload,
-    identity,
-    load_workload,
-    speculative_config,
-)
+from drafthead.evaluation.workload import EvalPrompt, Workload, identity, load_workload, speculative_config
 from drafthead.target.files import fingerprint_of
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe

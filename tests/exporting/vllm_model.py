@@ -124,11 +124,7 @@ def one_rank() -> Iterator[None]:
     """A process group of one, as vLLM's parallel layers expect, and none afterwards."""
     import_vllm()
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import (
-        cleanup_dist_env_and_memory,
-        init_distributed_environment,
-        initialize_model_parallel,
-    )
+    from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
 
     with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, f"file://{folder}/group", 0, "gloo")

@@ -3,13 +3,7 @@
 from pathlib import Path
 
 MARKER = "hunter2-must-stay-secret"
-VARIABLES = (
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-    "WANDB_API_KEY",
-    "OPENAI_API_KEY",
-    "VLLM_API_KEY",
-)
+VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
 
 
 def set_secrets(monkeypatch) -> None:

@@ -31,21 +31,8 @@ from tests.training.synthetic import small_recipe, synthetic_store
 Damage = Callable[[bytes], bytes]
 
 _ODD = [
-    "",
-    "x",
-    "../x",
-    "/x",
-    "\ud800",
-    "[/x]",
-    "{{ 1 }}",
-    2**31,
-    2**63,
-    -(2**63) - 1,
-    1e308,
-    float("nan"),
-    [[]],
-    {"": {}},
-]
+    "", "x", "../x", "/x", "\ud800", "[/x]", "{{ 1 }}", 2**31, 2**63, -(2**63) - 1, 1e308, float("nan"), [[]], {"": {}},
+]  # fmt: skip
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(_ODD)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -132,17 +119,8 @@ def read_or_refused(read: Callable[[], object], path: Path, or_else: str = "\0")
 # Prompts
 
 _KEYS = [
-    "messages",
-    "conversations",
-    "prompt",
-    "prompt_ids",
-    "response_ids",
-    "turns",
-    "tools",
-    "split",
-    "category",
-    "id",
-]
+    "messages", "conversations", "prompt", "prompt_ids", "response_ids", "turns", "tools", "split", "category", "id",
+]  # fmt: skip
 GOOD = [
     {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes", "tool_calls": [{}]}]},
     {"prompt": "what", "category": "chat", "split": "train", "tools": [{"name": "x"}]},

@@ -87,11 +87,8 @@ TOKENIZER = AutoTokenizer.from_pretrained(load_recipe().target_path)
 RENDER = Renderer(TOKENIZER)
 CONTROL = {i: t.content for i, t in TOKENIZER.added_tokens_decoder.items() if t.special}
 PIECES = [
-    *CONTROL.values(),
-    *["<|", "|>", "<|en", "d|>", "<|start|", "assistant", "final", "<｜end｜>", "＜|end|＞"],
-    " ",
-    "\n",
-]
+    *CONTROL.values(), "<|", "|>", "<|en", "d|>", "<|start|", "assistant", "final", "<｜end｜>", "＜|end|＞", " ", "\n",
+]  # fmt: skip
 
 
 @settings(max_examples=150)

@@ -1,6 +1,6 @@
-"""A sample of `make crash-points`: a kill and an I/O error at one operation of every stage without an engine.
+"""A sample of `make crash-points`: a kill and an I/O error at one operation of every stage without a server.
 
-Those with one are killed in test_kills.py.
+Servers, and training on two ranks, are killed in test_kills.py.
 """
 
 import re
@@ -11,7 +11,7 @@ import pytest
 from tests.scripts import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
-STAGES = ("prompts", "harvest", "spool", "train", "online", "import", "report")
+STAGES = ("prompts", "regenerate", "harvest", "spool", "train", "online", "import", "report")
 FAULTS = ("kill", "EIO")
 
 

@@ -10,8 +10,8 @@ import pytest
 from drafthead.config import REPO_ROOT
 from tests.generation.small import SMALL as SMALL_DATA
 from tests.scripts import environment
-from tests.training.launching import checkpoints, command
-from tests.training.synthetic import small_recipe, synthetic_store
+from tests.training.launching import SCRIPT, checkpoints
+from tests.training.synthetic import SMALL, small_recipe, synthetic_store
 
 _TMPFS = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")  # a mount that only the command sees
 
@@ -62,7 +62,7 @@ def test_training_stops_on_a_full_disk_and_resumes_with_room(tmp_path):
     synthetic_store(recipe, "validation", 6, seed=1)
     (tmp_path / "fs").mkdir()
     output = tmp_path / "fs" / "disk"
-    stage = [sys.executable, *command(recipe.model_copy(update={"output_dir": str(output)}), flags=("--quiet",))]
+    stage = [sys.executable, SCRIPT, f"output_dir={output}", *SMALL]
     link = ["ln", "-sfn", str(Path(recipe.output_dir) / "data"), f"{output}/data"]
     both = ["sh", "-c", f"{shlex.join(link)} && {shlex.join(stage)}"]
     full, roomy = full_and_then_not(tmp_path / "fs", "9m", both)

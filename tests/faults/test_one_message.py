@@ -150,12 +150,9 @@ WEIGHTS = [
     lambda target: cut_short(target / "model.safetensors", 100_000),
     text("model.safetensors", pickle.dumps({"weights": 1})),
     lambda target: torch.save({"weights": torch.zeros(3)}, target / "model.safetensors"),
-    text("model.safetensors", b""),
-    text("model.safetensors", b"\xff" * 8 + b"{}"),
-    other_norm,
-    config(vocab_size=100),
+    text("model.safetensors", b""), text("model.safetensors", b"\xff" * 8 + b"{}"), other_norm, config(vocab_size=100),
     config(hidden_size=64),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", WEIGHTS)
@@ -237,12 +234,7 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "named"),
-    [
-        ("", 0, ""),
-        (">&- 2>&-", 0, ""),
-        (">/dev/full", 2, "standard output"),
-    ],
+    ("ending", "code", "named"), [("", 0, ""), (">&- 2>&-", 0, ""), (">/dev/full", 2, "standard output")]
 )
 def test_standard_output_is_closed_or_full_or_plain(tmp_path, ending, code, named):
     """In a locale without UTF-8, with room for few open files."""

@@ -58,18 +58,8 @@ def test_kernels_of_the_block_compile_and_keep_their_registers(tmp_path, capabil
     from drafthead.drafters import kernels
 
     names = (
-        "states",
-        "weight",
-        "out",
-        "grad",
-        "gate",
-        "up",
-        "grad_states",
-        "grad_gate",
-        "grad_up",
-        "query",
-        "grad_out",
-    )
+        "states", "weight", "out", "grad", "gate", "up", "grad_states", "grad_gate", "grad_up", "query", "grad_out",
+    )  # fmt: skip
     types = dict.fromkeys((*names, "block_out", "grad_query"), "*bf16")
     types |= dict.fromkeys(("size", "rows", "heads", "half", "groups", "per_group", "dim"), "i32")
     types |= dict.fromkeys(("eps", "scale"), "fp32")

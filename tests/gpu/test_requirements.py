@@ -47,16 +47,8 @@ def test_versions_known_to_fail_are_outside_the_bounds(package, refused):
 def test_training_on_a_machine_without_vllm_needs_what_the_documentation_names():
     """Whatever else the project depends on is missing there, what torch and transformers bring excepted."""
     theirs = {
-        "torch",
-        "transformers",
-        "accelerate",
-        "pyarrow",
-        "safetensors",
-        "numpy",
-        "huggingface-hub",
-        "tqdm",
-        "jinja2",
-    }
+        "torch", "transformers", "accelerate", "pyarrow", "safetensors", "numpy", "huggingface-hub", "tqdm", "jinja2",
+    }  # fmt: skip
     wanted = {Requirement(line).name.lower() for line in (*PROJECT["dependencies"], *EXTRAS["gpu"])}
     missing = [name.replace("-", "_") for name in sorted(wanted - theirs - set(pinned("bare.txt")))]
     assert {"scipy", "vllm"} <= set(missing)

@@ -61,7 +61,8 @@ def assert_same(ours, exact):
 )
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16], ids=["in place", "bf16"])
 def test_kernels_equal_the_pytorch_form(objective, size, block, grad_dtype):
-    assert_same(*both_forms(objective, size, grad_dtype, block))
+    rows = 2 if size > 200_000 else 6  # interpreted, the largest takes half of the time
+    assert_same(*both_forms(objective, size, grad_dtype, block, num_rows=rows, num_tokens=rows // 2))
 
 
 @pytest.mark.parametrize("objective", kernels.WRITTEN)

@@ -10,7 +10,7 @@ from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe, load_recipe
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import accelerate, run_ok
-from tests.warm import run_warm
+from tests.warm import run_trainer, run_warm
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +36,6 @@ def blind_run(tiny_run, tmp_path_factory) -> Recipe:
     root = tmp_path_factory.mktemp("blind")
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
     overrides = overrides_for(root, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
-    run_ok(*accelerate(), "train/eagle3.py", *overrides)
+    run_trainer(*overrides)
     run_warm("export/head.py", *overrides, "--no-serve-check")
     return load_recipe(overrides=overrides)

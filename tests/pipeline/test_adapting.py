@@ -28,6 +28,7 @@ from drafthead.engine.server import SERVER_MODULE
 from drafthead.evaluation.workload import load_workload
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import environment, run_ok, run_python
+from tests.warm import run_trainer, run_warm
 
 pytestmark = pytest.mark.slow
 CAPTURE_ALL = ("adapt.rate=1", "adapt.reference_requests=100", "adapt.min_tokens=16000")
@@ -109,14 +110,14 @@ def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
     assert {tuple(r["prompt_ids"]) for r in captured} == {tuple(ids) for ids in prompts}
 
 
-def traffic_of(recipe: Recipe, root: Path, requests: int) -> list[str]:
-    """The command of a loop that sends code which the recipe's head has not seen."""
+def traffic_of(recipe: Recipe, root: Path, requests: int, rate: int = 8) -> list[str]:
+    """The command of a loop that sends code which the recipe's head has not seen; again: to send more or fewer."""
     rows = [json.loads(line) for line in (REPO_ROOT / "data_gen/tiny/prompts.jsonl").read_text().splitlines()]
     known = set(json.loads((recipe.head_dir / "training_prompts.json").read_text())["ids"])
     unseen = [r for r in rows if r["split"] == "train" and r["category"] == "code" and r["id"] not in known]
     path, keys = root / "traffic.jsonl", ("messages", "category")
     path.write_text("".join(json.dumps({k: r[k] for k in keys}) + "\n" for r in unseen[:requests]))
-    return ["data_gen/adapt.py", "--traffic", str(path), "--rate", "8"]
+    return ["data_gen/adapt.py", "--traffic", str(path), "--rate", str(rate)]
 
 
 def begun(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[str]:
@@ -165,11 +166,13 @@ def test_a_candidate_from_shuffled_responses_is_refused(tiny_run, tmp_path):
 
 def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
     """The head in service was hardly trained; its loop is killed while the candidate is made, and goes on."""
-    young = ("name=young", "data=tiny", "train.epochs=1", "adapt.trial_requests=0")
+    # At a low rate AdamW learns little. Muon, whose rate is another, would leave the candidate nothing to gain.
+    young = ("name=young", "data=tiny", "train.epochs=1", "train.optimizer=adamw", "adapt.trial_requests=0")
     recipe, overrides = linked(tiny_run, tmp_path, *young, "train.learning_rate=1e-4")
-    run_ok("train/eagle3.py", *overrides)
-    run_ok("export/head.py", *overrides, "--no-serve-check")
-    command = begun(recipe, (*overrides, "train.learning_rate=3e-3"), tmp_path)
+    run_trainer(*overrides)
+    run_warm("export/head.py", *overrides, "--no-serve-check")
+    quick = ("train.optimizer=muon", "train.learning_rate=3e-3", "train.epochs=3")
+    command = begun(recipe, (*overrides, *quick), tmp_path)
     secret = {"DRAFTHEAD_CAPTURE_KEY": Fernet.generate_key().decode()}
     copies = [tmp_path / part / "young-adapt-1" for part in ("data", "results")]
     for reached in ("data/young-adapt-1/states", "results/young-adapt-1/acceptance"):
@@ -178,6 +181,7 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
+        traffic_of(recipe, tmp_path, 8)  # enough was captured
     in_memory = [path.resolve() for path in copies]
     assert {path.parent for path in in_memory} == {Path("/dev/shm")}
     run_ok(*command, **secret)
@@ -214,7 +218,7 @@ def test_a_trial_goes_on_after_the_server_was_killed_and_a_worse_head_is_taken_b
     loop.state.phase, loop.state.cycle, loop.state.attempt = "trial", 1, 1
     loop.state.alarmed = loop.state.reference_from = time.time()
     loop.save()
-    command = [*traffic_of(recipe, tmp_path, 400), *overrides]  # 50 s or more: both heads have their turns
+    command = [*traffic_of(recipe, tmp_path, 240, rate=4), *overrides]  # a minute: both heads have their turns
 
     def heads_seen() -> set[str]:
         return {Path(r["head"]).name for r in Log(folder(recipe) / "counts").read()[0]}
@@ -239,6 +243,7 @@ def test_a_trial_goes_on_after_the_server_was_killed_and_a_worse_head_is_taken_b
     loop.state.heads.append(Head(name="worse-adapt-2", since=time.time()))
     loop.state.phase, loop.state.reference_from, loop.state.probation = "watch", time.time(), True
     loop.save()
+    traffic_of(recipe, tmp_path, 100)
     run_ok(*command)
     state = read_json(folder(recipe) / "state.json")
     assert [head["name"] for head in state["heads"]] == ["worse", "worse-adapt-1"]

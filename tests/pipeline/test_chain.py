@@ -70,6 +70,10 @@ def _counters(recipe) -> dict[str, pd.DataFrame]:
     """Method -> drafts and accepted drafts by prompt, of those whose baseline answer does not loop."""
     assert "Acceptance by position" in run_warm("eval/acceptance.py", *overrides_of(recipe))
     rows = read_acceptance(recipe.results_dir / "acceptance")
+    assert (rows["accepted"] == rows["accepted_at"].map(sum)).all()
+    assert (rows["accepted"] <= rows["proposed"]).all()
+    assert (rows["proposed"] <= rows["k"] * rows["drafts"]).all()
+    assert all(list(a) == sorted(a, reverse=True) for a in rows["accepted_at"])  # a position implies those before
     baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
     kept = set(baseline.index[baseline["repeated"] <= LOOP_LIMIT])
     rows = rows[rows["prompt_id"].isin(kept)]

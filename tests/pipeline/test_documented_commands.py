@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 FEW = ("eval.methods=[eagle3]", "eval.max_tokens=24", "eval.concurrency=[2]", "eval.prompts_per_level=8")
 ENGINES = ("eval/head.py", "eval/explain.py")
 # A benchmark that its page names with its defaults, which take minutes.
-LESS = {"benchmarks/harvest.py": ("--sequences", "64", "--blocks", "1")}
+LESS = {"benchmarks/harvest.py": ("--sequences", "16", "--blocks", "1")}
 # What a command needs before it, by key.
 AFTER = {"eval/report.py": "eval/head.py"}
 

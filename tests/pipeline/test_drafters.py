@@ -31,7 +31,7 @@ def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...], str]:
     variants = {kind: [f"head.type={kind}"] for kind in (*KINDS, "peagle")}
     variants["dspark"] += ["engine.max_num_seqs=32", "head.anchor_share=0.5"]
     (root / "variants.yaml").write_text(yaml.safe_dump(variants))
-    settings = ("name=all", f"data={tiny_run.name}", "train.epochs=2", "eval.max_tokens=48")
+    settings = ("name=all", f"data={tiny_run.name}", "train.epochs=1", "eval.max_tokens=48")
     command = (
         "eval/compare.py", *overrides_for(root, *settings), "--variants", str(root / "variants.yaml"),
         "--heads", *KINDS, "--mask-token-id", "9", "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",

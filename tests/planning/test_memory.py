@@ -18,14 +18,9 @@ TOKENS, STEPS = 1024, 3
 
 def shape() -> DraftShape:
     head = Eagle3Head(
-        type="eagle3",
-        num_ttt_steps=STEPS,
-        draft_vocab_size=4096,
-        intermediate_size=1024,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-    )
+        type="eagle3", num_ttt_steps=STEPS, draft_vocab_size=4096, intermediate_size=1024, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=32,
+    )  # fmt: skip
     return DraftShape(head, 256, 8192, 3, 1e-5, {"rope_type": "default", "rope_theta": 1e4}, 2 * TOKENS)
 
 

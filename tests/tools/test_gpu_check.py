@@ -6,10 +6,11 @@ import subprocess
 import pytest
 
 from drafthead.config import REPO_ROOT, load_recipe
+from drafthead.exporting.export import write_head
 from drafthead.generation.prompts import make_prompts
-from tests.recipes import tiny_recipe
+from tests.exporting.runs import random_weights, recipe_at, shape_of
 from tests.scripts import run_ok, run_python
-from tests.warm import ENGINES, run_warm, warm
+from tests.warm import ENGINES, warm
 
 
 def gpu_check(*options: str) -> subprocess.CompletedProcess:
@@ -37,14 +38,16 @@ def test_every_command_names_a_script_and_a_recipe_that_load(commands):
 
 @pytest.mark.slow
 def test_an_engine_is_what_it_says_it_runs(tmp_path):
-    """On a CPU model runner V1, which is refused where V2 was expected; n-gram accepts too little for that length."""
-    recipe = tiny_recipe(tmp_path, "prompts.max_train=8", "prompts.max_heldout=4", "prompts.validation=2")
-    overrides = (f"output_dir={tmp_path}", "eval.methods=[ngram]", "eval.max_tokens=48")
+    """On a CPU model runner V1, refused where V2 was expected; of a random head next to nothing is accepted."""
+    recipe = recipe_at(tmp_path, "prompts.max_train=8", "prompts.max_heldout=4", "prompts.validation=2")
     make_prompts(recipe)
-    command = ("tools/gpu_engine.py", "--runner", "V1", *overrides)
-    assert "model runner V1, 0 CUDA graphs" in run_warm(*command)
-    assert warm(ENGINES).run(*command, "--length", "3.9").returncode == 1
-    assert warm(ENGINES).run(command[0], "--runner", "V2", *overrides).returncode == 1
+    shape = shape_of(recipe)
+    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
+    command = ("tools/gpu_engine.py", f"output_dir={tmp_path}", "eval.methods=[eagle3]", "eval.max_tokens=48")
+    for runner, length, code in (("V1", "1", 0), ("V1", "3.9", 1), ("V2", "1", 1)):
+        result = warm(ENGINES).run(*command, "--runner", runner, "--length", length)
+        assert result.returncode == code, result.stderr
+        assert "model runner V1, 0 CUDA graphs" in result.stdout
 
 
 def test_without_a_gpu_it_says_so_and_an_unknown_check_is_named():

@@ -29,4 +29,5 @@ def test_a_gradient_that_is_not_finite_reaches_no_checkpoint(fresh_recipe, stage
     assert "step 3 has loss" in result.stderr
     assert "not finite: none." in result.stderr
     assert [path.name for path in checkpoints(recipe.run_dir)] == ["step_00000002"]
-    assert "resuming from step 2" in run(recipe, *options)  # without the poison it goes on
+    if stage == 3:  # that every stage resumes is tried in test_ranks.py
+        assert "resuming from step 2" in run(recipe, *options)  # without the poison it goes on

@@ -19,11 +19,8 @@ from tests.training.synthetic import small_recipe, synthetic_sequences, syntheti
 pytestmark = pytest.mark.slow
 
 ONLINE = (
-    "train.batches_per_step=2",
-    "states.spool_shards=4",
-    "states.sequences_per_shard=6",
-    "train.checkpoint_every=1000",
-)
+    "train.batches_per_step=2", "states.spool_shards=4", "states.sequences_per_shard=6", "train.checkpoint_every=1000",
+)  # fmt: skip
 
 
 def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:

@@ -211,6 +211,9 @@ def test_rows_of_tokens_in_both_vocabularies_are_kept_and_new_ones_begin_as_the_
     counts = torch.zeros(spec.vocab_size, dtype=torch.long)
     counts[1000:1300] = torch.arange(300, 0, -1)
     after = choose_vocabulary(counts, 256, torch.tensor([], dtype=torch.long))
+    fresh = drafter.from_target(shape, pieces, after, 0).state_dict()
+    assert torch.equal(fresh["lm_head.weight"], pieces.lm_head[after.target_ids].float())
+    assert torch.equal(fresh["norm.weight"], pieces.final_norm.float())
     found = drafter.from_head(shape, pieces, after, 0, start).state_dict()
     (kept, new), ids = ([], []), before.target_ids.tolist()
     for draft, token in enumerate(after.target_ids.tolist()):
