@@ -92,7 +92,7 @@ class DSpark(DFlash):
     head: DSparkHead
     MODULE = DSparkModel
     vllm = DSparkFiles()
-    stops_at_rejection = False  # a draft knows the ones before it; measured, it only loses rows to learn from
+    stops_at_rejection = False  # a draft knows the ones before it: no gain was resolved
 
     @property
     def num_slots(self) -> int:
