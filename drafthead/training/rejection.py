@@ -1,11 +1,11 @@
 """Loss up to the first draft that serving would reject.
 
-Serving verifies the drafts of a round from left to right and drops what follows the first rejected one: a loss there is
-spent on drafts that nobody reads. In every step the drafts of the weights as they are get compared with the stored text;
-accepted ones and the first rejected one of a root carry loss, those behind it none (from every root: Spec-AUF,
+Serving verifies the drafts of a round from left to right and drops what follows the first rejected one: a loss there
+is spent on drafts that nobody reads. In every step the drafts of the weights as they are get compared with the stored
+text; accepted ones and the first rejected one of a root carry loss, those behind it none (from every root: Spec-AUF,
 arXiv 2607.01893). What it does beyond saving rows: a parallel drafter does not know the tokens between its root and a
-position, so over all rows it learns what may stand there on average; over rows whose earlier drafts were right it learns
-what follows those drafts. Drafters that know the tokens before a draft gain nothing (docs/training.md).
+position, so over all rows it learns what may stand there on average; over rows whose earlier drafts were right it
+learns what follows those drafts. Drafters that know the tokens before a draft gain nothing (docs/training.md).
 
 With `train.rejection.roots: rounds` only roots at which serving starts to draft count, and with
 `train.rejection.objective` the rejected draft has an objective of its own: reverse KL moves the draft's mass to where
