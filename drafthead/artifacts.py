@@ -89,7 +89,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     try:
         _Manifest.model_validate(manifest)
     except ValidationError as error:
-        raise ArtifactError(f"{directory / MANIFEST}: {error}\nDelete {directory} and make it again") from error
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ArtifactError(
+            f"{directory / MANIFEST} is not a manifest ({where}: {first['msg']}); delete {directory} and make it again"
+        ) from error
     return manifest
 
 
