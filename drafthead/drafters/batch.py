@@ -113,11 +113,11 @@ class PackedBatch:
         """(M,) of (K, R): of the rows computed for draft position 0, then of those for position 1, and so on."""
         return torch.cat([self.layout.at(k, per_row) for k, per_row in enumerate(per_position)])
 
-    def spread(self, computed: Tensor, missing: int) -> Tensor:
-        """(K, R) of (M,), the reverse of `computed`, with `missing` where a row is not computed."""
+    def spread(self, computed: Tensor) -> Tensor:
+        """(K, R) of (M,), the reverse of `computed`, with -1 where a row is not computed."""
         if not self.layout.roots:
             return computed.view(self.scored.shape)
-        per_position = computed.new_full(self.scored.shape, missing)
+        per_position = computed.new_full(self.scored.shape, -1)
         for per_row, roots, part in zip(
             per_position, self.layout.roots, computed.split(self.layout.counts(len(per_position))), strict=True
         ):

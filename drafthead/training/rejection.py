@@ -5,7 +5,7 @@ is spent on drafts that nobody reads. In every step the drafts of the weights as
 text; accepted ones and the first rejected one of a root carry loss, those behind it none (from every root: Spec-AUF,
 arXiv 2607.01893). What it does beyond saving rows: a parallel drafter does not know the tokens between its root and a
 position, so over all rows it learns what may stand there on average; over rows whose earlier drafts were right it
-learns what follows those drafts. Drafters that know the tokens before a draft gain nothing (docs/training.md).
+learns what follows those drafts. Of drafters that know the tokens before a draft no gain was resolved.
 
 With `train.rejection.roots: rounds` only roots at which serving starts to draft count, and with
 `train.rejection.objective` the rejected draft has an objective of its own: reverse KL moves the draft's mass to where
@@ -56,7 +56,7 @@ def rejection_loss(
         target_ids: (D,) target id of every draft id.
     """
     predictions = first_drafts(rows, weight)
-    accepted, rejected = verified(batch.spread(predictions, -1), target_ids, batch, rejection.roots)
+    accepted, rejected = verified(batch.spread(predictions), target_ids, batch, rejection.roots)
     other = rejection.objective or objective
     parts = [(accepted | rejected, objective)] if other == objective else [(accepted, objective), (rejected, other)]
     scored = []
