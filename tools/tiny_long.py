@@ -4,9 +4,9 @@
 
 The sibling has the embedded target's weights and a rotary embedding stretched to 32,768 positions (YaRN, factor 32
 instead of 2). It was never trained at such lengths: its responses get worse with them, but stay responses. A prompt is
-code of other prompts of its split, then a shipped question; its category is its length. Held-out prompts are the same
-in both files, 12 of each length. To train on, `short.jsonl` has the shipped prompts; `mix.jsonl` 200 fewer, and 40 long
-ones of each length instead.
+code of other prompts of its split, then a shipped question; its category is its length. Every length has the same
+questions. Held-out prompts are the same in both files, 16 of each length. To train on, `short.jsonl` has the shipped
+prompts; `mix.jsonl` 200 fewer, and 40 long ones of each length instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tools.tiny.files import read_prompts, write_prompts
 EMBEDDED = Path(__file__).resolve().parents[1] / "data_gen" / "tiny"
 POSITIONS = 32768
 LENGTHS = (1, 2, 4, 8, 16)  # thousands (1,024) of tokens
-PER_LENGTH = {"train": 40, "heldout": 12}
+PER_LENGTH = {"train": 40, "heldout": 16}
 _FENCE = "```python\n"
 _BESIDES = 40  # tokens of the chat template
 
@@ -71,8 +71,9 @@ def long_rows(rows: list[Row], tokens: Callable[[str], int]) -> list[Row]:
         questions = [row["messages"][0]["content"] for row in own]
         code = [text.split(_FENCE)[1].split("```")[0] for text in questions if _FENCE in text]
         sized = [(piece, tokens(piece) + 1) for piece in code]
+        asked = choose.sample(questions, wanted)
         for length in LENGTHS:
-            for question in choose.sample(questions, wanted):
+            for question in asked:
                 left = 1024 * length - tokens(question) - _BESIDES
                 pieces = []
                 for piece, size in choose.choices(sized, k=1024 * length // 8):

@@ -33,6 +33,11 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path):
         else:
             assert json.dumps(row["messages"]) in shipped
     assert {k: n for k, n in counts.items() if k[0] == "heldout"} == {
-        ("heldout", f"{length:02}k"): 12 for length in (1, 2, 4, 8, 16)
+        ("heldout", f"{length:02}k"): 16 for length in (1, 2, 4, 8, 16)
     }
+    asked = [
+        [row["messages"][0]["content"].rpartition("```\n\n")[2] for row in heldout if row["category"] == f"{n:02}k"]
+        for n in (1, 16)
+    ]
+    assert asked[0] == asked[1]
     assert sum(n for (split, category), n in counts.items() if split == "train" and category.endswith("k")) == 200
