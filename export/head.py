@@ -11,13 +11,10 @@ it. Nothing is uploaded without --push.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-
-if TYPE_CHECKING:
-    from drafthead.evaluation.results.summary import AcceptanceSummary
 
 
 def main() -> None:
@@ -38,11 +35,13 @@ def main() -> None:
         print(f"pushed: {push_head(directory, args.push, args.public)}")
 
 
-def measured_acceptance(recipe: Recipe) -> "AcceptanceSummary | None":
-    """Acceptance on held-out prompts, if eval/acceptance.py has finished with exactly this head."""
+def measured_acceptance(recipe: Recipe) -> dict[str, Any] | None:
+    """Acceptance on held-out prompts, if eval/acceptance.py has finished with exactly this head: the main condition by
+    workload, every other one over all prompts; and the longest response in tokens."""
     from drafthead.artifacts import MANIFEST, read_manifest, reference
-    from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
-    from drafthead.evaluation.results.summary import summarise_acceptance
+    from drafthead.config.evaluation import ALL, OWN
+    from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
+    from drafthead.evaluation.results.summary import summarise_conditions
 
     directory = acceptance_dir(recipe)
     if not (directory / MANIFEST).exists():
@@ -50,7 +49,9 @@ def measured_acceptance(recipe: Recipe) -> "AcceptanceSummary | None":
     identity = read_manifest(directory)["identity"]
     if identity.get("head") != reference(read_manifest(recipe.head_dir)):
         return None
-    return summarise_acceptance(read_acceptance(directory), identity["max_tokens"])
+    own = [entry for entry in summarise_conditions(read_conditions(directory)) if entry.method == OWN]
+    shown = [entry for entry in own if entry.category == ALL or entry.condition == own[0].condition]
+    return {"rows": shown, "max_tokens": identity["max_tokens"]}
 
 
 if __name__ == "__main__":

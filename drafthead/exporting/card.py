@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 
 from drafthead import artifacts
 from drafthead.config import Recipe
-from drafthead.config.evaluation import OWN
 from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.engine.offline import needs_one_cache_group
 from drafthead.files import atomic_path, in_markdown
@@ -31,7 +30,7 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
     Args:
         recipe: of the head.
         run_dir: of the checkpoint it was exported from.
-        measured: evaluation's summary of acceptance with this very head, if there is one.
+        measured: `rows` of evaluation's summary of acceptance with this very head, and `max_tokens`, if there are any.
         published_as: hub id for the serving commands, instead of the directory.
 
     Raises:
@@ -63,7 +62,6 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
         "licence": recipe.export.license,
         "algorithm": files.ALGORITHM,
         "method": files.METHOD,
-        "own": OWN,
         "speculative": json.dumps(speculative, separators=(",", ":")),
         "one_cache_group": needs_one_cache_group(recipe, str(recipe.head_dir)),
         "positions": files.served_values(config)["max_position_embeddings"],

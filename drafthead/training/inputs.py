@@ -31,6 +31,7 @@ from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary, si
 from drafthead.progress import wait_until
 from drafthead.target.pieces import TargetSpec, recipe_spec, target_identity, target_names
 from drafthead.target.tokenizer import special_tokens
+from drafthead.training.rejection import rejection_of
 
 _HARVEST = "python data_gen/harvest.py RECIPE"
 _RECORD = "started_from"
@@ -80,7 +81,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
         "target": target_identity(recipe, spec),
         "aux_layer_ids": list(recipe.target.aux_layer_ids),
         "head": recipe.head.model_dump(mode="json"),
-        "train": recipe.train.model_dump(mode="json"),
+        "train": recipe.train.model_copy(update={"rejection": rejection_of(recipe)}).model_dump(mode="json"),
         "num_draft_tokens": recipe.eval.num_draft_tokens,
         "max_tokens": recipe.eval.max_tokens,
         **(_start_identity(recipe, start) if start else {}),

@@ -36,10 +36,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from drafthead.config import Recipe
 from drafthead.config.train import Objective, RejectionConfig
 from drafthead.drafters.batch import PackedBatch
+from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import generated_runs, match_text, round_roots
 from drafthead.losses.fused import HeadLoss, HeadRows, Teacher, first_drafts, head_loss
+
+
+def rejection_of(recipe: Recipe) -> RejectionConfig | None:
+    """What the recipe says, or what is best for its drafter; None: loss on all draft positions."""
+    given = recipe.train.rejection
+    if given is None and drafter_of(recipe.head).stops_at_rejection:
+        return RejectionConfig()
+    return given or None
 
 
 def rejection_loss(

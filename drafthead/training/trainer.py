@@ -51,7 +51,7 @@ from drafthead.training.inputs import (
 )
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
-from drafthead.training.rejection import rejection_loss
+from drafthead.training.rejection import rejection_loss, rejection_of
 
 KIND = "run"
 logger = logging.getLogger(__name__)
@@ -172,9 +172,7 @@ class Trainer:
         self.recipe, self.inputs, self.config = recipe, inputs, recipe.train
         self.drafter = drafter_of(recipe.head)
         config = self.config
-        rejection = config.rejection or None
-        if config.rejection is None and self.drafter.stops_at_rejection:
-            rejection = RejectionConfig()
+        rejection = rejection_of(recipe)
         # Rounds are replayed over all rows; a root alone needs only its own.
         self.thin = rejection is None or rejection.roots == "all"
         found = survey(
@@ -389,7 +387,9 @@ class Trainer:
             f"{self.total_steps} steps of {per_step} packed batches ({len(self.stream) % per_step} fill no step); "
             f"{len(train)} sequences in {sum(not w.draw for w in found.windows)} windows ({found.silent} without a "
             f"position to learn from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} "
-            f"covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens; acceptance is predicted on "
+            f"covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens; loss "
+            f"{'up to the first rejected draft' if rejection_of(self.recipe) else 'on all draft positions'}; "
+            "acceptance is predicted on "
             f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty), the first "
             f"{self.recipe.eval.max_tokens} tokens of each"
         )

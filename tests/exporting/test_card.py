@@ -26,18 +26,18 @@ def head(tmp_path):
     return recipe
 
 
-def summary(*rows):
+def measured(*rows):
     """What the card reads of evaluation's summary."""
-    names = ("method", "category", "K", "prompts", "length")
-    return SimpleNamespace(
-        temperature=0.7, max_tokens=192, methods=[SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
-    )
+    names = ("category", "K", "temperature", "effort", "prompts", "length")
+    return {"max_tokens": 192, "rows": [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]}
 
 
-_MEASURED = summary(
-    ("eagle3", "all", 3, 147, Interval(2.694, 2.62, 2.77)), ("eagle3", "a|b <img>\nc", 5, 9, Interval(1.5, 1.4, 1.6)),
-    ("ngram", "all", 3, 147, Interval(1.1, 1, 1.2)), ("eagle3", "none", 3, 0, Interval(nan, nan, nan)),
-)  # fmt: skip
+_MEASURED = measured(
+    ("all", 3, 0.7, "medium", 147, Interval(2.694, 2.62, 2.77)),
+    ("a|b <img>\nc", 5, 0.7, "medium", 9, Interval(1.5, 1.4, 1.6)),
+    ("all", 3, 0, "high", 147, Interval(2.8, 2.7, 2.9)),
+    ("none", 3, 0.7, "medium", 0, Interval(nan, nan, nan)),
+)
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path
     assert "| measured on held-out prompts: all | 3 | 0.7 | 147 | 2.69 [2.62, 2.77] |" in text
     few = " (of 9 prompts only: decides nothing)"
     assert f"| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60]{few} |" in text
-    assert text.count("held-out prompts:") == 2
+    assert "| measured on held-out prompts: all, reasoning effort high | 3 | 0 | 147 | 2.80 [2.70, 2.90] |" in text
+    assert text.count("held-out prompts:") == 3
     assert 'license: "apache-2.0"' in text
     assert '"model":"me/head"' in text
     assert (head.head_dir / artifacts.MANIFEST).read_bytes() == before

@@ -52,6 +52,11 @@ class MethodAcceptance:
     positions: PositionAcceptance
     identical: Interval | None
 
+    @property
+    def condition(self) -> tuple[int, float, str]:
+        """K, temperature and effort."""
+        return self.K, self.temperature, self.effort
+
 
 @dataclass(frozen=True)
 class AcceptanceSummary:
