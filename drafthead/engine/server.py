@@ -73,7 +73,7 @@ def speculative_flag(config: dict[str, Any] | None) -> str:
     """The flag that turns drafting on in vLLM, ready for a shell; empty for a server without it."""
     if config is None:
         return ""
-    return f"--speculative-config {shlex.quote(json.dumps(config, separators=(',', ':')))}"
+    return f"--speculative-config {shlex.quote(_compact(config))}"
 
 
 def deployment_command(recipe: Recipe, config: dict[str, Any] | None) -> str:
