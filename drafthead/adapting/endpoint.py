@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.adapting.capture import REST, Log, capture_key, redaction
-from drafthead.config.adapt import AdaptConfig
 from drafthead.config.evaluation import ALL
+from drafthead.config.recipe import AdaptConfig
 
 log = logging.getLogger(__name__)
 SETTINGS, KEY = "DRAFTHEAD_ADAPT", "DRAFTHEAD_ADAPT_KEY"  # in the environment

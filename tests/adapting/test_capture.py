@@ -11,7 +11,7 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from drafthead.adapting.capture import KEY, CaptureError, Log, capture_key, redaction
 from drafthead.adapting.endpoint import _CLIENT, MIXED, Client, Recorder, client_of
-from drafthead.config.adapt import AdaptConfig
+from drafthead.config.recipe import AdaptConfig
 
 SECRET = [4711, 4712]
 
