@@ -14,10 +14,11 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -37,20 +38,21 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, draft_shape, frozen_copy, resized
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance
+from drafthead.evaluation.comparison import Change
+from drafthead.evaluation.reporting.tables import change_cell, interval_text
 from drafthead.exporting.check import Document, choose_documents, replayed_rounds
 from drafthead.files import write_json
-from drafthead.statistics import acceptance_length_interval, few
+from drafthead.statistics import Interval, acceptance_length_interval, few, length_change
 from drafthead.target.pieces import TargetPieces, load_pieces
 from drafthead.training.inputs import Inputs, draft_vocabulary, open_inputs, survey
 
-VARIANTS = ("same", "shipped")
+VARIANTS = ("same", "shipped")  # same arithmetic, as shipped
 AGREE = 0.99  # share of drafts that a contestant's own model and the replay of its weights must have in common
 OPTIONS = (
     ("--target", {"type": float, "default": 2.0, "help": "acceptance length to be reached; default: 2.0"}),
     ("--steps", {"type": int, "help": "optimiser steps of every contestant; default: the recipe's"}),
     ("--every", {"type": int, "default": 10, "help": "steps between evaluations; default: 10"}),
-    ("--contestants", {"default": ",".join(CONTESTANTS), "help": "comma-separated; default: all"}),
-    ("--variants", {"default": ",".join(VARIANTS), "help": "same arithmetic, as shipped; default: both"}),
+    ("--contestants", {"default": ",".join(CONTESTANTS), "help": "such as `ours,specforge same`; default: all"}),
     ("--threads", {"type": int, "default": 2, "help": "of the CPU; default: 2"}),
     ("--envs", {"type": Path, "default": DEFAULT_ROOT, "help": "where the peers' environments are kept"}),
     ("--json", {"type": Path, "help": "write everything measured to this file"}),
@@ -126,9 +128,10 @@ def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
     for number in (signal.SIGINT, signal.SIGTERM):  # a plain exit, which ends the contestants
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
-    names, variants = args.contestants.split(","), args.variants.split(",")
-    if unknown := set(names) - set(CONTESTANTS) or set(variants) - set(VARIANTS):
-        raise ValueError(f"no {min(unknown)}: --contestants {','.join(CONTESTANTS)}; --variants {','.join(VARIANTS)}")
+    pairs = list(product(CONTESTANTS, VARIANTS))
+    given = args.contestants.split(",")
+    if unknown := set(given) - {*CONTESTANTS, *map(" ".join, pairs)}:
+        raise ValueError(f"no {min(unknown)}: --contestants {','.join(CONTESTANTS)}, or `ours same` and the like")
     torch.set_num_threads(args.threads)
     # A run of its own, which is never written: a checkpoint of the recipe's must not be continued.
     overrides = [*args.overrides, "name=time-to-acceptance", f"data={recipe.data or recipe.name}"]
@@ -139,9 +142,9 @@ def main() -> None:
         replay, plan = write_inputs(recipe, args, overrides, Path(directory))
         courses = [
             course
-            for name in names
-            for variant in variants
-            if (course := start(name, variant, replay, Path(directory), args, stack)) is not None
+            for name, variant in pairs
+            if {name, f"{name} {variant}"} & set(given)
+            and (course := start(name, variant, replay, Path(directory), args, stack)) is not None
         ]
         train(courses, replay, plan, Path(directory), args)
         report(courses, plan, recipe, args)
@@ -279,7 +282,8 @@ def summarise(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.
     lengths = [len(store.tokens(i)[0]) for i in range(len(store))]
     tokens = [sum(lengths[i] for i in step) for step in plan.steps]
     whole_way = [c for c in courses if c.points and c.points[-1].step == len(plan.steps)]
-    ours = {c.player.entry.name: c.reached(args.target) for c in whole_way if c.player.entry.name.startswith("ours")}
+    ours = {c.player.entry.name: c for c in whole_way if c.player.entry.name.startswith("ours")}
+    reached_by = {name: course.reached(args.target) for name, course in ours.items()}
     rows = []
     for course in whole_way:
         reached, last = course.reached(args.target), course.points[-1]
@@ -289,7 +293,8 @@ def summarise(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.
             "seconds": reached and reached.seconds,
             "steps": reached and reached.step,
             "tokens": reached and sum(tokens[: reached.step]),
-            "times": {name: reached.seconds / point.seconds for name, point in ours.items() if reached and point},
+            "times": {name: reached.seconds / point.seconds for name, point in reached_by.items() if reached and point},
+            "ahead": {name: asdict(ahead(other.points[-1], last)) for name, other in ours.items() if other != course},
             "train_seconds": last.seconds,
             "final": asdict(acceptance_length_interval(last.drafts, last.accepted)),
             "agreement": course.agreement,
@@ -304,6 +309,12 @@ def summarise(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.
     }  # fmt: skip
 
 
+def ahead(ours: Point, other: Point) -> Interval:
+    """Acceptance length of one contestant over another's, less 1, paired by prompt."""
+    (drafts, accepted), others = ((np.transpose([p.drafts]), np.transpose([p.accepted])) for p in (ours, other))
+    return length_change((drafts, accepted), others)
+
+
 def report(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.Namespace) -> None:
     """The table, and the file."""
     summary = summarise(courses, plan, recipe, args)
@@ -311,20 +322,21 @@ def report(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.Nam
         f"acceptance length {args.target} at K = {summary['num_draft_tokens']}, {summary['steps']} steps of "
         f"{summary['tokens'] // summary['steps']} tokens, {summary['prompts']} prompts{few(summary['prompts'])}"
     )
-    baselines = [row["name"] for row in summary["contestants"] if row["name"].startswith("ours")]
+    ours = [row["name"] for row in summary["contestants"] if row["name"].startswith("ours")]
     table = Table(
-        "contestant", "s to target", "steps", "tokens", *(f"/ {name}" for name in baselines), "s in all",
-        "acceptance length at the end", title=title,
+        "contestant", "s to target", "steps", "tokens", *(f"/ {name}" for name in ours), "s in all",
+        "acceptance length at the end", *(f"{name} is longer by, %" for name in ours), title=title,
     )  # fmt: skip
     for row in summary["contestants"]:
-        final = row["final"]
+        longer = {name: Change(Interval(**found)) for name, found in row["ahead"].items()}
         reached = ["not reached", "-", "-"]
         if row["steps"] is not None:
             reached = [f"{row['seconds']:.1f}", f"{row['steps']}", f"{row['tokens']:,}"]
         table.add_row(
             f"{row['name']} ({row['version']})", *reached,
-            *(f"{row['times'][name]:.2f}" if name in row["times"] else "-" for name in baselines),
-            f"{row['train_seconds']:.1f}", f"{final['value']:.3f} [{final['low']:.3f}, {final['high']:.3f}]",
+            *(f"{row['times'][name]:.2f}" if name in row["times"] else "-" for name in ours),
+            f"{row['train_seconds']:.1f}", interval_text(Interval(**row["final"]), 3),
+            *(change_cell(longer[name]).text if name in longer else "-" for name in ours),
         )  # fmt: skip
     Console(width=140).print(table)
     if args.json:

@@ -3,6 +3,8 @@
 import json
 import os
 
+import pytest
+
 from drafthead.config import REPO_ROOT
 from tests.scripts import run_python
 from tests.training.synthetic import SMALL, small_recipe, synthetic_store
@@ -27,6 +29,8 @@ def test_ours_is_timed_and_scored_until_the_last_step(tmp_path):
     same, shipped = summary["contestants"]
     assert (same["name"], shipped["name"]) == ("ours same", "ours shipped")
     assert not summary["failed"]
+    longer = shipped["ahead"]["ours same"]["value"]
+    assert longer == pytest.approx(same["points"][-1]["length"] / shipped["points"][-1]["length"] - 1)
     for row in (same, shipped):
         assert [point["step"] for point in row["points"]] == [0, 2, 4, 5]
         seconds = [point["seconds"] for point in row["points"]]
@@ -39,6 +43,6 @@ def test_ours_is_timed_and_scored_until_the_last_step(tmp_path):
 
 
 def test_an_unknown_contestant_is_named(tmp_path):
-    result = run_benchmark(tmp_path, "--contestants", "ours,nobody")
+    result = run_benchmark(tmp_path, "--contestants", "ours same,nobody")
     assert result.returncode == 2
     assert "nobody" in result.stderr

@@ -95,6 +95,28 @@ def test_a_rerun_keeps_what_is_there(again):
 
 
 @pytest.mark.slow
+def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path):
+    """Of another head on the same prompts; a damaged file of it is not taken."""
+    head, directory = measured
+    shutil.copytree(directory.parents[2], tmp_path, dirs_exist_ok=True)
+    first = tmp_path / directory.relative_to(directory.parents[2])
+    damaged = first / "also-none-k0-t0.7-medium.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    methods = f"eval.methods=[{{name: random, method: eagle3, head: {head}, num_draft_tokens: 1}}]"
+    told = run_warm(
+        "eval/acceptance.py", f"output_dir={tmp_path}", "target.dtype=float32", "name=second", "data=tiny",
+        *_SETTINGS, methods,
+    )  # fmt: skip
+    assert f"those of {first}: arm-none.parquet" in told
+    assert damaged.name not in told
+    second = tmp_path / "results" / "second" / directory.name
+    assert verify_files(second) == []
+    assert (second / "arm-none.parquet").read_bytes() == (first / "arm-none.parquet").read_bytes()
+    for rows in (read_acceptance(directory), read_acceptance(second)):
+        assert rows.groupby("arm").size().to_dict() == {"none": 6, "none-again": 6, "random": 6}
+
+
+@pytest.mark.slow
 def test_several_engines_make_the_rows_of_one(measured, again):
     """Two take a share each of the baseline; the head's rows are there already."""
     head, directory = again

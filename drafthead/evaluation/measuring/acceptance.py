@@ -11,8 +11,9 @@ share of the passes allows: with 8 engines, 4 for a greedy baseline and 2 for ea
 """
 
 import hashlib
+import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import begin, finish
+from drafthead.artifacts import MANIFEST, SCHEMA_VERSION, begin, finish, made_by, read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.data.responses import repeated_share
@@ -45,10 +46,14 @@ from drafthead.evaluation.workload import (
     methods_at,
     speculative_config,
 )
+from drafthead.files import atomic_path, sha256_file
 from drafthead.processes import end_with_pool
 
 if TYPE_CHECKING:
     from vllm import LLM
+
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     }
     if begin(directory, KIND, made_from, alone=True):
         return directory
+    _take_baseline([c.path(directory) for c in found if c.method == BASELINE], made_from, directory)
     missing = [c for c in found if not c.path(directory).exists()]
     jobs = _shared(directory, missing, workloads, workers)
     run = run_here if workers == 1 else partial(run_on_node, workers=workers)
@@ -137,6 +143,26 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
     finish(directory, counts | {"arms": len({c.method for c in found}), "conditions": len(found)})
     return directory
+
+
+_OF_DRAFTS = {"head", "arms", "num_draft_tokens"}  # of an identity: what the baseline does not depend on
+
+
+def _take_baseline(paths: Sequence[Path], made_from: dict[str, Any], directory: Path) -> None:
+    """Copy the baseline's rows from another recipe's finished measurement of the same prompts, target and settings on
+    this machine: to compare heads on one store, the target answers once."""
+    here, wanted = made_by(), {key: value for key, value in made_from.items() if key not in _OF_DRAFTS}
+    for other in sorted(directory.parents[1].glob(f"*/{directory.name}/{MANIFEST}")):
+        manifest = read_manifest(other.parent)
+        identity = {key: value for key, value in manifest["identity"].items() if key not in _OF_DRAFTS}
+        alike = identity == {"kind": KIND, "schema_version": SCHEMA_VERSION, **wanted}
+        if alike and all(manifest["made_by"][key] == here[key] for key in ("machine", "versions")):
+            for path in (path for path in paths if not path.exists()):
+                entry = manifest["files"].get(path.name)
+                if entry and sha256_file(other.parent / path.name) == entry["sha256"]:
+                    with atomic_path(path) as temporary:
+                        shutil.copyfile(other.parent / path.name, temporary)
+                    _LOG.info("the baseline's rows are those of %s: %s", other.parent, path.name)
 
 
 @dataclass(frozen=True)
