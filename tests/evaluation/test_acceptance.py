@@ -96,12 +96,14 @@ def test_a_rerun_keeps_what_is_there(again):
 
 @pytest.mark.slow
 def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path):
-    """Of another head on the same prompts; a damaged file of it is not taken."""
+    """Of another head on the same prompts; a damaged file of it is not taken, nor does a damaged manifest stop it."""
     head, directory = measured
     shutil.copytree(directory.parents[2], tmp_path, dirs_exist_ok=True)
     first = tmp_path / directory.relative_to(directory.parents[2])
     damaged = first / "also-none-k0-t0.7-medium.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    (tmp_path / "results" / "broken" / first.name).mkdir(parents=True)
+    (tmp_path / "results" / "broken" / first.name / "manifest.json").write_text("{")
     methods = f"eval.methods=[{{name: random, method: eagle3, head: {head}, num_draft_tokens: 1}}]"
     told = run_warm(
         "eval/acceptance.py", f"output_dir={tmp_path}", "target.dtype=float32", "name=second", "data=tiny",

@@ -15,7 +15,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import MANIFEST, SCHEMA_VERSION, begin, finish, made_by, read_manifest
+from drafthead.artifacts import MANIFEST, SCHEMA_VERSION, ArtifactError, begin, finish, made_by, read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.data.responses import repeated_share
@@ -151,17 +151,19 @@ _OF_DRAFTS = {"head", "arms", "num_draft_tokens"}  # of an identity: what the ba
 def _take_baseline(paths: Sequence[Path], made_from: dict[str, Any], directory: Path) -> None:
     """Copy the baseline's rows from another recipe's finished measurement of the same prompts, target and settings on
     this machine: to compare heads on one store, the target answers once."""
-    here, wanted = made_by(), {key: value for key, value in made_from.items() if key not in _OF_DRAFTS}
+    here, wanted = made_by(), {"kind": KIND, "schema_version": SCHEMA_VERSION, **made_from}
     for other in sorted(directory.parents[1].glob(f"*/{directory.name}/{MANIFEST}")):
-        manifest = read_manifest(other.parent)
-        identity = {key: value for key, value in manifest["identity"].items() if key not in _OF_DRAFTS}
-        alike = identity == {"kind": KIND, "schema_version": SCHEMA_VERSION, **wanted}
-        if alike and all(manifest["made_by"][key] == here[key] for key in ("machine", "versions")):
-            for path in (path for path in paths if not path.exists()):
-                entry = manifest["files"].get(path.name)
-                if entry and sha256_file(other.parent / path.name) == entry["sha256"]:
+        with suppress(ArtifactError, OSError):  # damaged or being deleted: it is measured here
+            manifest = read_manifest(other.parent)
+            found, by = manifest["identity"], manifest.get("made_by", {})
+            alike = all(found.get(key) == wanted.get(key) for key in {*found, *wanted} - _OF_DRAFTS)
+            if not alike or any(by.get(key) != here[key] for key in ("machine", "versions")):
+                continue
+            for path in (path for path in paths if not path.exists() and path.name in manifest["files"]):
+                source = other.with_name(path.name)
+                if sha256_file(source) == manifest["files"][path.name]["sha256"]:
                     with atomic_path(path) as temporary:
-                        shutil.copyfile(other.parent / path.name, temporary)
+                        shutil.copyfile(source, temporary)
                     _LOG.info("the baseline's rows are those of %s: %s", other.parent, path.name)
 
 
