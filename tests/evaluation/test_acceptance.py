@@ -105,10 +105,8 @@ def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path
     (tmp_path / "results" / "broken" / first.name).mkdir(parents=True)
     (tmp_path / "results" / "broken" / first.name / "manifest.json").write_text("{")
     methods = f"eval.methods=[{{name: random, method: eagle3, head: {head}, num_draft_tokens: 1}}]"
-    told = run_warm(
-        "eval/acceptance.py", f"output_dir={tmp_path}", "target.dtype=float32", "name=second", "data=tiny",
-        *_SETTINGS, methods,
-    )  # fmt: skip
+    command = ("eval/acceptance.py", f"output_dir={tmp_path}", "target.dtype=float32", "data=tiny", *_SETTINGS, methods)
+    told = run_warm(*command, "name=second")
     assert f"those of {first}: arm-none.parquet" in told
     assert damaged.name not in told
     second = tmp_path / "results" / "second" / directory.name
@@ -116,6 +114,7 @@ def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path
     assert (second / "arm-none.parquet").read_bytes() == (first / "arm-none.parquet").read_bytes()
     for rows in (read_acceptance(directory), read_acceptance(second)):
         assert rows.groupby("arm").size().to_dict() == {"none": 6, "none-again": 6, "random": 6}
+    assert "baseline's rows" not in run_warm(*command, "name=third", "eval.max_tokens=23")  # another baseline
 
 
 @pytest.mark.slow
