@@ -4,6 +4,7 @@ import argparse
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -118,7 +119,9 @@ def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) 
     parser.add_argument("overrides", nargs="*", help="dotted overrides, such as train.learning_rate=1e-3")
     for flag, options in extra:
         parser.add_argument(flag, **options)
-    args = parser.parse_intermixed_args()  # overrides also after a flag
+    is_override = re.compile(r"[\w.]+=").match  # also behind a flag, of whose values it is none
+    words = [word for word in sys.argv[1:] if not is_override(word)]
+    args = parser.parse_intermixed_args([*words, "--", *filter(is_override, sys.argv[1:])])
     if "=" in args.recipe:  # overrides of the default recipe
         args.overrides.insert(0, args.recipe)
         args.recipe = str(DEFAULT_RECIPE)

@@ -26,6 +26,12 @@ def test_overrides_may_follow_a_flag(script, flags, tmp_path, capsys):
     assert len(printed) == 1
 
 
+@pytest.mark.parametrize("flags", [("--seeds", "0"), ("--layers", "1", "2", "--heads", "eagle3")])
+def test_an_override_is_no_value_of_the_flag_before_it(flags, tmp_path, capsys):
+    assert run_here("eval/compare.py", *flags, f"output_dir={tmp_path}", "train.epochs=0") == 2
+    assert "train.epochs" in capsys.readouterr().err
+
+
 def test_an_unknown_flag_and_a_bad_override_end_with_code_2(capsys):
     assert run_here("data_gen/harvest.py", "--dry-run", "configs/tiny.yaml", "--nope") == 2
     assert "--nope" in capsys.readouterr().err
