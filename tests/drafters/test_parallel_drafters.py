@@ -45,8 +45,9 @@ def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_posi
             mixed = []
             for head in range(len(query)):
                 group = head // (len(query) // len(keys[0]))
-                # A window of W tokens reaches from W - 1 before the slot's own on, to the end of the block.
-                seen = slice(max(len(context) + j - attention.window + 1, 0) if attention.window else 0, None)
+                # A window of W tokens reaches from W - 1 before the slot's own on, to the end of the block, or itself.
+                start = max(len(context) + j - attention.window + 1, 0) if attention.window else 0
+                seen = slice(start, len(context) + j + 1 if model.shape.head.causal else None)
                 weights = torch.stack([query[head] @ key[group] for key in keys[seen]]).div(dim**0.5).softmax(0)
                 mixed.append(sum(w * v[group] for w, v in zip(weights, values[seen], strict=True)))
             state = state + attention.o_proj.weight @ torch.cat(mixed)
@@ -111,8 +112,13 @@ def ours_peagle(model, aux, embeddings, positions, layout, num_positions, recomp
     return torch.stack(model.unroll(aux, embeddings, positions, layout, num_positions, recompute))
 
 
+def two_way_dflash_model(*args, **head):
+    return dflash_model(*args, causal=False, **head)
+
+
 KINDS = {
     "dflash": (dflash_model, ours_dflash, naive_dflash),
+    "dflash_two_way": (two_way_dflash_model, ours_dflash, naive_dflash),
     "dspark": (dspark_model, ours_dspark, naive_dspark),
     "peagle": (peagle_model, ours_peagle, naive_peagle),
 }
@@ -180,6 +186,16 @@ def test_blocks_of_some_roots_are_theirs_among_all(kind, roots):
     grads = [torch.autograd.grad((s * w).sum(), trained, materialize_grads=True) for s, w in pairs]
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_causal_block_proposes_at_a_smaller_k_what_it_proposes_at_a_larger_one(num_layers):
+    for build, equal in ((dflash_model, True), (two_way_dflash_model, False)):
+        model, generator = build(num_layers, 3), torch.Generator().manual_seed(7)
+        aux, embeddings = (torch.randn(6, n, generator=generator, dtype=torch.float64) for n in (24, 8))
+        layout = tail_layout([6], [0])
+        few, many = (ours_dflash(model, aux, embeddings, torch.arange(6), layout, k) for k in (2, 3))
+        assert torch.allclose(few, many[:2], rtol=0, atol=1e-12) == equal
 
 
 @pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "fc_norm"])

@@ -13,11 +13,12 @@ from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of
 LAYERS = (2, 4, 6)
 
 
-@pytest.fixture(params=["peagle", "dflash", "dspark"])
+@pytest.fixture(params=["peagle", "dflash", "dspark", "dflash head.causal=false"])
 def recipe(request, tmp_path):
+    kind, *more = request.param.split()
     return recipe_at(
-        tmp_path, f"head.type={request.param}", "head.mask_token_id=9", "head.num_draft_positions=4",
-        "head.num_layers=2", "head.sliding_window=32",
+        tmp_path, f"head.type={kind}", "head.mask_token_id=9", "head.num_draft_positions=4",
+        "head.num_layers=2", "head.sliding_window=32", *more,
     )  # fmt: skip
 
 
@@ -38,7 +39,9 @@ def test_what_vllm_would_read_otherwise_is_refused(recipe):
     shape, config = shape_of(recipe), config_of(recipe)
     own = config.get("dflash_config")
     changes = (
-        [("mask_token_id", 8), ("target_layer_ids", [2, 4, 6]), ("causal", True)] if own else [("ptd_token_id", 8)]
+        [("mask_token_id", 8), ("target_layer_ids", [2, 4, 6]), ("causal", not own["causal"])]
+        if own
+        else [("ptd_token_id", 8)]
     )
     for key, value in changes:
         changed = {**config, "dflash_config": {**own, key: value}} if own else {**config, key: value}

@@ -33,11 +33,12 @@ def draft(tmp_path_factory):
 
 @pytest.mark.parametrize("vocabulary", [256, 3072])
 @pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kind", CLASSES)
-def test_blocks_have_the_logits_of_vllm(draft, tmp_path, kind, num_layers, vocabulary):
+def test_blocks_have_the_logits_of_vllm(draft, tmp_path, kind, causal, num_layers, vocabulary):
     recipe = recipe_at(
         tmp_path, f"head.type={kind}", "head.mask_token_id=9", f"head.num_layers={num_layers}", "target.dtype=float32",
-        f"head.draft_vocab_size={vocabulary}",
+        f"head.draft_vocab_size={vocabulary}", f"head.causal={causal}",
     )  # fmt: skip
     shape = shape_of(recipe)
     weights = random_weights(shape)
@@ -72,7 +73,7 @@ def vllm_logits(
 
     model = draft.load(head, kind, CLASSES[kind])
     for layer in model.model.layers:
-        _over_context(layer.self_attn.attn)
+        _over_context(layer.self_attn.attn, layer.self_attn.causal)
     with set_current_vllm_config(draft.config), set_forward_context(None, draft.config):
         context = model.combine_hidden_states(aux)
         positions = torch.arange(TOKENS + len(block))
@@ -85,8 +86,8 @@ def vllm_logits(
         return logits + model.markov_bias(markov), model.compute_confidence(states, markov)
 
 
-def _over_context(attention) -> None:
-    """Full attention over what was written for the context and the block itself, in place of the paged kernel."""
+def _over_context(attention, causal: bool) -> None:
+    """Attention over what was written for the context and the block itself, in place of the paged kernel."""
     written = []
     attention.kv_cache = None
     attention.impl.do_kv_cache_update = lambda layer, key, value, cache, slots: written.append((key, value))
@@ -99,7 +100,8 @@ def _over_context(attention) -> None:
             for one, other in ((context_key, key), (context_value, value))
         )
         query = query.unflatten(-1, (-1, size)).transpose(0, 1)
-        mixed = torch.nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+        seen = torch.ones(query.shape[1], keys.shape[1], dtype=torch.bool).tril(TOKENS if causal else len(keys[0]))
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)
         return mixed.transpose(0, 1).flatten(1)
 
     attention.forward = forward

@@ -46,10 +46,13 @@ HEADS = {
         "target.aux_layer_ids=[2,5,8]", "head.type=peagle", "head.mask_token_id=9", "head.num_layers=2",
         "head.fc_norm=true", "head.norm_before_fc=false", "export.format=speculators",
     ),
-    "DFlash, two layers with a sliding window": (
-        "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2",
-        "head.sliding_window=16",
-    ),
+    **{
+        f"DFlash, two layers with a sliding window, causal {causal}": (
+            "target.aux_layer_ids=[2,5,8]", "head.type=dflash", "head.mask_token_id=9", "head.num_layers=2",
+            "head.sliding_window=16", f"head.causal={causal}",
+        )
+        for causal in (True, False)
+    },
 }  # fmt: skip
 
 

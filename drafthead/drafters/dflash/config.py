@@ -13,6 +13,7 @@ class BlockHead(ParallelHead):
     TRAINING_ONLY: ClassVar[frozenset[str]] = ParallelHead.TRAINING_ONLY | {"position_decay", "anchor_share"}
 
     position_decay: float | None = Field(default=4.0, gt=0)  # gamma: position k weighs exp(-k / gamma); None: all alike
+    causal: bool = True  # a slot sees the block up to itself, so its draft is the same at any K; False: all of it
     anchor_share: float = Field(default=1.0, gt=0, le=1)  # of the roots, drawn anew in each epoch, that are trained on
 
 

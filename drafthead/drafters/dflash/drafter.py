@@ -1,12 +1,15 @@
 """DFlash (arXiv 2602.06036): a block of masked positions is filled in one pass, over the target's own states.
 
 From root t, whose state is known, the block holds the known token x[t+1] and K masks. Its queries see keys and values
-that every layer forms directly from the fused aux hidden states of the tokens 0..t, and the whole block, in both
-directions; the draft never runs over its context. The mask at slot j predicts x[t+1+j]. One document, root 2, K = 2:
+that every layer forms directly from the fused aux hidden states of the tokens 0..t, and the block up to their own slot;
+the draft never runs over its context. The mask at slot j predicts x[t+1+j]. One document, root 2, K = 2:
 
     position   0   1   2 | 3     4     5
     keys       c0  c1  c2  x[3]  MASK  MASK        c: from the target's states
     predicts                     x[4]  x[5]
+
+The paper's block sees itself in both directions (`causal: false`). Nothing is lost by seeing less, as later masks know
+nothing more, and at any smaller K the drafts are the same; in both directions they lack slots that training had.
 
 Training forms the block of every root at once, or of a share of those that carry loss, drawn anew in each epoch
 (`anchor_share`; the paper's anchors): a block costs K + 1 rows of every product, and no block reads another.
@@ -38,7 +41,7 @@ class BlockAttention(nn.Module):
 
     def __init__(self, head: BlockHead, size: int, eps: float):
         super().__init__()
-        self.head_dim, self.window = head.head_dim, head.sliding_window
+        self.head_dim, self.window, self.causal = head.head_dim, head.sliding_window, head.causal
         width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
         self.q_proj, self.k_proj, self.v_proj = (Projection(size, out) for out in (width, kv_width, kv_width))
         self.o_proj = Projection(width, size)
@@ -75,7 +78,8 @@ class BlockAttention(nn.Module):
         for j, (slot, rope) in list(enumerate(zip(block, of_slots, strict=True)))[first:]:
             query = self._rotated(self.q_norm, self.q_proj(slot), rope)
             window = self.window and self.window - 1 - j  # the rest of it lies in the block
-            seen = draft_attention(query, keys, values, *text, window)
+            slots = 2 + j if self.causal else len(keys)
+            seen = draft_attention(query, keys[:slots], values[:slots], *text, window)
             mixed.append(self.o_proj(seen.flatten(1)))
         return mixed
 

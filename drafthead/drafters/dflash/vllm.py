@@ -21,12 +21,12 @@ class DFlashFiles(HeadFiles):
 
     def plain_config(self, shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) -> Config:
         assert isinstance(shape.head, BlockHead)
-        blocks = [i - 1 for i in aux_layer_ids]
+        own = {"mask_token_id": shape.head.mask_token_id, "target_layer_ids": [i - 1 for i in aux_layer_ids]}
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             **decoder_config(shape, dtype),
-            _OWN: {"mask_token_id": shape.head.mask_token_id, "target_layer_ids": blocks, "causal": False},
+            _OWN: {**own, "causal": shape.head.causal},
             "bos_token_id": None,
             "eos_token_id": None,
         }
@@ -46,9 +46,7 @@ class DFlashFiles(HeadFiles):
         }
 
     def own_section(self, served: Config) -> dict[str, Any]:
-        if served[f"{_OWN}.causal"]:
-            raise ValueError(f"the head's blocks are causal; supported are {self.ALGORITHM} heads with causal: false")
-        return {"mask_token_id": served[f"{_OWN}.mask_token_id"]}
+        return {name: served[f"{_OWN}.{name}"] for name in ("mask_token_id", "causal")}
 
     def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:
         """`layer_ids_are` "boundaries": the file counts them so, and is corrected."""
