@@ -129,27 +129,34 @@ def length_difference(
     return bootstrap_interval(arrays, difference, seed, "percentile")
 
 
-def length_change(ours: tuple[ArrayLike, ArrayLike], others: tuple[ArrayLike, ArrayLike], seed: int = 0) -> Interval:
+def length_change(
+    ours: tuple[ArrayLike, ArrayLike], others: tuple[ArrayLike, ArrayLike], same_seeds: bool = False, seed: int = 0
+) -> Interval:
     """Acceptance length over that of another head, less 1, with an interval over prompts and seeds of training.
 
-    Prompts are drawn once for both heads, seeds for each (the pigeonhole bootstrap, Owen 2007). With one seed the
+    Prompts are drawn once for both heads, seeds for each (the pigeonhole bootstrap, Owen 2007) or, where both have the
+    same, once as well: heads of one seed begin with the same weights and read the same batches. With one seed the
     interval is over prompts alone; of S seeds the variance comes out too small by (S - 1) / S.
 
     Args:
         ours: drafts and accepted drafts, (P, S) each, of P prompts and S seeds.
         others: the same of another head, (P, S') each.
+        same_seeds: whether column s of both is of one seed.
         seed: of the resampling.
     """
     (drafts, accepted), other = (tuple(np.asarray(a, float) for a in pair) for pair in (ours, others))
     rng, P = np.random.default_rng(seed), len(drafts)
     times = rng.multinomial(P, np.full(P, 1 / P), RESAMPLES)  # (N, P)
 
-    def lengths(drafts: Array, accepted: Array) -> Array:
-        S = drafts.shape[1]
-        of_seed = rng.multinomial(S, np.full(S, 1 / S), RESAMPLES)  # (N, S)
+    def drawn_seeds(S: int) -> Array:
+        return rng.multinomial(S, np.full(S, 1 / S), RESAMPLES)  # (N, S)
+
+    def lengths(drafts: Array, accepted: Array, of_seed: Array) -> Array:
         return 1 + ratio_of_sums(times @ accepted * of_seed, times @ drafts * of_seed)
 
-    found = lengths(drafts, accepted) / lengths(*other) - 1
+    of_seed = drawn_seeds(drafts.shape[1])
+    of_other = of_seed if same_seeds else drawn_seeds(other[0].shape[1])
+    found = lengths(drafts, accepted, of_seed) / lengths(*other, of_other) - 1
     low, high = np.nanquantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     value = acceptance_length(drafts.ravel(), accepted.ravel()) / acceptance_length(*(a.ravel() for a in other)) - 1
     return Interval(value, float(low), float(high))

@@ -120,4 +120,5 @@ def change_against(own: pd.DataFrame, other: pd.DataFrame) -> Cell | None:
     """Change of the length over the prompts of both: heads with data of their own may have others, and other loops."""
     shared = own.index.intersection(other.index)
     ours, others = ((one["drafts"].loc[shared], one["accepted"].loc[shared]) for one in (own, other))
-    return change_cell(Change(length_change(ours, others))) if len(shared) else None
+    same_seeds = own["drafts"].columns.equals(other["drafts"].columns)
+    return change_cell(Change(length_change(ours, others, same_seeds))) if len(shared) else None
