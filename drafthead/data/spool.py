@@ -157,11 +157,8 @@ def open_spool(recipe: Recipe, num_documents: int) -> Spool:
 
 def terms(recipe: Recipe) -> dict[str, Any]:
     """What harvester and trainer must agree on, part of the spool's identity."""
-    return {
-        "spool_shards": recipe.states.spool_shards,
-        "sequences_per_shard": recipe.states.sequences_per_shard,
-        "epochs": recipe.train.epochs,
-    }
+    sizes = recipe.states.model_dump(include={"spool_shards", "sequences_per_shard"})
+    return {**sizes, "epochs": recipe.train.epochs}
 
 
 class SpooledStates:

@@ -59,8 +59,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
         FileNotFoundError: the target is missing.
         ValueError: the target does not fit the recipe, or a split gets no response.
     """
-    settings = recipe.responses
-    spec = recipe_spec(recipe)
+    settings, spec = recipe.responses, recipe_spec(recipe)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
     if not settings.regenerate and prompts["identity"].get("answers") != "kept":
         raise ArtifactError(
@@ -96,15 +95,13 @@ def _generate(recipe: Recipe, spec: TargetSpec, parts: Sequence["Part"], run: Ru
 
 
 def _identity(recipe: Recipe, spec: TargetSpec, prompts: dict[str, Any], split: str) -> dict[str, Any]:
-    settings = recipe.responses.model_dump()
-    if split == "validation":
-        settings["temperature"] = 0.0
+    greedy = {"temperature": 0.0} if split == "validation" else {}
     return {
         "split": split,
         "prompts": reference(prompts),
         "target": target_identity(recipe, spec),
         "dtype": recipe.target.dtype,
-        "settings": settings,
+        "settings": recipe.responses.model_dump() | greedy,
         "continuation_tokens": continuation(recipe.head, split),
         "max_model_len": recipe.engine.max_model_len,
     }
