@@ -132,8 +132,8 @@ class ResponseRows:
             table = _read_rows(part).slice(start, stop - start)
             for i, row in enumerate(table.drop_columns(list(_TOKENS)).to_pylist()):
                 # 4 bytes a number; 33 in a list of Python's.
-                tokens = {name: array("i", table[name][i].values.to_numpy().tobytes()) for name in _TOKENS}
-                yield Response(text="", **row, **tokens)
+                row |= {name: array("i", table[name][i].values.to_numpy().tobytes()) for name in _TOKENS}
+                yield Response(text="", **row)
 
     def __getitem__(self, rows: slice) -> "ResponseRows":
         start, stop, _ = rows.indices(len(self))
@@ -206,8 +206,7 @@ class ResponseTokens:
         part, row = self._places[index]
         table = _read_rows(part)
         pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TOKENS]
-        mask = [np.full(len(piece), name == "response_ids") for name, piece in zip(_TOKENS, pieces, strict=True)]
-        return np.concatenate(pieces), np.concatenate(mask)
+        return np.concatenate(pieces), np.repeat([False, True, False], [len(piece) for piece in pieces])
 
 
 def _parts(directory: Path) -> list[Path]:
