@@ -72,7 +72,9 @@ def find_overlaps(train: Sequence[Candidate], heldout: Sequence[Candidate]) -> l
     for start in range(0, len(train) if len(held) else 0, _BATCH):
         batch = train[start : start + _BATCH]
         runs_of = [_runs(candidate) for candidate in batch]
-        found_here = _those_in(held, np.unique(_hashes(runs_of)))
+        runs_here = np.unique(_hashes(runs_of))
+        places = np.minimum(np.searchsorted(held, runs_here), len(held) - 1)
+        found_here = set(runs_here[held[places] == runs_here].tolist())
         touching += [c for c, runs in zip(batch, runs_of, strict=True) if not found_here.isdisjoint(runs)]
         both |= found_here
     first: dict[int, Prompt] = {}  # run -> the first held-out prompt that has it
@@ -98,12 +100,6 @@ def find_overlaps(train: Sequence[Candidate], heldout: Sequence[Candidate]) -> l
 
 def _hashes(runs: Sequence[list[int]]) -> NDArray[np.int64]:
     return np.fromiter(chain.from_iterable(runs), np.int64)
-
-
-def _those_in(held: NDArray[np.int64], runs: NDArray[np.int64]) -> set[int]:
-    """The runs that are held out; both ascending."""
-    places = np.minimum(np.searchsorted(held, runs), len(held) - 1)
-    return set(runs[held[places] == runs].tolist())
 
 
 def words_of(text: str) -> list[str]:

@@ -229,13 +229,12 @@ def pack(
     """
     sequences = [store.stored(w.document) for w in windows]
     pairs = list(zip(sequences, windows, strict=True))
-    teachers = [(max(w.first_row - s.first_teacher_row, 0), w.stop - s.first_teacher_row) for s, w in pairs]
-    ends = np.cumsum([0, *(stop - start for start, stop in teachers)])
-    of_row, scored = [], []
-    for (s, w), offset in zip(pairs, ends.tolist(), strict=False):
-        token = torch.arange(w.first_row, w.stop)
-        held = token >= max(w.first_row, s.first_teacher_row)
-        of_row.append(torch.where(held, token - max(w.first_row, s.first_teacher_row) + offset, -1))
+    of_row, scored, teachers, offset = [], [], [], 0
+    for s, w in pairs:
+        token, first = torch.arange(w.first_row, w.stop), max(w.first_row, s.first_teacher_row)
+        of_row.append(torch.where(token >= first, token - first + offset, -1))
+        teachers.append(slice(first - s.first_teacher_row, w.stop - s.first_teacher_row))
+        offset += w.stop - first
         mask = replayable(s.loss_mask) if whole_text else s.loss_mask
         rows = drafter.trained_rows(mask, w.draw) if thin and not whole_text else drafter.loss_rows(mask)
         scored.append(rows[:, w.first_row : w.stop] & (token < w.end_row))
@@ -250,7 +249,7 @@ def pack(
         return out
 
     def tail(name: str) -> list[Tensor]:
-        return [getattr(s, name)[a:b] for s, (a, b) in zip(sequences, teachers, strict=True)]
+        return [getattr(s, name)[rows] for s, rows in zip(sequences, teachers, strict=True)]
 
     layers = store.aux_layer_ids
     scaled = [[s.scales[layer][w.start : w.stop, None] for layer in layers] for s, w in pairs if s.scales]

@@ -165,7 +165,7 @@ _SPELLINGS = {
     "tool": ("tool", "function", "observation", "ipython"),
 }
 ROLES = {spelling: role for role, spellings in _SPELLINGS.items() for spelling in spellings}
-_THOUGHT_KEYS = ("thinking", "reasoning_content", "reasoning")
+THOUGHT_KEYS = ("thinking", "reasoning_content", "reasoning")  # as gpt-oss, Qwen and others name it
 _BEFORE_RESPONSE = ("user", "tool")  # the target responds to one of these
 
 
@@ -270,7 +270,7 @@ def _parse_message(row: Any) -> Message:
     if role == "tool":
         message |= {key: str(row[key]) for key in ("name", "tool_call_id") if row.get(key)}
     if role == "assistant":
-        thought = next((row[key] for key in _THOUGHT_KEYS if row.get(key)), None)
+        thought = next((row[key] for key in THOUGHT_KEYS if row.get(key)), None)
         message |= {"thinking": thought} if isinstance(thought, str) else {}
         message |= {"tool_calls": parse_json(row["tool_calls"])} if row.get("tool_calls") else {}
     return message

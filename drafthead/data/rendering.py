@@ -40,7 +40,7 @@ from jinja2.exceptions import TemplateError
 
 from drafthead.artifacts import MANIFEST, read_json
 from drafthead.config import Recipe
-from drafthead.data.prompts import Prompt
+from drafthead.data.prompts import THOUGHT_KEYS, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,7 +55,6 @@ UNSTABLE = "the chat template gives no stable boundary between prompt and respon
 NO_STOP = "the chat template ends the response with no stop token of the target"
 ALTERED = "the chat template does not repeat the response as it is"
 _HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>")
-_THOUGHT_KEYS = ("thinking", "reasoning_content", "reasoning")  # as gpt-oss, Qwen and others name it
 
 
 class UnrenderableError(ValueError):
@@ -152,7 +151,7 @@ class KeptResponses:
             raise UnrenderableError(IS_CALL, prompt.id)
         thought = response.get("thinking")
         message = {"role": "assistant", "content": response["content"]}
-        message |= dict.fromkeys(_THOUGHT_KEYS, thought) if thought else {}
+        message |= dict.fromkeys(THOUGHT_KEYS, thought) if thought else {}
         whole = self._render(prompt, effort, message)
         if whole[: len(prompt_ids)] != prompt_ids:
             raise UnrenderableError(UNSTABLE, prompt.id)

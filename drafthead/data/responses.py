@@ -130,10 +130,10 @@ class ResponseRows:
     def __iter__(self) -> Iterator[Response]:
         for part, start, stop in self.pieces:
             table = _read_rows(part).slice(start, stop - start)
-            others = table.drop_columns(list(_TOKENS)).to_pylist()
-            ids = zip(*(_arrays(table[name]) for name in _TOKENS), strict=True)
-            for row, tokens in zip(others, ids, strict=True):
-                yield Response(text="", **row, **dict(zip(_TOKENS, tokens, strict=True)))
+            for i, row in enumerate(table.drop_columns(list(_TOKENS)).to_pylist()):
+                # 4 bytes a number; 33 in a list of Python's.
+                row |= {name: array("i", table[name][i].values.to_numpy().tobytes()) for name in _TOKENS}
+                yield Response(text="", **row)
 
     def __getitem__(self, rows: slice) -> "ResponseRows":
         start, stop, _ = rows.indices(len(self))
@@ -154,12 +154,6 @@ def _read_rows(part: Path) -> pa.Table:
 @lru_cache(maxsize=1)
 def _read_once(part: Path, *_state: int) -> pa.Table:
     return pq.read_table(part, columns=[name for name in _SCHEMA.names if name != "text"]).combine_chunks()
-
-
-def _arrays(column: pa.ChunkedArray) -> Iterator[array]:
-    """The lists of a column of lists of int32, at 4 bytes a number; 33 in a list of Python's."""
-    for ids in column:
-        yield array("i", ids.values.to_numpy().tobytes())
 
 
 def read_parts(directory: Path) -> dict[str, ResponseRows]:
@@ -212,8 +206,7 @@ class ResponseTokens:
         part, row = self._places[index]
         table = _read_rows(part)
         pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TOKENS]
-        mask = [np.full(len(piece), name == "response_ids") for name, piece in zip(_TOKENS, pieces, strict=True)]
-        return np.concatenate(pieces), np.concatenate(mask)
+        return np.concatenate(pieces), np.repeat([False, True, False], [len(piece) for piece in pieces])
 
 
 def _parts(directory: Path) -> list[Path]:

@@ -27,6 +27,7 @@ stores float32 where the table has bf16.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -221,7 +222,23 @@ def _summed(names: Iterable[str]) -> list[str]:
 # Reading
 
 
-class Shard:
+class Sequences(ABC):
+    """Sequences by index: as they are stored, or with their states in the type that the target computes in."""
+
+    ids: list[str]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> StateSequence:
+        return self.stored(index).dequantised()
+
+    @abstractmethod
+    def stored(self, index: int) -> StateSequence:
+        """A sequence as it is stored: half the bytes where that is e4m3."""
+
+
+class Shard(Sequences):
     """Random access to the sequences of one shard, by memory map.
 
     Attributes:
@@ -257,7 +274,7 @@ class Shard:
             if isinstance(error, FileNotFoundError):
                 raise
             raise ArtifactError(f"{path} is not a whole shard ({error}); delete it and harvest again") from error
-        self.ids: list[str] = metadata["ids"]
+        self.ids = metadata["ids"]
         self.aux_layer_ids: list[int] = metadata["aux_layer_ids"]
         hidden_size = schema[f"aux.{self.aux_layer_ids[0]}"][1][1]
         self.harvest = {name: metadata[name] for name in ("aux_layer_ids", "format")} | {"hidden_size": hidden_size}
@@ -265,9 +282,6 @@ class Shard:
         self._offsets: list[int] = index["offsets"]
         self._teacher_offsets: list[int] = index["teacher_offsets"]
         self._sums = dict(zip(_summed(slices), zip(*index["sums"], strict=True), strict=True))
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def rows(self, index: int, name: str) -> Tensor:
         """One tensor of one sequence as it is stored, without reading the others.
@@ -291,12 +305,7 @@ class Shard:
             )
         return values
 
-    def __getitem__(self, index: int) -> StateSequence:
-        """A sequence, its states in the type that the target computes in."""
-        return self.stored(index).dequantised()
-
     def stored(self, index: int) -> StateSequence:
-        """A sequence as it is stored: half the bytes where that is e4m3."""
         tokens = self._offsets[index + 1] - self._offsets[index]
         first = tokens - (self._teacher_offsets[index + 1] - self._teacher_offsets[index])
         aux = {layer_id: self.rows(index, f"aux.{layer_id}") for layer_id in self.aux_layer_ids}

@@ -33,7 +33,7 @@ from drafthead import locks
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.data.responses import ResponseTokens
-from drafthead.data.shard import Shard, StateSequence, open_checked, shard_path
+from drafthead.data.shard import Sequences, Shard, StateSequence, open_checked, shard_path
 from drafthead.data.store import StateStore
 from drafthead.files import write_json
 
@@ -157,14 +157,11 @@ def open_spool(recipe: Recipe, num_documents: int) -> Spool:
 
 def terms(recipe: Recipe) -> dict[str, Any]:
     """What harvester and trainer must agree on, part of the spool's identity."""
-    return {
-        "spool_shards": recipe.states.spool_shards,
-        "sequences_per_shard": recipe.states.sequences_per_shard,
-        "epochs": recipe.train.epochs,
-    }
+    sizes = recipe.states.model_dump(include={"spool_shards", "sequences_per_shard"})
+    return {**sizes, "epochs": recipe.train.epochs}
 
 
-class SpooledStates:
+class SpooledStates(Sequences):
     """The documents of a spool, read like those of a store (see data.store.StateStore): tokens from the responses,
     states from the shards that are there.
 
@@ -183,9 +180,6 @@ class SpooledStates:
         step = max(1, spool.capacity // 2) * sequences_per_shard
         self.groups = [range(start, min(start + step, len(self))) for start in range(0, len(self), step)]
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
         """Token ids (T,) int64 and loss mask (T,) bool of a document, without its states."""
         ids, mask = self._responses.tokens(index % len(self))
@@ -195,9 +189,6 @@ class SpooledStates:
         """The spool index of a document's shard."""
         epoch, document = divmod(index, len(self))
         return epoch * self.spool.num_shards + document // self._size
-
-    def __getitem__(self, index: int) -> StateSequence:
-        return self.stored(index).dequantised()
 
     def stored(self, index: int) -> StateSequence:
         """A document with its states as they are stored.

@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, require, verify_files
-from drafthead.data.shard import Shard, StateSequence, first_teacher_row
+from drafthead.data.shard import Sequences, Shard, StateSequence, first_teacher_row
 
 KIND = "states"
 
 
-class StateStore:
+class StateStore(Sequences):
     """All sequences of a store in shard order, read on demand.
 
     Attributes:
@@ -47,14 +47,7 @@ class StateStore:
         self.ids = [name for shard in shards for name in shard.ids]
         self.groups = [range(len(self._index))]
 
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def __getitem__(self, index: int) -> StateSequence:
-        return self.stored(index).dequantised()
-
     def stored(self, index: int) -> StateSequence:
-        """A sequence with its states as they are stored."""
         shard, position = self._index[index]
         return shard.stored(position)
 

@@ -12,8 +12,8 @@ A round of turns is one batch for the engine, see `make_responses`. Responses th
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 
 from tqdm import tqdm
 
@@ -22,7 +22,7 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import Effort
 from drafthead.config.recipe import Fault, ResponsesConfig
 from drafthead.data import rendering
-from drafthead.data.prompts import Prompt
+from drafthead.data.prompts import Message, Prompt
 from drafthead.data.rendering import NO_ROOM, ParsedResponse, UnrenderableError
 from drafthead.data.responses import LeftOut, Response, loops
 from drafthead.drafters.config import HeadConfig
@@ -32,7 +32,6 @@ from drafthead.target.tokenizer import stop_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = dict[str, Any]
 _T = TypeVar("_T")
 
 TRUNCATED, REFUSED, LOOPING = FLAGS = get_args(Fault)
@@ -79,29 +78,16 @@ class Dialogue:
 def open_dialogue(prompt: Prompt, turn_by_turn: bool) -> Dialogue:
     """A conversation at its first turn, or at its last one with the history of the data.
 
+    The turns of  s u1 a1 u2 a2 a3 u3  are  [s u1] [u2] [u3]. What comes before the user's first message stays there.
     Tool results belong to the calls that were made, so a conversation with tools in it keeps its history.
     """
     used_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in prompt.messages)
     if prompt.prompt_ids is not None or used_tools or not turn_by_turn:
         return Dialogue(prompt, prompt.messages)
-    first, *later = _turns(prompt.messages)
-    return Dialogue(prompt, first, tuple(later))
-
-
-def _turns(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """The messages before each response; an assistant's messages before the user's first stay where they are.
-
-    Of  s u1 a1 u2 a2 a3 u3  that is  [s u1] [u2] [u3].
-    """
-    turns: list[list[Message]] = [[]]
-    user_spoke = False
-    for message in messages:
-        if message["role"] != "assistant" or not user_spoke:
-            turns[-1].append(message)
-            user_spoke = user_spoke or message["role"] == "user"
-        elif turns[-1]:
-            turns.append([])
-    return [tuple(turn) for turn in turns]
+    begin = next(i for i, m in enumerate(prompt.messages) if m["role"] == "user")
+    runs = groupby(prompt.messages[begin:], lambda m: m["role"] == "assistant")
+    first, *later = [tuple(run) for is_response, run in runs if not is_response]
+    return Dialogue(prompt, (*prompt.messages[:begin], *first), tuple(later))
 
 
 def continuation(head: HeadConfig, split: str) -> int:

@@ -74,9 +74,8 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
         wait_until(partial(_ours, directory), f"another harvester of the spool, which makes {directory}")
     unfinished = [split for split in SPLITS if not claim(recipe, spec, split)]
     jobs = {split: list_jobs(recipe, split) for split in unfinished if split == "validation" or not online}
-    if recipe.states.one_pass:
-        for split in jobs:
-            move_captured(recipe, spec, split, jobs[split])
+    for split in jobs if recipe.states.one_pass else ():
+        move_captured(recipe, spec, split, jobs[split])
     if missing := to_do([job for split in jobs for job in jobs[split]]):
         started = time.monotonic()
         gpus = recipe.engine.tensor_parallel_size

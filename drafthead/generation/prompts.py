@@ -15,7 +15,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -247,12 +246,10 @@ def split_prompts(
 def draw_evenly(prompts: Sequence[Prompt], limit: int | None, seed: int) -> list[Prompt]:
     """At most `limit` prompts, categories as even as their sizes allow; deterministic in seed and content."""
     # Rank within the category first: the first n of this order hold every category's first n / categories.
-    ranked: list[tuple[int, int, Prompt]] = []
-    drawn: Counter[str] = Counter()
-    for place, prompt in enumerate(sorted(prompts, key=lambda p: digest([seed, p.id]))):
-        ranked.append((drawn[prompt.category], place, prompt))
-        drawn[prompt.category] += 1
-    return [prompt for _, _, prompt in sorted(sorted(ranked)[:limit], key=itemgetter(1))]
+    ordered = sorted(prompts, key=lambda p: digest([seed, p.id]))
+    categories = pd.Series([prompt.category for prompt in ordered], dtype=object)
+    ranks = categories.groupby(categories).cumcount().sort_values(kind="stable")
+    return [ordered[place] for place in sorted(ranks.index[:limit])]
 
 
 def print_prompts(recipe: Recipe, manifest: dict[str, Any]) -> None:

@@ -36,14 +36,7 @@ from drafthead.data.responses import KIND, part_path, read_left_out, read_part, 
 from drafthead.engine.generate import CapturingEngine, Engine, capturing_engine
 from drafthead.engine.offline import offline_engine
 from drafthead.engine.running import Runner, Task, run_here
-from drafthead.generation.dialogue import (
-    DROPPED,
-    FLAGS,
-    SplitRules,
-    continuation,
-    make_responses,
-    open_dialogue,
-)
+from drafthead.generation.dialogue import DROPPED, FLAGS, SplitRules, continuation, make_responses, open_dialogue
 from drafthead.generation.shards import captured_dir, claim_captured, cut_shards, log_rate
 from drafthead.target.pieces import TargetSpec, recipe_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
@@ -66,8 +59,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
         FileNotFoundError: the target is missing.
         ValueError: the target does not fit the recipe, or a split gets no response.
     """
-    settings = recipe.responses
-    spec = recipe_spec(recipe)
+    settings, spec = recipe.responses, recipe_spec(recipe)
     prompts = require(recipe.prompts_dir, PROMPTS, "python data_gen/prompts.py RECIPE", every_byte=True)
     if not settings.regenerate and prompts["identity"].get("answers") != "kept":
         raise ArtifactError(
@@ -103,15 +95,13 @@ def _generate(recipe: Recipe, spec: TargetSpec, parts: Sequence["Part"], run: Ru
 
 
 def _identity(recipe: Recipe, spec: TargetSpec, prompts: dict[str, Any], split: str) -> dict[str, Any]:
-    settings = recipe.responses.model_dump()
-    if split == "validation":
-        settings["temperature"] = 0.0
+    greedy = {"temperature": 0.0} if split == "validation" else {}
     return {
         "split": split,
         "prompts": reference(prompts),
         "target": target_identity(recipe, spec),
         "dtype": recipe.target.dtype,
-        "settings": settings,
+        "settings": recipe.responses.model_dump() | greedy,
         "continuation_tokens": continuation(recipe.head, split),
         "max_model_len": recipe.engine.max_model_len,
     }
@@ -147,20 +137,14 @@ def list_parts(recipe: Recipe, split: str) -> list[Part]:
 
 @contextmanager
 def part_worker(recipe: Recipe, spec: TargetSpec) -> Iterator["PartWorker"]:
-    """A running engine that makes parts."""
-    with running_engine(recipe, spec) as engine:
-        yield PartWorker(recipe, load_tokenizer(recipe, templated=True), engine)
-
-
-@contextmanager
-def running_engine(recipe: Recipe, spec: TargetSpec) -> Iterator[Engine]:
-    """An engine that runs the target, and keeps states where the recipe says so."""
+    """A running engine that makes parts, and keeps states where the recipe says so."""
+    tokenizer = load_tokenizer(recipe, templated=True)
     if recipe.states.one_pass:
         with capturing_engine(recipe, spec, seeded=True) as engine:
-            yield engine
+            yield PartWorker(recipe, tokenizer, engine)
     else:
         with offline_engine(recipe, seeded=True, disable_log_stats=True) as llm:
-            yield Engine(llm)
+            yield PartWorker(recipe, tokenizer, Engine(llm))
 
 
 class PartWorker:
@@ -168,28 +152,26 @@ class PartWorker:
 
     def __init__(self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", engine: Engine | None = None):
         self._rules = {split: SplitRules(recipe, split, tokenizer) for split in SPLITS}
-        self._captured = {split: captured_dir(recipe, split) for split in SPLITS}
-        self._sequences_per_shard = recipe.states.sequences_per_shard
-        self._engine = engine
+        self._recipe, self.engine = recipe, engine
 
     def make(self, part: Part, bar: tqdm) -> None:
         """Generate a part and write it; states that were captured with it follow in the background."""
-        engine = self._engine
+        engine = self.engine
         if engine is not None:
             engine.reset_cache()
         responses, left_out = make_responses(self._rules[part.split], engine, part.prompts, bar)
-        staged = self._captured[part.split] / part.path.stem
+        staged = captured_dir(self._recipe, part.split) / part.path.stem
         shutil.rmtree(staged, ignore_errors=True)  # of other responses to the same prompts
         write_part(part.path, responses, left_out)
         if isinstance(engine, CapturingEngine):
-            jobs = cut_shards(staged, [responses], self._sequences_per_shard)
+            jobs = cut_shards(staged, [responses], self._recipe.states.sequences_per_shard)
             slots = [slot for job in jobs for slot in job.slots()]
             engine.store(slots, [ids for job in jobs for ids in job.sequences()])
 
     def finish(self) -> None:
         """Wait until everything is on disk."""
-        if isinstance(self._engine, CapturingEngine):
-            self._engine.finish()
+        if isinstance(self.engine, CapturingEngine):
+            self.engine.finish()
 
 
 def finish_split(directory: Path) -> None:

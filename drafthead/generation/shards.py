@@ -116,14 +116,11 @@ def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
     """What states are made of, but for the responses: a part of the identity of whatever holds them."""
     return {
         "target": target_identity(recipe, spec),
-        "dtype": recipe.target.dtype,
-        "aux_layer_ids": list(recipe.target.aux_layer_ids),
+        **recipe.target.model_dump(include={"dtype", "aux_layer_ids"}),
         "num_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
-        "backend": recipe.states.backend,
-        "format": recipe.states.format,
+        **recipe.states.model_dump(include={"backend", "format", "sequences_per_shard"}),
         "layout": LAYOUT,
-        "sequences_per_shard": recipe.states.sequences_per_shard,
         **({"one_pass": True} if recipe.states.one_pass else {}),
     }
 

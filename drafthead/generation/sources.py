@@ -24,15 +24,7 @@ from pydantic import BaseModel
 
 from drafthead.artifacts import digest
 from drafthead.config.recipe import REPO_ROOT, PromptSource
-from drafthead.data.prompts import (
-    Conversation,
-    Message,
-    RowError,
-    parse_json,
-    parse_messages,
-    question,
-    token_ids,
-)
+from drafthead.data.prompts import Conversation, Message, RowError, parse_json, parse_messages, question, token_ids
 from drafthead.files import foreign, sha256_file
 
 Row = Mapping[str, Any]

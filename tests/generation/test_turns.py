@@ -74,13 +74,13 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
     questions = sum(m["role"] == "user" for p in prompts for m in p.messages)
     tokenizer = stage.load_tokenizer(recipe)
     with (
-        stage.running_engine(recipe, load_target_spec(recipe.target_path)) as generator,
+        stage.part_worker(recipe, load_target_spec(recipe.target_path)) as worker,
         progress_bar(questions, "test") as bar,
     ):
-        kept, ended = stage.make_responses(SplitRules(recipe, "train", tokenizer), generator, prompts, bar)
+        kept, ended = stage.make_responses(SplitRules(recipe, "train", tokenizer), worker.engine, prompts, bar)
         assert bar.n == questions
         strict = changed(recipe, "responses", drop=("truncated",))
-        none, dropped = stage.make_responses(SplitRules(strict, "train", tokenizer), generator, prompts, bar)
+        none, dropped = stage.make_responses(SplitRules(strict, "train", tokenizer), worker.engine, prompts, bar)
     assert all(r.flags[0] == "truncated" and r.turn == 0 and r.finish_reason == "length" for r in kept)
     assert {entry.reason for entry in ended} == {ENDED + "cut off"}
     assert len(kept) + sum(entry.turns for entry in ended) == questions
