@@ -27,7 +27,7 @@ from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.prompts import write_trained_on
 from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import States
-from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, resized
+from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
 from drafthead.drafters.registry import drafter_of
@@ -365,9 +365,9 @@ class Trainer:
         """The head at step 0: made from its target, or with the weights of `train.init_from`."""
         recipe, inputs, config = self.recipe, self.inputs, self.config
         if inputs.start is None:
-            shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
             self.vocabulary = draft_vocabulary(recipe, found)
-            self.shape = resized(shape, len(self.vocabulary.d2t))
+            head = recipe.head.sized(len(self.vocabulary.d2t))
+            self.shape = draft_shape(head, inputs.spec, recipe.target.aux_layer_ids)
             draft = self.drafter.from_target(self.shape, pieces, self.vocabulary, config.seed)
         else:
             weights = inputs.start.weights()
