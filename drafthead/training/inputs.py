@@ -73,8 +73,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
     for split, made in (("train", made_train), ("validation", made_validation)):
         found_target, target = target_names(made["target"], recipe, spec)
         found = {"target": found_target, "aux_layer_ids": made["aux_layer_ids"], "format": made.get("format")}
-        layers, number_format = list(recipe.target.aux_layer_ids), recipe.states.format
-        wanted = {"target": target, "aux_layer_ids": layers, "format": number_format}
+        wanted = {"target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format}
         _check_fits(recipe.states_dir(split), found, wanted)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},

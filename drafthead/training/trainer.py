@@ -313,31 +313,26 @@ class Trainer:
         A copy outside the engine computes: it needs no gathering, and the moving average can be judged as well.
         """
         K, accelerator = self.drafter.num_positions, self.accelerator
-        draft = frozen_copy(self.shape, weights, self.device, self.dtype)
-        config = self.config
+        draft, config = frozen_copy(self.shape, weights, self.device, self.dtype), self.config
         module = LossModule(draft, config.objective, config.zero_hidden_states, temperature=config.temperature)
-        plan = plan_epoch(self.replayed, self.config.tokens_per_batch, 0, 0)
+        plan = plan_epoch(self.replayed, config.tokens_per_batch, 0, 0)
         nothing = torch.zeros(K, dtype=torch.float32, device=self.device)
-        total, counted, acceptance = 0.0, 0, empty_acceptance(self.recipe.eval.num_draft_tokens)
+        none = empty_acceptance(self.recipe.eval.num_draft_tokens)
+        sums = torch.zeros(3 + len(none.accepted_per_position), dtype=torch.float64)
         for windows in plan[accelerator.process_index :: accelerator.num_processes]:
             batch = pack(self.inputs.validation, windows, self.drafter, whole_text=True).to(self.device, self.dtype)
             scored = module(batch, self.target, nothing)
-            total += float(scored.position_sums[0])
-            counted += int(batch.scored[0].sum())
-            acceptance += replayed(
-                scored.predictions.view(batch.scored.shape), self.target.target_ids, batch, acceptance,
-                self.recipe.eval.max_tokens,
-            )  # fmt: skip
-        counts = torch.tensor(
-            [total, counted, acceptance.drafts, *acceptance.accepted_per_position], dtype=torch.float64
-        )
-        total, counted, drafts, *accepted = accelerator.reduce(counts.to(self.device), "sum").cpu().tolist()
-        pooled = Acceptance(int(drafts), tuple(int(n) for n in accepted))
+            drafts = scored.predictions.view(batch.scored.shape)
+            found = replayed(drafts, self.target.target_ids, batch, none, self.recipe.eval.max_tokens)
+            first_step = float(scored.position_sums[0]), int(batch.scored[0].sum())
+            sums += torch.tensor([*first_step, found.drafts, *found.accepted_per_position], dtype=torch.float64)
+        loss, counted, rounds, *accepted = accelerator.reduce(sums.to(self.device), "sum").cpu().tolist()
+        pooled = Acceptance(int(rounds), tuple(map(int, accepted)))
         self.state = replace(
             self.state, acceptance_length=pooled.length, acceptance_per_position=pooled.rates,
             prompts=len(self.replayed), looping=self.looping,
         )  # fmt: skip
-        return Validation(total / counted, pooled.length, pooled.rates, int(drafts), len(self.replayed), self.looping)
+        return Validation(loss / counted, pooled.length, pooled.rates, int(rounds), len(self.replayed), self.looping)
 
     def save(self, step: int, weights: dict[str, Tensor], measured: bool = False) -> None:
         """Write a checkpoint, note whether it is the best of those that were measured, and apply retention."""
@@ -346,8 +341,7 @@ class Trainer:
             # Too few prompts decide nothing: the newest checkpoint counts as the best.
             rises = state.best_step == 0 or not state.acceptance_length <= state.best_acceptance_length
             if rises or few(state.prompts):
-                length = state.acceptance_length
-                state = replace(state, best_step=step, best_acceptance_length=length, without_rise=0)
+                state = replace(state, best_step=step, best_acceptance_length=state.acceptance_length, without_rise=0)
             else:
                 state = replace(state, without_rise=state.without_rise + 1)
         self.state = state
