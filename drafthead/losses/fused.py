@@ -98,11 +98,7 @@ class Teacher:
 
 
 def head_loss(
-    rows: HeadRows,
-    weight: Tensor,
-    teacher: Teacher,
-    scale: Tensor,
-    objective: Objective = "forward_kl",
+    rows: HeadRows, weight: Tensor, teacher: Teacher, scale: Tensor, objective: Objective = "forward_kl"
 ) -> HeadLoss:
     """Draft head, softmax and loss of all draft positions.
 

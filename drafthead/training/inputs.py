@@ -106,6 +106,19 @@ class Survey:
     silent: int
     by_category: dict[str, Tensor]
 
+    def check_mask_token(self, head: HeadConfig) -> None:
+        """Refuse a mask token that stands in the text, or is none of the target's.
+
+        Raises:
+            ValueError: naming the token and how often it occurs.
+        """
+        if isinstance(head, ParallelHead):
+            token, size = head.mask_token_id, len(self.seen)
+            found = int(self.seen[token]) if token < size else None
+            if found != 0:
+                where = f"occurs {found:,} times in the training text" if found else f"is not below {size}"
+                raise ValueError(f"head.mask_token_id {token} {where}; choose a token that the tokenizer reserves")
+
 
 def survey(
     store: States,
@@ -139,20 +152,6 @@ def survey(
         silent += not found
         windows += found
     return Survey(generated, seen, windows, silent, by_category)
-
-
-def check_mask_token(head: HeadConfig, seen: Tensor) -> None:
-    """Refuse a mask token that stands in the text, or is none of the target's.
-
-    Raises:
-        ValueError: naming the token and how often it occurs.
-    """
-    if isinstance(head, ParallelHead):
-        token = head.mask_token_id
-        found = int(seen[token]) if token < len(seen) else None
-        if found != 0:
-            where = f"occurs {found:,} times in the training text" if found else f"is not below {len(seen)}"
-            raise ValueError(f"head.mask_token_id {token} {where}; choose a token that the tokenizer reserves")
 
 
 def draft_vocabulary(recipe: Recipe, counts: Survey, start: Tensor | None = None) -> DraftVocabulary:

@@ -40,15 +40,7 @@ from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
 from drafthead.training.feed import Prefetch, build_feed
-from drafthead.training.inputs import (
-    Inputs,
-    Survey,
-    check_mask_token,
-    draft_vocabulary,
-    learned_before,
-    open_inputs,
-    survey,
-)
+from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, learned_before, open_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
 from drafthead.training.rejection import rejection_loss, rejection_of
@@ -180,7 +172,7 @@ class Trainer:
             read_categories(recipe.responses_dir("train")), self.thin,
             config.epochs if self.thin and self.drafter.draws else 1,
         )  # fmt: skip
-        check_mask_token(recipe.head, found.seen)
+        found.check_mask_token(recipe.head)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
         module = LossModule(
