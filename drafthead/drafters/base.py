@@ -92,7 +92,7 @@ class DraftModule(nn.Module, ABC):
     draft_rows: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # parameters with a row per token of its vocabulary
     shape: DraftShape
     lm_head: nn.Linear
-    fc: nn.Module  # reads the aux hidden states
+    fc: nn.Linear  # reads the aux hidden states
 
     @property
     def head_weight(self) -> Tensor:

@@ -15,8 +15,6 @@ from torch import nn
 from drafthead.artifacts import ArtifactError, describe_difference
 from drafthead.config.train import TrainConfig
 
-_RUN_TIMEOUT = timedelta(minutes=30)
-
 
 def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> Any:
     """An Accelerator whose engine is DeepSpeed.
@@ -40,7 +38,7 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
     accelerator = Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, model)),
         # Without a named backend, ranks on CPU each believe they are alone.
-        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_RUN_TIMEOUT)],
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(minutes=30))],
         gradient_accumulation_steps=accumulation_steps(config),
         log_with=None if config.tracker == "none" else config.tracker,
         project_dir=log_dir,

@@ -47,7 +47,6 @@ from drafthead.training.rejection import rejection_loss, rejection_of
 
 KIND = "run"
 logger = logging.getLogger(__name__)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def train(recipe: Recipe) -> Path:
@@ -108,11 +107,9 @@ class LossModule(nn.Module):
         super().__init__()
         self.draft, self.objective, self.rejection, self.temperature = draft, objective, rejection, temperature
         self.zero_hidden_states, self.recompute = zero_hidden_states, recompute
-        weight = draft.fc.weight
-        assert isinstance(weight, Tensor)
-        if zero_hidden_states and weight.requires_grad:
+        if zero_hidden_states and draft.fc.weight.requires_grad:
             # It starts at zero and stays: a mask state learned through fc would let the states through when served.
-            weight.register_hook(torch.zeros_like)
+            draft.fc.weight.register_hook(torch.zeros_like)
 
     def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
         """Loss over the scored rows of a batch.
@@ -181,7 +178,7 @@ class Trainer:
         )  # fmt: skip
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
-        self.dtype = _DTYPES[config.precision]
+        self.dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         check_ranks({**inputs.identity, "draft vocabulary": artifacts.digest(self.vocabulary.d2t.tolist())})
         if config.tracker != "none":
             start_tracker(self.accelerator, recipe)
@@ -364,7 +361,7 @@ class Trainer:
         if config.zero_hidden_states:
             # Trained on zeroed states fc stays zero, so the served head ignores the states it is given, as it did in
             # training; a random fc would feed it noise.
-            nn.init.zeros_(draft.fc.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(draft.fc.weight)
         return draft
 
     def _describe(self, found: Survey) -> None:

@@ -78,18 +78,12 @@ class StepLayout:
     Attributes:
         rope: cos and sin of the positions given.
         queries: (R,) which of them go on, or None for all.
-        cu_queries: (S + 1,) document boundaries among those.
-        cu_keys: (S + 1,) document boundaries among the step-0 keys.
-        longest: most queries and most step-0 keys of a document.
-        within: which of the layout's rows are queries, and of how many; None: all.
+        documents: cu_queries and cu_keys, (S + 1,) each, longest and within of those, as of `draft_attention`.
     """
 
     rope: tuple[Tensor, Tensor]
     queries: Tensor | None
-    cu_queries: Tensor
-    cu_keys: Tensor
-    longest: tuple[int, int]
-    within: tuple[Tensor, int] | None = None
+    documents: tuple[Tensor, Tensor, tuple[int, int], tuple[Tensor, int] | None]
 
     def select(self, states: Tensor) -> Tensor:
         """The positions that go on."""
@@ -125,11 +119,10 @@ class Attention(nn.Module):
         key = rotate(by_head(self.k_proj(states, self.states, key), step.rope[0]), *step.rope)
         cache = cache.extended(key, by_head(self.v_proj(states, self.states, value), step.rope[0]).contiguous())
         query = rotate(by_head(self.q_proj(step.select(states), self.states, query), rope[0]), *rope)
-        documents = step.cu_queries, step.cu_keys, step.longest, step.within
         keys, values = zip(*cache.steps, strict=True)
         # A window ends at the query; so many of its keys are those of later steps.
         window = self.window and self.window - len(keys) + 1
-        return self.o_proj(draft_attention(query, keys, values, *documents, window).flatten(1)), cache
+        return self.o_proj(draft_attention(query, keys, values, *step.documents, window).flatten(1)), cache
 
 
 class DraftLayer(nn.Module):
@@ -272,12 +265,12 @@ class DraftModel(DraftModule):
     @staticmethod
     def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:
         """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
-        of_rows, within = (layout.most_rows, layout.longest), layout.within(k)
-        if k == 0 and last_layer and (layout.roots or len(layout.rows) < rope[0].shape[0]):
-            return StepLayout(rope, layout.at(0, layout.rows), layout.cu_rows, layout.cu_seqlens, of_rows, within)
-        if k == 0:
-            return StepLayout(rope, None, layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest))
-        return StepLayout(rope, None, layout.cu_rows, layout.cu_seqlens, of_rows, within)
+        of_rows = layout.cu_rows, layout.cu_seqlens, (layout.most_rows, layout.longest), layout.within(k)
+        if k:
+            return StepLayout(rope, None, of_rows)
+        if last_layer and (layout.roots or len(layout.rows) < rope[0].shape[0]):
+            return StepLayout(rope, layout.at(0, layout.rows), of_rows)
+        return StepLayout(rope, None, (layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest), None))
 
 
 class Eagle3(Drafter):
