@@ -35,7 +35,7 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.packing import pack, plan_stream, whole
 from drafthead.data.store import StateStore
-from drafthead.drafters.base import DraftShape, draft_shape, frozen_copy, resized
+from drafthead.drafters.base import DraftShape, draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance
 from drafthead.evaluation.comparison import Change
@@ -102,8 +102,8 @@ class Replay:
         self.recipe, self.embeddings, self.target_ids = recipe, pieces.embed_tokens.float(), target_ids
         self.store = StateStore(recipe.states_dir("validation"))
         self.documents: list[Document] = choose_documents(self.store, recipe, sys.maxsize, sys.maxsize)[0]
-        shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
-        self.shape = resized(shape, len(target_ids))
+        head = recipe.head.sized(len(target_ids))
+        self.shape = draft_shape(head, inputs.spec, recipe.target.aux_layer_ids)
         t2d = torch.zeros(inputs.spec.vocab_size, dtype=torch.bool).index_fill_(0, target_ids, True)
         self.vocabulary = {"t2d": t2d, "d2t": target_ids - torch.arange(len(target_ids))}
 

@@ -125,14 +125,8 @@ def _merge_pairs(
     return out.to(query.dtype), lse
 
 
-def _expand(states: Tensor, num_heads: int) -> Tensor:
-    """(R, G, D) to (R, Q, D): every query head of a group sees the group's key or value."""
-    same = states.shape[1] == num_heads
-    return states if same else states.repeat_interleave(num_heads // states.shape[1], dim=1)
-
-
 def _reduce(states: Tensor, num_groups: int) -> Tensor:
-    """(R, Q, D) to (R, G, D): the transpose of `_expand`."""
+    """(R, Q, D) to (R, G, D): gradients of a group's key or value, which all of its query heads see."""
     return states if states.shape[1] == num_groups else states.unflatten(1, (num_groups, -1)).sum(2)
 
 
@@ -158,13 +152,12 @@ def _block_forward(query, key, value, scale, cu_queries, cu_keys, longest, windo
         )  # fmt: skip
         return out, lse.T, (rng, unused)
     attend, _ = _document_kernels(query)
-    outs, lses = [], []
+    heads, outs, lses = query.shape[1], [], []
     for rows, pieces in _pieces(cu_queries, cu_keys, window, query):
-        q = _heads_first(query[rows])
-        parts = [
-            attend(q, *_repeated_keys(key[piece], value[piece], q.shape[1]), 0.0, causal, attn_mask=mask, scale=scale)
-            for piece, causal, mask in pieces
-        ]
+        q, parts = _heads_first(query[rows], heads), []
+        for piece, causal, mask in pieces:
+            k, v = _heads_first(key[piece], heads), _heads_first(value[piece], heads)
+            parts.append(attend(q, k, v, 0.0, causal, attn_mask=mask, scale=scale))
         out, lse = parts[0] if len(parts) == 1 else _merge(*parts)
         outs.append(out[0].transpose(0, 1))
         lses.append(lse[0].T)
@@ -180,13 +173,13 @@ def _block_backward(grad_out, query, key, value, out, lse, rng, scale, cu_querie
         )  # fmt: skip
     _, differentiate = _document_kernels(query)
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    groups = key.shape[1]
+    heads, groups = query.shape[1], key.shape[1]
     for rows, pieces in _pieces(cu_queries, cu_keys, window, query):
-        q, wide_out, wide_grad = (_heads_first(states[rows]) for states in (query, out, grad_out))
+        q, wide_out, wide_grad = (_heads_first(states[rows], heads) for states in (query, out, grad_out))
         row_lse = lse[rows].T[None].contiguous()
         total = torch.zeros_like(q)
         for piece, causal, mask in pieces:
-            k, v = _repeated_keys(key[piece], value[piece], q.shape[1])
+            k, v = _heads_first(key[piece], heads), _heads_first(value[piece], heads)
             dq, dk, dv = differentiate(wide_grad, q, k, v, wide_out, row_lse, 0.0, causal, attn_mask=mask, scale=scale)
             total = total + dq
             grad_key[piece] += _reduce(dk[0].transpose(0, 1), groups)
@@ -205,10 +198,7 @@ def _document_kernels(query: Tensor) -> tuple[Callable, Callable]:
     if query.is_cuda:
         return dense_forward, dense_backward
     aten = torch.ops.aten
-    return (
-        aten._scaled_dot_product_flash_attention_for_cpu,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward,
-    )
+    return aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def _most(longest: tuple[int, int]) -> tuple[int, int]:
@@ -247,14 +237,11 @@ def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Te
     return (one[1] - lse).exp()[..., None] * one[0] + (other[1] - lse).exp()[..., None] * other[0], lse
 
 
-def _heads_first(states: Tensor) -> Tensor:
-    """(R, Q, D) to (1, Q, R, D), the layout of the kernels of one document."""
-    return states.transpose(0, 1)[None]
-
-
-def _repeated_keys(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The kernels of one document have no grouped heads: keys and values are repeated per query head."""
-    return _heads_first(_expand(key, heads)), _heads_first(_expand(value, heads))
+def _heads_first(states: Tensor, heads: int) -> Tensor:
+    """(R, Q, D) or (R, G, D) to (1, Q, R, D), as the kernels of one document want it. They have no grouped heads: keys
+    and values are repeated for each query head of their group."""
+    repeated = states[:, :, None].expand(-1, -1, heads // states.shape[1], -1).flatten(1, 2)  # a view of equal heads
+    return repeated.transpose(0, 1)[None]
 
 
 def dense_forward(

@@ -19,7 +19,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -92,7 +92,7 @@ class DraftModule(nn.Module, ABC):
     draft_rows: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # parameters with a row per token of its vocabulary
     shape: DraftShape
     lm_head: nn.Linear
-    fc: nn.Module  # reads the aux hidden states
+    fc: nn.Linear  # reads the aux hidden states
 
     @property
     def head_weight(self) -> Tensor:
@@ -294,8 +294,3 @@ def parameter_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
 def num_parameters(shape: DraftShape) -> int:
     """Trainable weights of a head."""
     return sum(math.prod(dimensions) for dimensions in parameter_shapes(shape).values())
-
-
-def resized(shape: DraftShape, draft_vocab_size: int) -> DraftShape:
-    """The shape with the draft vocabulary that was chosen."""
-    return replace(shape, head=shape.head.sized(draft_vocab_size))

@@ -13,12 +13,13 @@ documents of five and three tokens, P prompt and G generated, with loss rows fro
 Shapes: T tokens, R rows, Q teacher rows, S documents, N aux layers, H hidden, K draft positions.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_dataclass, tree_map_only
 
 from drafthead.losses.fused import Chunks, cut
 
@@ -115,13 +116,9 @@ class PackedBatch:
 
     def spread(self, computed: Tensor) -> Tensor:
         """(K, R) of (M,), the reverse of `computed`, with -1 where a row is not computed."""
-        if not self.layout.roots:
-            return computed.view(self.scored.shape)
         per_position = computed.new_full(self.scored.shape, -1)
-        for per_row, roots, part in zip(
-            per_position, self.layout.roots, computed.split(self.layout.counts(len(per_position))), strict=True
-        ):
-            per_row[roots] = part
+        for k, part in enumerate(computed.split(self.layout.counts(len(per_position)))):
+            per_position[k, self.layout.roots[k] if self.layout.roots else slice(None)] = part
         return per_position
 
     def teachers(self, num_positions: int) -> Tensor:
@@ -136,7 +133,7 @@ class PackedBatch:
 
     def on(self, device: torch.device) -> "PackedBatch":
         """The batch on a device; from page-locked memory the host does not wait."""
-        return _moved(self, lambda tensor: tensor.to(device, non_blocking=True))
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), self)
 
     def prepared(self, num_positions: int, device_type: str, roots: tuple[Tensor, ...] = ()) -> "PackedBatch":
         """A batch on the host, with what the head would otherwise have to ask a device for.
@@ -162,22 +159,16 @@ class PackedBatch:
 
     def record_stream(self, stream: Any) -> None:
         """Memory of another stream is not given out again before this one has read it."""
-        _moved(self, lambda tensor: tensor.record_stream(stream))
+        tree_map_only(Tensor, lambda tensor: tensor.record_stream(stream), self)
 
     def pinned(self) -> "PackedBatch":
         """The batch in page-locked host memory."""
-        return _moved(self, Tensor.pin_memory)
+        return tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), self)
 
 
-def _moved(part: Any, move: Callable[[Tensor], Any]) -> Any:
-    """A batch or a part of it, every tensor in it moved elsewhere."""
-    if isinstance(part, PackedBatch | Layout):
-        return replace(part, **{f.name: _moved(getattr(part, f.name), move) for f in fields(part)})
-    if isinstance(part, Chunks):
-        return part.moved(move)
-    if isinstance(part, tuple):
-        return tuple(_moved(entry, move) for entry in part)
-    return move(part) if isinstance(part, Tensor) else part
+# torch's tree_map goes through their fields.
+register_dataclass(Layout)
+register_dataclass(PackedBatch)
 
 
 def dequantise(values: Tensor, scale: Tensor) -> Tensor:

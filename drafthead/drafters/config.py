@@ -24,25 +24,17 @@ class HeadConfig(Section):
     sliding_window: int | None = Field(default=None, gt=0)  # tokens that every layer attends to; None: all
 
     @model_validator(mode="after")
-    def _check_heads(self) -> Self:
+    def _check(self) -> Self:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"head.num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"head.num_key_value_heads {self.num_key_value_heads}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_window(self) -> Self:
         if self.sliding_window is not None and self.sliding_window < (least := self.num_positions + 2):
             raise ValueError(
                 f"head.sliding_window {self.sliding_window} leaves {self.num_positions} draft positions no token of "
                 f"the text; give at least {least}, or leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_vocabulary(self) -> Self:
         if bool(self.draft_vocab_size) == (self.coverage is not None):
             raise ValueError(
                 f"head.draft_vocab_size {self.draft_vocab_size} and head.coverage {self.coverage}: set exactly one; "

@@ -32,17 +32,10 @@ def norm_kernel(states, weight, out, scale, size, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def norm_backward_kernel(
-    grad,  # (R, H)
-    states,  # (R, H)
-    weight,  # (H,)
-    scale,  # (R,)
-    grad_states,  # (R, H) out
-    grad_weight,  # (programs, H) float32 out, a part of the sum
-    rows,
-    size,
-    NEEDS_STATES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    grad, states, weight, scale, grad_states, grad_weight, rows, size, NEEDS_STATES: tl.constexpr, BLOCK: tl.constexpr
 ):
+    # grad, states (R, H), weight (H,), scale (R,); out: grad_states (R, H) and grad_weight (programs, H) float32, parts
+    # of the sum.
     lanes = tl.arange(0, BLOCK)
     inside = lanes < size
     w = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
@@ -84,17 +77,9 @@ def gated_backward_kernel(grad, gate, up, grad_gate, grad_up, size, BLOCK: tl.co
 
 
 @triton.jit
-def rotate_kernel(
-    states,  # (R, heads, D)
-    cos,  # (R, D) float32, both halves equal
-    sin,
-    out,
-    heads,
-    half,  # D / 2
-    BACK: tl.constexpr,  # by the negative angle: the transpose, and so the gradient
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-):
+def rotate_kernel(states, cos, sin, out, heads, half, BACK: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr):
+    # states, out (R, heads, D); cos, sin (R, D) float32, both halves (D / 2) equal. BACK: by the negative angle, the
+    # transpose, and so the gradient.
     row = tl.program_id(0).to(tl.int64)
     head, lane = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None]
     inside = (head < heads) & (lane < half)

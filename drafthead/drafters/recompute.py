@@ -106,10 +106,10 @@ class _RMSNorm(torch.autograd.Function):
         if kernels := kernels_for(states):
             return *kernels.rms_norm_backward(grad, states, weight, scale, ctx.needs_input_grad[0]), None
         unit = states * scale  # (R, H), float32 or wider
-        inner = grad * weight if ctx.needs_input_grad[0] else None
         grad_weight = (grad * unit).flatten(0, -2).sum(0).to(weight.dtype)
-        if inner is None:
+        if not ctx.needs_input_grad[0]:
             return None, grad_weight, None
+        inner = grad * weight
         grad_states = (inner - unit * (inner * unit).mean(-1, keepdim=True)) * scale
         return grad_states.to(states.dtype), grad_weight, None
 

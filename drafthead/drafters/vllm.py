@@ -29,7 +29,6 @@ _SIZES = {
     "num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_key_value_heads", "head_dim": "head_dim",
 }  # fmt: skip
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-_MAPS = ("d2t", "t2d")
 WINDOWED = "sliding_attention"
 
 
@@ -135,13 +134,10 @@ class HeadFiles(ABC):
                 f"hidden size {spec.hidden_size}: give the target that this head was trained for"
             )
         head = parse_head({"type": self.TYPE, **decoder_section(served, spec), **self.own_section(served)})
-        shape = replace(
-            draft_shape(head, spec, ids),
-            rms_norm_eps=served["rms_norm_eps"],
-            rope_parameters=rope_parameters_of(self.plain_form(config)),
-            max_position_embeddings=served["max_position_embeddings"],
-        )
-        return shape, tuple(ids)
+        # A head made elsewhere rotates and norms as its own config says, whatever the target's does.
+        own = {key: served[key] for key in ("rms_norm_eps", "max_position_embeddings")}
+        rope = rope_parameters_of(self.plain_form(config))
+        return replace(draft_shape(head, spec, ids), **own, rope_parameters=rope), tuple(ids)
 
     def exported_tensors(
         self, weights: dict[str, Tensor], shape: DraftShape, dtype: str, layout: str = "vllm"
@@ -151,7 +147,7 @@ class HeadFiles(ABC):
         d2t and t2d are left out where the head proposes the target's whole vocabulary: vLLM refuses them there.
         """
         whole = shape.head.draft_vocab_size == shape.vocab_size
-        kept = {name: tensor for name, tensor in weights.items() if not (whole and name in _MAPS)}
+        kept = {name: tensor for name, tensor in weights.items() if not (whole and name in ("d2t", "t2d"))}
         return {name: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for name, t in kept.items()}
 
     def checkpoint_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

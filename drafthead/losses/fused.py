@@ -13,7 +13,6 @@ Shapes: M rows of the drafter, K draft positions, T teacher tokens, H hidden, D 
 and R rows of a chunk.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
@@ -44,10 +43,6 @@ class Chunks(NamedTuple):
     met: Tensor
     token_counts: list[int]
     row_counts: list[int]
-
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "Chunks":
-        """The same with every tensor moved elsewhere."""
-        return self._replace(tokens=move(self.tokens), rows=move(self.rows), met=move(self.met))
 
     def split(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Tokens, rows and met of one chunk after another."""
@@ -103,11 +98,7 @@ class Teacher:
 
 
 def head_loss(
-    rows: HeadRows,
-    weight: Tensor,
-    teacher: Teacher,
-    scale: Tensor,
-    objective: Objective = "forward_kl",
+    rows: HeadRows, weight: Tensor, teacher: Teacher, scale: Tensor, objective: Objective = "forward_kl"
 ) -> HeadLoss:
     """Draft head, softmax and loss of all draft positions.
 

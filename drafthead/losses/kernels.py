@@ -20,15 +20,9 @@ BLOCK, WARPS = 4096, 8
 
 
 @triton.jit
-def target_kernel(
-    logits,  # (C, D) float32, in: the target's logits; out: r
-    lse,  # (C,) over the target's full vocabulary
-    mass,  # (C, 1) out
-    negentropy,  # (C,) out
-    size,  # D
-    BLOCK: tl.constexpr,
-):
-    # Normalises one row of the target's logits in place.
+def target_kernel(logits, lse, mass, negentropy, size, BLOCK: tl.constexpr):
+    # Normalises one row of the target's logits (C, D) float32 in place, to r; lse (C,) is over the target's full
+    # vocabulary; out: mass (C, 1), negentropy (C,).
     row = tl.program_id(0).to(tl.int64)
     logits += row * size
     lanes = tl.arange(0, BLOCK)

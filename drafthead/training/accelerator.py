@@ -15,8 +15,6 @@ from torch import nn
 from drafthead.artifacts import ArtifactError, describe_difference
 from drafthead.config.train import TrainConfig
 
-_RUN_TIMEOUT = timedelta(minutes=30)
-
 
 def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> Any:
     """An Accelerator whose engine is DeepSpeed.
@@ -40,10 +38,8 @@ def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> An
     accelerator = Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, model)),
         # Without a named backend, ranks on CPU each believe they are alone.
-        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=_RUN_TIMEOUT)],
+        kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(minutes=30))],
         gradient_accumulation_steps=accumulation_steps(config),
-        # The schedule is a function of the step; accelerate would advance it once per process.
-        step_scheduler_with_optimizer=False,
         log_with=None if config.tracker == "none" else config.tracker,
         project_dir=log_dir,
     )
@@ -80,8 +76,6 @@ def deepspeed_config(config: TrainConfig, model: nn.Module) -> dict:
         "bf16": {"enabled": config.precision == "bf16"},
         # A torch optimiser is given, so DeepSpeed has no fused one to compile.
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 10**12,
     }
 
 

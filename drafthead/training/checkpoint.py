@@ -13,7 +13,6 @@ optimiser files without an error.
 
 import io
 import logging
-import os
 import pickle
 import re
 import shutil
@@ -40,8 +39,6 @@ MODEL_FILE = "model.safetensors"
 _STATE = "state.json"
 _COPIES = 5  # of the weights: consolidated, the engine's, its master and two moments
 _ENGINE = "deepspeed"
-_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-_MODULE = "draft"  # of the engine's module, a LossModule, that holds the parameters
 logger = logging.getLogger(__name__)
 
 
@@ -123,12 +120,9 @@ def consolidated(accelerator: Any, engine: Any, averaged: bool) -> dict[str, Ten
 
     weights = {}
     for name, parameter in accelerator.unwrap_model(engine).draft.named_parameters():
-        if averaged:
-            full = safe_get_full_optimizer_state(parameter, EMA_STATE)
-            full = engine.optimizer.state[parameter][EMA_STATE] if full is None else full
-        else:
-            full = safe_get_full_fp32_param(parameter)
-            full = parameter if full is None else full  # without a ZeRO optimiser the parameter is the master
+        full = safe_get_full_optimizer_state(parameter, EMA_STATE) if averaged else safe_get_full_fp32_param(parameter)
+        if full is None:  # without a ZeRO optimiser the parameter is the master
+            full = engine.optimizer.state[parameter][EMA_STATE] if averaged else parameter
         weights[name] = full.detach().float().cpu().clone()
     return weights
 
@@ -197,6 +191,7 @@ def _nothing_runs(path: Path) -> Iterator[None]:
     Raises:
         ArtifactError: the state holds something else.
     """
+    from accelerate.utils import patch_environment
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -209,10 +204,9 @@ def _nothing_runs(path: Path) -> Iterator[None]:
             raise pickle.UnpicklingError(f"getattr of {kind!r}")
         return members[name]
 
-    os.environ[_WEIGHTS_ONLY] = "1"
+    known = [LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr")]
     try:
-        known = [LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr")]
-        with torch.serialization.safe_globals(known):
+        with patch_environment(torch_force_weights_only_load=1), torch.serialization.safe_globals(known):
             yield
     except pickle.UnpicklingError as error:
         # What follows is torch's advice to load it all the same.
@@ -222,8 +216,6 @@ def _nothing_runs(path: Path) -> Iterator[None]:
             f"{path} holds more than the state of a training run, and is not loaded ({reason}); somebody changed it: "
             "delete it to resume from an older checkpoint"
         ) from error
-    finally:
-        del os.environ[_WEIGHTS_ONLY]
 
 
 def _convert(source: Path, destination: Path) -> None:
@@ -249,7 +241,7 @@ def _to_parameters(optimizer: torch.optim.Optimizer) -> None:
 def _add_average(weights: Path, parameters: Path) -> None:
     """Put the moving average into the universal form, which is made of Adam's moments only but read by file name."""
     for name, tensor in load_file(weights).items():
-        folder = parameters / f"{_MODULE}.{name}"
+        folder = parameters / f"draft.{name}"  # as the engine's module, a LossModule, names them
         if folder.is_dir():  # d2t and t2d are no parameters
             torch.save({"param": tensor}, folder / f"{EMA_STATE}.pt")
 

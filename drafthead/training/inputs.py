@@ -73,8 +73,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
     for split, made in (("train", made_train), ("validation", made_validation)):
         found_target, target = target_names(made["target"], recipe, spec)
         found = {"target": found_target, "aux_layer_ids": made["aux_layer_ids"], "format": made.get("format")}
-        layers, number_format = list(recipe.target.aux_layer_ids), recipe.states.format
-        wanted = {"target": target, "aux_layer_ids": layers, "format": number_format}
+        wanted = {"target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format}
         _check_fits(recipe.states_dir(split), found, wanted)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},
@@ -106,6 +105,19 @@ class Survey:
     windows: list[Window]
     silent: int
     by_category: dict[str, Tensor]
+
+    def check_mask_token(self, head: HeadConfig) -> None:
+        """Refuse a mask token that stands in the text, or is none of the target's.
+
+        Raises:
+            ValueError: naming the token and how often it occurs.
+        """
+        if isinstance(head, ParallelHead):
+            token, size = head.mask_token_id, len(self.seen)
+            found = int(self.seen[token]) if token < size else None
+            if found != 0:
+                where = f"occurs {found:,} times in the training text" if found else f"is not below {size}"
+                raise ValueError(f"head.mask_token_id {token} {where}; choose a token that the tokenizer reserves")
 
 
 def survey(
@@ -140,20 +152,6 @@ def survey(
         silent += not found
         windows += found
     return Survey(generated, seen, windows, silent, by_category)
-
-
-def check_mask_token(head: HeadConfig, seen: Tensor) -> None:
-    """Refuse a mask token that stands in the text, or is none of the target's.
-
-    Raises:
-        ValueError: naming the token and how often it occurs.
-    """
-    if isinstance(head, ParallelHead):
-        token = head.mask_token_id
-        found = int(seen[token]) if token < len(seen) else None
-        if found != 0:
-            where = f"occurs {found:,} times in the training text" if found else f"is not below {len(seen)}"
-            raise ValueError(f"head.mask_token_id {token} {where}; choose a token that the tokenizer reserves")
 
 
 def draft_vocabulary(recipe: Recipe, counts: Survey, start: Tensor | None = None) -> DraftVocabulary:

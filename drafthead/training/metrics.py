@@ -3,7 +3,6 @@
 import json
 import logging
 import resource
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -201,5 +200,4 @@ def peak_memory_gib() -> float:
     """Peak memory of this process: GPU memory if there is one, else resident set."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes / 2**20 if sys.platform != "darwin" else kilobytes / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # of kilobytes

@@ -10,7 +10,7 @@ of the orthogonalised update, which is not clipped.
 """
 
 import math
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimi
         # Fused: one pass, no temporaries of the weights' size.
         optimizer = AdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS, fused=True)
     if config.zero_stage == 0:
-        optimizer.register_step_pre_hook(_clip(config.max_grad_norm))
+        optimizer.register_step_pre_hook(partial(_clip, config.max_grad_norm))
     if config.ema_decay is not None:
         optimizer.register_step_post_hook(_move_average)
     return optimizer
@@ -108,11 +108,7 @@ def gradient_norm(engine: Any) -> float:
     return float(engine.optimizer.grad_norm if norm is None else norm)
 
 
-def _clip(max_norm: float) -> Callable[[torch.optim.Optimizer, tuple, dict], None]:
-    """What a ZeRO optimiser does before its step, for ZeRO 0."""
-
-    def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        optimizer.grad_norm = nn.utils.clip_grad_norm_(parameters, max_norm)
-
-    return before_step
+def _clip(max_norm: float, optimizer: Any, args: tuple, kwargs: dict) -> None:
+    """Before a step at ZeRO 0: what a ZeRO optimiser does itself."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.grad_norm = nn.utils.clip_grad_norm_(parameters, max_norm)

@@ -27,7 +27,7 @@ from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.prompts import write_trained_on
 from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import States
-from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, resized
+from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
 from drafthead.drafters.registry import drafter_of
@@ -40,22 +40,13 @@ from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
 from drafthead.training.feed import Prefetch, build_feed
-from drafthead.training.inputs import (
-    Inputs,
-    Survey,
-    check_mask_token,
-    draft_vocabulary,
-    learned_before,
-    open_inputs,
-    survey,
-)
+from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, learned_before, open_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
 from drafthead.training.rejection import rejection_loss, rejection_of
 
 KIND = "run"
 logger = logging.getLogger(__name__)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def train(recipe: Recipe) -> Path:
@@ -116,11 +107,9 @@ class LossModule(nn.Module):
         super().__init__()
         self.draft, self.objective, self.rejection, self.temperature = draft, objective, rejection, temperature
         self.zero_hidden_states, self.recompute = zero_hidden_states, recompute
-        weight = draft.fc.weight
-        assert isinstance(weight, Tensor)
-        if zero_hidden_states and weight.requires_grad:
+        if zero_hidden_states and draft.fc.weight.requires_grad:
             # It starts at zero and stays: a mask state learned through fc would let the states through when served.
-            weight.register_hook(torch.zeros_like)
+            draft.fc.weight.register_hook(torch.zeros_like)
 
     def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
         """Loss over the scored rows of a batch.
@@ -180,7 +169,7 @@ class Trainer:
             read_categories(recipe.responses_dir("train")), self.thin,
             config.epochs if self.thin and self.drafter.draws else 1,
         )  # fmt: skip
-        check_mask_token(recipe.head, found.seen)
+        found.check_mask_token(recipe.head)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
         module = LossModule(
@@ -189,7 +178,7 @@ class Trainer:
         )  # fmt: skip
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
-        self.dtype = _DTYPES[config.precision]
+        self.dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         check_ranks({**inputs.identity, "draft vocabulary": artifacts.digest(self.vocabulary.d2t.tolist())})
         if config.tracker != "none":
             start_tracker(self.accelerator, recipe)
@@ -313,31 +302,26 @@ class Trainer:
         A copy outside the engine computes: it needs no gathering, and the moving average can be judged as well.
         """
         K, accelerator = self.drafter.num_positions, self.accelerator
-        draft = frozen_copy(self.shape, weights, self.device, self.dtype)
-        config = self.config
+        draft, config = frozen_copy(self.shape, weights, self.device, self.dtype), self.config
         module = LossModule(draft, config.objective, config.zero_hidden_states, temperature=config.temperature)
-        plan = plan_epoch(self.replayed, self.config.tokens_per_batch, 0, 0)
+        plan = plan_epoch(self.replayed, config.tokens_per_batch, 0, 0)
         nothing = torch.zeros(K, dtype=torch.float32, device=self.device)
-        total, counted, acceptance = 0.0, 0, empty_acceptance(self.recipe.eval.num_draft_tokens)
+        none = empty_acceptance(self.recipe.eval.num_draft_tokens)
+        sums = torch.zeros(3 + len(none.accepted_per_position), dtype=torch.float64)
         for windows in plan[accelerator.process_index :: accelerator.num_processes]:
             batch = pack(self.inputs.validation, windows, self.drafter, whole_text=True).to(self.device, self.dtype)
             scored = module(batch, self.target, nothing)
-            total += float(scored.position_sums[0])
-            counted += int(batch.scored[0].sum())
-            acceptance += replayed(
-                scored.predictions.view(batch.scored.shape), self.target.target_ids, batch, acceptance,
-                self.recipe.eval.max_tokens,
-            )  # fmt: skip
-        counts = torch.tensor(
-            [total, counted, acceptance.drafts, *acceptance.accepted_per_position], dtype=torch.float64
-        )
-        total, counted, drafts, *accepted = accelerator.reduce(counts.to(self.device), "sum").cpu().tolist()
-        pooled = Acceptance(int(drafts), tuple(int(n) for n in accepted))
+            drafts = scored.predictions.view(batch.scored.shape)
+            found = replayed(drafts, self.target.target_ids, batch, none, self.recipe.eval.max_tokens)
+            first_step = float(scored.position_sums[0]), int(batch.scored[0].sum())
+            sums += torch.tensor([*first_step, found.drafts, *found.accepted_per_position], dtype=torch.float64)
+        loss, counted, rounds, *accepted = accelerator.reduce(sums.to(self.device), "sum").cpu().tolist()
+        pooled = Acceptance(int(rounds), tuple(map(int, accepted)))
         self.state = replace(
             self.state, acceptance_length=pooled.length, acceptance_per_position=pooled.rates,
             prompts=len(self.replayed), looping=self.looping,
         )  # fmt: skip
-        return Validation(total / counted, pooled.length, pooled.rates, int(drafts), len(self.replayed), self.looping)
+        return Validation(loss / counted, pooled.length, pooled.rates, int(rounds), len(self.replayed), self.looping)
 
     def save(self, step: int, weights: dict[str, Tensor], measured: bool = False) -> None:
         """Write a checkpoint, note whether it is the best of those that were measured, and apply retention."""
@@ -346,8 +330,7 @@ class Trainer:
             # Too few prompts decide nothing: the newest checkpoint counts as the best.
             rises = state.best_step == 0 or not state.acceptance_length <= state.best_acceptance_length
             if rises or few(state.prompts):
-                length = state.acceptance_length
-                state = replace(state, best_step=step, best_acceptance_length=length, without_rise=0)
+                state = replace(state, best_step=step, best_acceptance_length=state.acceptance_length, without_rise=0)
             else:
                 state = replace(state, without_rise=state.without_rise + 1)
         self.state = state
@@ -365,9 +348,9 @@ class Trainer:
         """The head at step 0: made from its target, or with the weights of `train.init_from`."""
         recipe, inputs, config = self.recipe, self.inputs, self.config
         if inputs.start is None:
-            shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
             self.vocabulary = draft_vocabulary(recipe, found)
-            self.shape = resized(shape, len(self.vocabulary.d2t))
+            head = recipe.head.sized(len(self.vocabulary.d2t))
+            self.shape = draft_shape(head, inputs.spec, recipe.target.aux_layer_ids)
             draft = self.drafter.from_target(self.shape, pieces, self.vocabulary, config.seed)
         else:
             weights = inputs.start.weights()
@@ -378,7 +361,7 @@ class Trainer:
         if config.zero_hidden_states:
             # Trained on zeroed states fc stays zero, so the served head ignores the states it is given, as it did in
             # training; a random fc would feed it noise.
-            nn.init.zeros_(draft.fc.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(draft.fc.weight)
         return draft
 
     def _describe(self, found: Survey) -> None:

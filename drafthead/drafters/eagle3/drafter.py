@@ -46,9 +46,8 @@ class EmbeddingProjections:
 
     def of_rows(self, rows: Tensor) -> "EmbeddingProjections":
         """Those of the rows, (R, ...)."""
-        return EmbeddingProjections(
-            *(t if len(t) == len(rows) else t[rows] for t in (self.query, self.key, self.value))
-        )
+        parts = (self.query, self.key, self.value)
+        return EmbeddingProjections(*(t if len(t) == len(rows) else t[rows] for t in parts))
 
     def ahead(self, offset: int) -> "EmbeddingProjections":
         """Entry t + offset at index t. What wraps around at the end is read cache a document's end, and is not used."""
@@ -57,21 +56,19 @@ class EmbeddingProjections:
 
 @dataclass(frozen=True)
 class KeyValueCache:
-    """Keys and values of the TTT steps so far in one layer, rotated: step 0 (T, G, D), later steps (R, G, D)."""
+    """Keys, rotated, and values of the TTT steps so far in one layer: step 0 (T, G, D), later steps (R, G, D) each."""
 
-    keys: tuple[Tensor, ...] = ()
-    values: tuple[Tensor, ...] = ()
+    steps: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def of_rows(self, chosen: Tensor) -> "KeyValueCache":
         """With the entries of later steps of some rows only."""
-        keys, values = (
-            (first, *(states.index_select(0, chosen) for states in later)) for first, *later in (self.keys, self.values)
-        )
-        return KeyValueCache(keys, values)
+        first, *later = self.steps
+        kept = ((key.index_select(0, chosen), value.index_select(0, chosen)) for key, value in later)
+        return KeyValueCache((first, *kept))
 
     def extended(self, key: Tensor, value: Tensor) -> "KeyValueCache":
         """With one more step. A new object, so that a checkpointed step can be run again."""
-        return KeyValueCache((*self.keys, key), (*self.values, value))
+        return KeyValueCache((*self.steps, (key, value)))
 
 
 @dataclass(frozen=True)
@@ -81,18 +78,12 @@ class StepLayout:
     Attributes:
         rope: cos and sin of the positions given.
         queries: (R,) which of them go on, or None for all.
-        cu_queries: (S + 1,) document boundaries among those.
-        cu_keys: (S + 1,) document boundaries among the step-0 keys.
-        longest: most queries and most step-0 keys of a document.
-        within: which of the layout's rows are queries, and of how many; None: all.
+        documents: cu_queries and cu_keys, (S + 1,) each, longest and within of those, as of `draft_attention`.
     """
 
     rope: tuple[Tensor, Tensor]
     queries: Tensor | None
-    cu_queries: Tensor
-    cu_keys: Tensor
-    longest: tuple[int, int]
-    within: tuple[Tensor, int] | None = None
+    documents: tuple[Tensor, Tensor, tuple[int, int], tuple[Tensor, int] | None]
 
     def select(self, states: Tensor) -> Tensor:
         """The positions that go on."""
@@ -115,10 +106,8 @@ class Attention(nn.Module):
     def project(self, embeddings: Tensor, rows: Tensor | None) -> EmbeddingProjections:
         """The left half of the input's products; queries for the rows only, or for all where rows is None."""
         queried = embeddings if rows is None else embeddings[rows]
-        return EmbeddingProjections(*(
-            projection(states, self.embedded)
-            for projection, states in ((self.q_proj, queried), (self.k_proj, embeddings), (self.v_proj, embeddings))
-        ))  # fmt: skip
+        parts = (self.q_proj, queried), (self.k_proj, embeddings), (self.v_proj, embeddings)
+        return EmbeddingProjections(*(projection(states, self.embedded) for projection, states in parts))
 
     def forward(
         self, states: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
@@ -130,10 +119,10 @@ class Attention(nn.Module):
         key = rotate(by_head(self.k_proj(states, self.states, key), step.rope[0]), *step.rope)
         cache = cache.extended(key, by_head(self.v_proj(states, self.states, value), step.rope[0]).contiguous())
         query = rotate(by_head(self.q_proj(step.select(states), self.states, query), rope[0]), *rope)
-        documents = step.cu_queries, step.cu_keys, step.longest, step.within
+        keys, values = zip(*cache.steps, strict=True)
         # A window ends at the query; so many of its keys are those of later steps.
-        window = self.window and self.window - len(cache.keys) + 1
-        return self.o_proj(draft_attention(query, cache.keys, cache.values, *documents, window).flatten(1)), cache
+        window = self.window and self.window - len(keys) + 1
+        return self.o_proj(draft_attention(query, keys, values, *step.documents, window).flatten(1)), cache
 
 
 class DraftLayer(nn.Module):
@@ -141,31 +130,19 @@ class DraftLayer(nn.Module):
 
     def __init__(self, head: EagleHead, size: int, eps: float, first: bool):
         super().__init__()
-        self.norm_before_residual = head.norm_before_residual
+        self.norm_before_residual = first and head.norm_before_residual
         self.input_layernorm = RMSNorm(size, eps)
         self.hidden_norm = RMSNorm(size, eps) if first else None
         self.self_attn = Attention(head, size, reads=first)
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, head.intermediate_size)
 
-    def project(
-        self, embeddings: Tensor, layout: Layout, only_layer: bool
-    ) -> tuple[EmbeddingProjections, EmbeddingProjections]:
-        """What the first layer takes from the embeddings (T, H): in step 0, and of the rows in later steps."""
-        rows = layout.rows if only_layer and len(layout.rows) < len(embeddings) else None
-        first = self.self_attn.project(self.input_layernorm(embeddings), rows)
-        return first, first.of_rows(layout.rows)
-
     def forward(
         self, state: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
     ) -> tuple[Tensor, KeyValueCache]:
         """The state after the block, (R, H), and the cache with this step's keys and values."""
-        residual = state
-        if self.hidden_norm is None:
-            normed = self.input_layernorm(state)
-        else:
-            normed = self.hidden_norm(state)
-            residual = normed if self.norm_before_residual else state
+        normed = self.input_layernorm(state) if self.hidden_norm is None else self.hidden_norm(state)
+        residual = normed if self.norm_before_residual else state
         attended, cache = self.self_attn(normed, step, cache, projected)
         state = step.select(residual) + attended
         return state + self.mlp(self.post_attention_layernorm(state)), cache
@@ -246,7 +223,10 @@ class DraftModel(DraftModule):
         # Checkpointing whole steps keeps less than recomputing cheap activations; one tensor cannot be under both.
         with nullcontext() if recompute else recomputing():
             caches = tuple(KeyValueCache() for _ in range(1 + len(self.layers)))
-            first, later = self.midlayer.project(embeddings, layout, only_layer=not self.layers)
+            # A further layer wants the state after step 0 of every token, so queries of all of them.
+            rows = layout.rows if not self.layers and len(layout.rows) < len(embeddings) else None
+            first = self.midlayer.self_attn.project(self.midlayer.input_layernorm(embeddings), rows)
+            later = first.of_rows(layout.rows)
             state = self.combine(aux)
             for k in range(num_steps):
                 if k and layout.roots:
@@ -285,12 +265,12 @@ class DraftModel(DraftModule):
     @staticmethod
     def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:
         """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
-        of_rows, within = (layout.most_rows, layout.longest), layout.within(k)
-        if k == 0 and last_layer and (layout.roots or len(layout.rows) < rope[0].shape[0]):
-            return StepLayout(rope, layout.at(0, layout.rows), layout.cu_rows, layout.cu_seqlens, of_rows, within)
-        if k == 0:
-            return StepLayout(rope, None, layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest))
-        return StepLayout(rope, None, layout.cu_rows, layout.cu_seqlens, of_rows, within)
+        of_rows = layout.cu_rows, layout.cu_seqlens, (layout.most_rows, layout.longest), layout.within(k)
+        if k:
+            return StepLayout(rope, None, of_rows)
+        if last_layer and (layout.roots or len(layout.rows) < rope[0].shape[0]):
+            return StepLayout(rope, layout.at(0, layout.rows), of_rows)
+        return StepLayout(rope, None, (layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest), None))
 
 
 class Eagle3(Drafter):
