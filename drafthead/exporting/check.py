@@ -284,21 +284,16 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         found.append(str(error))
     dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
     files = drafter_of(recipe.head).vllm
-    wanted = files.checkpoint_tensors(files.exported_tensors(source.weights(), shape, dtype))
+    trained = files.checkpoint_tensors(files.exported_tensors(source.weights(), shape, dtype))  # in the file's type
     served = files.checkpoint_tensors(load_file(directory / "model.safetensors"))
-    return found + _tensors(served, wanted)
-
-
-def _tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
-    """The file's tensors against the checkpoint's in the file's type."""
-    lines = [f"model.safetensors has no {name}, which was trained" for name in sorted(wanted.keys() - found.keys())]
-    lines += [f"model.safetensors has {name}, which was not trained" for name in sorted(found.keys() - wanted.keys())]
-    both = sorted(found.keys() & wanted.keys())
-    if "t2d" in both and found["t2d"].shape == wanted["t2d"].shape:
-        others = int((found["t2d"].bool() & ~wanted["t2d"].bool()).sum())
+    found += [f"model.safetensors has no {name}, which was trained" for name in sorted(trained.keys() - served.keys())]
+    found += [f"model.safetensors has {name}, which was not trained" for name in sorted(served.keys() - trained.keys())]
+    both = sorted(served.keys() & trained.keys())
+    if "t2d" in both and served["t2d"].shape == trained["t2d"].shape:
+        others = int((served["t2d"].bool() & ~trained["t2d"].bool()).sum())
         if others:
-            lines.append(f"another draft vocabulary: {others} of {int(found['t2d'].sum())} tokens were not trained")
-    if changed := [name for name in both if not torch.equal(found[name], wanted[name])]:
+            found.append(f"another draft vocabulary: {others} of {int(served['t2d'].sum())} tokens were not trained")
+    if changed := [name for name in both if not torch.equal(served[name], trained[name])]:
         counted = f"{len(changed)} of {len(both)} tensors"
-        lines.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
-    return lines
+        found.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
+    return found
