@@ -164,7 +164,9 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec, seeded: bool = False) -> 
         seeded: responses will be sampled, with seeds of their own.
     """
     options = {"enable_prefix_caching": False, "disable_log_stats": True, **capture_options(recipe, spec)}
-    if seeded and _runs_v2():
+    # vLLM takes its model runner V2 on GPUs, unless the user says otherwise.
+    runs_v2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0" if on_cpu() else "1") == "1"
+    if seeded and runs_v2:
         # No drafts at any batch size: CUDA graphs of decode steps are captured for one token of each request, not for
         # two. V1 does not know this for captured states, and decodes without full graphs.
         options["speculative_config"] |= {"num_speculative_tokens_per_batch_size": [(1, 1, 0)]}
@@ -175,11 +177,6 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec, seeded: bool = False) -> 
         options["gpu_memory_utilization"] = recipe.engine.gpu_memory_utilization - share
     with offline_engine(recipe, seeded=seeded, **options) as llm:
         yield CapturingEngine(llm)
-
-
-def _runs_v2() -> bool:
-    """Whether vLLM takes its model runner V2: on GPUs, unless the user says otherwise."""
-    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0" if on_cpu() else "1") == "1"
 
 
 def reserved_bytes(recipe: Recipe, spec: TargetSpec) -> int:

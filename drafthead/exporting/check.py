@@ -36,14 +36,7 @@ from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
 from drafthead.statistics import few
-from drafthead.target.pieces import (
-    SCORED_ROWS,
-    compute_dtype,
-    frozen_target,
-    load_pieces,
-    load_target_spec,
-    target_names,
-)
+from drafthead.target.pieces import SCORED_ROWS, compute_dtype, frozen_target, load_pieces, recipe_spec, target_names
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over responses that came out as stored
 LOOSE_TOLERANCE = 0.15  # over all responses, when fewer than half of the rounds are comparable
@@ -182,8 +175,7 @@ def expected_rounds(
         Of every response with greedy drafts, vLLM's default, and with drafts sampled from the head's distribution.
     """
     model, drafter = frozen_copy(shape, weights, _CPU, torch.float32), drafter_of(shape.head)
-    where = recipe.target_path, recipe.target.revision
-    pieces, spec = load_pieces(*where), load_target_spec(*where)
+    pieces, spec = load_pieces(recipe.target_path, recipe.target.revision), recipe_spec(recipe)
     target_ids, K = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids, recipe.eval.num_draft_tokens
     target, lm_head = frozen_target(pieces, spec, target_ids, _CPU, torch.float32), pieces.lm_head.float()
     draft_ids = torch.full((spec.vocab_size,), -1).index_copy_(0, target_ids, torch.arange(len(target_ids)))
@@ -268,7 +260,7 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         source: the checkpoint it should come from.
         shape: of the trained head.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    spec = recipe_spec(recipe)
     differences = source.differences(recipe, spec)
     found = [f"the recipe describes another head than was trained:\n{differences}"] if differences else []
     if (directory / artifacts.MANIFEST).exists():
