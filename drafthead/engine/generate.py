@@ -6,7 +6,7 @@ and no tokenizer changes anything on the way.
 A `CapturingEngine` keeps the states of every request with a name, until `store` gives them their places in shards. A
 harvest reads finished texts as prompts and stores them; with states.one_pass the states of responses are kept while
 these are generated, and stored when it is known which of them stay. Tokens are those of a plain engine (see
-capture.connector.WithoutDrafts). The states of one pass are the ones that the response was sampled from: of the prompt
+connector.WithoutDrafts). The states of one pass are the ones that the response was sampled from: of the prompt
 from the prefill, of the response from decode steps, where a harvest computes all of them in prefill. The kernels round
 differently, in bf16 about as much as two batches of one kernel do.
 
@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of
-from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.offline import offline_engine, on_cpu
+from drafthead.engine.shard_writer import ShardSlot
 from drafthead.progress import wait_until
 from drafthead.target.pieces import SCORED_ROWS, TargetSpec, compute_dtype
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BATCHED_TOKENS = 16_384  # of a step, vLLM's own choice on GPUs of 70 GiB and more; 8,192 on smaller ones
 _FLOAT32 = 4  # bytes
-_CONNECTOR = "drafthead.engine.capture.connector"
+_CONNECTOR = "drafthead.engine.connector"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from drafthead.engine.capture.shard_writer import KeptRows, ShardSlot, ShardWriter, SideStream, to_host
+from drafthead.engine.shard_writer import KeptRows, ShardSlot, ShardWriter, SideStream, to_host
 from drafthead.target.pieces import TargetHead
 
 if TYPE_CHECKING:
