@@ -15,8 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from drafthead.engine.running import LOOK_EVERY, Job, Task, run_engine, unwritten
-from drafthead.progress import progress_bar
+from drafthead.engine.running import LOOK_EVERY, Job, Task, follow, run_engine, unwritten
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 try:
@@ -60,7 +59,7 @@ def run_on_cluster(task: Task, jobs: Sequence[Job], workers: int | None = None) 
             )
         needs = {"num_gpus": amount} if resource == "GPU" else {"num_cpus": amount}
         fruitless = 0
-        with progress_bar(sum(job.size for job in jobs), task.doing, task.unit) as bar:
+        with task.bar(jobs) as bar:
             while missing := unwritten(jobs):
                 lost = _round(task, missing, min(workers or places, len(missing)), needs, bar)
                 fruitless = 0 if len(unwritten(jobs)) < len(missing) else fruitless + 1
@@ -83,7 +82,7 @@ def _round(task: Task, jobs: Sequence[Job], engines: int, needs: dict[str, int],
     try:
         while running:
             ended, running = ray.wait(running, timeout=LOOK_EVERY)
-            bar.update(bar.total - sum(job.size for job in unwritten(jobs)) - bar.n)
+            follow(bar, jobs)
             try:
                 ray.get(ended)
             except RayTaskError as error:

@@ -6,7 +6,7 @@ and no tokenizer changes anything on the way.
 A `CapturingEngine` keeps the states of every request with a name, until `store` gives them their places in shards. A
 harvest reads finished texts as prompts and stores them; with states.one_pass the states of responses are kept while
 these are generated, and stored when it is known which of them stay. Tokens are those of a plain engine (see
-capture.connector.WithoutDrafts). The states of one pass are the ones that the response was sampled from: of the prompt
+connector.WithoutDrafts). The states of one pass are the ones that the response was sampled from: of the prompt
 from the prefill, of the response from decode steps, where a harvest computes all of them in prefill. The kernels round
 differently, in bf16 about as much as two batches of one kernel do.
 
@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.drafters.registry import drafter_of
-from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.offline import offline_engine, on_cpu
+from drafthead.engine.shard_writer import ShardSlot
 from drafthead.progress import wait_until
 from drafthead.target.pieces import SCORED_ROWS, TargetSpec, compute_dtype
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BATCHED_TOKENS = 16_384  # of a step, vLLM's own choice on GPUs of 70 GiB and more; 8,192 on smaller ones
 _FLOAT32 = 4  # bytes
-_CONNECTOR = "drafthead.engine.capture.connector"
+_CONNECTOR = "drafthead.engine.connector"
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,9 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec, seeded: bool = False) -> 
         seeded: responses will be sampled, with seeds of their own.
     """
     options = {"enable_prefix_caching": False, "disable_log_stats": True, **capture_options(recipe, spec)}
-    if seeded and _runs_v2():
+    # vLLM takes its model runner V2 on GPUs, unless the user says otherwise.
+    runs_v2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0" if on_cpu() else "1") == "1"
+    if seeded and runs_v2:
         # No drafts at any batch size: CUDA graphs of decode steps are captured for one token of each request, not for
         # two. V1 does not know this for captured states, and decodes without full graphs.
         options["speculative_config"] |= {"num_speculative_tokens_per_batch_size": [(1, 1, 0)]}
@@ -175,11 +177,6 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec, seeded: bool = False) -> 
         options["gpu_memory_utilization"] = recipe.engine.gpu_memory_utilization - share
     with offline_engine(recipe, seeded=seeded, **options) as llm:
         yield CapturingEngine(llm)
-
-
-def _runs_v2() -> bool:
-    """Whether vLLM takes its model runner V2: on GPUs, unless the user says otherwise."""
-    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0" if on_cpu() else "1") == "1"
 
 
 def reserved_bytes(recipe: Recipe, spec: TargetSpec) -> int:

@@ -12,12 +12,13 @@ an error, and the same command continues.
 import argparse
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from multiprocessing.managers import SyncManager
 from pathlib import Path
 from queue import Empty
@@ -69,6 +70,10 @@ class Task:
     doing: str
     unit: str
 
+    def bar(self, jobs: Sequence[Job]) -> tqdm:
+        """Of the sequences of these jobs."""
+        return progress_bar(sum(job.size for job in jobs), self.doing, self.unit)
+
 
 Runner = Callable[[Task, Sequence[Job]], None]
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -113,10 +118,8 @@ def run_here(task: Task, jobs: Sequence[Job]) -> None:
     Raises:
         ValueError: a file does not exist.
     """
-    with task.start() as worker, progress_bar(sum(job.size for job in jobs), task.doing, task.unit) as bar:
-        for job in jobs:
-            worker.make(job, bar)
-        worker.finish()
+    with task.bar(jobs) as bar:
+        _make(task, iter(jobs), bar)
     _all_written(jobs)
 
 
@@ -127,22 +130,18 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
         ValueError: a worker died, or a file does not exist.
         Exception: whatever a worker raised.
     """
-    workers, total = min(workers, len(jobs)), sum(job.size for job in jobs)
+    workers = min(workers, len(jobs))
     context = multiprocessing.get_context("spawn")
     manager = SyncManager(ctx=context)
     manager.start(end_with_pool)
-    with (
-        manager,
-        ProcessPoolExecutor(workers, context, end_with_pool) as pool,
-        progress_bar(total, task.doing, task.unit) as bar,
-    ):
+    with manager, ProcessPoolExecutor(workers, context, end_with_pool) as pool, task.bar(jobs) as bar:
         queue = manager.Queue()
         for job in jobs:
             queue.put(job)
         running = {pool.submit(run_engine, task, queue.get_nowait, devices) for devices in _devices(task.gpus, workers)}
         while running:
             ended, running = wait(running, timeout=LOOK_EVERY, return_when=FIRST_EXCEPTION)
-            bar.update(total - sum(job.size for job in unwritten(jobs)) - bar.n)
+            follow(bar, jobs)
             for worker in ended:
                 if isinstance(error := worker.exception(), BrokenProcessPool):
                     raise ValueError("an engine's process died; what it said is above. Run the same command again")
@@ -181,19 +180,28 @@ def run_engine(task: Task, take: Callable[[], Job], devices: str | None = None) 
     if devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
     keep_engines_in_this_process()
-    try:
-        job = take()
-    except Empty:
-        return
-    with task.start() as worker:
+    _make(task, _taken(take), tqdm(disable=True))
+
+
+def _taken(take: Callable[[], Job]) -> Iterator[Job]:
+    with suppress(Empty):
         while True:
-            if not job.path.exists():
-                worker.make(job, tqdm(disable=True))
-            try:
-                job = take()
-            except Empty:
-                break
-        worker.finish()
+            yield take()
+
+
+def _make(task: Task, jobs: Iterator[Job], bar: tqdm) -> None:
+    """Make the files that nobody else has made; without a job no engine starts."""
+    if (first := next(jobs, None)) is not None:
+        with task.start() as worker:
+            for job in chain([first], jobs):
+                if not job.path.exists():
+                    worker.make(job, bar)
+            worker.finish()
+
+
+def follow(bar: tqdm, jobs: Sequence[Job]) -> None:
+    """Advance the bar to the jobs whose files exist."""
+    bar.update(bar.total - sum(job.size for job in unwritten(jobs)) - bar.n)
 
 
 def _devices(gpus: int, workers: int) -> list[str | None]:

@@ -30,11 +30,10 @@ import torch
 from drafthead.config import Recipe
 from drafthead.engine.offline import cpu_cache_gib, target_arguments
 from drafthead.processes import ends_with_parent
-from drafthead.progress import progress_bar
+from drafthead.progress import wait_until
 
 HOST = "127.0.0.1"
 SERVER_MODULE = "drafthead.engine.api_server"  # vLLM's own, with its CPU build repaired
-_USUAL_START_S = 30
 _STOP_S = 10
 
 
@@ -71,9 +70,7 @@ def _compact(config: dict[str, Any]) -> str:
 
 def speculative_flag(config: dict[str, Any] | None) -> str:
     """The flag that turns drafting on in vLLM, ready for a shell; empty for a server without it."""
-    if config is None:
-        return ""
-    return f"--speculative-config {shlex.quote(_compact(config))}"
+    return f"--speculative-config {shlex.quote(_compact(config))}" if config else ""
 
 
 def deployment_command(recipe: Recipe, config: dict[str, Any] | None) -> str:
@@ -129,7 +126,6 @@ def running_server(
     key, port = secrets.token_urlsafe(24), _free_port()
     command = server_command(recipe, port, speculative, extra_args)
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -142,8 +138,7 @@ def running_server(
         )
         try:
             base_url = f"http://{HOST}:{port}"
-            _wait_until_healthy(process, base_url, log_path, timeout_s)
-            started = time.monotonic() - begun
+            started = _wait_until_healthy(process, base_url, log_path, timeout_s)
             server = Server(base_url, recipe.name, key, log_path, tuple(command), started, process=process)
             server.check_key()
             yield server
@@ -158,21 +153,22 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path, timeout_s: float) -> None:
+def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path, timeout_s: float) -> float:
     begun = time.monotonic()
-    with progress_bar(_USUAL_START_S, "starting vLLM", "s") as bar:
-        while (waited := time.monotonic() - begun) < timeout_s:
-            if process.poll() is not None:
-                raise ServerError(
-                    f"vLLM ended with code {process.returncode} after {waited:.0f} s. {_last_lines(log_path)}"
-                )
-            with suppress(httpx.TransportError):  # not listening yet
-                if httpx.get(f"{base_url}/health", timeout=2, trust_env=False).is_success:
-                    return
-            time.sleep(0.25)
-            bar.total = max(_USUAL_START_S, int(waited) + 1)
-            bar.update(int(waited) - bar.n)
-    raise ServerError(f"vLLM did not answer on {base_url} within {timeout_s:.0f} s. {_last_lines(log_path)}")
+
+    def healthy() -> bool:
+        waited = time.monotonic() - begun
+        if process.poll() is not None:
+            raise ServerError(
+                f"vLLM ended with code {process.returncode} after {waited:.0f} s. {_last_lines(log_path)}"
+            )
+        if waited > timeout_s:
+            raise ServerError(f"vLLM did not answer on {base_url} within {timeout_s:.0f} s. {_last_lines(log_path)}")
+        with suppress(httpx.TransportError):  # not listening yet
+            return httpx.get(f"{base_url}/health", timeout=2, trust_env=False).is_success
+        return False
+
+    return wait_until(healthy, f"vLLM to start (it logs to {log_path})")
 
 
 def _stop_group(process: subprocess.Popen) -> None:

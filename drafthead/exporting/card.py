@@ -38,15 +38,10 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
     """
     manifest = artifacts.require(recipe.head_dir, "head", "python export/head.py RECIPE")
     files = drafter_of(recipe.head).vllm
+    package = Path(__file__).parents[1]
+    folders = [package / "exporting" / "templates", package / "drafters" / files.TYPE / "templates"]
     environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [
-                jinja2.PackageLoader(package, "templates")
-                for package in ("drafthead.exporting", f"drafthead.drafters.{files.TYPE}")
-            ]
-        ),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
+        loader=jinja2.FileSystemLoader(folders), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     environment.filters |= {"plain": in_markdown, "few": few}
     run = artifacts.read_json(run_dir / artifacts.IDENTITY)

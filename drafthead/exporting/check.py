@@ -36,14 +36,7 @@ from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import offline_engine
 from drafthead.statistics import few
-from drafthead.target.pieces import (
-    SCORED_ROWS,
-    compute_dtype,
-    frozen_target,
-    load_pieces,
-    load_target_spec,
-    target_names,
-)
+from drafthead.target.pieces import SCORED_ROWS, compute_dtype, frozen_target, load_pieces, recipe_spec, target_names
 
 TOLERANCE = 0.05  # of the acceptance length, relative, over responses that came out as stored
 LOOSE_TOLERANCE = 0.15  # over all responses, when fewer than half of the rounds are comparable
@@ -182,8 +175,7 @@ def expected_rounds(
         Of every response with greedy drafts, vLLM's default, and with drafts sampled from the head's distribution.
     """
     model, drafter = frozen_copy(shape, weights, _CPU, torch.float32), drafter_of(shape.head)
-    where = recipe.target_path, recipe.target.revision
-    pieces, spec = load_pieces(*where), load_target_spec(*where)
+    pieces, spec = load_pieces(recipe.target_path, recipe.target.revision), recipe_spec(recipe)
     target_ids, K = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids, recipe.eval.num_draft_tokens
     target, lm_head = frozen_target(pieces, spec, target_ids, _CPU, torch.float32), pieces.lm_head.float()
     draft_ids = torch.full((spec.vocab_size,), -1).index_copy_(0, target_ids, torch.arange(len(target_ids)))
@@ -268,7 +260,7 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         source: the checkpoint it should come from.
         shape: of the trained head.
     """
-    spec = load_target_spec(recipe.target_path, recipe.target.revision)
+    spec = recipe_spec(recipe)
     differences = source.differences(recipe, spec)
     found = [f"the recipe describes another head than was trained:\n{differences}"] if differences else []
     if (directory / artifacts.MANIFEST).exists():
@@ -284,21 +276,16 @@ def head_differences(recipe: Recipe, directory: Path, source: Checkpoint, shape:
         found.append(str(error))
     dtype = str(compute_dtype(spec, recipe.target.dtype)).removeprefix("torch.")
     files = drafter_of(recipe.head).vllm
-    wanted = files.checkpoint_tensors(files.exported_tensors(source.weights(), shape, dtype))
+    trained = files.checkpoint_tensors(files.exported_tensors(source.weights(), shape, dtype))  # in the file's type
     served = files.checkpoint_tensors(load_file(directory / "model.safetensors"))
-    return found + _tensors(served, wanted)
-
-
-def _tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
-    """The file's tensors against the checkpoint's in the file's type."""
-    lines = [f"model.safetensors has no {name}, which was trained" for name in sorted(wanted.keys() - found.keys())]
-    lines += [f"model.safetensors has {name}, which was not trained" for name in sorted(found.keys() - wanted.keys())]
-    both = sorted(found.keys() & wanted.keys())
-    if "t2d" in both and found["t2d"].shape == wanted["t2d"].shape:
-        others = int((found["t2d"].bool() & ~wanted["t2d"].bool()).sum())
+    found += [f"model.safetensors has no {name}, which was trained" for name in sorted(trained.keys() - served.keys())]
+    found += [f"model.safetensors has {name}, which was not trained" for name in sorted(served.keys() - trained.keys())]
+    both = sorted(served.keys() & trained.keys())
+    if "t2d" in both and served["t2d"].shape == trained["t2d"].shape:
+        others = int((served["t2d"].bool() & ~trained["t2d"].bool()).sum())
         if others:
-            lines.append(f"another draft vocabulary: {others} of {int(found['t2d'].sum())} tokens were not trained")
-    if changed := [name for name in both if not torch.equal(found[name], wanted[name])]:
+            found.append(f"another draft vocabulary: {others} of {int(served['t2d'].sum())} tokens were not trained")
+    if changed := [name for name in both if not torch.equal(served[name], trained[name])]:
         counted = f"{len(changed)} of {len(both)} tensors"
-        lines.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
-    return lines
+        found.append(f"other values than in the checkpoint: {', '.join(changed)} ({counted})")
+    return found

@@ -53,8 +53,8 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         The head's directory.
 
     Raises:
-        ArtifactError: there is no finished run, the checkpoint is damaged, the prompts here are not the run's, or
-            there is nothing to check serving on.
+        ArtifactError: there is no finished run, the checkpoint is damaged, the prompts here are not the run's, there is
+            nothing to check serving on, or the files of an exported head have changed.
         InUseError: another process is exporting to the same directory.
         ValueError: the checkpoint does not fit the recipe, or a check failed; nothing is left to serve then.
     """
@@ -66,14 +66,23 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         serve_check = False
     spec = recipe_spec(recipe)
     source = open_checkpoint(recipe, checkpoint, spec)
-    directory = recipe.head_dir
+    directory, shape = recipe.head_dir, source.shape(spec)
     if artifacts.begin(directory, KIND, _identity(recipe, spec, source), alone=True):
-        _check_again(recipe, spec, source, serve_check)
+        counts = artifacts.require(directory, KIND, "python export/head.py RECIPE", every_byte=True)["counts"]
+        if serve_check and not counts.get("serve_check"):  # checked now; the files stay as they are
+            _finish(directory, counts | {"serve_check": check_serving(recipe, directory, source, shape)})
+        else:
+            log.info(f"{directory} is complete; nothing to do")
         return directory
     candidate = directory / _CANDIDATE
     shutil.rmtree(candidate, ignore_errors=True)  # of a killed export
     try:
-        counts = _write_checked(recipe, spec, source, candidate, serve_check)
+        weights = source.weights()
+        check_tensors(weights, shape)
+        config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
+        record_prompts(recipe, candidate)
+        check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
+        found = check_serving(recipe, candidate, source, shape) if serve_check else None
     except BaseException:
         shutil.rmtree(candidate, ignore_errors=True)
         _unclaim(directory)
@@ -82,7 +91,8 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         os.replace(path, directory / path.name)  # the one without which nothing loads comes last
     candidate.rmdir()
     sync(directory)
-    _finish(directory, counts)
+    counts = {"parameters": num_parameters(shape), "predicted_on": _predicted_on(source)}
+    _finish(directory, counts | {"serve_check": found})
     log.info(f"exported {source.path.name} to {directory}")
     return directory
 
@@ -148,34 +158,6 @@ def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str,
         **({"started_from": source.run["started_from"]} if "started_from" in source.run else {}),
         "export": recipe.export.model_dump(mode="json", exclude={"license"}),  # the licence is on the card only
     }
-
-
-def _write_checked(
-    recipe: Recipe, spec: TargetSpec, source: Checkpoint, candidate: Path, serve_check: bool
-) -> dict[str, Any]:
-    """Fill the candidate's directory and run the checks on it; what they found goes into the manifest."""
-    shape, weights = source.shape(spec), source.weights()
-    check_tensors(weights, shape)
-    config = write_head(recipe, candidate, weights, shape, source.aux_layer_ids)
-    record_prompts(recipe, candidate)
-    check_config(config, shape, source.aux_layer_ids, recipe.engine.max_model_len)
-    found = check_serving(recipe, candidate, source, shape) if serve_check else None
-    return {"parameters": num_parameters(shape), "predicted_on": _predicted_on(source), "serve_check": found}
-
-
-def _check_again(recipe: Recipe, spec: TargetSpec, source: Checkpoint, serve_check: bool) -> None:
-    """A whole head that was exported without the serving check is checked now; its files stay as they are.
-
-    Raises:
-        ArtifactError: they are not the ones that were exported.
-    """
-    directory = recipe.head_dir
-    counts = artifacts.require(directory, KIND, "python export/head.py RECIPE", every_byte=True)["counts"]
-    if not serve_check or counts.get("serve_check"):
-        log.info(f"{directory} is complete; nothing to do")
-        return
-    counts["serve_check"] = check_serving(recipe, directory, source, source.shape(spec))
-    _finish(directory, counts)
 
 
 def _finish(directory: Path, counts: dict[str, Any]) -> None:

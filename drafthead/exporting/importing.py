@@ -80,7 +80,12 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     if artifacts.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):
         log.info(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
-    _write_checkpoint(recipe.run_dir / "checkpoints" / _CHECKPOINT, weights)
+    checkpoint = recipe.run_dir / "checkpoints" / _CHECKPOINT
+    with atomic_path(checkpoint / MODEL_FILE) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+    write_json(checkpoint / "state.json", _STATE)
+    entries = artifacts.file_entries(checkpoint, [MODEL_FILE, "state.json"])
+    write_json(checkpoint / artifacts.MANIFEST, {"files": entries})
     if (public / artifacts.MANIFEST).is_file():  # a head that was exported here states which prompts it was made from
         known = read_trained_on(public, artifacts.read_manifest(public))
         if known is not None:
@@ -142,11 +147,3 @@ def _check_recipe(recipe: Recipe, head: HeadConfig, aux_layer_ids: tuple[int, ..
             "the recipe describes another head than this one; put these into the recipe, or add to this command and "
             "to those that follow:\n  " + " ".join(overrides)
         )
-
-
-def _write_checkpoint(checkpoint: Path, weights: dict[str, Tensor]) -> None:
-    with atomic_path(checkpoint / MODEL_FILE) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
-    write_json(checkpoint / "state.json", _STATE)
-    files = artifacts.file_entries(checkpoint, [MODEL_FILE, "state.json"])
-    write_json(checkpoint / artifacts.MANIFEST, {"files": files})

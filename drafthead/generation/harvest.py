@@ -35,9 +35,9 @@ from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
 from drafthead.drafters.registry import drafter_of
-from drafthead.engine.capture.shard_writer import ShardWriter
 from drafthead.engine.generate import capturing_engine
 from drafthead.engine.running import Runner, Task, Worker, run_here
+from drafthead.engine.shard_writer import ShardWriter
 from drafthead.files import foreign
 from drafthead.generation.shards import ShardJob, list_jobs, log_rate, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until

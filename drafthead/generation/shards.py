@@ -24,8 +24,8 @@ from drafthead.artifacts import begin
 from drafthead.config import Recipe
 from drafthead.data.responses import Response, ResponseRows, read_parts
 from drafthead.data.shard import LAYOUT, open_checked, shard_path
-from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.running import unwritten
+from drafthead.engine.shard_writer import ShardSlot
 from drafthead.progress import progress
 from drafthead.target.pieces import TargetSpec, target_identity
 

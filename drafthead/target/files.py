@@ -86,22 +86,17 @@ def _fingerprint(directory: Path, marks: tuple) -> str:
     for name in (*_SMALL_FILES, INDEX):
         if (directory / name).is_file():
             sha.update(f"{name}\n".encode() + (directory / name).read_bytes())
-    for shard in _shards(directory):
-        size = shard.stat().st_size
-        sha.update(f"{shard.name} {size}\n".encode())
-        with shard.open("rb") as file:
+    index = directory / INDEX
+    shards = sorted(set(read_index(index).values())) if index.is_file() else ["model.safetensors"]
+    local_files(str(directory), None, shards)  # raises when one is missing
+    for shard in shards:
+        size = (directory / shard).stat().st_size
+        sha.update(f"{shard} {size}\n".encode())
+        with (directory / shard).open("rb") as file:
             for i in range(_SAMPLES):
                 file.seek((size - _SAMPLE_BYTES) * i // (_SAMPLES - 1) if size > _SAMPLE_BYTES else 0)
                 sha.update(file.read(_SAMPLE_BYTES))
     return sha.hexdigest()
-
-
-def _shards(directory: Path) -> list[Path]:
-    names = ["model.safetensors"]
-    if (directory / INDEX).is_file():
-        names = sorted(set(read_index(directory / INDEX).values()))
-    local_files(str(directory), None, names)  # raises when one is missing
-    return [directory / name for name in names]
 
 
 def read_index(path: Path) -> dict[str, str]:

@@ -127,8 +127,7 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
                 "which is all that drafthead.target.pieces computes"
             )
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    tied = config.get("tie_word_embeddings") or False
-    given = {"name": path, "dtype": dtype, "tie_word_embeddings": tied}
+    given = {"name": path, "dtype": dtype, "tie_word_embeddings": config.get("tie_word_embeddings") or False}
     with foreign(file, f"Is it a decoder-only language model? {AGAIN}"):
         _Rotation.model_validate(config)
         spec = TargetSpec.model_validate(config | given | {"rope_parameters": {}, "fingerprint": ""})
@@ -219,10 +218,22 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
     """
     spec = load_target_spec(path, revision)
     weight_map = _weight_map(path, revision)
-    table = (spec.vocab_size, spec.hidden_size)
-    embed_tokens = _read(path, revision, weight_map, _EMBEDDING, table)
-    lm_head = embed_tokens if spec.tie_word_embeddings else _read(path, revision, weight_map, _HEAD, table)
-    final_norm = _read(path, revision, weight_map, _NORM, (spec.hidden_size,))
+
+    def read(names: Sequence[str], *shape: int) -> Tensor:
+        name = next((name for name in names if name in weight_map), None)
+        if name is None:
+            raise ValueError(f"{path} has none of the tensors {', '.join(names)}; it has e.g. {sorted(weight_map)[:3]}")
+        file = local_files(path, revision, (weight_map[name],)) / weight_map[name]
+        with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
+            tensor = opened.get_tensor(name)
+        if tensor.shape != shape:
+            found, wanted = tuple(tensor.shape), f"config.json says {shape}"
+            raise ForeignFileError(f"{file} has {name} of shape {found}, and {wanted}. {AGAIN}")
+        return tensor
+
+    embed_tokens = read(_EMBEDDING, spec.vocab_size, spec.hidden_size)
+    lm_head = embed_tokens if spec.tie_word_embeddings else read(_HEAD, spec.vocab_size, spec.hidden_size)
+    final_norm = read(_NORM, spec.hidden_size)
     if spec.model_type in CENTRED_NORMS:
         final_norm = 1 + final_norm.float()
     return TargetPieces(embed_tokens, final_norm, lm_head)
@@ -294,6 +305,9 @@ class TargetHead:
     The normed state is rounded to the target's compute dtype, where the engine rounds it; products are
     accumulated and returned in float32. Engines return logits in the compute dtype: bf16 would put an
     error of up to 0.06 on a logit of 16, and with it on every stored log-sum-exp.
+
+    Attributes:
+        device: where logits are computed.
     """
 
     def __init__(
@@ -303,6 +317,7 @@ class TargetHead:
         # CUDA multiplies bf16 into float32 directly; elsewhere the weights are widened once, for the same sums.
         self._native = device.type == "cuda" and dtype != torch.float32
         self._norm = pieces.final_norm.to(device, torch.float32)
+        self.device = self._norm.device
         self._lm_head = pieces.lm_head.to(device, dtype).to(dtype if self._native else torch.float32)
         self._eps = rms_norm_eps
         self._dtype = dtype
@@ -315,14 +330,9 @@ class TargetHead:
         spec = load_target_spec(path, revision)
         return cls(load_pieces(path, revision), spec.rms_norm_eps, compute_dtype(spec, dtype), device)
 
-    @property
-    def device(self) -> torch.device:
-        """Where logits are computed."""
-        return self._norm.device
-
     def logits(self, hidden: Tensor) -> Tensor:
         """(T, H) inputs of the final norm -> (T, V) float32 logits, on the device of the weights."""
-        rounded = final_normed(hidden.to(self._norm.device, torch.float32), self._norm, self._eps).to(self._dtype)
+        rounded = final_normed(hidden.to(self.device, torch.float32), self._norm, self._eps).to(self._dtype)
         if self._native:
             return torch.mm(rounded, self._lm_head.t(), out_dtype=torch.float32)
         return rounded.float() @ self._lm_head.t()
@@ -353,18 +363,3 @@ def _weight_map(path: str, revision: str | None) -> dict[str, str]:
     file = local_files(path, revision, ("model.safetensors",)) / "model.safetensors"
     with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
         return dict.fromkeys(opened.keys(), file.name)
-
-
-def _read(
-    path: str, revision: str | None, weight_map: dict[str, str], names: Sequence[str], shape: tuple[int, ...]
-) -> Tensor:
-    name = next((name for name in names if name in weight_map), None)
-    if name is None:
-        raise ValueError(f"{path} has none of the tensors {', '.join(names)}; it has e.g. {sorted(weight_map)[:3]}")
-    file = local_files(path, revision, (weight_map[name],)) / weight_map[name]
-    with foreign(file, AGAIN), safe_open(file, framework="pt") as opened:
-        tensor = opened.get_tensor(name)
-    if tensor.shape != shape:
-        found, wanted = tuple(tensor.shape), f"config.json says {shape}"
-        raise ForeignFileError(f"{file} has {name} of shape {found}, and {wanted}. {AGAIN}")
-    return tensor

@@ -63,10 +63,9 @@ def special_tokens(recipe: Recipe) -> tuple[set[int], set[int]]:
 def stop_tokens(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """Ids of the tokens on which a target's generation ends."""
     path = local_files(recipe.target_path, recipe.target.revision, (_GENERATION,), optional=True) / _GENERATION
-    found: int | list[int] | None = None
+    stops: list[int | None] = [tokenizer.eos_token_id]
     if path.is_file():  # a target need not have one
         with foreign(path, AGAIN):
             found = _Generation.model_validate_json(path.read_bytes()).eos_token_id
-    return {
-        stop for stop in (*(found if isinstance(found, list) else [found]), tokenizer.eos_token_id) if stop is not None
-    }
+        stops += found if isinstance(found, list) else [found]
+    return {stop for stop in stops if stop is not None}

@@ -53,7 +53,7 @@ class Engine:
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        from drafthead.engine.capture.connector import HiddenStatesConnector, WithoutDrafts
+        from drafthead.engine.connector import HiddenStatesConnector, WithoutDrafts
 
         recipe = load_recipe(overrides=["target.aux_layer_ids=[1]"])
         options = capture_options(recipe, load_target_spec(recipe.target_path))

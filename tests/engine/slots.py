@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from drafthead.engine.capture.shard_writer import ShardSlot, ShardWriter
+from drafthead.engine.shard_writer import ShardSlot, ShardWriter
 from drafthead.target.pieces import TargetHead, TargetPieces
 
 

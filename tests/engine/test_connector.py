@@ -8,8 +8,8 @@ import torch
 
 from drafthead.config import load_recipe
 from drafthead.data.shard import Shard, shard_path
-from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.generate import CapturingEngine, GenerationRequest, capture_options
+from drafthead.engine.shard_writer import ShardSlot
 from drafthead.target.pieces import TargetHead, TargetSpec, load_target_spec
 from tests.engine.slots import slots
 
@@ -120,7 +120,7 @@ class Scheduled:
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-        from drafthead.engine.capture.connector import HiddenStatesConnector
+        from drafthead.engine.connector import HiddenStatesConnector
 
         options = capture_options(RECIPE, load_target_spec(RECIPE.target_path))
         spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=4, dtype=torch.float32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafthead.data.shard import Shard, shard_path
-from drafthead.engine.capture.shard_writer import KeptRows
+from drafthead.engine.shard_writer import KeptRows
 from tests.engine.slots import slots, writer_of
 
 

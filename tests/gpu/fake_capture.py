@@ -8,8 +8,8 @@ from tests.gpu.fake_cuda import Counter  # isort: skip - before torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from drafthead.engine.capture.connector import HiddenStatesConnector
-from drafthead.engine.capture.shard_writer import to_host
+from drafthead.engine.connector import HiddenStatesConnector
+from drafthead.engine.shard_writer import to_host
 
 if __name__ == "__main__":
     empty = torch.empty  # a build without CUDA pins nothing

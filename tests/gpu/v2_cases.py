@@ -11,8 +11,8 @@ import torch
 from drafthead.config import load_recipe
 from drafthead.data.shard import Shard, shard_path
 from drafthead.drafters.registry import drafter_of
-from drafthead.engine.capture.shard_writer import ShardSlot
 from drafthead.engine.generate import GenerationRequest, capturing_engine
+from drafthead.engine.shard_writer import ShardSlot
 from drafthead.generation.harvest import capture
 from drafthead.target.pieces import load_target_spec
 

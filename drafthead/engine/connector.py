@@ -33,7 +33,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from drafthead.engine.capture.shard_writer import KeptRows, ShardSlot, ShardWriter, SideStream, to_host
+from drafthead.engine.shard_writer import KeptRows, ShardSlot, ShardWriter, SideStream, to_host
 from drafthead.target.pieces import TargetHead
 
 if TYPE_CHECKING:
@@ -125,34 +125,30 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> _Metadata:
         """Follow block tables, and tell the worker which rows to copy at the end of this step."""
-        metadata = _Metadata()
+        computed = {}  # before this step, by request
         for new in scheduler_output.scheduled_new_reqs:
             params = (new.sampling_params.extra_args or {}).get("kv_transfer_params") if new.sampling_params else None
             if params:
                 self._requests[new.req_id] = _Request(params["keep"], list(new.block_ids[self._group]))
-                self._collect(new.req_id, new.num_computed_tokens, scheduler_output, metadata)
+                computed[new.req_id] = new.num_computed_tokens
         cached = scheduler_output.scheduled_cached_reqs
-        for req_id, blocks_of, computed in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
+        for i, req_id in enumerate(cached.req_ids):
             if request := self._requests.get(req_id):
                 if req_id in cached.resumed_req_ids:  # preempted: starts again with blocks of its own
                     request.block_ids.clear()
-                request.block_ids.extend(blocks_of[self._group] if blocks_of else ())
-                self._collect(req_id, computed, scheduler_output, metadata)
+                if blocks := cached.new_block_ids[i]:
+                    request.block_ids.extend(blocks[self._group])
+                computed[req_id] = cached.num_computed_tokens[i]
+        metadata = _Metadata()
+        for req_id, before in computed.items():
+            request = self._requests[req_id]
+            # Drafts may be rejected; what a preempted request computes a second time was copied before.
+            drafts = scheduler_output.scheduled_spec_decode_tokens.get(req_id, ())
+            stop = before + scheduler_output.num_scheduled_tokens[req_id] - len(drafts)
+            if stop > request.start:
+                metadata.rows.append(replace(request, block_ids=list(request.block_ids), stop=stop))
+                request.start = stop
         return metadata
-
-    def _collect(self, req_id: str, computed: int, scheduler_output: SchedulerOutput, metadata: _Metadata) -> None:
-        request = self._requests[req_id]
-        # Drafts may be rejected; what a preempted request computes a second time was copied before.
-        stop = (
-            computed
-            + scheduler_output.num_scheduled_tokens[req_id]
-            - len(scheduler_output.scheduled_spec_decode_tokens.get(req_id, ()))
-        )
-        if stop > request.start:
-            metadata.rows.append(replace(request, block_ids=list(request.block_ids), stop=stop))
-            request.start = stop
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
         """Blocks may be freed at once: the rows were copied in the steps that computed them."""

@@ -127,11 +127,7 @@ class ShardWriter:
     """Turns captured rows into shards."""
 
     def __init__(
-        self,
-        aux_layer_ids: tuple[int, ...],
-        num_layers: int,
-        head: TargetHead,
-        number_format: Format = "bf16",
+        self, aux_layer_ids: tuple[int, ...], num_layers: int, head: TargetHead, number_format: Format = "bf16"
     ):
         """
         Args:
@@ -142,13 +138,13 @@ class ShardWriter:
         """
         self._format = number_format
         self._num_layers = num_layers
-        self._captured = sorted({*aux_layer_ids, num_layers})
-        self._columns = {layer_id: self._captured.index(layer_id) for layer_id in aux_layer_ids}
+        self._aux_layer_ids = aux_layer_ids
+        self._num_boundaries = len({*aux_layer_ids, num_layers})
         self._head = head
         self._pending: dict[Path, dict[int, Future[StateSequence]]] = {}
         # The number of threads is set for this thread alone; a team of them would fight the engine's for its cores.
         self._thread = ThreadPoolExecutor(1, "shard-writer", torch.set_num_threads, (1,))
-        self._writing: Future[None] | None = None
+        self._writing = self._thread.submit(lambda: None)  # the shard before
         self._side = SideStream()
 
     def add(self, slot: ShardSlot, input_ids: Tensor, rows: Tensor) -> None:
@@ -163,10 +159,10 @@ class ShardWriter:
             ValueError: rows and tokens disagree.
             Exception: whatever an earlier shard's writing raised.
         """
-        if tuple(rows.shape[:2]) != (input_ids.shape[0], len(self._captured)):
+        if tuple(rows.shape[:2]) != (input_ids.shape[0], self._num_boundaries):
             raise ValueError(
                 f"prompt {slot.prompt_id}: captured rows have shape {tuple(rows.shape)}, wanted "
-                f"({input_ids.shape[0]} tokens, {len(self._captured)} boundaries, H)"
+                f"({input_ids.shape[0]} tokens, {self._num_boundaries} boundaries, H)"
             )
         path = shard_path(Path(slot.directory), slot.shard)
         shard = self._pending.setdefault(path, {})
@@ -175,25 +171,22 @@ class ShardWriter:
         first = first_teacher_row(mask)
 
         def sequence() -> StateSequence:
-            last_hidden = rows[first:, self._captured.index(self._num_layers)].contiguous()
+            last_hidden = rows[first:, -1].contiguous()
             with self._side.beside(self._head.device):
                 argmax, lse = self._head.stats(last_hidden)
-            aux = {layer_id: rows[:, column].contiguous() for layer_id, column in self._columns.items()}
+            aux = {layer_id: rows[:, column].contiguous() for column, layer_id in enumerate(self._aux_layer_ids)}
             return StateSequence(slot.prompt_id, input_ids.to(torch.int32), mask, aux, last_hidden, argmax, lse, first)
 
         shard[slot.position] = self._thread.submit(sequence)
         if len(shard) == slot.num_sequences:
             del self._pending[path]
-            self._write(path, [shard[position] for position in range(slot.num_sequences)])
+            self._writing.result()
+            self._writing = self._thread.submit(self._write, path, [shard[i] for i in range(slot.num_sequences)])
 
     def _write(self, path: Path, sequences: list[Future[StateSequence]]) -> None:
-        def write() -> None:  # one thread in order of submission: the sequences are computed by now
-            if not path.exists():  # another worker may have been given the same shard, and published it already
-                write_shard(path, [s.result() for s in sequences], self._num_layers, self._format)
-
-        if self._writing is not None:
-            self._writing.result()
-        self._writing = self._thread.submit(write)
+        """On the thread, which works in order of submission: the sequences are computed by now."""
+        if not path.exists():  # another worker may have been given the same shard, and published it already
+            write_shard(path, [s.result() for s in sequences], self._num_layers, self._format)
 
     def finish(self) -> None:
         """Wait until everything is on disk.
@@ -202,8 +195,7 @@ class ShardWriter:
             ValueError: a shard is still incomplete.
             Exception: whatever the writing raised.
         """
-        if self._writing is not None:
-            self._writing.result()
+        self._writing.result()
         if self._pending:
             path, sequences = next(iter(self._pending.items()))
             raise ValueError(f"{path} is incomplete: only {len(sequences)} of its sequences arrived")
