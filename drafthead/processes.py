@@ -86,32 +86,19 @@ def children_end_with_us() -> Iterator[None]:
     vLLM's engine on CUDA is such a process, forked or spawned, and does not notice its parent's death. A spawned one
     imports this module with its parent's main module (drafthead.cli imports it), a forked one inherits it.
     """
-    _forks.wanted, before = True, os.environ.get(_PARENT)
-    os.environ[_PARENT] = str(os.getpid())
+    global _forks_end_with_us
+    _forks_end_with_us, os.environ[_PARENT] = True, str(os.getpid())
     try:
         yield
     finally:
-        _forks.wanted = False
-        if before is None:
-            del os.environ[_PARENT]
-        else:
-            os.environ[_PARENT] = before
+        _forks_end_with_us = False
+        del os.environ[_PARENT]
 
 
-class _Forks:
-    """Hooks of every fork; registered once, because Python cannot unregister them."""
-
-    def __init__(self) -> None:
-        self.wanted = self._by_main = False
-        if sys.platform == "linux":
-            os.register_at_fork(before=self._note, after_in_child=self._request)
-
-    def _note(self) -> None:
-        self._by_main = threading.current_thread() is threading.main_thread()
-
-    def _request(self) -> None:
-        if self.wanted and self._by_main:
-            _end_with_parent()
+def _in_fork() -> None:
+    """A child has the thread that forked it, under the same number."""
+    if _forks_end_with_us and threading.get_ident() == _MAIN_THREAD:
+        _end_with_parent()
 
 
 def _end_with_parent() -> None:
@@ -119,6 +106,8 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-_forks = _Forks()
+# A hook of every fork, as Python cannot unregister it.
+_forks_end_with_us, _MAIN_THREAD = False, threading.main_thread().ident
+os.register_at_fork(after_in_child=_in_fork)
 if os.environ.get(_PARENT) == str(os.getppid()):  # spawned
     _end_with_parent()
