@@ -11,10 +11,9 @@ kernel watches the thread that started the child, so forks of other threads than
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from pathlib import Path
@@ -37,17 +36,6 @@ def ends_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return request if sys.platform == "linux" else None
-
-
-def run_child(command: Sequence[str]) -> None:
-    """Run a command that ends with this process; where it fails, this process ends with its exit code."""
-    with subprocess.Popen(command, preexec_fn=ends_with_parent()) as process:
-        try:
-            code = process.wait()
-        finally:
-            process.terminate()  # nothing when it has ended; otherwise it stops its servers and goes
-    if code:
-        sys.exit(code)
 
 
 def end_with_pool() -> None:

@@ -103,13 +103,7 @@ def _width(name: str, dimensions: int, method: str | None) -> float:
 
 
 def request_bytes(
-    layers: int,
-    windowed: int,
-    window: int,
-    token_bytes: int,
-    states_bytes: int,
-    length: int,
-    batched: int = BATCHED_TOKENS,
+    layers: int, windowed: int, window: int, token_bytes: int, states_bytes: int, length: int, batched: int
 ) -> int:
     """Cache that one request of `length` tokens takes with its captured states.
 
