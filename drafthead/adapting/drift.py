@@ -119,10 +119,8 @@ class Watch:
     """Charts of all requests together, and of each workload that the reference has enough of."""
 
     def __init__(self, reference: Sequence[Record], requests_per_day: float) -> None:
-        groups = {ALL: list(reference), **by_workload(reference)}
-        kept = {name: rows for name, rows in groups.items() if name == ALL or len(rows) >= LEAST}
-        if len(kept) == 2:  # one workload is all
-            kept = {ALL: kept[ALL]}
+        large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
+        kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
         self.charts = {
             name: make_chart(*_columns(rows), _DAYS * requests_per_day * len(kept) * len(rows) / len(reference))
             for name, rows in kept.items()

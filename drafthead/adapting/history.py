@@ -17,15 +17,9 @@ def write_history(loop: Loop) -> Path:
     changes = []
     for event in [event for event in events if event["event"] == "drift"][-1:]:
         for row in event["changed"]:
-            changes += [
-                {
-                    "what": f"{row['workload']}: {key.replace('_', ' ')}",
-                    "before": _cell(pair[0]),
-                    "after": _cell(pair[1]),
-                }
-                for key, pair in row.items()
-                if key != "workload"
-            ]
+            measured = {key.replace("_", " "): pair for key, pair in row.items() if key != "workload"}
+            for key, (old, new) in measured.items():
+                changes.append({"what": f"{row['workload']}: {key}", "before": _cell(old), "after": _cell(new)})
         changes.append({"what": "tokens: distance in bits", "after": _cell(event["token_distance"])})
     gains = [
         {"candidate": event["head"], "workload": name, "gain (tokens)": Interval(**gain)}

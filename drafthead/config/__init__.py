@@ -101,9 +101,8 @@ def _readable(path: Path, error: ValidationError) -> str:
         loc = problem["loc"]
         if loc[:1] == ("head",):  # between section and key stands the type of the head
             loc = (*loc[:1], *loc[2:])
-        key = ".".join(str(part) for part in loc)
-        given = problem["input"]
-        shown = "" if isinstance(given, dict) else f" (given: {given!r})"
+        key = ".".join(map(str, loc))
+        shown = "" if isinstance(problem["input"], dict) else f" (given: {problem['input']!r})"
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             message, shown = RENAMED.get(key, "unknown key; see drafthead/config/ for the known ones"), ""
