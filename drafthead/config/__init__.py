@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
-from yaml import YAMLError
 
 from drafthead.config.recipe import DEFAULT_RECIPE, REPO_ROOT, Recipe
 from drafthead.drafters.registry import section_of
+from drafthead.files import foreign
 
 logger = logging.getLogger(__name__)
 
@@ -63,18 +62,12 @@ def load_recipe(path: str | os.PathLike[str] = DEFAULT_RECIPE, overrides: Sequen
     # `${oc.env:HF_TOKEN}` in somebody's recipe would carry a secret into manifests and the model card.
     if interpolated := [item for item in overrides if "${" in item]:
         raise ValueError(f"override {interpolated[0]!r}: nothing is interpolated in a recipe; write the value")
-    try:
+    with foreign(f"recipe {path}", "It is not valid YAML in UTF-8: correct that place", ValueError):
         recipe = OmegaConf.load(path)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # not readable; without a number it says that this is no mapping
-            raise
-        raise ValueError(f"recipe {path} is not valid YAML in UTF-8: {error}") from error
     for item in overrides:  # a mapping replaces what is there, as a number does: half a distribution is none
-        try:
+        with foreign(f"override {item!r}", f"It does not fit recipe {path}: correct it", ValueError):
             key = item.partition("=")[0]
             OmegaConf.update(recipe, key, OmegaConf.select(OmegaConf.from_dotlist([item]), key), merge=False)
-        except (YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
-            raise ValueError(f"override {item!r} does not fit recipe {path}: {error}") from error
     values: Any = OmegaConf.to_container(recipe, resolve=False)
     _drop_other_drafters(values, [item.partition("=")[0] for item in overrides])
     try:
