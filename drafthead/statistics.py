@@ -90,8 +90,7 @@ def acceptance_by_position(
     """
     counts = np.asarray(accepted_at, float).sum(axis=0)  # (K,)
     total = np.asarray(drafts, float).sum()
-    all_long = np.concatenate([[total], counts[:-1]])
-    reached = all_long if reached_at is None else np.asarray(reached_at, float).sum(axis=0)
+    reached = [total, *counts[:-1]] if reached_at is None else np.asarray(reached_at, float).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return PositionAcceptance(counts / total, counts / reached)
 

@@ -156,8 +156,7 @@ class _Planner:
     def harvest(self) -> StagePlan:
         """Both splits as one stage, whose shards the engines share; a rate is one engine's."""
         recipe, engine, train = self.recipe, EngineMemory(self.recipe), self.amounts["train"]
-        too_large = refusal(recipe, self.assumed.gpu_memory_gib)
-        notes = [*([too_large] if too_large else []), train.note]
+        notes = [refusal(recipe, self.assumed.gpu_memory_gib) or "", train.note]
         gpus = self._gpus(engine.gpus)
         tokens = on_disk = 0
         for split, amount in self.amounts.items():
