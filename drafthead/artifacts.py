@@ -26,10 +26,10 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NoReturn
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel
 
 from drafthead import locks
-from drafthead.files import remove_leftovers, sha256_file, write_json
+from drafthead.files import foreign, remove_leftovers, sha256_file, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -86,14 +86,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         ArtifactError: it is damaged, or names a file outside its directory.
     """
     manifest = read_json(directory / MANIFEST)
-    try:
+    with foreign(directory / MANIFEST, f"Delete {directory} and make it again", ArtifactError):
         _Manifest.model_validate(manifest)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ArtifactError(
-            f"{directory / MANIFEST} is not a manifest ({where}: {first['msg']}); delete {directory} and make it again"
-        ) from error
     return manifest
 
 

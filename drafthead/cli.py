@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +16,9 @@ from tqdm import tqdm
 
 from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, Recipe, load_recipe
 from drafthead.files import describe, from_torch_file
-from drafthead.processes import run_child  # engines that a recipe spawns import this, too: it says how threads wait
+from drafthead.processes import (
+    ends_with_parent,
+)  # engines that a recipe spawns import this, too: it says how threads wait
 
 # Of scripts that end with tables.
 NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print no table"})
@@ -142,4 +145,11 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
 
         if not torch.cuda.is_available():
             launcher += ["--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    run_child([sys.executable, *launcher, str(REPO_ROOT / script), *arguments])
+    command = [sys.executable, *launcher, str(REPO_ROOT / script), *arguments]
+    with subprocess.Popen(command, preexec_fn=ends_with_parent()) as process:
+        try:
+            code = process.wait()
+        finally:
+            process.terminate()  # nothing when it has ended; otherwise it stops its servers and goes
+    if code:
+        sys.exit(code)

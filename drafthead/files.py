@@ -103,15 +103,16 @@ def _file_of(error: BaseException) -> str:
 
 
 @contextmanager
-def foreign(path: object, action: str) -> Iterator[None]:
+def foreign(path: object, action: str, kind: type[ValueError] = ForeignFileError) -> Iterator[None]:
     """Read what others wrote: a library may answer a malformed file with any exception, which becomes one error.
 
     Args:
         path: of the file or directory, for the message.
         action: what to do about it, likewise.
+        kind: of the error.
 
     Raises:
-        ForeignFileError: whatever the block raises, but for what the operating system says of the file.
+        ForeignFileError: or `kind`; whatever the block raises, but for what the operating system says of the file.
     """
     try:
         yield
@@ -121,7 +122,7 @@ def foreign(path: object, action: str) -> Iterator[None]:
         said = str(error)
         if isinstance(error, ValidationError):  # which writes four lines about each problem
             said = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
-        raise ForeignFileError(f"{path} cannot be read ({type(error).__name__}: {said}). {action}") from error
+        raise kind(f"{path} cannot be read ({type(error).__name__}: {said}). {action}") from error
 
 
 def _full_message(path: Path, needed: int, reason: str = "") -> str:

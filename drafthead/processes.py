@@ -11,10 +11,9 @@ kernel watches the thread that started the child, so forks of other threads than
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from pathlib import Path
@@ -37,17 +36,6 @@ def ends_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return request if sys.platform == "linux" else None
-
-
-def run_child(command: Sequence[str]) -> None:
-    """Run a command that ends with this process; where it fails, this process ends with its exit code."""
-    with subprocess.Popen(command, preexec_fn=ends_with_parent()) as process:
-        try:
-            code = process.wait()
-        finally:
-            process.terminate()  # nothing when it has ended; otherwise it stops its servers and goes
-    if code:
-        sys.exit(code)
 
 
 def end_with_pool() -> None:
@@ -86,32 +74,19 @@ def children_end_with_us() -> Iterator[None]:
     vLLM's engine on CUDA is such a process, forked or spawned, and does not notice its parent's death. A spawned one
     imports this module with its parent's main module (drafthead.cli imports it), a forked one inherits it.
     """
-    _forks.wanted, before = True, os.environ.get(_PARENT)
-    os.environ[_PARENT] = str(os.getpid())
+    global _forks_end_with_us
+    _forks_end_with_us, os.environ[_PARENT] = True, str(os.getpid())
     try:
         yield
     finally:
-        _forks.wanted = False
-        if before is None:
-            del os.environ[_PARENT]
-        else:
-            os.environ[_PARENT] = before
+        _forks_end_with_us = False
+        del os.environ[_PARENT]
 
 
-class _Forks:
-    """Hooks of every fork; registered once, because Python cannot unregister them."""
-
-    def __init__(self) -> None:
-        self.wanted = self._by_main = False
-        if sys.platform == "linux":
-            os.register_at_fork(before=self._note, after_in_child=self._request)
-
-    def _note(self) -> None:
-        self._by_main = threading.current_thread() is threading.main_thread()
-
-    def _request(self) -> None:
-        if self.wanted and self._by_main:
-            _end_with_parent()
+def _in_fork() -> None:
+    """A child has the thread that forked it, under the same number."""
+    if _forks_end_with_us and threading.get_ident() == _MAIN_THREAD:
+        _end_with_parent()
 
 
 def _end_with_parent() -> None:
@@ -119,6 +94,8 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-_forks = _Forks()
+# A hook of every fork, as Python cannot unregister it.
+_forks_end_with_us, _MAIN_THREAD = False, threading.main_thread().ident
+os.register_at_fork(after_in_child=_in_fork)
 if os.environ.get(_PARENT) == str(os.getppid()):  # spawned
     _end_with_parent()

@@ -90,8 +90,7 @@ def acceptance_by_position(
     """
     counts = np.asarray(accepted_at, float).sum(axis=0)  # (K,)
     total = np.asarray(drafts, float).sum()
-    all_long = np.concatenate([[total], counts[:-1]])
-    reached = all_long if reached_at is None else np.asarray(reached_at, float).sum(axis=0)
+    reached = [total, *counts[:-1]] if reached_at is None else np.asarray(reached_at, float).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return PositionAcceptance(counts / total, counts / reached)
 
@@ -109,24 +108,18 @@ def ratio_interval(numerator: ArrayLike, denominator: ArrayLike, seed: int = 0) 
         denominator: (P,) in the same order; NaN comes out when it sums to zero.
         seed: of the resampling.
     """
-    top, bottom = np.asarray(numerator, float), np.asarray(denominator, float)
-    if bottom.sum() == 0:
-        return Interval(np.nan, np.nan, np.nan)
-    return bootstrap_interval((top, bottom), ratio_of_sums, seed, "BCa")
+    return bootstrap_interval((numerator, denominator), ratio_of_sums, seed, "BCa")
 
 
 def length_difference(
-    drafts: ArrayLike, accepted: ArrayLike, other_drafts: ArrayLike, other_accepted: ArrayLike, seed: int = 0
+    drafts: ArrayLike, accepted: ArrayLike, other_drafts: ArrayLike, other_accepted: ArrayLike
 ) -> Interval:
     """Acceptance length minus that of another method on the same prompts, in tokens, paired by prompt."""
-    arrays = tuple(np.asarray(a, float) for a in (accepted, drafts, other_accepted, other_drafts))
-    if arrays[1].sum() == 0 or arrays[3].sum() == 0:
-        return Interval(np.nan, np.nan, np.nan)
 
     def difference(a: Array, d: Array, oa: Array, od: Array, axis: int = -1) -> Array:
         return ratio_of_sums(a, d, axis) - ratio_of_sums(oa, od, axis)
 
-    return bootstrap_interval(arrays, difference, seed, "percentile")
+    return bootstrap_interval((accepted, drafts, other_accepted, other_drafts), difference, 0, "percentile")
 
 
 def length_change(
@@ -185,9 +178,14 @@ def ratio_of_sums(top: ArrayLike, bottom: ArrayLike, axis: int = -1) -> Array:
         return np.asarray(top, float).sum(axis) / np.asarray(bottom, float).sum(axis)
 
 
-def bootstrap_interval(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Interval:
+def bootstrap_interval(
+    given: tuple[ArrayLike, ...], statistic: Callable[..., Array], seed: int, method: str
+) -> Interval:
     """A statistic of paired (P,) arrays with its bootstrap interval over P; `method` as in scipy.stats.bootstrap."""
+    data = tuple(np.asarray(array, float) for array in given)
     value = float(statistic(*data, axis=-1))
+    if not np.isfinite(value):  # nothing was observed
+        return Interval(np.nan, np.nan, np.nan)
     # Identical prompts leave nothing to resample, and BCa divides by their spread.
     if len(data[0]) < 2 or all(np.ptp(array) == 0 for array in data):
         return Interval(value, value, value) if len(data[0]) > 1 else Interval(value, np.nan, np.nan)

@@ -16,9 +16,8 @@ from drafthead.files import atomic_path
 
 def wandb_run(recipe: Recipe) -> dict[str, Any]:
     """What `wandb.init` takes beside the project: name of the recipe, grouped by target."""
-    path = Path(recipe.run_dir) / "wandb" / "run-id"
+    path = recipe.run_dir / "wandb" / "run-id"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary:
             temporary.write_text(secrets.token_hex(8))
     return {

@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Log:
 
     directory: Path
     key: Fernet | None = None
-    _file: int | None = field(default=None, repr=False)
+    _file: int = -1  # none is open
     _begun: float = 0.0
     _size: int = 0
 
@@ -85,26 +85,21 @@ class Log:
         """Write a record, whole or torn at the end of its segment."""
         line = json.dumps(record, separators=(",", ":")).encode()
         line = (self.key.encrypt(line) if self.key else line) + b"\n"
-        now = time.time()
-        if self._file is None or now - self._begun > _SEGMENT_S or self._size > _SEGMENT_BYTES:
-            self._open(now)
-        assert self._file is not None
+        if time.time() - self._begun > _SEGMENT_S or self._size > _SEGMENT_BYTES:
+            self._begin_segment()
         self._size += (written := os.write(self._file, line))
-        if written < len(line):  # the next record must not follow half of one
-            self._close()
+        if written < len(line):
+            self._begun = 0.0  # the next record must not follow half of one
             raise OSError(errno.ENOSPC, "a record was cut short", str(self.directory))
 
-    def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-        self._file = None
-
-    def _open(self, now: float) -> None:
-        self._close()
+    def _begin_segment(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        now, before = time.time(), self._file
         path = self.directory / f"{int(now * 1e6):018d}-{os.getpid()}.log"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._begun, self._size = now, 0
+        if before >= 0:
+            os.close(before)
 
     def segments(self) -> list[Path]:
         """From the oldest on."""
@@ -120,15 +115,13 @@ class Log:
         for path in self.segments():
             if path.name < after[0]:
                 continue
-            try:
-                with path.open("rb") as file:
-                    file.seek(after[1] if path.name == after[0] else 0)
-                    text = file.read()
-            except FileNotFoundError:  # its age was reached meanwhile
-                continue
-            whole = text[: text.rfind(b"\n") + 1]  # what follows is being written, or was torn by a kill
-            after = (path.name, (after[1] if path.name == after[0] else 0) + len(whole))
-            records += [self._parse(line, path) for line in whole.splitlines()]
+            begin = after[1] if path.name == after[0] else 0
+            with suppress(FileNotFoundError), path.open("rb") as file:  # its age may be reached meanwhile
+                file.seek(begin)
+                text = file.read()
+                whole = text[: text.rfind(b"\n") + 1]  # what follows is being written, or was torn by a kill
+                records += [self._parse(line, path) for line in whole.splitlines()]
+                after = (path.name, begin + len(whole))
         return records, after
 
     def _parse(self, line: bytes, path: Path) -> Record:

@@ -1,5 +1,6 @@
 """The server of a loop, from outside: start or find it, ask which head drafts, load another one, send requests."""
 
+import json
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from drafthead.adapting.endpoint import FLAGS, ROUTE, server_environment
+from drafthead.adapting.endpoint import FLAGS, KEY, ROUTE, SETTINGS
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.config.evaluation import LoadConfig
@@ -18,7 +19,7 @@ from drafthead.data.prompts import Prompt
 from drafthead.data.rendering import renderer
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.load import LoadRequest, LoadResult, run_load
-from drafthead.engine.server import Server, running_server
+from drafthead.engine.server import Server, ServerError, running_server
 from drafthead.files import write_json
 from drafthead.generation.sources import read, read_row
 from drafthead.target.tokenizer import load_tokenizer
@@ -40,7 +41,7 @@ class Control:
         """The directory of the head that drafts; None when the server does not answer."""
         try:
             response = self._request("GET")
-        except (httpx.TransportError, ValueError):
+        except ServerError:
             return None
         return response.json()["head"] if response.is_success else None
 
@@ -79,7 +80,8 @@ def serving(recipe: Recipe, head: Path) -> Iterator[Control]:
         return
     path, key = folder(recipe) / "server.json", secrets.token_urlsafe(24)
     speculative = drafter_of(recipe.head).vllm.speculative_config(str(head), recipe.eval.num_draft_tokens)
-    environment = server_environment(recipe.adapt, folder(recipe), str(head), key)
+    values = {"directory": str(folder(recipe)), "head": str(head), "settings": recipe.adapt.model_dump(mode="json")}
+    environment = {SETTINGS: json.dumps(values), KEY: key}  # the key of captured text is inherited
     with running_server(
         recipe, folder(recipe) / "server.log", speculative=speculative, extra_args=FLAGS, environment=environment
     ) as server:

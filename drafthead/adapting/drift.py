@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import rel_entr
+from scipy.spatial.distance import jensenshannon
 
 from drafthead.adapting.capture import REST, Record
 from drafthead.config.evaluation import ALL
 from drafthead.statistics import (
     FEWEST_PROMPTS,
     Interval,
+    acceptance_length,
     acceptance_length_interval,
     length_difference,
     ratio_interval,
@@ -58,24 +59,19 @@ class Chart:
     spread: float
     threshold: float
 
-    def path(self, drafts: Array, accepted: Array) -> Array:
-        """S after each request; (P,) rounds and accepted drafts in the order of the requests."""
-        found, total = np.empty(len(drafts)), 0.0
-        for i, z in enumerate((self.rate * drafts - accepted) / self.spread):
-            found[i] = total = max(0.0, total + min(z, LARGEST) - ALLOWANCE)
-        return found
-
     def alarm(self, drafts: Array, accepted: Array) -> tuple[int, int] | None:
         """The first request at which S is above the threshold, and the one after S was last 0, where the fall began.
 
-        None while it is not.
+        None while it is not; (P,) rounds and accepted drafts in the order of the requests.
         """
-        path = self.path(drafts, accepted)
-        above = np.flatnonzero(path > self.threshold)
-        if not len(above):
-            return None
-        first = int(above[0])
-        return first, int(np.flatnonzero(np.append(0.0, path[:first]) == 0)[-1])
+        total, began = 0.0, 0
+        for i, z in enumerate((self.rate * drafts - accepted) / self.spread):
+            total = max(0.0, total + min(z, LARGEST) - ALLOWANCE)
+            if total > self.threshold:
+                return i, began
+            if total == 0:
+                began = i + 1
+        return None
 
 
 def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
@@ -123,13 +119,10 @@ class Watch:
     """Charts of all requests together, and of each workload that the reference has enough of."""
 
     def __init__(self, reference: Sequence[Record], requests_per_day: float) -> None:
-        self.reference = reference
-        groups = {ALL: list(reference), **by_workload(reference)}
-        kept = {name: rows for name, rows in groups.items() if name == ALL or len(rows) >= LEAST}
-        if len(kept) == 2:  # one workload is all
-            kept = {ALL: kept[ALL]}
+        large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
+        kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
         self.charts = {
-            name: make_chart(*_columns(rows), _DAYS * requests_per_day * len(kept) * len(rows) / max(1, len(reference)))
+            name: make_chart(*_columns(rows), _DAYS * requests_per_day * len(kept) * len(rows) / len(reference))
             for name, rows in kept.items()
         }
 
@@ -158,8 +151,7 @@ def _columns(records: Sequence[Record]) -> tuple[Array, Array]:
 
 def length(records: Sequence[Record]) -> float:
     """Acceptance length of requests; NaN without a round."""
-    drafts, accepted = _columns(records)
-    return 1 + accepted.sum() / drafts.sum() if drafts.sum() else float("nan")
+    return acceptance_length(*_columns(records))
 
 
 def what_changed(before: Sequence[Record], now: Sequence[Record]) -> list[dict[str, Any]]:
@@ -191,10 +183,8 @@ def token_distance(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]
     counts = [Counter(token for ids in lot for token in ids) for lot in (before, now)]
     if not all(counts):
         return None
-    tokens = sorted({*counts[0], *counts[1]})
-    p, q = (np.array([count[t] for t in tokens]) / count.total() for count in counts)
-    nats = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / 2
-    return _rounded(max(0.0, nats / np.log(2)) ** 0.5)  # rounding may leave it below 0
+    shares = ([count[token] for token in counts[0] | counts[1]] for count in counts)
+    return _rounded(np.nan_to_num(jensenshannon(*shares, base=2)))  # NaN where its square is rounded below 0
 
 
 def _rounded(value: Any) -> float:

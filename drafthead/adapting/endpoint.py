@@ -35,7 +35,7 @@ from drafthead.config.evaluation import ALL
 from drafthead.config.recipe import AdaptConfig
 
 log = logging.getLogger(__name__)
-SETTINGS, KEY = "DRAFTHEAD_ADAPT", "DRAFTHEAD_ADAPT_KEY"  # in the environment
+SETTINGS, KEY = "DRAFTHEAD_ADAPT", "DRAFTHEAD_ADAPT_KEY"  # in the environment, as `control.serving` writes them
 ROUTE = "/adapt"
 MIXED = ""  # instead of a head: the request was answered with two
 _LOOPBACK = ("127.0.0.1", "::1")
@@ -60,12 +60,6 @@ def client_of(headers: list[tuple[bytes, bytes]]) -> Client:
     consent = {"yes": True, "no": False}.get(found.get("x-drafthead-capture", "").lower())
     workload = found.get("x-drafthead-workload", "")[:64]
     return Client("unnamed" if workload in _TAKEN else workload, consent)
-
-
-def server_environment(settings: AdaptConfig, directory: Path, head: str, key: str) -> dict[str, str]:
-    """What the server's environment needs, the key of captured text excepted, which is inherited."""
-    values = {"directory": str(directory), "head": head, "settings": settings.model_dump(mode="json")}
-    return {SETTINGS: json.dumps(values), KEY: key}
 
 
 FLAGS = (
@@ -109,22 +103,20 @@ class Recorder:
             yield output
 
     def _write(self, client: Client, head: str, prompt: list[int], response: list[int], metrics: Any) -> None:
-        drafted = metrics.per_step_drafted if metrics else []
+        drafted, accepted = (metrics.per_step_drafted, metrics.per_step_accepted) if metrics else ([], [])
         record = {
             "at": time.time(), "workload": client.workload, "head": head,
             "prompt_tokens": len(prompt), "response_tokens": len(response),
-            "drafts": sum(n > 0 for n in drafted), "proposed": sum(drafted),
-            "accepted": sum(metrics.per_step_accepted) if metrics else 0,
+            "drafts": sum(n > 0 for n in drafted), "proposed": sum(drafted), "accepted": sum(accepted),
         }  # fmt: skip
         self._counts.append(record)
         consents = self._settings.consent == "given" if client.consent is None else client.consent
-        if response and consents and random.random() < self._settings.rate:
-            kept = self._redact(prompt, response)
-            if kept is not None:
-                steps = metrics.per_step_accepted if metrics else []
-                ids = {"prompt_ids": list(kept[0]), "response_ids": list(kept[1])}
-                # Steps are of what was said, so they are no use beside a response that was changed.
-                self._captured.append(record | ids | ({"steps": steps} if ids["response_ids"] == response else {}))
+        sampled = response and consents and random.random() < self._settings.rate
+        if sampled and (kept := self._redact(prompt, response)) is not None:
+            record |= {"prompt_ids": list(kept[0]), "response_ids": list(kept[1])}
+            if record["response_ids"] == response:  # accepted drafts by step are no use beside a changed response
+                record["steps"] = accepted
+            self._captured.append(record)
         if time.monotonic() - self._purged > _PURGE_S:
             self._purged = time.monotonic()
             self._captured.purge(self._settings.retention_days, self._settings.retention_mib)

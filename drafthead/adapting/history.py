@@ -1,35 +1,33 @@
 """One page of the report: which head served when, why it was replaced, and the figures behind each step."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from drafthead.adapting.loop import Loop
 from drafthead.evaluation.reporting.report import Report, Section, write_pages
 from drafthead.evaluation.reporting.tables import Cell, table
-from drafthead.files import make_folder
 from drafthead.statistics import Interval
+
+_SHOWN = ("event", "head", "why")
 
 
 def write_history(loop: Loop) -> Path:
     """Write results/NAME/adapting/report.html and report.md, in which no captured text stands; returns the first."""
     events = loop.state.history
-    drifts = [event for event in events if event["event"] == "drift"]
-    changes = [
-        {"what": f"{row['workload']}: {key.replace('_', ' ')}", "before": _cell(old), "after": _cell(new)}
-        for event in drifts[-1:]
-        for row in event["changed"]
-        for key, (old, new) in ((key, pair) for key, pair in row.items() if key != "workload")
-    ]
-    changes += [{"what": "tokens: distance in bits", "after": _cell(event["token_distance"])} for event in drifts[-1:]]
+    changes = []
+    for event in [event for event in events if event["event"] == "drift"][-1:]:
+        for row in event["changed"]:
+            measured = {key.replace("_", " "): pair for key, pair in row.items() if key != "workload"}
+            for key, (old, new) in measured.items():
+                changes.append({"what": f"{row['workload']}: {key}", "before": _cell(old), "after": _cell(new)})
+        changes.append({"what": "tokens: distance in bits", "after": _cell(event["token_distance"])})
     gains = [
         {"candidate": event["head"], "workload": name, "gain (tokens)": Interval(**gain)}
         for event in events
         for name, gain in event.get("gains", {}).items()
     ]
     tables = [
-        table("What happened", [_row(event) for event in events]),
+        table("What happened", [{"time (UTC)": _time(e["at"])} | {key: e[key] for key in _SHOWN} for e in events]),
         *([table("What changed at the last drift", changes)] if changes else []),
         *([table("Acceptance length of each candidate, less that of the head in service", gains)] if gains else []),
     ]
@@ -41,13 +39,7 @@ def write_history(loop: Loop) -> Path:
         sections=[Section("History", tables, [])],
         caveats=[],
     )
-    directory = loop.recipe.results_dir / "adapting"
-    make_folder(directory)
-    return write_pages(report, directory)
-
-
-def _row(event: Mapping[str, Any]) -> dict[str, str]:
-    return {"time (UTC)": _time(event["at"]), "event": event["event"], "head": event["head"], "why": event["why"]}
+    return write_pages(report, loop.recipe.results_dir / "adapting")
 
 
 def _time(seconds: float) -> str:

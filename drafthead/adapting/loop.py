@@ -184,17 +184,13 @@ class Loop:
         else:
             reference, later = own[: settings.reference_requests], own[settings.reference_requests :]
         enough = settings.reference_requests if not state.probation else drift.LEAST
-        if len(reference) < enough:
-            if state.probation:
-                state.probation = False
-                self.note("kept", self.served.name, f"too few requests to compare with: {len(reference)}, not {enough}")
-            return
-        watch = drift.Watch(reference, settings.requests_per_day)
-        alarm = watch.alarm(later)
+        few = len(reference) < enough
+        alarm = None if few else drift.Watch(reference, settings.requests_per_day).alarm(later)
         if alarm is None:
-            if state.probation and len(later) >= settings.reference_requests:
+            if state.probation and (few or len(later) >= settings.reference_requests):
                 state.probation = False
-                self.note("kept", self.served.name, f"no fall in its first {len(later)} requests")
+                why = f"too few requests to compare with: {len(reference)}, not {enough}"
+                self.note("kept", self.served.name, why if few else f"no fall in its first {len(later)} requests")
             return
         now = [r for r in later if r["at"] >= alarm.since]
         what = f"acceptance fell on {alarm.workload}, seen after {alarm.requests} requests"
@@ -225,7 +221,6 @@ class Loop:
             for directory in self._copies:
                 in_memory(directory)
         if not (path := self._rows).exists():
-            make_folder(path.parent)
             write_rows(path, self.recipe, self.records("captured"), self.state.alarmed, self.head_dir(self.served.name))
         for script, *options in (
             ("data_gen/prompts.py",), ("data_gen/regenerate.py",), ("data_gen/harvest.py",), ("train/eagle3.py",),

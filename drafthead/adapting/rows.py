@@ -8,7 +8,7 @@ decoded prompts).
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +42,22 @@ def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: 
     chosen = {id(r) for r in heldout}
     rest = [r for r in captured if id(r) not in chosen]
     new, old = [r for r in rest if r["at"] >= alarmed], [r for r in rest if r["at"] < alarmed]
-    pool = [_row(r["prompt_ids"], r["response_ids"], r["workload"]) for r in old] + _first_training(recipe)
-    share = recipe.adapt.replay_share
-    count = min(len(pool), round(len(new) * share / (1 - share)))
-    replayed = random.Random(0).sample(pool, count)
+    pool, share = [*old, *_first_training(recipe)], recipe.adapt.replay_share
+    replayed = random.Random(0).sample(pool, min(len(pool), round(len(new) * share / (1 - share))))
     if not heldout or not new:
         raise ValueError(
             f"of {len(captured)} captured requests {len(new)} are to train on and {len(heldout)} to hold out: both are "
             "needed; raise adapt.min_tokens or adapt.rate"
         )
     tokenizer, (special, _) = load_tokenizer(recipe), special_tokens(recipe)
-    rows = [_row(r["prompt_ids"], r["response_ids"], r["workload"]) for r in new] + replayed
-    rows = [row | {"split": "train"} for row in rows]
-    rows += [_row(r["prompt_ids"], None, r["workload"]) | {"split": "heldout"} for r in heldout]
+    rows = [("train", r) for r in [*new, *replayed]] + [("heldout", r) for r in heldout]
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for number, row in enumerate(rows):
-            text = {"text_input": _comparable(tokenizer, special, row["prompt_ids"], number)}
-            file.write(json.dumps(row | text, ensure_ascii=False) + "\n")
+        for number, (split, record) in enumerate(rows):
+            ids, text = record["prompt_ids"], _comparable(tokenizer, special, record["prompt_ids"], number)
+            row = {"prompt_ids": ids, "category": record["workload"], "split": split, "text_input": text}
+            if split == "train":  # those held out are answered again
+                row["response_ids"] = record["response_ids"]
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _comparable(tokenizer: Any, special: set[int], ids: Sequence[int], number: int) -> str:
@@ -88,14 +87,8 @@ def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:
     return found
 
 
-def _first_training(recipe: Recipe) -> list[dict[str, Any]]:
-    """What the first head was trained on, as rows; none where its responses are gone."""
+def _first_training(recipe: Recipe) -> list[Record]:
+    """What the first head was trained on, like captured requests; nothing where its responses are gone."""
     directory = recipe.responses_dir("train")
-    if not (directory / MANIFEST).exists():
-        return []
-    return [_row(r.prompt_ids, r.response_ids, r.category) for r in read_responses(directory)]
-
-
-def _row(prompt: Iterable[int], response: Iterable[int] | None, category: str) -> dict[str, Any]:
-    answer = {} if response is None else {"response_ids": [int(i) for i in response]}
-    return {"prompt_ids": [int(i) for i in prompt], **answer, "category": category}
+    found = read_responses(directory) if (directory / MANIFEST).exists() else []
+    return [{"prompt_ids": r.prompt_ids, "response_ids": r.response_ids, "workload": r.category} for r in found]

@@ -34,13 +34,10 @@ class TargetConfig(Section):
 
     @model_validator(mode="after")
     def _check_layer_ids(self) -> Self:
-        if (
-            not self.aux_layer_ids
-            or list(self.aux_layer_ids) != sorted(set(self.aux_layer_ids))
-            or self.aux_layer_ids[0] < 0
-        ):
+        ids = list(self.aux_layer_ids)
+        if not ids or ids != sorted(set(ids)) or ids[0] < 0:
             raise ValueError(
-                f"target.aux_layer_ids {list(self.aux_layer_ids)} must be ascending, distinct and not negative: "
+                f"target.aux_layer_ids {ids} must be ascending, distinct and not negative: "
                 "vLLM sorts them, which would silently permute the columns of fc"
             )
         return self

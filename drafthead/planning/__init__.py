@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 from rich.table import Table
 
 from drafthead.config import Recipe
@@ -21,10 +21,8 @@ MEAN_RESPONSE = {"sharegpt": 930, "mlperf-gpt-oss": 1_460, "swe-bench": 2_560}
 TYPICAL_RESPONSE = 1_460  # to prompts of other sources
 
 
-class Assumed(BaseModel):
-    """What a plan takes from the command line."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
+class Assumed(BaseModel, frozen=True):
+    """What a plan takes from the command line, whose other options it ignores."""
 
     prompts: PositiveInt | None = Field(None, description="training conversations, while none are drawn")
     prompt_tokens: PositiveInt = Field(1_000, description="of a prompt, while there are no responses (1,000)")

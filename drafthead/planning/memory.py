@@ -23,6 +23,7 @@ from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.generate import BATCHED_TOKENS, reserved_bytes
 from drafthead.engine.offline import cache_group_size, import_vllm
+from drafthead.files import foreign
 from drafthead.losses.fused import CHUNK_ROWS
 from drafthead.planning import size_text
 from drafthead.target.pieces import captured_ids, model_config, recipe_spec
@@ -54,7 +55,7 @@ class EngineMemory:
 
         Raises:
             FileNotFoundError: there is no config.json here, and none can be downloaded; the message has the command.
-            ValueError: transformers has no causal language model for it.
+            ForeignFileError: transformers has no causal language model for it.
         """
         from transformers import AutoModelForCausalLM
 
@@ -64,11 +65,8 @@ class EngineMemory:
         config = config.get_text_config()
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        try:
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
-        except ValueError as error:
-            raise ValueError(f"target {path} cannot be sized: transformers does not know it ({error})") from error
+        with foreign(f"the shapes of target {path}", "Transformers has to know its type"), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
         weights = sum(p.numel() * _width(name, p.dim(), quantisation) for name, p in model.named_parameters())
         engine = recipe.engine
         self.gpus, self.weight_bytes = engine.tensor_parallel_size, int(weights) // engine.tensor_parallel_size
@@ -103,13 +101,7 @@ def _width(name: str, dimensions: int, method: str | None) -> float:
 
 
 def request_bytes(
-    layers: int,
-    windowed: int,
-    window: int,
-    token_bytes: int,
-    states_bytes: int,
-    length: int,
-    batched: int = BATCHED_TOKENS,
+    layers: int, windowed: int, window: int, token_bytes: int, states_bytes: int, length: int, batched: int
 ) -> int:
     """Cache that one request of `length` tokens takes with its captured states.
 

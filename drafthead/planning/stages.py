@@ -58,13 +58,11 @@ def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
         chats, turn_by_turn = read_prompts(recipe.prompts_dir, split), recipe.responses.turn_by_turn
         sequences = sum(open_dialogue(chat, turn_by_turn).turns_left for chat in chats)
     else:
-        planned = {"validation": recipe.prompts.validation, **planned_prompts(recipe.prompts)}
-        if assumed.prompts:
-            planned["train"] = assumed.prompts
+        planned = planned_prompts(recipe.prompts) | ({"train": assumed.prompts} if assumed.prompts else {})
         sequences = planned.get(split, DEFAULT_PROMPTS)
     room = recipe.engine.max_model_len - 1 - after
-    response = assumed.response_tokens or min(recipe.responses.max_tokens, typical_response(recipe))
-    response = min(response, room - 1)
+    typical = min(recipe.responses.max_tokens, typical_response(recipe))
+    response = min(assumed.response_tokens or typical, room - 1)
     prompt = min(assumed.prompt_tokens, room - response)
     note = f"no responses yet: {prompt:,} tokens of a prompt and {response:,} of a response are assumed (--prompts, "
     note += "--prompt-tokens, --response-tokens)"
@@ -158,8 +156,7 @@ class _Planner:
     def harvest(self) -> StagePlan:
         """Both splits as one stage, whose shards the engines share; a rate is one engine's."""
         recipe, engine, train = self.recipe, EngineMemory(self.recipe), self.amounts["train"]
-        too_large = refusal(recipe, self.assumed.gpu_memory_gib)
-        notes = [*([too_large] if too_large else []), train.note]
+        notes = [refusal(recipe, self.assumed.gpu_memory_gib) or "", train.note]
         gpus = self._gpus(engine.gpus)
         tokens = on_disk = 0
         for split, amount in self.amounts.items():
