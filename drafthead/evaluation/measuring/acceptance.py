@@ -221,11 +221,6 @@ def read_conditions(directory: Path) -> pd.DataFrame:
     return read_rows(directory, "arm-*.parquet", "also-*.parquet")
 
 
-def _poisons(recipe: Recipe, method: str) -> bool:
-    """Whether the method's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
-    return method != BASELINE and method_of(recipe, method).method == "ngram"
-
-
 @dataclass(frozen=True)
 class _Measuring:
     """A worker that starts an engine for every share; in a process of its own where the next could not start in this.
@@ -242,7 +237,10 @@ class _Measuring:
 
     def make(self, share: _Share, bar: Any) -> None:
         """Measure a share."""
-        if self.alone and not _poisons(self.recipe, share.conditions[0].method):
+        method = share.conditions[0].method
+        # N-gram imports numba and so leaves a process in which vLLM 0.32 cannot start another engine.
+        ngram = method != BASELINE and method_of(self.recipe, method).method == "ngram"
+        if self.alone and not ngram:
             _measure(self.recipe, share, self.workloads, bar)
             return
         with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
