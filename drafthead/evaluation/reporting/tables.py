@@ -67,13 +67,11 @@ def as_cell(value: Any) -> Cell:
         return value
     if isinstance(value, Change):
         return change_cell(value)
-    if isinstance(value, Interval):
+    if isinstance(value, float | Interval):
         return number(value, 2)
-    if isinstance(value, str):
-        return Cell(value)
-    if value is None or np.isnan(value):
+    if value is None:
         return Cell("–")
-    return Cell(f"{value:.2f}" if isinstance(value, float) else f"{value:,}")
+    return Cell(value if isinstance(value, str) else f"{value:,}")
 
 
 def length_cell(length: float | Interval, prompts: int) -> Cell:
