@@ -46,6 +46,7 @@ _COUNTERS = {
 }
 
 Prompts = dict[Level, list[LoadRequest]]
+Counted = dict[str, int | list[int]]
 
 
 def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | None = None) -> Path:
@@ -117,9 +118,7 @@ def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextMa
     return running_server(sized, log_path, speculative=speculative, extra_args=run.flags)
 
 
-def _run_level(
-    server: Server, run: ServerRun, level: Level, prompts: list[LoadRequest]
-) -> tuple[LoadResult, dict[str, Any]]:
+def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadRequest]) -> tuple[LoadResult, Counted]:
     server.reset_prefix_cache()
     before = server.metrics()
     result = run_load(
@@ -138,7 +137,7 @@ def _run_level(
     def grown(name: str) -> int:
         return int(after.get(name, 0) - before.get(name, 0))
 
-    counted: dict[str, Any] = {column: grown(name) for column, name in _COUNTERS.items()}
+    counted: Counted = {column: grown(name) for column, name in _COUNTERS.items()}
     counted["accepted_at"] = [grown(f"vllm:spec_decode_num_accepted_tokens_per_pos[{k}]") for k in range(run.k)]
     return result, counted
 
