@@ -100,9 +100,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
             unrenderable[error.reason] += 1
     for reason, count in unrenderable.items():
         _LOG.info(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
-    # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
-    longest = max(k for method in recipe.eval.methods for k in recipe.eval.draft_tokens_of(method))
-    room = recipe.engine.max_model_len - recipe.eval.max_tokens - longest - 1
+    room = prompt_room(recipe, recipe.eval.max_tokens)
     fitting = [p for p in rendered if len(p.prompt_ids) <= room]
     if not fitting:
         shortest = min((len(p.prompt_ids) for p in rendered), default=0)
@@ -111,6 +109,13 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
             f"engine.max_model_len {recipe.engine.max_model_len} leaves {room}; raise it or lower eval.max_tokens"
         )
     return Workload(fitting, len(rendered) - len(fitting), dict(unrenderable))
+
+
+def prompt_room(recipe: Recipe, max_tokens: int) -> int:
+    """Tokens that a prompt may have before a response of at most `max_tokens`."""
+    # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
+    longest = max(k for method in recipe.eval.methods for k in recipe.eval.draft_tokens_of(method))
+    return recipe.engine.max_model_len - max_tokens - longest - 1
 
 
 def method_of(recipe: Recipe, name: str) -> MethodConfig:

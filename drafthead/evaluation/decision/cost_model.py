@@ -17,7 +17,7 @@ error and what resampling prompts does to the fit, added in quadrature on the sc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -174,21 +174,17 @@ class CostModel:
     lengths: tuple[int, ...]
     held_out: tuple[HeldOut, ...] = ()
 
-    def step_ratio(self, batch: float, K: int) -> float:
-        """r(b, K), which is also the acceptance length at which drafting neither pays nor costs.
+    def step_ratio(self, batch: ArrayLike, K: ArrayLike) -> Any:
+        """r(b, K) of one pair or of many, which is also the acceptance length at which drafting neither pays nor costs.
 
         Above K + 1 no head can pay. At K = 0 the drafter's first pass still runs.
         """
-        return float(self.step_ratios([batch], [K])[0])
-
-    def step_ratios(self, batch: ArrayLike, K: ArrayLike) -> Array:
-        """r at N pairs, (N,)."""
         extra = sum(self.coefficients[name] * value for name, value in terms_of(self.work, batch, K).items())
         return 1.0 + extra / plain_step_s(self.baseline, batch)
 
     def speedup(self, batch: float, K: int) -> float:
         """Tokens per second while decoding, relative to no speculation."""
-        return (self.curve[K] if K else 1.0) / self.step_ratio(batch, K)
+        return float((self.curve[K] if K else 1.0) / self.step_ratio(batch, K))
 
     def tokens_per_s(self, batch: float, K: int | None) -> float:
         """Of one request while decoding; K is None without a drafter."""
@@ -215,13 +211,6 @@ class CostModel:
         """Root mean square of log(predicted / measured), of drafts at loads between others; None: no such."""
         logs = [np.log(h.predicted / h.measured) for h in self.inside]
         return float(np.sqrt(np.mean(np.square(logs)))) if logs else None
-
-    def widened(self, interval: Interval) -> Interval:
-        """An interval over prompts with the model's own error added in quadrature, on the scale of logarithms."""
-        model = 1.96 * (self.error or 0.0)
-        below, above = np.log(interval.value / interval.low), np.log(interval.high / interval.value)
-        low, high = np.exp(-np.hypot(below, model)), np.exp(np.hypot(above, model))
-        return Interval(interval.value, float(interval.value * low), float(interval.value * high))
 
 
 def terms_of(work: Work, batch: ArrayLike, K: ArrayLike) -> dict[str, Array]:
@@ -356,13 +345,14 @@ def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, see
     """
     model = fit(samples.points(), samples.positions)
     pairs = [(c, K) for c in concurrency for K in model.curve]
-    batches, lengths = [min(c, max_batch) for c, _ in pairs], np.log([model.curve[K] for _, K in pairs])
+    at = [min(c, max_batch) for c, _ in pairs], [K for _, K in pairs]
+    lengths = np.log([model.curve[K] for _, K in pairs])
     draws = stratified_draws(samples.tokens > 0, _RESAMPLES, np.random.default_rng(seed))
     fits = [_fit(samples.points(drawn), samples.positions, model.work) for drawn in draws]
-    logs = [lengths - np.log(one.step_ratios(batches, [K for _, K in pairs])) for one in fits]
-    bounds = np.exp(np.quantile(logs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0))
-    found = {}
-    for (c, K), batch, low, high in zip(pairs, batches, *bounds, strict=True):
-        value = model.speedup(batch, K)
-        found[c, K] = model.widened(Interval(value, min(value, low), max(value, high)))
-    return Priced(model, found, max_batch)
+    logs = [lengths - np.log(one.step_ratio(*at)) for one in fits]  # (N, pairs)
+    value = lengths - np.log(model.step_ratio(*at))
+    low, high = np.quantile(logs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    error = 1.96 * (model.error or 0.0)
+    below, above = np.hypot(np.maximum(value - low, 0), error), np.hypot(np.maximum(high - value, 0), error)
+    bounds = np.exp([value, value - below, value + above]).T.tolist()
+    return Priced(model, {pair: Interval(*one) for pair, one in zip(pairs, bounds, strict=True)}, max_batch)

@@ -29,14 +29,7 @@ from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_sampl
 from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, Verdict, change_text, traffic_change
 from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
-from drafthead.evaluation.results.levels import (
-    THROUGHPUT,
-    Level,
-    ServingRows,
-    read_serving,
-    steady,
-    summarise_serving,
-)
+from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady, summarise_serving
 from drafthead.evaluation.workload import HEAD, NAMES, SAMPLED, method_of
 
 KEY = "num_speculative_tokens_per_batch_size"

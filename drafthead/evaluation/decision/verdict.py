@@ -108,11 +108,12 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
         (True, UNKNOWN, unresolved),
     )
     decision, why = next((decision, why) for holds, decision, why in rules if holds)
+    before, after = (level.prefix_hits[name] for name in (BASELINE, level.method))
     figures = [
         f"output throughput {change_text(throughput)}, median latency {change_text(latency)}",
         f"{level.failed} of {level.requests} requests failed" if level.failed else "",
         limits,
-        _prefix_hits(level),
+        f"prefix-cache hits {before:.1%} → {after:.1%}" if abs(after - before) >= 0.01 else "",
     ]
     return LevelVerdict(level.concurrency, decision, f"{why}: {'; '.join(filter(None, figures))}")
 
@@ -132,12 +133,6 @@ def _unfit(level: Level) -> str:
         noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
         return f"{noise}, so the machine was not the same for both"
     return ""
-
-
-def _prefix_hits(level: Level) -> str:
-    """Hits in the prefix cache without and with the head, where they differ by a point or more."""
-    before, after = (level.prefix_hits[name] for name in (BASELINE, level.method))
-    return f"prefix-cache hits {before:.1%} → {after:.1%}" if abs(after - before) >= 0.01 else ""
 
 
 def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | None = None) -> Verdict:

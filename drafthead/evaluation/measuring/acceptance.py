@@ -88,18 +88,14 @@ class Condition:
 def conditions(recipe: Recipe) -> list[Condition]:
     """All of them, those that share an engine together, the baseline first."""
     settings, found = recipe.eval, []
-    for method in _methods(recipe):
+    listed = [method.name for method in settings.methods]
+    for method in (BASELINE, *methods_at(recipe, listed, max(settings.temperatures))):
         ks = (0,) if method == BASELINE else settings.draft_tokens_of(method_of(recipe, method))
         temperatures = [t for t in settings.temperatures if t > 0 or method != SAMPLED]
         main = (ks[0], settings.temperatures[0], settings.reasoning_effort)
         grid = product(ks, temperatures, settings.reasoning_efforts)
         found += [Condition(method, *values, main=values == main) for values in grid]
     return found
-
-
-def _methods(recipe: Recipe) -> tuple[str, ...]:
-    listed = [method.name for method in recipe.eval.methods]
-    return BASELINE, *methods_at(recipe, listed, max(recipe.eval.temperatures))
 
 
 KIND = "acceptance"
@@ -121,7 +117,8 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     directory = acceptance_dir(recipe)
     workloads = {effort: load_workload(recipe, effort) for effort in recipe.eval.reasoning_efforts}
     found, main = conditions(recipe), workloads[recipe.eval.reasoning_effort]
-    made_from = identity(recipe, main, _methods(recipe)) | {
+    methods = list(dict.fromkeys(c.method for c in found))
+    made_from = identity(recipe, main, methods) | {
         "temperatures": list(recipe.eval.temperatures),
         "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
         "seed": recipe.eval.seed,
@@ -141,7 +138,7 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     for left in directory.glob("part-*"):
         shutil.rmtree(left)
     counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
-    finish(directory, counts | {"arms": len({c.method for c in found}), "conditions": len(found)})
+    finish(directory, counts | {"arms": len(methods), "conditions": len(found)})
     return directory
 
 
@@ -221,11 +218,6 @@ def read_conditions(directory: Path) -> pd.DataFrame:
     return read_rows(directory, "arm-*.parquet", "also-*.parquet")
 
 
-def _poisons(recipe: Recipe, method: str) -> bool:
-    """Whether the method's engine leaves a process in which vLLM 0.32 cannot start another: n-gram imports numba."""
-    return method != BASELINE and method_of(recipe, method).method == "ngram"
-
-
 @dataclass(frozen=True)
 class _Measuring:
     """A worker that starts an engine for every share; in a process of its own where the next could not start in this.
@@ -242,7 +234,10 @@ class _Measuring:
 
     def make(self, share: _Share, bar: Any) -> None:
         """Measure a share."""
-        if self.alone and not _poisons(self.recipe, share.conditions[0].method):
+        method = share.conditions[0].method
+        # N-gram imports numba and so leaves a process in which vLLM 0.32 cannot start another engine.
+        ngram = method != BASELINE and method_of(self.recipe, method).method == "ngram"
+        if self.alone and not ngram:
             _measure(self.recipe, share, self.workloads, bar)
             return
         with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:

@@ -150,17 +150,15 @@ def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, list
     if not (recipe.prompts_dir / MANIFEST).exists():  # before they are made
         return sweep, []
     there = {(prompt.source, prompt.category) for prompt in read_prompts(recipe.prompts_dir, "heldout")}
-    kept, missing = [], []
-    for workload in sweep.workloads:
-        if workload.random or any(workload.holds(*found) for found in there):
-            kept.append(workload)
-            continue
-        count = workload.prompts or sweep.prompts_per_level * max(1, len(sweep.concurrency))
-        missing.append(
-            f"workload {workload.name}: the recipe holds out no prompts of {workload.wanted}; add "
-            f"{{name: {workload.source}, heldout: {count}}} to prompts.sources and make the prompts again"
-        )
-    return sweep.model_copy(update={"workloads": tuple(kept)}), missing
+    kept = tuple(w for w in sweep.workloads if w.random or any(w.holds(*found) for found in there))
+    count = sweep.prompts_per_level * max(1, len(sweep.concurrency))
+    missing = [
+        f"workload {w.name}: the recipe holds out no prompts of {w.wanted}; add "
+        f"{{name: {w.source}, heldout: {w.prompts or count}}} to prompts.sources and make the prompts again"
+        for w in sweep.workloads
+        if w not in kept
+    ]
+    return sweep.model_copy(update={"workloads": kept}), missing
 
 
 def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], list[str]]:

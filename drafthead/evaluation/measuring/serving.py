@@ -24,7 +24,15 @@ from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_rows
 from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan, served_recipe
-from drafthead.evaluation.workload import BASELINE, NAMES, Workload, identity, load_workload, speculative_config
+from drafthead.evaluation.workload import (
+    BASELINE,
+    NAMES,
+    Workload,
+    identity,
+    load_workload,
+    prompt_room,
+    speculative_config,
+)
 from drafthead.target.tokenizer import load_tokenizer
 
 KIND = "serving"
@@ -211,8 +219,7 @@ def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level) -> lis
     would differ between methods, and all methods are to get the same tokens. A turn that the engine has no room for is
     left out with those that follow it.
     """
-    longest = max(k for method in recipe.eval.methods for k in recipe.eval.draft_tokens_of(method))
-    room = recipe.engine.max_model_len - level.max_tokens - longest - 1
+    room = prompt_room(recipe, level.max_tokens)
     talks = range(min(level.prompts, len(pool)) // level.workload.turns)
     found = []
     for turn in range(level.workload.turns):

@@ -15,7 +15,7 @@ from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, spe
 from drafthead.evaluation.decision.variants import WORTH, Variant
 from drafthead.evaluation.measuring.serving import KIND
 from drafthead.evaluation.reporting.published import published_lengths
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, signed, table
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady
 from drafthead.evaluation.workload import BASELINE, HEAD
 
@@ -30,7 +30,14 @@ def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> lis
     tables = []
     for workload, prices in priced.items():
         own = [x for x in levels if (x.workload, x.method) == (workload, HEAD) and x.steady]
-        found = [_price_table(prices, {(x.concurrency, x.K) for x in own}), _break_even(prices), _held_out(prices)]
+        curve = prices.model.curve
+        has = {"Concurrency": "this head has"} | {f"K = {K}": length for K, length in curve.items()}
+        bounds = {K: (length, length) for K, length in curve.items()}
+        found = [
+            _price_table(prices, {(x.concurrency, x.K) for x in own}),
+            break_even_table(prices.model, prices.loads, prices.max_batch, bounds, has),
+            _held_out(prices.model),
+        ]
         title = f": {workload} prompts" if len(priced) > 1 else ""
         tables += [replace(one, title=one.title + title) for one in found if one]
     return tables
@@ -78,37 +85,26 @@ def break_even_table(
     return table("Break-even acceptance length", [*rows, *more], note("break even", work=model.work))
 
 
-def _break_even(priced: Priced) -> Table:
-    curve = priced.model.curve
-    own = {"Concurrency": "this head has"} | {f"K = {K}": length for K, length in curve.items()}
-    has = {K: (length, length) for K, length in curve.items()}
-    return break_even_table(priced.model, priced.loads, priced.max_batch, has, own)
-
-
-def _held_out(priced: Priced) -> Table | None:
+def _held_out(model: CostModel) -> Table | None:
+    """Measured and predicted speed at loads left out of the fit, and the model's error in a sentence."""
     rows = [
         {
             "Concurrency": f"{h.batch:g}",
             "Method": "no speculation" if h.K is None else f"K = {h.K}",
             "Measured": number(h.measured, 1),
             "Predicted": number(h.predicted, 1),
-            "Error (%)": Cell(signed(100 * h.error).text + ("" if h.inside else "°")),
+            "Error (%)": Cell(number(100 * h.error, sign="+").text + "°" * (not h.inside)),
         }
-        for h in priced.model.held_out
+        for h in model.held_out
     ]
-    text = note("held out", model=model_text(priced.model))
-    return table("Speed at loads left out of the fit", rows, text) if rows else None
-
-
-def model_text(model: CostModel) -> str:
-    """The model and its error in a sentence."""
     error = "its error is not known, which takes three loads"
     if model.error is not None:
         error = (
             f"error at {len(model.inside)} loads and draft lengths left out {model.error:.1%} (root mean square), at "
             f"most {max(abs(h.error) for h in model.inside):.1%}"
         )
-    return f"Verification: {model.work}; {error}."
+    text = note("held out", model=f"Verification: {model.work}; {error}.")
+    return table("Speed at loads left out of the fit", rows, text) if rows else None
 
 
 def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
@@ -187,7 +183,9 @@ def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> 
         at = [max(1.0, length / model.step_ratio(min(c, max_batch), K)) for c in shares]
         return [*at, 1 / float(np.sum(np.divide([*shares.values()], at)))]
 
-    columns = {f"Length {x:.2f} at K = {K} (%)": [signed(100 * gain - 100) for gain in speedups(x)] for x in lengths}
+    columns = {
+        f"Length {x:.2f} at K = {K} (%)": [number(100 * gain - 100, sign="+") for gain in speedups(x)] for x in lengths
+    }
     rows_of = {"Concurrency": [*map(str, shares), "the traffic"]} | columns
     brought = Table("What a head of an assumed acceptance length would bring", pd.DataFrame(rows_of), note("worth"))
     margin = np.exp(1.96 * (model.error or 0.0))

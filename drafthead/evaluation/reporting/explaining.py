@@ -15,7 +15,7 @@ import numpy as np
 
 from drafthead.config.evaluation import ALL
 from drafthead.drafters.replay import Acceptance, empty_acceptance
-from drafthead.evaluation.reporting.tables import Cell, Table, note, number, signed, table
+from drafthead.evaluation.reporting.tables import Cell, Table, note, number, table
 from drafthead.statistics import few, length_difference
 
 VALIDATION, HELDOUT = "validation", "held out"
@@ -100,7 +100,7 @@ def calibration_table(rows: Sequence[Compared]) -> Table:
             "Position": str(k),
             "Expected (%)": number(100 * p, 2),
             "Counted (%)": number(100 * s, 2),
-            "Error (%)": signed(100 * (p / s - 1) if s else np.nan, 2),
+            "Error (%)": number(100 * (p / s - 1) if s else np.nan, 2, "+"),
         }
         for k, (p, s) in enumerate(own.rates, 1)
     ]

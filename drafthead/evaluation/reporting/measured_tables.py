@@ -9,19 +9,7 @@ import pandas as pd
 from drafthead.config.evaluation import ALL
 from drafthead.evaluation.measuring.plan import Plan, is_conversations
 from drafthead.evaluation.measuring.presets import Preset
-from drafthead.evaluation.reporting.tables import (
-    Cell,
-    Table,
-    Tone,
-    change_cell,
-    length_cell,
-    note,
-    number,
-    percent_text,
-    percents,
-    signed,
-    table,
-)
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, number, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, cost_per_million, geometric_means, grouped
 from drafthead.evaluation.results.summary import FIRST_BIN, AcceptanceSummary, MethodAcceptance, counted
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
@@ -43,7 +31,7 @@ def acceptance_table(summary: AcceptanceSummary) -> Table:
     kept = summary.prompts - summary.looping
     text = note("acceptance", kept=kept, prompts=summary.prompts, looping=summary.looping, ended=summary.ended)
     if again := summary.identical.get(BASELINE_AGAIN):
-        text += " " + note("floor", again=percent_text(again))
+        text += " " + note("floor", again=number(again.scaled(100)).text)
     return conditions_table(sorted(summary.methods, key=lambda m: (m.category != ALL, m.category)), f"{text} ")
 
 
@@ -58,11 +46,11 @@ def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> T
             "Effort": e.effort,
             "Prompts": e.prompts,
             "Acceptance length": length_cell(e.length, e.prompts),
-            "Rate (%)": number(100 * e.rate, 1),
+            "Rate (%)": number(100 * e.rate),
             "Tokens per step": e.tokens_per_step,
-            "By position (%)": percents(e.positions.unconditional),
-            "Given the one before (%)": percents(e.positions.conditional),
-            "Identical (%)": percent_text(e.identical) if e.identical else None,
+            "By position (%)": number(100 * e.positions.unconditional),
+            "Given the one before (%)": number(100 * e.positions.conditional),
+            "Identical (%)": number(e.identical.scaled(100)) if e.identical else None,
         }
         for e in entries
     ]
@@ -186,11 +174,11 @@ def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
     for (workload, method, K), own in drafted.groupby(["workload", "arm", "k"], sort=False):
         by_load = [acceptance_length(level["drafts"], level["accepted"]) for _, level in own.groupby("load")]
         rate, positions = counted(own, int(own["k"].iloc[0]))
-        row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Rate (%)": number(100 * rate, 1)}
+        row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Rate (%)": number(100 * rate)}
         row["Length"] = length_cell(acceptance_length(own["drafts"], own["accepted"]), int(own["requests"].max()))
         row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
         shares = enumerate(positions.unconditional, 1)
-        rows.append(row | {f"Position {i} (%)": number(100 * share, 1) for i, share in shares})
+        rows.append(row | {f"Position {i} (%)": number(100 * share) for i, share in shares})
     return table("Acceptance under load", rows, note("under load", loops=note("loops"))) if rows else None
 
 
@@ -257,7 +245,7 @@ def memory_table(runs: pd.DataFrame) -> Table | None:
             name, unit, form = _MEMORY[column]
             row[name + unit] = Cell(format(values[column], form) if np.isfinite(values[column]) else "–")
             against = np.nan if method == BASELINE else values[column] / found.loc[(BASELINE, 0), column]
-            row[f"{name} against the baseline (%)"] = signed(100 * against - 100)
+            row[f"{name} against the baseline (%)"] = number(100 * against - 100, sign="+")
         rows.append(row)
     return table("Memory and cache", rows, note("memory")) if known else None
 

@@ -9,7 +9,7 @@ import yaml
 
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.reporting.measured_tables import series_name
-from drafthead.evaluation.reporting.tables import Cell, Table, note, signed, table
+from drafthead.evaluation.reporting.tables import Cell, Table, note, number, table
 from drafthead.evaluation.results.levels import MEASURE, Level, geometric_means
 from drafthead.evaluation.workload import HEAD
 
@@ -114,14 +114,14 @@ def published_table(levels: Sequence[Level], target: str) -> Table | None:
             at = [level.changes for level in same if level.load == figure.statistic]
             ours = [changes[figure.key].interval.value for changes in at if figure.key in changes]
         if ours:
-            change = signed(100 * figure.change).text
+            change = number(100 * figure.change, sign="+").text
             rows.append({
                 "Post": figure.post,
                 "Figure": figure.name,
                 "Baseline there": Cell(figure.baseline),
                 "With drafts there": Cell(figure.head),
                 "Change there (%)": Cell(change, "better" if figure.change > 0 else "worse"),
-                "Change here (%)": signed(100 * ours[0]),
+                "Change here (%)": number(100 * ours[0], sign="+"),
                 "Here": series_name(same[0].method, same[0].K),
             })  # fmt: skip
     return table("Published figures", rows, note("published")) if rows else None

@@ -6,6 +6,7 @@ plots.
 """
 
 import base64
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ def render(report: Report, template: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
+    # A cell that its column is too narrow for wraps, but neither within [low, high] nor around an equals sign.
+    environment.filters["wrapping"] = lambda text: re.sub(r" (?=[^\[]*\]|=)|(?<==) ", "\N{NO-BREAK SPACE}", text)
     return environment.get_template(template).render(report=report, formulas=FORMULAS, tones=_TONES)
 
 

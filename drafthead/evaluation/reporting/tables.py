@@ -2,22 +2,21 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import yaml
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from drafthead.evaluation.comparison import Change
 from drafthead.progress import terminal
-from drafthead.statistics import Interval, few
+from drafthead.statistics import Array, Interval, few
 
 Tone = Literal["", "better", "worse", "unresolved"]
+_NOTES: dict[str, str] = yaml.safe_load((resources.files(__package__) / "templates/notes.yaml").read_text("utf-8"))
 _RICH: dict[str, str] = {"": "", "better": "green", "worse": "red", "unresolved": "bright_black"}
 
 
@@ -52,15 +51,9 @@ class Table:
         return [*texts, False].index(False)
 
 
-@cache
-def _notes() -> dict[str, str]:
-    folder = resources.files("drafthead.evaluation.reporting") / "templates"
-    return yaml.safe_load((folder / "notes.yaml").read_text(encoding="utf-8"))
-
-
 def note(key: str, **values: Any) -> str:
     """What stands under a table, of templates/notes.yaml, with values filled in."""
-    return _notes()[key].format(**values)
+    return _NOTES[key].format(**values)
 
 
 def table(title: str, rows: Iterable[Mapping[str, Any]], note: str = "") -> Table:
@@ -74,13 +67,11 @@ def as_cell(value: Any) -> Cell:
         return value
     if isinstance(value, Change):
         return change_cell(value)
-    if isinstance(value, Interval):
-        return Cell(interval_text(value))
-    if isinstance(value, str):
-        return Cell(value)
-    if value is None or np.isnan(value):
+    if isinstance(value, float | Interval):
+        return number(value, 2)
+    if value is None:
         return Cell("–")
-    return Cell(f"{value:.2f}" if isinstance(value, float) else f"{value:,}")
+    return Cell(value if isinstance(value, str) else f"{value:,}")
 
 
 def length_cell(length: float | Interval, prompts: int) -> Cell:
@@ -89,19 +80,18 @@ def length_cell(length: float | Interval, prompts: int) -> Cell:
     return Cell(shown.text + few(prompts), "unresolved") if few(prompts) and shown.text != "–" else shown
 
 
-def number(value: float, digits: int, tone: Tone = "") -> Cell:
-    """A number at so many digits; a dash for NaN."""
-    return Cell("–" if np.isnan(value) else f"{value:.{digits}f}", tone)
+def number(value: float | Interval | Array, digits: int = 1, sign: str = "") -> Cell:
+    """A number, several one after the other, or an interval; a dash where there is none.
 
-
-def signed(value: float, digits: int = 1) -> Cell:
-    """A number with its sign; a dash where there is none."""
-    return Cell(f"{value:+.{digits}f}" if np.isfinite(value) else "–")
-
-
-def percents(shares: Iterable[float]) -> Cell:
-    """Shares in percent, one after the other."""
-    return Cell(" ".join(number(100 * share, 1).text for share in shares))
+    Args:
+        value: which.
+        digits: behind the point.
+        sign: "+" shows that of positive numbers too.
+    """
+    if isinstance(value, Interval):
+        return Cell(interval_text(value, digits))
+    texts = (f"{x:{sign}.{digits}f}" if np.isfinite(x) else "–" for x in np.atleast_1d(value))
+    return Cell(" ".join(texts))
 
 
 def interval_text(interval: Interval, digits: int = 2) -> str:
@@ -111,11 +101,6 @@ def interval_text(interval: Interval, digits: int = 2) -> str:
     if np.isnan(interval.low):
         return f"{interval.value:.{digits}f}"
     return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-
-
-def percent_text(interval: Interval) -> str:
-    """A share with its interval in percent."""
-    return interval_text(interval.scaled(100), 1)
 
 
 def change_cell(change: Change, reached: bool = True) -> Cell:
@@ -136,11 +121,11 @@ def change_cell(change: Change, reached: bool = True) -> Cell:
     return Cell(text, "better" if i.value > 0 else "worse")
 
 
-def print_table(table: Table, console: Console | None = None) -> None:
+def print_table(table: Table) -> None:
     """Show a table on the terminal."""
     rich = RichTable(title=table.title, caption=table.note, title_justify="left", caption_justify="left")
     for index, column in enumerate(table.frame.columns):
         rich.add_column(column, justify="left" if index < table.text_columns else "right")
     for row in table.rows:
         rich.add_row(*(Text(cell.text, style=_RICH[cell.tone]) for cell in row))
-    (console or terminal()).print(rich)
+    terminal().print(rich)

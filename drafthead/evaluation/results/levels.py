@@ -42,23 +42,22 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
     Raises:
         ArtifactError: a column is missing.
     """
+    labelled = []
     for rows, columns in ((requests, REQUEST_COLUMNS), (runs, RUN_COLUMNS)):
         if missing := columns.keys() - set(rows.columns):
             raise ArtifactError(
                 f"rows of serving have no {', '.join(sorted(missing))}: an earlier version measured them. Move "
                 "results/NAME/serving away and run: python eval/serving.py RECIPE"
             )
-    runs = _labelled(runs)
+        apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
+        apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
+        total = rows["output_tokens"] + rows["prompt_tokens"]
+        named = rows.assign(prompts_of=rows["workload"], workload=rows["workload"] + apart, total_tokens=total)
+        labelled.append(named)
+    requests, runs = labelled
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
     runs["answers"] = runs["requests"] - runs["failed"]
-    return ServingRows(_labelled(requests), runs)
-
-
-def _labelled(rows: pd.DataFrame) -> pd.DataFrame:
-    apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
-    apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
-    total = rows["output_tokens"] + rows["prompt_tokens"]
-    return rows.assign(prompts_of=rows["workload"], workload=rows["workload"] + apart, total_tokens=total)
+    return ServingRows(requests, runs)
 
 
 def steady(rows: ServingRows, workload: str | None = None) -> ServingRows:
@@ -257,14 +256,14 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
         _paired_prompts(requests[requests["block"] == b], runs[runs["block"] == b], method)
         for b in sorted({*runs["block"]})
     ]
-    methods = {name: runs[runs["arm"] == name] for name in (BASELINE, method)}
+    # A run's share of its wall time is all of it.
+    methods = {name: runs[runs["arm"] == name].assign(share_s=runs["duration_s"]) for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
     for measure in measures:
         key, pairs = measure.key, [_over_prompts(measure, *block) for block in blocks]
         by_block[key] = np.array([(h / b if measure.rate else b / h) - 1 for b, h in pairs])
-        values[key] = _over_prompts(measure, base, head)
+        values[key] = _over_prompts(measure, *(methods.values() if measure.rate else (base, head)))
         if measure.rate:
-            values[key] = _over_prompts(measure, methods[BASELINE], methods[method], "duration_s")
             change = throughput_change(head[measure.column], head["share_s"], base[measure.column], base["share_s"])
         else:
             change = statistic_change(*_pair(measure, head, base), measure.statistic, waves=int(first["concurrency"]))
@@ -296,18 +295,10 @@ def _pair(measure: Measure, one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.
     return pair[0], pair[1]
 
 
-def _over_prompts(
-    measure: Measure, base: pd.DataFrame, head: pd.DataFrame, seconds: str = "share_s"
-) -> tuple[float, float]:
-    """A measure of both methods over the prompts they share, in SI units; NaN where no prompt has it.
-
-    Args:
-        measure: which.
-        base, head: rows of requests, or of runs for a rate.
-        seconds: the column that a rate is per.
-    """
+def _over_prompts(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> tuple[float, float]:
+    """A measure of both methods over the prompts they share, or over their runs, in SI units; NaN where none has it."""
     if measure.rate:
-        found: list[Any] = [ratio_of_sums(rows[measure.column], rows[seconds]) for rows in (base, head)]
+        found: list[Any] = [ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (base, head)]
     else:
         found = [measure.statistic(values) if len(values) else np.nan for values in _pair(measure, base, head)]
     return float(found[0]), float(found[1])

@@ -70,7 +70,6 @@ class AcceptanceSummary:
         methods: one entry per method and workload, "all" first.
         identical: method -> share of prompts answered exactly as by the baseline. The second baseline is the noise
             floor. Empty above T = 0.
-        max_tokens: of a response; None: not noted.
         places: of `summarise_places`.
     """
 
@@ -80,7 +79,6 @@ class AcceptanceSummary:
     ended: float
     methods: list[MethodAcceptance]
     identical: dict[str, Interval]
-    max_tokens: int | None = None
     places: tuple["PlaceAcceptance", ...] = ()
 
     def of(self, method: str, category: str = ALL) -> MethodAcceptance:
@@ -88,7 +86,7 @@ class AcceptanceSummary:
         return next(m for m in self.methods if (m.method, m.category) == (method, category))
 
 
-def summarise_acceptance(rows: pd.DataFrame, max_tokens: int | None = None) -> AcceptanceSummary:
+def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
     """Aggregate the rows of `read_acceptance`, which have one condition."""
     baseline = rows[rows["arm"] == BASELINE]
     entries = summarise_conditions(rows)
@@ -99,7 +97,6 @@ def summarise_acceptance(rows: pd.DataFrame, max_tokens: int | None = None) -> A
         ended=float((baseline["finish_reason"] == "stop").mean()),
         methods=[entry for entry in entries if entry.method != BASELINE_AGAIN],
         identical={e.method: e.identical for e in entries if e.category == ALL and e.identical is not None},
-        max_tokens=max_tokens,
         places=tuple(summarise_places(rows)),
     )
 
