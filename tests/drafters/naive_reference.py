@@ -32,6 +32,29 @@ def layer_entry(layer: DraftLayer, state: Tensor, embedding: Tensor):
     return mixed, normed if layer.norm_before_residual else state
 
 
+def attended(query: Tensor, keys, values) -> Tensor:
+    """(heads * D,) of a position's query (heads, D) over keys and values (groups, D): one dense softmax a head."""
+    outputs = []
+    for head in range(len(query)):
+        group = head // (len(query) // len(keys[0]))
+        weights = torch.stack([query[head] @ key[group] for key in keys]).div(query.shape[-1] ** 0.5).softmax(0)
+        outputs.append(sum(w * value[group] for w, value in zip(weights, values, strict=True)))
+    return torch.cat(outputs)
+
+
+def behind_attention(layer, state: Tensor) -> Tensor:
+    """The gated unit with its norm and residual."""
+    inner, mlp = rms_norm(state, layer.post_attention_layernorm), layer.mlp
+    gated = torch.nn.functional.silu(mlp.gate_proj.weight @ inner) * (mlp.up_proj.weight @ inner)
+    return state + mlp.down_proj.weight @ gated
+
+
+def frequencies_of(model, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """The model keeps float32 frequencies; the reference starts from the same numbers."""
+    frequencies, factor = rope_frequencies(model.shape.rope_config())
+    return frequencies.to(torch.float32).to(dtype), factor
+
+
 def run_layer(layer: DraftLayer, state, embedding, position, entries, frequencies, factor) -> Tensor:
     """One position through one layer; appends its key and value to `entries`."""
     attention, dim = layer.self_attn, layer.self_attn.head_dim
@@ -39,18 +62,8 @@ def run_layer(layer: DraftLayer, state, embedding, position, entries, frequencie
     query = rotate_one((attention.q_proj.weight @ mixed).view(-1, dim), position, frequencies, factor)
     key = rotate_one((attention.k_proj.weight @ mixed).view(-1, dim), position, frequencies, factor)
     entries.append((key, (attention.v_proj.weight @ mixed).view(-1, dim)))
-    outputs = []
-    for head in range(query.shape[0]):
-        group = head // (query.shape[0] // key.shape[0])
-        seen = entries[-attention.window :] if attention.window else entries
-        scores = torch.stack([query[head] @ k[group] for k, _ in seen]) / dim**0.5
-        weights = scores.softmax(0)
-        outputs.append(sum(w * v[group] for w, (_, v) in zip(weights, seen, strict=True)))
-    state = residual + attention.o_proj.weight @ torch.cat(outputs)
-    inner = rms_norm(state, layer.post_attention_layernorm)
-    mlp = layer.mlp
-    gated = torch.nn.functional.silu(mlp.gate_proj.weight @ inner) * (mlp.up_proj.weight @ inner)
-    return state + mlp.down_proj.weight @ gated
+    keys, values = zip(*entries[-(attention.window or 0) :], strict=True)
+    return behind_attention(layer, residual + attention.o_proj.weight @ attended(query, keys, values))
 
 
 def combine(model: DraftModel, aux: Tensor) -> Tensor:
@@ -71,9 +84,7 @@ def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_posit
     Returns:
         (K, T, H) normed states; rows whose input token lies past the end are zero.
     """
-    frequencies, factor = rope_frequencies(model.shape.rope_config())
-    # The model keeps float32 frequencies; the reference starts from the same numbers.
-    frequencies = frequencies.to(torch.float32).to(aux.dtype)
+    frequencies, factor = frequencies_of(model, aux.dtype)
     layers = [model.midlayer, *model.layers.values()]
     num_tokens = aux.shape[0]
     rows = {}
