@@ -29,21 +29,10 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def lost(name: str, folder: Path, library: Path, *options: str) -> list[str]:
-    """What a power loss can cost of one writer's files."""
-    (root := folder / "written").mkdir()
-    run_ok("-m", "tests.faults.writers", name, str(root), str(folder / "record"), *options, **preloaded(library))
-    names, problems = losses(read_record(folder / "record"), root)
-    assert names == {str(path.relative_to(root)) for path in root.rglob("*")}, "the record misses operations"
-    return problems
-
-
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_power_loss_costs_nothing_that_was_finished(name, memory, library):
-    assert not lost(name, memory, library)
-
-
-def test_without_a_sync_it_would_be_noticed(memory, library):
-    problems = lost("artifact", memory, library, "--unsynced")
-    assert any(problem.startswith("bytes") for problem in problems)
-    assert any(problem.startswith("name") for problem in problems)
+    (root := memory / "written").mkdir()
+    run_ok("-m", "tests.faults.writers", name, str(root), str(memory / "record"), **preloaded(library))
+    names, problems = losses(read_record(memory / "record"), root)
+    assert names == {str(path.relative_to(root)) for path in root.rglob("*")}, "the record misses operations"
+    assert not problems

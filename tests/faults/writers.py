@@ -1,6 +1,6 @@
 """Two users of the writers in drafthead/artifacts.py and files.py: an artifact of parts, and a run with checkpoints.
 
-python -m tests.faults.writers NAME ROOT RECORD [--unsynced]   runs one, with its operations recorded
+python -m tests.faults.writers NAME ROOT RECORD   runs one, with its operations recorded
 """
 
 import sys
@@ -88,8 +88,6 @@ WRITERS = {"artifact": write_artifact, "run": write_run}
 
 def main() -> None:
     name, root, record = sys.argv[1:4]
-    if "--unsynced" in sys.argv:
-        files.sync = checkpoint.sync = lambda path: None
     recorder = Recorder(Path(root), Path(record))
     with recorder.recording():
         WRITERS[name](Path(root), recorder.mark)
