@@ -12,7 +12,6 @@ Everything else is run: by a test that RUN_BY names, or by tests/pipeline/test_d
 
 import re
 import shlex
-import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -137,15 +136,3 @@ def _commands(block: str) -> list[tuple[tuple[str, ...], str]]:
             if words:
                 found.append((words, needs))
     return found
-
-
-def expanded(command: Command) -> list[Command]:
-    """What a `make` target runs, by make's own word; any other command is itself."""
-    if command.words[0] != "make":
-        return [command]
-    asked = ["make", "--dry-run", "--always-make", "--no-print-directory", *command.words[1:]]
-    result = subprocess.run(asked, cwd=REPO_ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, f"{command}: {result.stderr}"
-    lines = re.sub(r"\s*\\\n\s*", " ", result.stdout).splitlines()
-    steps = [tuple(shlex.split(line)) for line in lines if not line.startswith("echo")]
-    return [Command(command.page, command.line, words, command.needs) for words in steps]

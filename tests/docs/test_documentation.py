@@ -12,7 +12,7 @@ import yaml
 
 from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, Recipe, load_recipe
 from drafthead.generation.sources import CATALOGUE
-from tests.docs.commands import PAGES, RUN_BY, Command, documented, expanded
+from tests.docs.commands import PAGES, RUN_BY, Command, documented
 
 ALL_PAGES = [*PAGES, REPO_ROOT / "benchmarks" / "README.md"]
 # Their commands take no recipe.
@@ -52,11 +52,6 @@ def parsed(command: Command, monkeypatch: pytest.MonkeyPatch) -> argparse.Namesp
     return caught.value.args[0]
 
 
-def test_there_are_commands_to_look_at():
-    assert len(documented()) > 50
-    assert {"README.md", "docs/export.md", "docs/states.md"} <= {command.page for command in documented()}
-
-
 SCRIPTS = [c for c in documented() if c.script.endswith(".py")]
 
 
@@ -73,13 +68,9 @@ def test_a_documented_command_is_one_that_its_script_takes(command, monkeypatch)
     load_recipe(REPO_ROOT / recipe, overrides)
 
 
-@pytest.mark.parametrize("command", [c for c in documented() if c.words[0] == "make"], ids=str)
-def test_a_documented_make_target_runs_documented_scripts(command):
-    """What it runs is the suite's own tools, or accounted for like any other command."""
-    for step in expanded(command):
-        if step.script and not step.script.startswith(OF_NO_STAGE):
-            assert (REPO_ROOT / step.script).is_file(), step
-            assert step.key in RUN_BY or step.key in {c.key for c in documented()}, step
+def test_a_documented_make_target_exists():
+    targets = set(re.findall(r"^([\w-]+):", (REPO_ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert {command.words[1] for command in documented() if command.words[0] == "make"} <= targets
 
 
 @pytest.mark.parametrize("job", sorted((REPO_ROOT / "docs" / "slurm").glob("*.sbatch")), ids=page_name)
