@@ -162,33 +162,6 @@ def test_disjoint_levels_need_enough_prompts(tmp_path):
     assert len({request.id for requests in sent.values() for request in requests}) == 600
 
 
-def test_the_other_presets_are_run_as_they_were_published(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    plans = {name: preset_plan(recipe, load_preset(name)) for name in PRESETS}
-    assert [run.k for run in plans["redhat-k"].runs] == [0, 2, 3, 4]
-    assert [run.k for run in plans["rtx-heads"].runs] == [0, 1, 3]
-    assert [(level.load.concurrency, level.prompts) for level in plans["rtx-heads"].runs[0].levels] == [
-        (1, 32),
-        (4, 64),
-    ]
-    assert {"--kv-cache-dtype", "--no-enable-prefix-caching", "--stream-interval"} <= set(
-        plans["rtx-heads"].runs[0].flags
-    )
-    matrix = plans["rtx-matrix"].runs[0].levels
-    assert len(matrix) == 7 * 5
-    assert {level.load.name: level.prompts for level in matrix} == {
-        "c1": 16, "c32": 256, "r64-b0.2-c32": 256, "r8-c32": 256, "r2-b4-c32": 256,
-    }  # fmt: skip
-    assert {level.workload.name for level in matrix if level.workload.throughput_only} == {
-        "random_s", "random_m", "random_l", "random_x", "burstgpt",
-    }  # fmt: skip
-    ruiz = plans["ruiz"].runs[0].levels
-    assert [run.k for run in plans["ruiz"].runs] == list(range(9))
-    assert all(level.load.request_rate == level.load.concurrency and level.max_tokens == 200 for level in ruiz)
-    highest = {level.workload.name: (level.load.concurrency, level.prompts) for level in ruiz}
-    assert highest == {"mt-bench": (64, 640), "instruct-coder": (256, 2560)}
-
-
 def test_techniques_vary_one_axis_at_a_time(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("techniques"))
     head = next(run for run in plan.runs if (run.method, run.k) == ("eagle3", 5))
