@@ -7,7 +7,7 @@ import pytest
 
 from drafthead.config import REPO_ROOT
 from tests.scripts import run_python
-from tests.training.synthetic import SMALL, small_recipe, synthetic_store
+from tests.training.synthetic import SMALL, small_recipe, synthetic_stores
 
 STEPS = ("--steps", "5", "--every", "2", "--threads", "1")
 
@@ -20,8 +20,7 @@ def run_benchmark(output, *arguments: str):
 def test_ours_is_timed_and_scored_until_the_last_step(tmp_path):
     output, found = tmp_path / "out", tmp_path / "time.json"
     recipe = small_recipe(output)
-    synthetic_store(recipe, "train", 40, seed=0)
-    synthetic_store(recipe, "validation", 16, seed=1)
+    synthetic_stores(recipe, 40, 16)
     target = ("--contestants", "ours", "--target", "1.0", "--json", str(found))
     result = run_benchmark(output, *STEPS, *target)
     assert result.returncode == 0, result.stderr

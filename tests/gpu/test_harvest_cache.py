@@ -10,7 +10,7 @@ from drafthead.engine.offline import import_vllm
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory, check_fits, refusal, request_bytes
 from drafthead.planning.stages import plan_stages
-from tests.public_targets import RECIPES, fill_hub
+from tests.public_targets import RECIPES
 
 GPUS_GIB = {"A100 40 GB": 39.4, "L40S": 44.5, "A100 80 GB": 79.3, "H100": 79.6, "H200": 139.8, "B200": 178.3}
 TOO_SMALL = {
@@ -18,12 +18,6 @@ TOO_SMALL = {
     "gpt-oss-120b-late": {"A100 40 GB", "L40S", "A100 80 GB", "H100"},
     "qwen3-30b-a3b": {"A100 40 GB", "L40S"},
 }
-
-
-@pytest.fixture
-def hub(hub_cache):
-    """A hub cache that holds config.json of every target."""
-    fill_hub(hub_cache)
 
 
 def vllm_bytes(layers, windowed, window, heads, head_dim, boundaries, hidden, length, batched) -> int:
@@ -70,19 +64,19 @@ def test_the_cache_of_one_request_is_vllms(shape, length, batched):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_does_not_start_is_known_before_the_weights_are_loaded(name, hub):
+def test_what_does_not_start_is_known_before_the_weights_are_loaded(name, public_targets):
     recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
     found = {gpu for gpu, gib in GPUS_GIB.items() if refusal(recipe, gib)}
     assert found == TOO_SMALL.get(name, set())
 
 
-def test_two_gpus_of_80_gb_harvest_gpt_oss_120b(hub):
+def test_two_gpus_of_80_gb_harvest_gpt_oss_120b(public_targets):
     recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml", ["engine.tensor_parallel_size=2"])
     assert EngineMemory(recipe).request_bytes / 2**30 == pytest.approx(9.8, abs=0.3)
     assert refusal(recipe, GPUS_GIB["H100"]) is None
 
 
-def test_a_plan_says_it_and_a_harvest_refuses(hub, monkeypatch):
+def test_a_plan_says_it_and_a_harvest_refuses(public_targets, monkeypatch):
     recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml")
     why = refusal(recipe, 80)
     assert "engine.tensor_parallel_size" in why

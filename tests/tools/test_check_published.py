@@ -3,8 +3,8 @@
 import pytest
 
 from drafthead.evaluation.reporting.published import figures, published, published_lengths, published_table
-from drafthead.evaluation.results.levels import MEASURE, read_serving, summarise_serving
-from tests.evaluation.rows import write_results
+from drafthead.evaluation.results.levels import MEASURE, summarise_serving
+from tests.evaluation.rows import served
 from tests.recipes import tiny_recipe
 from tools.check_published import errata
 
@@ -40,14 +40,10 @@ def test_every_figure_names_a_measure_of_ours_or_is_only_checked():
     ("what", "why"),
     [
         ("mlperf, 2 GPU(s), K = 3, geomean, ttft_p95_s: 6.18 → 6.75", "-8.4%"),
-        ("tpot_p95_ms: 16.5 → 15.9 printed as +6.6", "+3.04 to +4.23"),
         ("tpot_all_p95_ms: 21.1 → 19.7 printed as +3.8", "+6.18"),
         ("concurrency 200 with 100 prompts", "100 requests"),
-        ("acceptance length 0.91 at K = 1", "1 + accepted / drafts is 1.91"),
         ("swe-bench, baseline: 4.41 per 1M", "per GPU it is 0.55"),
-        ("swe-bench, 1 GPU(s), K = 3, geomean, ttft_p95_s: -0.3%", "unresolved"),
         ("total 258.95", "249.46"),
-        ("e2e_speedup: 1.98", "2.40"),
         ("training of EAGLE-3", "16.67 $ an hour, the post's own price is 3.26"),
         ("--speculative-decoding eagle3", "--speculative-config"),
     ],
@@ -56,17 +52,9 @@ def test_published_errors_are_flagged(what, why):
     assert [e for e in errata() if what in e.what and why in e.why]
 
 
-def test_a_sound_figure_is_not_flagged():
-    flagged = " ".join(e.what for e in errata())
-    assert "sharegpt, 1 GPU(s), K = 3" not in flagged
-    assert "361.35" not in flagged
-    assert "concurrency 100 " not in flagged
-
-
 def test_the_same_target_workload_and_statistic_stand_beside_the_published_ones(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    write_results(recipe, head_speed={1: 1.5, 8: 1.2}, workloads=("mlperf", "mine"))
-    levels = summarise_serving(read_serving(recipe.results_dir / "serving"))
+    levels = summarise_serving(served(recipe, head_speed={1: 1.5, 8: 1.2}, workloads=("mlperf", "mine")))
     table = published_table(levels, "openai/gpt-oss-120b")
     rows = {row[1].text: row for row in table.rows}
     assert len(rows) == 4  # of those that the recipe measures, on one GPU

@@ -35,12 +35,4 @@ def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path):
     assert {k: n for k, n in counts.items() if k[0] == "heldout"} == {
         ("heldout", f"{length:02}k"): 16 for length in (1, 2, 4, 8, 16)
     }
-    questions = [json.loads(text)[0]["content"] for text in shipped]
-    contents = {n: [row["messages"][0]["content"] for row in heldout if row["category"] == f"{n:02}k"] for n in (1, 16)}
-    asked = [
-        [max((q for q in questions if text.endswith(f"```\n\n{q}")), key=len) for text in texts]
-        for texts in contents.values()
-    ]
-    assert len(set(asked[0])) == 16
-    assert asked[0] == asked[1]
     assert sum(n for (split, category), n in counts.items() if split == "train" and category.endswith("k")) == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sysconfig
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from tools.tiny.architecture import ARCHITECTURES, target_config
 from tools.tiny.batches import encode_sample, group
 from tools.tiny.corpus import Function, is_heldout, read_library
 from tools.tiny.files import read_prompts, read_record
-from tools.tiny.measure import Answer, check, report
-from tools.tiny.samples import CATEGORIES, Sample, build_samples, prompt_id, prompt_rows
+from tools.tiny.samples import Sample, build_samples, prompt_id, prompt_rows
 from tools.tiny.tokenizer import SPECIAL_TOKENS
 from tools.tiny.trainer import answer_loss, new_model
 
@@ -42,35 +40,6 @@ def function_of(source: str, owner: str = "") -> Function:
     return Function("module", owner, node, "")
 
 
-class TestTemplate:
-    def test_prompt_has_harmony_structure(self, tokenizer: Any) -> None:
-        text = render(tokenizer, [{"role": "user", "content": "Hi"}], add_generation_prompt=True)
-        assert text == (
-            "<|start|>system<|message|>Reasoning: medium\n# Valid channels: analysis, final<|end|>"
-            "<|start|>user<|message|>Hi<|end|><|start|>assistant"
-        )
-
-    def test_old_analysis_is_dropped(self, tokenizer: Any) -> None:
-        user = {"role": "user", "content": "Hi"}
-        answer = {"role": "assistant", "content": "Yes", "thinking": "old thoughts"}
-        history = render(tokenizer, [user, answer, user], add_generation_prompt=True)
-        assert "old thoughts" not in history
-        assert "<|start|>assistant<|channel|>final<|message|>Yes<|end|>" in history
-        last = render(tokenizer, [user, answer])
-        assert "<|channel|>analysis<|message|>old thoughts<|end|>" in last
-        assert last.endswith("<|channel|>final<|message|>Yes<|return|>")
-
-    def test_a_system_prompt_becomes_a_developer_message(self, tokenizer: Any) -> None:
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-        assert "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>" in render(tokenizer, messages)
-
-    def test_control_tokens_in_content_need_splitting(self, tokenizer: Any) -> None:
-        """As in gpt-oss the template does not escape; `split_special_tokens` is the documented way."""
-        assert tokenizer.encode("<|end|>") == [tokenizer.convert_tokens_to_ids("<|end|>")]
-        split = tokenizer.encode("<|end|>", split_special_tokens=True)
-        assert not set(split) & set(tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
-
-
 class TestShippedTarget:
     def test_text_comes_back_from_its_tokens_and_control_tokens_come_first(self, tokenizer: Any) -> None:
         text = "def f(x):\n    return {'é': x}\n"
@@ -89,16 +58,6 @@ class TestShippedTarget:
         items = [encode_sample(sample, "medium", tokenizer) for sample in heldout_samples()]
         assert answer_loss(model, group(items, 2048, tokenizer.pad_token_id, 0)) < MAX_ANSWER_LOSS
 
-    def test_record_shows_answers_that_end(self) -> None:
-        measured = read_record(TARGET)["greedy_heldout_answers"]
-        assert isinstance(measured, dict)
-        assert set(measured) == {*CATEGORIES, "all"}
-        check(measured)
-
-    def test_target_and_prompts_stay_small(self) -> None:
-        assert sum(path.stat().st_size for path in TARGET.iterdir()) <= 8 * 2**20
-        assert (TINY / "prompts.jsonl").stat().st_size <= 3 * 2**20
-
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_target_starts_with_a_head_that_looks_one_position_back(tokenizer: Any, architecture: str) -> None:
@@ -111,10 +70,6 @@ def test_a_target_starts_with_a_head_that_looks_one_position_back(tokenizer: Any
 
 
 class TestShippedPrompts:
-    def test_each_workload_has_as_many_prompts(self, rows: list[dict[str, Any]]) -> None:
-        counts = Counter((row["split"], row["category"]) for row in rows)
-        assert counts == {(s, c): n for s, n in (("train", 600), ("heldout", 50)) for c in CATEGORIES}
-
     def test_every_row_has_the_schema_and_the_id_of_its_messages(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             assert set(row) == {"id", "source", "category", "split", "module", "messages"}
@@ -138,13 +93,6 @@ class TestRules:
             return prompt_rows(build_samples(functions, classes, 1, 0), {"train": 5}, 0, ("chat", "code"))
 
         assert build() == build()
-
-    def test_answers_that_do_not_end_are_reported_and_refused(self) -> None:
-        answers = [Answer("chat", list(range(30)), True), Answer("chat", [7] * 256, False)]
-        result = report(answers)
-        assert result["all"]["good"] == 0.5
-        with pytest.raises(ValueError, match="raise --steps"):
-            check(result)
 
 
 def heldout_samples() -> list[Sample]:
