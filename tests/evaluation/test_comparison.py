@@ -70,18 +70,6 @@ def test_an_estimate_on_its_own_bound_has_no_interval():
     assert not change.resolved
 
 
-@pytest.mark.parametrize("spread", [0.1, 0.4])
-def test_p95_of_separate_requests_covers(monkeypatch, spread):
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
-    rng = np.random.default_rng(5)
-    common = rng.lognormal(0, 0.3, 100)
-    changes = [
-        statistic_change(*(common * rng.lognormal(0, spread, 100) for _ in range(2)), percentile(95), seed=i)
-        for i in range(120)
-    ]
-    assert np.mean([c.resolved for c in changes]) <= 0.09
-
-
 def _mix(rng: np.random.Generator, requests: tuple[int, ...], gain: float) -> list[np.ndarray]:
     """Tokens and times of head and baseline, (L, P): loads that send the first requests of one list of prompts."""
     tokens = rng.integers(40, 192, max(requests))

@@ -10,6 +10,7 @@ from drafthead.engine.offline import import_vllm
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory, check_fits, refusal, request_bytes
 from drafthead.planning.stages import plan_stages
+from tests.engine.slots import config_without_model
 from tests.public_targets import RECIPES
 
 GPUS_GIB = {"A100 40 GB": 39.4, "L40S": 44.5, "A100 80 GB": 79.3, "H100": 79.6, "H200": 139.8, "B200": 178.3}
@@ -23,16 +24,11 @@ TOO_SMALL = {
 def vllm_bytes(layers, windowed, window, heads, head_dim, boundaries, hidden, length, batched) -> int:
     """What vLLM asks for to serve one request."""
     import_vllm()
-    from vllm.config import VllmConfig
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import FullAttentionSpec, HiddenStateCacheSpec, SlidingWindowSpec
 
-    config = VllmConfig()
-    config.model_config = SimpleNamespace(
-        max_model_len=length, is_hybrid=False, use_mla=False, hf_config=SimpleNamespace(), is_encoder_decoder=False
-    )
+    config = config_without_model(length)
     config.scheduler_config.max_num_batched_tokens = batched
-    config.cache_config.kv_cache_layout = "LBNHC"
     common = {"block_size": 16, "num_kv_heads": heads, "head_size": head_dim, "dtype": torch.bfloat16}
     specs = {f"layers.{i}.attn": FullAttentionSpec(**common) for i in range(windowed, layers)}
     specs |= {f"layers.{i}.attn": SlidingWindowSpec(**common, sliding_window=window) for i in range(windowed)}

@@ -21,7 +21,7 @@ def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path, optio
     assert not (recipe.run_dir / artifacts.MANIFEST).exists()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_gradient_that_is_not_finite_reaches_no_checkpoint(fresh_recipe, stage):
     recipe, options = fresh_recipe(), (f"train.zero_stage={stage}", "train.checkpoint_every=2")
     result = launch(recipe, *options, script="tests/training/poisoned_gradient.py")
