@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import os
+import shutil
 from pathlib import Path
 
 # Two workers on two cores: OpenMP threads that wait for one another would spin, here and in what tests start.
@@ -13,6 +14,7 @@ import torch
 from hypothesis import settings
 
 from drafthead.config import load_recipe
+from tests.public_targets import fill_hub
 from tests.scripts import settle_heap
 
 # The tensors here are tiny: a second OpenMP thread would only spin, and slow down what runs beside it.
@@ -82,9 +84,21 @@ def tokenizer():
 
 
 @pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A copy of the embedded target, to be changed."""
+    return Path(shutil.copytree(load_recipe().target_path, tmp_path / "target"))
+
+
+@pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of the hub, and no network. The hub's client reads its own variables once, at import."""
     folder = tmp_path / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return folder
+
+
+@pytest.fixture
+def public_targets(hub_cache: Path) -> None:
+    """config.json of every public target in that cache, as a download would leave it."""
+    fill_hub(hub_cache)

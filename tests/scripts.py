@@ -7,6 +7,8 @@ import runpy
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from drafthead.config import REPO_ROOT
 
@@ -27,6 +29,11 @@ def accelerate(ranks: int = 1) -> tuple[str, ...]:
         "-m", "accelerate.commands.launch", *several, "--num_processes", str(ranks), "--num_machines", "1",
         "--mixed_precision", "no", "--dynamo_backend", "no",
     )  # fmt: skip
+
+
+def start(*arguments: str, variables: Mapping[str, str] = {}, **options: Any) -> subprocess.Popen:
+    """Begin to run this interpreter in the checkout."""
+    return subprocess.Popen([sys.executable, *arguments], cwd=REPO_ROOT, env=environment(**variables), **options)
 
 
 def run_python(*arguments: str, timeout_s: float = 1800, **variables: str) -> subprocess.CompletedProcess:

@@ -63,17 +63,6 @@ def test_require_tells_missing_from_wrong_kind(tmp_path):
         artifacts.require(tmp_path / "p", "states", "make it")
 
 
-def test_verify_names_flipped_truncated_and_missing_files(tmp_path):
-    artifacts.begin(tmp_path, "states", {})
-    for name in ("flipped", "short", "gone", "fine"):
-        (tmp_path / name).write_bytes(b"0123456789")
-    artifacts.finish(tmp_path, {})
-    (tmp_path / "flipped").write_bytes(b"0123456780")
-    (tmp_path / "short").write_bytes(b"01234")
-    (tmp_path / "gone").unlink()
-    assert sorted(artifacts.verify_files(tmp_path)) == ["flipped", "gone", "short"]
-
-
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     path = tmp_path / "value.json"
     write_json(path, {"a": 1})

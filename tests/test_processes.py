@@ -93,15 +93,6 @@ def test_nothing_outlives_a_process_that_was_killed(name, tmp_path):
             child.kill()
 
 
-def test_a_script_started_by_hand_outlives_its_terminal(tmp_path):
-    parent, child = start("a rank of a launcher", tmp_path, {})
-    parent.kill()
-    parent.wait()
-    with pytest.raises(psutil.TimeoutExpired):
-        child.wait(timeout=1)
-    child.kill()
-
-
 def start(name: str, folder: Path, variables: dict[str, str]) -> tuple[subprocess.Popen, psutil.Process]:
     """A starter and the child that it reported."""
     script = folder / "starter.py"

@@ -13,13 +13,7 @@ from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory
 from drafthead.planning.stages import plan_stages
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
-from tests.public_targets import RECIPES, TARGETS, fill_hub
-
-
-@pytest.fixture
-def hub(hub_cache):
-    """A hub cache that holds config.json of every target, as a download would leave it."""
-    fill_hub(hub_cache)
+from tests.public_targets import RECIPES, TARGETS
 
 
 def shape_of(recipe: Recipe) -> DraftShape:
@@ -40,7 +34,7 @@ def by_hand(shape: DraftShape) -> int:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_head_has_its_size_and_keeps_the_contract(name, hub):
+def test_the_head_has_its_size_and_keeps_the_contract(name, public_targets):
     recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
     shape = shape_of(recipe)
     with torch.device("meta"):
@@ -57,7 +51,7 @@ def test_the_head_has_its_size_and_keeps_the_contract(name, hub):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipe_and_target_fit(name, hub):
+def test_recipe_and_target_fit(name, public_targets):
     recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
     spec = load_target_spec(recipe.target_path)
     assert recipe.engine.max_model_len <= spec.max_position_embeddings
@@ -71,7 +65,7 @@ def test_every_public_target_has_a_recipe():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_plan_of_all_stages_needs_only_config_json(name, hub, tmp_path):
+def test_a_plan_of_all_stages_needs_only_config_json(name, public_targets, tmp_path):
     """No weights, tokenizer, prompts or GPU."""
     recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml", [f"output_dir={tmp_path}/out"])
     for plan in plan_stages(recipe, Assumed(response_tokens=1000, gpus=8), STAGES):
@@ -85,7 +79,7 @@ def test_a_plan_of_all_stages_needs_only_config_json(name, hub, tmp_path):
     ("name", "gigabytes"),
     [("gpt-oss-120b", 65.2), ("gpt-oss-20b", 13.8), ("qwen3-30b-a3b", 61.1), ("llama-3.1-8b", 16.1)],
 )
-def test_targets_have_the_sizes_that_are_published(name, gigabytes, hub):
+def test_targets_have_the_sizes_that_are_published(name, gigabytes, public_targets):
     engine = EngineMemory(load_recipe(REPO_ROOT / "configs" / f"{name}.yaml"))
     assert engine.weight_bytes * engine.gpus / 1e9 == pytest.approx(gigabytes, rel=0.02)
 

@@ -9,7 +9,6 @@ from drafthead.statistics import (
     acceptance_length,
     acceptance_length_interval,
     acceptance_rate,
-    geometric_mean,
     length_change,
     length_difference,
     proportion_interval,
@@ -61,13 +60,6 @@ def test_intervals_cover_at_their_nominal_rate(monkeypatch):
     intervals = [acceptance_length_interval(*_simulated_prompts(rng, 60), seed=i) for i in range(400)]
     covered = np.mean([i.low <= 2.5 <= i.high for i in intervals])  # E[accepted] / E[drafts] = 3 · 0.5
     assert 0.915 <= covered <= 0.98
-
-
-def test_a_geometric_mean_of_ratios_is_the_ratio_of_geometric_means():
-    assert geometric_mean([1, 10, 100]) == pytest.approx(10)
-    # The mean of ratios is the ratio of means, which holds for no other mean.
-    head, baseline = np.array([3.0, 5.0, 8.0]), np.array([2.0, 6.0, 4.0])
-    assert geometric_mean(head / baseline) == pytest.approx(geometric_mean(head) / geometric_mean(baseline))
 
 
 def test_change_of_a_head_covers_at_its_nominal_rate_and_widens_with_its_seeds(monkeypatch):

@@ -110,7 +110,7 @@ def _become(command: dict[str, Any], rank: int, port: int, modules: Path) -> int
             modules.write_text("\n".join(sys.modules))
 
 
-def _import_as_well(modules: Path) -> None:
+def import_as_well(modules: Path) -> None:
     """What the last command imported, for all that follow. Not numba: vLLM 0.32 starts no further engine beside it."""
     names = modules.read_text().splitlines() if modules.exists() else []
     for name in names if "numba" not in names else ():
@@ -151,7 +151,7 @@ def main() -> int:
                 return _become(command, rank, port, modules)
             children.append(pid)
         code = _ended(children)
-        _import_as_well(modules)
+        import_as_well(modules)
         print(code, file=replies, flush=True)
     return 0
 

@@ -3,22 +3,12 @@
 import numpy as np
 import pytest
 
-from drafthead.adapting.drift import ALL, Watch, make_chart, mean_run_length, token_distance, what_changed
+from drafthead.adapting.drift import ALL, Watch, make_chart, token_distance, what_changed
 from tests.adapting.records import requests
 
 
 def columns(rows):
     return np.array([r["drafts"] for r in rows], float), np.array([r["accepted"] for r in rows], float)
-
-
-def test_the_run_length_is_that_of_siegmunds_formula_for_a_normal_step():
-    """Siegmund 1985, for S = max(0, S + z - k): (exp(2 k b) - 2 k b - 1) / (2 k^2) with b = h + 1.166."""
-    k, h = 0.25, 8.0
-    steps = np.random.default_rng(0).standard_normal(4000) - k
-    b = h + 1.166
-    assert mean_run_length(steps - steps.mean() - k, h) == pytest.approx(
-        (np.exp(2 * k * b) - 2 * k * b - 1) / (2 * k**2), rel=0.15
-    )
 
 
 def test_a_steady_month_raises_at_most_one_false_alarm():

@@ -80,32 +80,22 @@ def promoted(loop: Loop, at: float) -> None:
     loop.save()
 
 
-def test_a_promoted_head_that_accepts_less_is_rolled_back(loop):
-    answered(loop, 150, 0.5, NOW)
+@pytest.mark.parametrize(
+    ("before", "after", "rate", "served", "event", "why"),
+    [
+        (150, 90, 0.3, "tiny", "rolled back", "acceptance fell on all"),
+        (150, 100, 0.6, "tiny-adapt-1", "kept", "no fall"),
+        (63, 100, 0.3, "tiny-adapt-1", "kept", "too few requests to compare with: 63, not 64"),
+    ],
+)
+def test_a_promoted_head_that_accepts_less_is_rolled_back(loop, before, after, rate, served, event, why):
+    answered(loop, before, 0.5, NOW)
     promoted(loop, NOW + 1000)
-    answered(loop, 90, 0.3, NOW + 1000)
+    answered(loop, after, rate, NOW + 1000)
     loop.step(None)
-    assert loop.served.name == "tiny"
-    assert loop.state.history[-1]["event"] == "rolled back"
-    assert reopened(loop).served.name == "tiny"
-
-
-def test_a_promoted_head_that_accepts_more_is_kept(loop):
-    answered(loop, 150, 0.5, NOW)
-    promoted(loop, NOW + 1000)
-    answered(loop, 100, 0.6, NOW + 1000)
-    loop.step(None)
-    assert (loop.served.name, loop.state.probation) == ("tiny-adapt-1", False)
-    assert loop.state.history[-1]["event"] == "kept"
-
-
-def test_a_promoted_head_with_little_to_compare_with_is_kept_and_the_history_says_why(loop):
-    answered(loop, 63, 0.5, NOW)
-    promoted(loop, NOW + 1000)
-    answered(loop, 100, 0.3, NOW + 1000)
-    loop.step(None)
-    assert (loop.served.name, loop.state.probation) == ("tiny-adapt-1", False)
-    assert loop.state.history[-1]["why"] == "too few requests to compare with: 63, not 64"
+    assert (reopened(loop).served.name, loop.state.probation) == (served, False)
+    assert loop.state.history[-1]["event"] == event
+    assert why in loop.state.history[-1]["why"]
 
 
 def test_the_first_head_cannot_be_rolled_back(loop):
@@ -124,26 +114,18 @@ def test_a_roll_back_that_was_asked_for_is_done_by_the_loop(loop):
     assert loop.served.name == "tiny"
 
 
-def trial(loop: Loop, served: float, candidate: float) -> None:
-    loop.state.phase, loop.state.cycle, loop.state.attempt = "trial", 1, 1
-    loop.state.reference_from = NOW + 2000
+@pytest.mark.parametrize(
+    ("served", "candidate", "wanted"),
+    [(0.45, 0.6, ("tiny-adapt-1", "watch", True, "in service")), (0.6, 0.45, ("tiny", "collect", False, "refused"))],
+)
+def test_real_requests_decide_after_the_replay(loop, served, candidate, wanted):
+    state = loop.state
+    state.phase, state.cycle, state.attempt, state.reference_from = "trial", 1, 1, NOW + 2000
     answered(loop, 120, served, NOW + 2000)
     rows = requests(120, candidate, head=str(loop.head_dir("tiny-adapt-1")), start=NOW + 2000, seed=9)
     write(folder(loop.recipe) / "counts", rows)
     loop.step(None)
-
-
-def test_real_requests_decide_after_the_replay(loop):
-    trial(loop, 0.45, 0.6)
-    assert loop.served.name == "tiny-adapt-1"
-    assert loop.state.probation
-
-
-def test_a_candidate_that_is_worse_on_real_requests_is_refused_and_more_is_collected(loop):
-    trial(loop, 0.6, 0.45)
-    assert loop.served.name == "tiny"
-    assert loop.state.phase == "collect"
-    assert loop.state.history[-1]["event"] == "refused"
+    assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == wanted
 
 
 def test_heads_take_turns_in_a_trial_and_only_then(loop, monkeypatch):

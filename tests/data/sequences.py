@@ -1,10 +1,12 @@
 """Sequences of random states, small enough to be compared whole."""
 
 import dataclasses
+from pathlib import Path
 
 import torch
 
-from drafthead.data.shard import TEACHER_ROWS, StateSequence, first_teacher_row
+from drafthead.data.shard import TEACHER_ROWS, StateSequence, first_teacher_row, shard_path, write_shard
+from drafthead.data.store import StateStore
 
 
 def sequence(name: str, length: int, layers=(1, 3), hidden=4) -> StateSequence:
@@ -16,6 +18,12 @@ def sequence(name: str, length: int, layers=(1, 3), hidden=4) -> StateSequence:
         last_hidden=torch.randn(length, hidden, generator=generator).bfloat16(),
         argmax=torch.arange(length, dtype=torch.int32) + 5, lse=torch.randn(length, generator=generator),
     )  # fmt: skip
+
+
+def store_of(directory: Path, *documents: StateSequence, number_format: str = "bf16") -> StateStore:
+    """A store of one shard, without a manifest."""
+    write_shard(shard_path(directory, 0), documents, 9, number_format)
+    return StateStore(directory)
 
 
 def as_harvested(full: StateSequence, first: int | None = None) -> StateSequence:

@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafthead.data.packing import Window, cut, pack, plan_epoch, whole
-from drafthead.data.shard import shard_path, write_shard
-from drafthead.data.store import StateStore
-from tests.data.sequences import sequence
+from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import eagle3
 
 
@@ -32,8 +30,9 @@ def test_budgets_are_well_filled():
 
 def test_pack_lays_documents_end_to_end(tmp_path):
     documents = [sequence("a", 3), sequence("b", 5)]
-    write_shard(shard_path(tmp_path, 0), documents, num_target_layers=9)
-    batch = pack(StateStore(tmp_path), [whole(i, d.loss_mask, eagle3(2)) for i, d in enumerate(documents)], eagle3(2))
+    batch = pack(
+        store_of(tmp_path, *documents), [whole(i, d.loss_mask, eagle3(2)) for i, d in enumerate(documents)], eagle3(2)
+    )
     assert batch.ids == ("a", "b")
     assert batch.layout.cu_seqlens.tolist() == [0, 3, 8]
     assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
@@ -44,8 +43,7 @@ def test_pack_lays_documents_end_to_end(tmp_path):
 
 def test_an_fp8_store_is_packed_as_it_is_stored_and_cast_to_what_reading_gives(tmp_path):
     documents = [sequence("a", 3), sequence("b", 5)]
-    write_shard(shard_path(tmp_path, 0), documents, num_target_layers=9, number_format="fp8")
-    store = StateStore(tmp_path)
+    store = store_of(tmp_path, *documents, number_format="fp8")
     batch = pack(store, [whole(i, d.loss_mask, eagle3(2)) for i, d in enumerate(documents)], eagle3(2))
     assert batch.aux.dtype == torch.float8_e4m3fn
     wanted = torch.cat([torch.cat([store[i].aux[1], store[i].aux[3]], dim=-1) for i in (0, 1)])
@@ -56,8 +54,7 @@ def test_an_fp8_store_is_packed_as_it_is_stored_and_cast_to_what_reading_gives(t
 def test_what_only_the_loss_reads_is_kept_for_the_loss_rows(tmp_path):
     one = sequence("a", 9)
     one.loss_mask[:5] = 0  # tokens 5..8 were generated, so rows begin at 3
-    write_shard(shard_path(tmp_path, 0), [one], num_target_layers=9)
-    batch = pack(StateStore(tmp_path), [whole(0, one.loss_mask, eagle3(2))], eagle3(2))
+    batch = pack(store_of(tmp_path, one), [whole(0, one.loss_mask, eagle3(2))], eagle3(2))
     assert batch.layout.rows.tolist() == [3, 4, 5, 6, 7, 8]
     assert batch.row_ids.tolist() == [3, 4, 5, 6, 7, 8]
     assert batch.loss_mask.tolist() == [False, False, True, True, True, True]
@@ -67,8 +64,7 @@ def test_what_only_the_loss_reads_is_kept_for_the_loss_rows(tmp_path):
 
 def test_a_window_keeps_its_true_positions_and_counts_its_own_rows(tmp_path):
     one = sequence("a", 12)
-    write_shard(shard_path(tmp_path, 0), [one], num_target_layers=9)
-    batch = pack(StateStore(tmp_path), [Window(0, 3, 10, 5, 7, (2,))], eagle3(1))
+    batch = pack(store_of(tmp_path, one), [Window(0, 3, 10, 5, 7, (2,))], eagle3(1))
     assert batch.positions.tolist() == [3, 4, 5, 6, 7, 8, 9]
     assert batch.row_ids.tolist() == [5, 6, 7, 8, 9]
     assert batch.scored.tolist() == [[True, True, False, False, False]]

@@ -1,7 +1,6 @@
 """The spool: bounded at every moment, no shard lost or written for nothing, and killed sides agree again."""
 
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafthead.artifacts import ArtifactError
-from drafthead.config import REPO_ROOT
 from drafthead.data.packing import Window, plan_epoch, plan_stream, whole
 from drafthead.data.responses import ResponseTokens, part_path, write_part
 from drafthead.data.shard import write_shard
@@ -18,7 +16,7 @@ from tests.artifacts import response
 from tests.data.sequences import sequence
 from tests.data.spools import planned
 from tests.drafters.small_draft import eagle3
-from tests.scripts import environment
+from tests.scripts import start
 
 
 def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:
@@ -60,8 +58,7 @@ def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
             "import pathlib, time; from drafthead.data.spool import Spool;"
             f"print(Spool(pathlib.Path({str(tmp_path)!r}), 4, 3, 2).claim(), flush=True); time.sleep(600)"
         )
-        command = [sys.executable, "-c", code]
-        others.append(subprocess.Popen(command, cwd=REPO_ROOT, env=environment(), stdout=subprocess.PIPE, text=True))
+        others.append(start("-c", code, stdout=subprocess.PIPE, text=True))
         assert others[-1].stdout.readline().strip() == f"Demand(index={index}, done=False)"
     try:
         assert spool.claim() == Demand(2, done=False)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from drafthead.config import load_recipe
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_config, check_tensors, expected_shapes
 from drafthead.engine.offline import import_vllm
@@ -97,15 +96,3 @@ def test_the_speculators_layout_holds_the_same_head_or_is_refused(recipe):
         return
     with pytest.raises(ValueError, match=r"export\.format"):
         vllm.speculators_config(config, 3, {})
-
-
-def test_a_recipe_of_k_above_what_is_trained_is_refused():
-    with pytest.raises(ValueError, match="num_draft_tokens 5"):
-        load_recipe(
-            overrides=[
-                "head.type=dflash",
-                "head.mask_token_id=9",
-                "head.num_draft_positions=4",
-                "eval.num_draft_tokens=5",
-            ]
-        )

@@ -1,6 +1,8 @@
-"""Places in shards, and a writer for them, of states with four dimensions."""
+"""Places in shards, and a writer for them, of states with four dimensions; a configuration of vLLM's for its caches."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -12,6 +14,22 @@ def slots(directory: Path, shard: int, texts: list[list[int]]) -> list[ShardSlot
     return [
         ShardSlot(str(directory), shard, i, len(texts), f"{shard}-{i}", len(t) // 2, 2) for i, t in enumerate(texts)
     ]
+
+
+def config_without_model(max_model_len: int) -> Any:
+    """vLLM's configuration, as far as its arithmetic of KV caches reads it."""
+    from vllm.config import VllmConfig
+
+    config = VllmConfig()
+    config.model_config = SimpleNamespace(
+        max_model_len=max_model_len,
+        is_hybrid=False,
+        use_mla=False,
+        hf_config=SimpleNamespace(),
+        is_encoder_decoder=False,
+    )
+    config.cache_config.kv_cache_layout = "LBNHC"
+    return config
 
 
 def writer_of(num_layers: int) -> ShardWriter:

@@ -1,12 +1,12 @@
 """Which drafts vLLM serves with one group of KV cache only, against vLLM's own arithmetic."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from drafthead.engine.offline import import_vllm, needs_one_cache_group
+from tests.engine.slots import config_without_model
 from tests.recipes import tiny_recipe
 
 TARGETS = {"gpt-oss-120b": (18, 18, 8, 64), "gpt-oss-20b": (12, 12, 8, 64), "gemma-like": (4, 20, 4, 256)}
@@ -15,16 +15,11 @@ TARGETS = {"gpt-oss-120b": (18, 18, 8, 64), "gpt-oss-20b": (12, 12, 8, 64), "gem
 def groups_with_a_draft(target, layers: int, heads: int, dim: int, window: int | None = None) -> int:
     """In how many of vLLM's groups the draft's layers lie."""
     import_vllm()
-    from vllm.config import VllmConfig
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     full, windowed, target_heads, target_dim = target
-    config = VllmConfig()
-    config.model_config = SimpleNamespace(
-        max_model_len=8192, is_hybrid=False, use_mla=False, hf_config=SimpleNamespace(), is_encoder_decoder=False
-    )
-    config.cache_config.kv_cache_layout = "LBNHC"
+    config = config_without_model(8192)
     own = {"block_size": 16, "dtype": torch.bfloat16, "num_kv_heads": target_heads, "head_size": target_dim}
     specs = {f"target.{i}": FullAttentionSpec(**own) for i in range(full)}
     specs |= {f"target.w{i}": SlidingWindowSpec(**own, sliding_window=128) for i in range(windowed)}
@@ -68,11 +63,7 @@ def test_five_layers_for_gpt_oss_120b_need_no_flag_and_nine_do(tmp_path):
     assert groups_with_a_draft(TARGETS["gpt-oss-120b"], 9, 8, 64) == 2
 
 
-def test_nothing_is_asked_for_without_attention(tmp_path):
+def test_nothing_is_asked_for_without_attention_or_a_draft_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa", "num_hidden_layers": 1}))
-    assert not needs_one_cache_group(tiny_recipe(tmp_path), str(tmp_path))
-
-
-def test_nothing_is_asked_for_without_a_draft_model(tmp_path):
-    assert not needs_one_cache_group(tiny_recipe(tmp_path), None)
-    assert not needs_one_cache_group(tiny_recipe(tmp_path), "org/not-here")
+    for head in (str(tmp_path), None, "org/not-here"):
+        assert not needs_one_cache_group(tiny_recipe(tmp_path), head)

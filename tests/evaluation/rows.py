@@ -1,6 +1,8 @@
 """Synthetic measurements: the Parquet rows of an evaluation without an engine, with a known outcome."""
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,9 +10,11 @@ import pandas as pd
 from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
+from drafthead.evaluation.results.levels import ServingRows, read_serving
 
 CATEGORIES = ("chat", "code", "long", "structured")
 K = 3
+TIMES = ("ttft_s", "e2e_s", "tpot_s", "itl_s", "tpot_all_s", "duration_s")
 POSITIONS = (0.7, 0.45, 0.25)  # joint prefix acceptance under load
 LENGTHS = {k: 1 + sum(POSITIONS[:k]) for k in range(1, K + 1)}
 
@@ -56,6 +60,27 @@ def write_results(
         pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{arm}.parquet")
         pd.DataFrame(runs).to_parquet(directory / f"runs-{index:02d}-{arm}.parquet")
     finish(directory, {"servers": 2, "device": "CPU"})
+
+
+def served(recipe: Recipe, **options: Any) -> ServingRows:
+    """Rows of serving as they are read; the options of `write_results`."""
+    write_results(recipe, **options)
+    return read_serving(recipe.results_dir / "serving")
+
+
+def each(rows: ServingRows, change: Callable[[pd.DataFrame], pd.DataFrame]) -> ServingRows:
+    """Requests and runs, changed alike."""
+    return ServingRows(*map(change, rows))
+
+
+def together(*parts: ServingRows) -> ServingRows:
+    """All of them, one behind the other."""
+    return ServingRows(*(pd.concat(frames, ignore_index=True) for frames in zip(*parts, strict=True)))
+
+
+def slower(frame: pd.DataFrame, factor: float) -> pd.DataFrame:
+    """The same with times that are so many times as long."""
+    return frame.assign(**{name: frame[name] * factor for name in TIMES if name in frame})
 
 
 def speed_at(longest: float, k: int) -> float:

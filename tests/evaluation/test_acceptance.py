@@ -1,5 +1,6 @@
 """What acceptance counts in real vLLM, with random drafts; what trained ones and n-gram bring: tests/pipeline."""
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafthead.artifacts import verify_files
 from drafthead.config import Recipe
@@ -15,12 +19,54 @@ from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.measuring.acceptance import _shared, conditions, read_acceptance, read_conditions
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
 from drafthead.evaluation.workload import EvalPrompt, Workload
-from drafthead.exporting.export import write_head
 from tests.artifacts import ask, write_prompt_artifact
-from tests.evaluation.drafts import write_eagle, write_llama, write_medusa
-from tests.exporting.runs import random_weights, recipe_at, shape_of
+from tests.exporting.runs import recipe_at, write_random_head
 from tests.recipes import tiny_recipe
 from tests.warm import run_warm
+
+
+def write_llama(directory: Path, recipe: Recipe, layers: int = 1) -> Path:
+    """A Llama with the target's vocabulary and width, for draft_model."""
+    target = json.loads((Path(recipe.target_path) / "config.json").read_text())
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=target["vocab_size"], hidden_size=target["hidden_size"], intermediate_size=256,
+        num_hidden_layers=layers, num_attention_heads=target["num_attention_heads"],
+        num_key_value_heads=target["num_key_value_heads"], head_dim=target["head_dim"],
+        max_position_embeddings=target["max_position_embeddings"], tie_word_embeddings=False,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def write_eagle(directory: Path, recipe: Recipe) -> Path:
+    """One Llama block behind a projection of embedding and hidden state, for eagle."""
+    write_llama(directory, recipe)
+    config = json.loads((directory / "config.json").read_text())
+    size = config["hidden_size"]
+    state = LlamaForCausalLM.from_pretrained(directory).state_dict()
+    kept = {
+        name.removeprefix("model."): tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in state.items()
+        if ".layers.0." in name and "input_layernorm" not in name  # EAGLE's block reads its input as it is
+    }
+    save_file({**kept, "fc.weight": torch.randn(size, 2 * size).to(torch.bfloat16)}, directory / "model.safetensors")
+    return directory
+
+
+def write_medusa(directory: Path, recipe: Recipe, heads: int = 3) -> Path:
+    """Residual blocks and vocabulary heads, for medusa."""
+    target = json.loads((Path(recipe.target_path) / "config.json").read_text())
+    size, vocabulary = target["hidden_size"], target["vocab_size"]
+    directory.mkdir(parents=True)
+    config = {"model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": size, "vocab_size": vocabulary}
+    config |= {"num_heads": heads, "num_hidden_layers": 1, "truncated_vocab_size": vocabulary}
+    (directory / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(0)
+    tensors = {f"blocks.{i}.layers.0.weight": torch.zeros(size, size) for i in range(heads)}
+    tensors |= {f"lm_heads.{i}.weight": torch.randn(vocabulary, size) for i in range(heads)}
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, directory / "model.safetensors")
+    return directory
 
 
 def _prompts(kind: str, count: int) -> list[Prompt]:
@@ -46,20 +92,9 @@ def _measure(root: Path, head: Path, *options: str) -> Path:
 def measured(tmp_path_factory) -> tuple[Path, Path]:
     """A random head, and the rows of one engine after the other."""
     recipe = recipe_at(tmp_path_factory.mktemp("one"), "target.dtype=float32")
-    shape = shape_of(recipe)
-    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
+    head = write_random_head(recipe)
     write_some_prompts(recipe)
-    return recipe.head_dir, _measure(Path(recipe.output_dir), recipe.head_dir)
-
-
-@pytest.fixture
-def again(measured, tmp_path) -> tuple[Path, Path]:
-    """The head, and a copy of the rows as if the measurement had been killed before its end."""
-    head, directory = measured
-    shutil.copytree(directory.parents[2], tmp_path, dirs_exist_ok=True)
-    copy = tmp_path / directory.relative_to(directory.parents[2])
-    (copy / "manifest.json").unlink()
-    return head, copy
+    return head, _measure(Path(recipe.output_dir), head)
 
 
 @pytest.mark.slow
@@ -80,18 +115,6 @@ def test_every_request_is_counted(measured):
     assert (drafted["proposed"] > (drafted["k"] - 1) * drafted["drafts"]).all()  # the last steps may propose fewer
     assert all(sum(r) == n for r, n in zip(every.reached_at, every.proposed, strict=True) if len(r) == 1)
     assert len(summarise_conditions(every)) == 5 * 2  # four of the head and the second baseline; all and chat
-
-
-@pytest.mark.slow
-def test_a_rerun_keeps_what_is_there(again):
-    head, directory = again
-    lost, kept = directory / "also-random-k1-t0.7-medium.parquet", directory / "arm-none.parquet"
-    written = kept.stat().st_mtime_ns
-    lost.unlink()
-    _measure(directory.parents[2], head)
-    assert lost.exists()
-    assert kept.stat().st_mtime_ns == written
-    assert verify_files(directory) == []
 
 
 @pytest.mark.slow
@@ -118,17 +141,22 @@ def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path
 
 
 @pytest.mark.slow
-def test_several_engines_make_the_rows_of_one(measured, again):
-    """Two take a share each of the baseline; the head's rows are there already."""
-    head, directory = again
+def test_several_engines_make_the_rows_of_one(measured, tmp_path):
+    """Two take a share each of the baseline; the head's rows are there already, of a measurement that was killed."""
+    head, first = measured
+    shutil.copytree(first.parents[2], tmp_path, dirs_exist_ok=True)
+    directory = tmp_path / first.relative_to(first.parents[2])
+    (directory / "manifest.json").unlink()
     baseline = [path for path in directory.glob("*.parquet") if "-none" in path.name]
     for path in baseline:
         path.unlink()
-    _measure(directory.parents[2], head, "--workers", "2")
+    kept = {path: path.stat().st_mtime_ns for path in directory.glob("*.parquet")}
+    _measure(tmp_path, head, "--workers", "2")
     assert verify_files(directory) == []
     assert len(baseline) == 2
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
     for path in baseline:
-        pd.testing.assert_frame_equal(pd.read_parquet(path), pd.read_parquet(measured[1] / path.name))
+        pd.testing.assert_frame_equal(pd.read_parquet(path), pd.read_parquet(first / path.name))
 
 
 def test_shares_are_as_long_as_engines_allow(tmp_path):

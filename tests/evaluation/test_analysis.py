@@ -7,8 +7,8 @@ from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.reporting.measured_tables import levels_table, means_table
 from drafthead.evaluation.reporting.report import build_report, print_brief
 from drafthead.evaluation.reporting.tables import note
-from drafthead.evaluation.results.levels import ServingRows, read_serving
-from tests.evaluation.rows import write_results
+from drafthead.evaluation.results.levels import ServingRows
+from tests.evaluation.rows import each, served, slower, together
 from tests.recipes import tiny_recipe
 
 
@@ -16,8 +16,7 @@ from tests.recipes import tiny_recipe
 def measured(tmp_path_factory) -> tuple[Recipe, ServingRows]:
     """Faster at 1 and 8 at once; slower at a rate capped at 8, and along a ramp without a cap."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("rates"))
-    write_results(recipe, head_speed={1: 1.3, 8: 1.3, 9: 0.7, 10: 0.7}, prompts=64, lengths=(3,))
-    rows = read_serving(recipe.results_dir / "serving")
+    rows = served(recipe, head_speed={1: 1.3, 8: 1.3, 9: 0.7, 10: 0.7}, prompts=64)
     for frame in rows:
         frame["load"] = "c" + frame["concurrency"].astype(str)
         frame["load"] = frame["load"].replace({"c9": "r4-c8", "c10": "r2to8linear"})
@@ -49,12 +48,11 @@ def test_rates_alone_give_no_verdict(measured):
 def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
     """Faster everywhere, but on `long`: the report has them side by side, and `all` is what is advised."""
     recipe = tiny_recipe(tmp_path)
-    write_results(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48, workloads=("all", "code", "long"))
-    measured = read_serving(recipe.results_dir / "serving")
-    times = ["ttft_s", "e2e_s", "tpot_s", "itl_s", "tpot_all_s"]
-    for rows, columns in zip(measured, (times, ["duration_s"]), strict=True):
-        rows.loc[(rows["workload"] == "long") & (rows["arm"] == "eagle3"), columns] *= 2
-    analysis = analyse(recipe, measured)
+    rows = served(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48, workloads=("all", "code", "long"))
+    long = "workload == 'long' and arm == 'eagle3'"
+    analysis = analyse(
+        recipe, together(each(rows, lambda f: f.query(f"not ({long})")), each(rows, lambda f: slower(f.query(long), 2)))
+    )
     assert {v.workload: v.decision for v in analysis.verdicts} == {
         "all": "DEPLOY", "code": "DEPLOY", "long": "DO NOT DEPLOY",
     }  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from drafthead.evaluation.measuring.presets import load_preset, preset_plan
+from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
 from drafthead.evaluation.reporting.report import build_preset_report, render, write_pages
 from drafthead.evaluation.results.levels import MEASURE, completed
 from tests.evaluation.rows import request_row, run_row
@@ -33,7 +33,7 @@ def _rows(plan):
     return completed(pd.DataFrame(requests), pd.DataFrame(runs))
 
 
-@pytest.mark.parametrize("name", ["engines", "redhat", "techniques"])
+@pytest.mark.parametrize("name", preset_names())
 def test_every_table_of_the_post_has_a_section_with_its_measures(tmp_path, name):
     preset = load_preset(name)
     recipe = tiny_recipe(tmp_path, "eval.price_per_gpu_hour=3")

@@ -1,6 +1,5 @@
 """A schedule beside fixed draft lengths, on rows in which it drafts as the best length does at every load."""
 
-import pandas as pd
 import pytest
 
 from drafthead.evaluation.decision.analysis import compare_schedule
@@ -12,9 +11,9 @@ from drafthead.evaluation.decision.variants import (
     with_schedule,
 )
 from drafthead.evaluation.reporting.decision_tables import schedule_table
-from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
+from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, summarise_serving
 from drafthead.evaluation.workload import speculative_config
-from tests.evaluation.rows import write_results
+from tests.evaluation.rows import each, served, together
 from tests.recipes import tiny_recipe
 
 SCHEDULE = [[1, 8, 3], [9, 64, 1]]
@@ -24,18 +23,13 @@ SCHEDULE = [[1, 8, 3], [9, 64, 1]]
 def rows(tmp_path_factory) -> ServingRows:
     """K = 3 is best at 1, K = 1 at 32."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("schedule"))
-    write_results(recipe, head_speed={1: 1.5, 32: 0.8}, prompts=96, lengths=(1, 3))
-    return read_serving(recipe.results_dir / "serving")
+    return served(recipe, head_speed={1: 1.5, 32: 0.8}, prompts=96, lengths=(1, 3))
 
 
 def _levels(rows: ServingRows, lengths: dict[int, int]) -> list[Level]:
     """With a schedule that is a copy of these lengths: load -> K."""
-
-    def with_copy(frame: pd.DataFrame) -> pd.DataFrame:
-        copied = frame[frame["k"] == frame["concurrency"].map(lengths)]
-        return pd.concat([frame, copied.assign(arm=SCHEDULED, k=3)], ignore_index=True)
-
-    return summarise_serving(ServingRows(*map(with_copy, rows)))
+    copied = each(rows, lambda f: f[f["k"] == f["concurrency"].map(lengths)].assign(arm=SCHEDULED, k=3))
+    return summarise_serving(together(rows, copied))
 
 
 def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):

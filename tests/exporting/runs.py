@@ -14,6 +14,7 @@ from drafthead.config import Recipe
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import choose_vocabulary
+from drafthead.exporting.export import write_head
 from drafthead.files import sha256_file, write_json
 from drafthead.target.pieces import load_target_spec, target_identity
 from tests.recipes import SMALL_HEAD, tiny_recipe
@@ -47,6 +48,13 @@ def random_weights(shape: DraftShape, seed: int = 0) -> dict[str, Tensor]:
     return {**weights, "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
 
 
+def write_random_head(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
+    """The two files of a head that has no run; returns their folder."""
+    shape = shape_of(recipe)
+    write_head(recipe, recipe.head_dir, weights or random_weights(shape), shape, recipe.target.aux_layer_ids)
+    return recipe.head_dir
+
+
 def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
     """A finished run with one checkpoint; returns the checkpoint."""
     spec = load_target_spec(recipe.target_path)
@@ -59,10 +67,7 @@ def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
     assert not artifacts.begin(recipe.run_dir, "run", identity)
     checkpoint = recipe.run_dir / "checkpoints" / "step_00000007"
     checkpoint.mkdir(parents=True)
-    save_file(
-        weights or random_weights(draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)),
-        checkpoint / "model.safetensors",
-    )
+    save_file(weights or random_weights(shape_of(recipe)), checkpoint / "model.safetensors")
     write_json(checkpoint / "state.json", {"step": 7, "acceptance_length": 1.5})
     list_files(checkpoint)
     artifacts.finish(recipe.run_dir, {"best_step": 7})

@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafthead.drafters.base import draft_shape, frozen_copy
+from drafthead.drafters.base import frozen_copy
 from drafthead.drafters.batch import tail_layout
 from drafthead.engine.offline import repair_cpu_build
-from drafthead.exporting.export import write_head
 from drafthead.losses.fused import HeadRows
-from drafthead.target.pieces import load_target_spec
-from tests.exporting.runs import random_weights, recipe_at, shape_of
+from tests.exporting.runs import random_weights, recipe_at, shape_of, write_random_head
 from tests.exporting.vllm_model import VllmDraft, one_rank
 
 pytestmark = pytest.mark.slow
@@ -24,11 +22,9 @@ CLASSES = {"dflash": "qwen3_dflash.DFlashQwen3ForCausalLM", "dspark": "qwen3_dsp
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory):
     recipe = recipe_at(tmp_path_factory.mktemp("first"))
-    shape = draft_shape(recipe.head, load_target_spec(recipe.target_path), recipe.target.aux_layer_ids)
-    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
     with one_rank():
         repair_cpu_build()
-        yield VllmDraft(recipe, recipe.head_dir)
+        yield VllmDraft(recipe, write_random_head(recipe))
 
 
 @pytest.mark.parametrize("vocabulary", [256, 3072])
@@ -43,7 +39,7 @@ def test_blocks_have_the_logits_of_vllm(draft, tmp_path, kind, causal, num_layer
     shape = shape_of(recipe)
     weights = random_weights(shape)
     weights |= {name: torch.randn_like(t) for name, t in weights.items() if "markov" in name or "confidence" in name}
-    write_head(recipe, recipe.head_dir, weights, shape, recipe.target.aux_layer_ids)
+    write_random_head(recipe, weights)
     generator = torch.Generator().manual_seed(2)
     aux = torch.randn(TOKENS, shape.num_aux_layers * shape.hidden_size, generator=generator)
     first = 1 if kind == "dflash" else 0  # slots that predict nothing

@@ -61,12 +61,6 @@ def test_a_card_names_what_is_known_and_what_is_not(head):
     assert "None" not in text.replace("None has been stated", "")
 
 
-def test_a_card_that_says_nothing_new_is_left_alone(head):
-    path = write_card(head, head.run_dir)
-    before = path.stat().st_mtime_ns
-    assert write_card(head, head.run_dir).stat().st_mtime_ns == before
-
-
 def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path):
     before = (head.head_dir / artifacts.MANIFEST).read_bytes()
     licensed = recipe_at(tmp_path / "second", "export.license=apache-2.0")

@@ -85,11 +85,3 @@ def test_a_planted_defect_is_named(exported, tmp_path, named):
     planted = shutil.copytree(directory, tmp_path / "head")
     PLANTED[named](planted)
     assert named in _differences(recipe, planted)
-
-
-def test_a_norm_that_the_recipe_leaves_out_is_named(exported):
-    recipe, directory = exported
-    if recipe.head.type != "eagle3":
-        pytest.skip("a switch of EAGLE-3")
-    other = recipe.model_copy(update={"head": recipe.head.model_copy(update={"fc_norm": True})})
-    assert "fc_norm" in _differences(other, directory)

@@ -10,7 +10,6 @@ another fault left the very same files, it was run already. Each stage works on 
 """
 
 import argparse
-import contextlib
 import ctypes
 import errno
 import importlib
@@ -47,7 +46,7 @@ from tests.faults.power_loss import LIBRARY, build, preloaded
 from tests.faults.stages import NAME, RESULTS, SMALL, TRAIN, Stage
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here, settle_heap
-from tests.warm import ENGINES, TRAINING
+from tests.warm import ENGINES, TRAINING, import_as_well
 
 _KILL, _SHORT = -1, -2  # as in faulty_io.c
 FAULTS = {
@@ -111,7 +110,7 @@ def kept(root: Path) -> Path:
 
 
 def _subject(needs: str, name: str, script: str, writes: str, *arguments: str, **more: Any) -> Subject:
-    return Subject(Stage(name, script, tuple(writes.split()), "", deep=name != "report"), needs, arguments, **more)
+    return Subject(Stage(name, script, tuple(writes.split()), deep=name != "report"), needs, arguments, **more)
 
 
 # Which start the same engines however far they are: none can start beside one that was started before.
@@ -240,11 +239,7 @@ class Zygote:
 
     def warm(self) -> None:
         """Import what the last command imported, once for all that follow."""
-        names = self._modules.read_text().splitlines()
-        for name in names if "numba" not in names else ():  # see tests.warm
-            if name not in sys.modules:
-                with contextlib.suppress(Exception):
-                    importlib.import_module(name)
+        import_as_well(self._modules)
 
     def start_engines(self) -> None:
         """Start the engines that the last command had, for all that follow: what they read of a head is not counted."""

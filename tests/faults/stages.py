@@ -30,7 +30,6 @@ class Stage:
         script: below the checkout.
         writes: folders below output_dir.
         deep: whether everything below the folders is the stage's; otherwise the files directly in them.
-        lost: the most that a kill costs, in words.
         ranks: processes of accelerate's launcher; 0: the script is started by itself.
         more: overrides that are its own.
     """
@@ -38,7 +37,6 @@ class Stage:
     name: str
     script: str
     writes: tuple[str, ...]
-    lost: str
     deep: bool = True
     ranks: int = 0
     more: tuple[str, ...] = ()
@@ -88,23 +86,23 @@ class Stage:
                 (root / folder).rmdir()
 
 
-TRAIN, LOST = "train/eagle3.py", "the steps since the newest checkpoint"
+TRAIN = "train/eagle3.py"
 RESULTS = f"results/{NAME}"
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts", f"{RESULTS}/prompts"), "all of it: seconds"),
-        Stage("regenerate", "data_gen/regenerate.py", (f"data/{NAME}/responses",), "the part being answered"),
-        Stage("harvest", "data_gen/harvest.py", (f"data/{NAME}/states",), "the shards in the engine and being written"),
-        Stage("train, 1 rank", TRAIN, (f"runs/{NAME}",), LOST, ranks=1),
-        Stage("train, 2 ranks", TRAIN, (f"runs/{NAME}",), LOST, ranks=2),
-        Stage("export", "export/head.py", (f"heads/{NAME}",), "all of it: the checks have to pass in one go"),
-        Stage("acceptance", "eval/acceptance.py", (f"{RESULTS}/acceptance",), "the method being measured"),
-        Stage("serving", "eval/serving.py", (f"{RESULTS}/serving",), "the server being measured"),
-        Stage("report", "eval/report.py", (RESULTS,), "all of it: seconds", deep=False),
+        Stage("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts", f"{RESULTS}/prompts")),
+        Stage("regenerate", "data_gen/regenerate.py", (f"data/{NAME}/responses",)),
+        Stage("harvest", "data_gen/harvest.py", (f"data/{NAME}/states",)),
+        Stage("train, 1 rank", TRAIN, (f"runs/{NAME}",), ranks=1),
+        Stage("train, 2 ranks", TRAIN, (f"runs/{NAME}",), ranks=2),
+        Stage("export", "export/head.py", (f"heads/{NAME}",)),
+        Stage("acceptance", "eval/acceptance.py", (f"{RESULTS}/acceptance",)),
+        Stage("serving", "eval/serving.py", (f"{RESULTS}/serving",)),
+        Stage("report", "eval/report.py", (RESULTS,), deep=False),
         *(
             Stage(
-                f"train, {kind}", TRAIN, (f"runs/{kind}",), LOST, ranks=1,
+                f"train, {kind}", TRAIN, (f"runs/{kind}",), ranks=1,
                 more=(f"name={kind}", f"data={NAME}", f"head.type={kind}", "head.mask_token_id=9", "head.num_layers=2"),
             )
             for kind in ("peagle", "dflash", "dspark")

@@ -56,15 +56,6 @@ def recipe(harvested, tmp_path) -> Recipe:
 
 
 class TestShards:
-    def test_whole_ones_are_read(self, recipe):
-        assert len(open_inputs(recipe).train) == 24
-
-    @pytest.mark.parametrize("place", [0.2, 0.4, 0.6, 0.8, 0.999])
-    def test_training_does_not_read_a_flipped_bit(self, recipe, place):
-        flip_bit(shard_path(recipe.states_dir("train"), 1), place)
-        with pytest.raises(ArtifactError, match=r"shard-00001.* more\d+"):
-            read_all(recipe)
-
     @pytest.mark.parametrize("name", ["offsets", "teacher_offsets", "sums"])
     def test_nor_rows_at_a_wrong_place(self, recipe, name):
         path = shard_path(recipe.states_dir("train"), 1)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import REPO_ROOT
-from tests.generation.small import SMALL as SMALL_DATA
 from tests.scripts import environment
 from tests.training.launching import SCRIPT, checkpoints
-from tests.training.synthetic import SMALL, small_recipe, synthetic_store
+from tests.training.synthetic import SMALL, small_recipe, synthetic_stores
 
 _TMPFS = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")  # a mount that only the command sees
 
@@ -47,19 +46,9 @@ def full_and_then_not(folder: Path, size: str, stage: list[str]) -> list[str]:
     return result.stdout.split("====")
 
 
-def test_prompts_stop_on_a_full_disk_and_go_on_with_room(tmp_path):
-    stage = [sys.executable, "data_gen/prompts.py", f"output_dir={tmp_path}/disk", *SMALL_DATA]
-    full, roomy = full_and_then_not(tmp_path, "12k", stage)
-    assert "DiskFullError" in full
-    assert "Traceback" not in full
-    assert full.rstrip().endswith("ended with 2")  # and no half file
-    assert roomy.rstrip().endswith("ended with 0")
-
-
 def test_training_stops_on_a_full_disk_and_resumes_with_room(tmp_path):
     recipe = small_recipe(tmp_path)
-    synthetic_store(recipe, "train", 60, seed=0)
-    synthetic_store(recipe, "validation", 6, seed=1)
+    synthetic_stores(recipe, 60, 6)
     (tmp_path / "fs").mkdir()
     output = tmp_path / "fs" / "disk"
     stage = [sys.executable, SCRIPT, f"output_dir={output}", *SMALL]

@@ -7,13 +7,11 @@ import pytest
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
 from drafthead.data.store import KIND
-from drafthead.drafters.base import draft_shape
 from drafthead.exporting.export import export_head
-from drafthead.target.pieces import load_target_spec
 from drafthead.training import checkpoint
 from drafthead.training.inputs import open_inputs
-from tests.exporting.runs import random_weights, recipe_at, write_run
-from tests.training.synthetic import small_recipe, synthetic_store
+from tests.exporting.runs import random_weights, recipe_at, shape_of, write_run
+from tests.training.synthetic import small_recipe, synthetic_stores
 
 
 @pytest.fixture
@@ -38,8 +36,7 @@ def test_states_runs_and_heads_behind_links_are_made_and_read(tmp_path, disk):
         (disk / name).mkdir()
         link(path, disk / name)
     trained = small_recipe(tmp_path / "out")
-    synthetic_store(trained, "train", 4, seed=0)
-    synthetic_store(trained, "validation", 4, seed=1)
+    synthetic_stores(trained, 4, 4)
     assert len(open_inputs(trained).train) == 4
     write_run(recipe)
     export_head(recipe, serve_check=False)
@@ -50,9 +47,7 @@ def test_states_runs_and_heads_behind_links_are_made_and_read(tmp_path, disk):
 
 def test_an_export_that_fails_gives_its_folder_up_and_leaves_the_link(tmp_path, disk):
     recipe = recipe_at(tmp_path / "out")
-    weights = random_weights(
-        draft_shape(recipe.head, load_target_spec(recipe.target_path), recipe.target.aux_layer_ids)
-    )
+    weights = random_weights(shape_of(recipe))
     write_run(recipe, weights | {"fc.weight": weights["fc.weight"][:, :-1].contiguous()})
     link(recipe.head_dir, disk)
     with pytest.raises(ValueError, match=r"fc\.weight"):

@@ -17,14 +17,14 @@ import torch
 from rich.markdown import Markdown
 from safetensors.torch import load_file, save_file
 
-from drafthead.config import REPO_ROOT
+from drafthead.config import REPO_ROOT, load_recipe
+from drafthead.data.prompts import read_prompts
 from drafthead.files import in_markdown
 from drafthead.progress import terminal
 from tests.damage import cut_short, edit_config, replace_tensors
 from tests.recipes import SMALL_HEAD
 from tests.scripts import environment, run_here
 
-TARGET = REPO_ROOT / "data_gen" / "tiny" / "target"
 PROMPTS, HARVEST, REGENERATE = "data_gen/prompts.py", "data_gen/harvest.py", "data_gen/regenerate.py"
 EXPORT, IMPORT = "export/head.py", "export/import_head.py"
 LONG = "a" * 300
@@ -106,6 +106,43 @@ def test_a_file_of_prompts(tmp_path, capsys, name, content):
     refused(capsys, PROMPTS, *prompts_of(tmp_path, content, name))
 
 
+def line_of(content: Any, role: Any = "user", **more: Any) -> bytes:
+    return json.dumps({"split": "train", "messages": [{"role": role, "content": content}], **more}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (line_of("\ud800"), "Unicode"),
+        (line_of("x", source="\udfff"), "Unicode"),
+        (line_of("x", category="\ud800"), "Unicode"),
+        (b'{"messages": "\xed\xa0\x80"}', "JSON"),
+        (line_of("hello").decode().encode("utf-16"), "JSON"),
+        (b"\0\0", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b'{"split": "train", "prompt_ids": [' + b"9" * 5000 + b"]}", "JSON"),
+        (b'{"split": "train", "prompt_ids": [4294967296]}', "token ids"),
+        (line_of("\u2003\n"), "user"),
+        (line_of(float("nan")), "not text"),
+        (line_of("x", ["user"]), r"\['user'\]"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named_and_can_be_mended(tmp_path, capsys, line, message):
+    arguments = prompts_of(tmp_path, lines(GOOD) + line + b"\n")
+    assert re.search(r"p\.jsonl:7: .*" + message, refused(capsys, PROMPTS, *arguments))
+    assert not (tmp_path / "data").exists()  # so that the mended file is read by the same command
+    assert run_here(PROMPTS, *prompts_of(tmp_path, lines(GOOD) + line_of("mended"))) == 0
+
+
+def test_what_is_unusual_and_text_all_the_same_is_kept(tmp_path):
+    texts = ["a\0b", "line\rend\u2028\x85", "word " * 210_000, "\ufeff\u202e\U0010ffff"]
+    arguments = prompts_of(tmp_path, lines(GOOD) + b"\n".join(map(line_of, texts)))
+    assert run_here(PROMPTS, *arguments) == 0
+    folder = load_recipe(overrides=arguments).prompts_dir
+    found = {p.messages[0]["content"] for split in ("train", "validation") for p in read_prompts(folder, split)}
+    assert set(texts) <= found
+
+
 # What a target can have that is another's or no one's, and the file that the message names.
 
 
@@ -128,11 +165,6 @@ SHAPES = [
     *(text(INDEX, content) for content in ("[]", "{", "{}", '{"weight_map": [1]}')),
     *(text(INDEX, json.dumps({"weight_map": {"model.norm.weight": name}})) for name in (7, "../../x", "gone")),
 ]
-
-
-@pytest.fixture
-def target(tmp_path) -> Path:
-    return shutil.copytree(TARGET, tmp_path / "target")
 
 
 @pytest.mark.parametrize("damage", SHAPES)
@@ -207,11 +239,17 @@ def test_a_name_is_shown_as_it_is(capsys, name):
     assert "<script>" not in in_markdown(name)
 
 
-@pytest.mark.parametrize("category", [*ODD, "\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}"])
-def test_a_category_is_only_a_name(tmp_path, capsys, category):
-    arguments = prompts_of(tmp_path, lines([{**row, "category": category} for row in GOOD]))
-    assert run_here(PROMPTS, *arguments) == 0
-    assert not {"\x1b", "\r", "\u202e"} & set(capsys.readouterr().out)
+@pytest.mark.parametrize(
+    "category", [*ODD, "\x1b[31mred", "a\nb", "a\r\u202eb", "x" * 3000, "{{ 7 * 7 }}", "../../escaped", "/etc"]
+)
+def test_a_category_and_a_source_are_only_names(tmp_path, capsys, category):
+    (tmp_path / "inside").mkdir()
+    rows = [{**row, "category": category, "source": category} for row in GOOD]
+    assert run_here(PROMPTS, *prompts_of(tmp_path / "inside", lines(rows))) == 0
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\r", "\u202e"} & set(printed)
+    assert category in printed or category not in ODD
+    assert [path.name for path in tmp_path.iterdir()] == ["inside"]
 
 
 @pytest.mark.parametrize("folder", ["[/x]", "[bold red]", "a b", "a'b\"", "*", "{a}", "$HOME", "é"])

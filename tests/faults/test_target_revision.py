@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
@@ -19,20 +18,18 @@ from drafthead.target.pieces import load_target_spec, target_identity
 from drafthead.training.inputs import open_inputs
 from tests.artifacts import cached_snapshot
 from tests.exporting.runs import write_run
-from tests.training.synthetic import small_recipe, synthetic_store
+from tests.training.synthetic import small_recipe, synthetic_stores
 
 OLD, NEW = "a" * 40, "b" * 40
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch) -> Path:
+def hub(hub_cache) -> Path:
     """A cache with two commits of one model; its main branch and its tag v1 are the older one."""
-    model = cached_snapshot(tmp_path / "hub", "models--acme--tiny", OLD).parents[1]
+    model = cached_snapshot(hub_cache, "models--acme--tiny", OLD).parents[1]
     for commit in (OLD, NEW):
         shutil.copytree(load_recipe().target_path, model / "snapshots" / commit, dirs_exist_ok=True)
     (model / "refs" / "v1").write_text(OLD)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return model
 
 
@@ -62,8 +59,7 @@ def moved(hub, tmp_path) -> tuple[Recipe, list[str]]:
     recipe = recipe_at(tmp_path)
     make_prompts(recipe)
     claim_for_target(recipe, recipe.responses_dir("train"), RESPONSES)
-    synthetic_store(recipe, "train", 4, seed=0)
-    synthetic_store(recipe, "validation", 4, seed=1)
+    synthetic_stores(recipe, 4, 4)
     write_run(recipe)
     claim_for_target(recipe, recipe.head_dir, "head")
     found = target_identity(recipe, load_target_spec(recipe.target_path))
@@ -95,8 +91,7 @@ def test_responses_of_two_commits_do_not_meet_in_one_folder(moved):
 
 def test_the_same_commit_by_another_name_is_the_same_target(hub, tmp_path):
     recipe = recipe_at(tmp_path)
-    synthetic_store(recipe, "train", 4, seed=0)
-    synthetic_store(recipe, "validation", 4, seed=1)
+    synthetic_stores(recipe, 4, 4)
     write_run(recipe)
     move_main(hub)
     tagged = recipe_at(tmp_path, "target.revision=v1")

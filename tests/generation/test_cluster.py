@@ -17,7 +17,7 @@ import pytest
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import REPO_ROOT, Recipe
 from drafthead.data.responses import read_responses
-from drafthead.data.shard import write_shard
+from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
 from drafthead.engine import running
 from drafthead.generation.harvest import SPLITS, harvest
@@ -213,11 +213,12 @@ def test_a_command_is_one_harvester_of_a_spool(recipe_in):
         harvest(recipe_in("states.spool_shards=4"), never)
 
 
-def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path):
+@pytest.mark.parametrize("damage", [flip_bit, lambda path: shutil.copy(shard_path(path.parent, 0), path)])
+def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path, damage: Callable[[Path], object]):
     jobs = [ShardJob(tmp_path, index, [response(f"{index}", 2, 7)]) for index in range(3)]
     for job in jobs[:2]:
         write_shard(job.path, [sequence(f"{job.index}", 9)], num_target_layers=5)
     assert to_do(jobs) == jobs[2:]
-    flip_bit(jobs[1].path)
+    damage(jobs[1].path)
     with pytest.raises(ArtifactError, match="shard-00001.safetensors"):
         to_do(jobs)

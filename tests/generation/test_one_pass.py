@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from drafthead.artifacts import ArtifactError, read_json
-from drafthead.config import REPO_ROOT, Recipe
+from drafthead.config import Recipe
 from drafthead.data.responses import read_left_out, read_responses
 from drafthead.data.store import StateStore, verify_store
 from drafthead.generation import regenerate as stage
@@ -25,7 +23,7 @@ from drafthead.training.inputs import open_inputs
 from tests.generation.chats import chat_recipe
 from tests.generation.small import SMALL, copy_of, never
 from tests.recipes import changed
-from tests.scripts import environment
+from tests.scripts import start
 
 pytestmark = pytest.mark.slow
 
@@ -134,10 +132,9 @@ def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_
 def test_a_killed_pass_is_resumed(passes: dict[str, Passes], tmp_path: Path):
     two = passes["single"].two
     one = with_one_pass(two, tmp_path, sequences_per_shard=2)
-    command = [sys.executable, "data_gen/regenerate.py", f"output_dir={tmp_path}", *SMALL]
-    command += ["states.sequences_per_shard=2", "states.one_pass=true"]
+    options = (f"output_dir={tmp_path}", *SMALL, "states.sequences_per_shard=2", "states.one_pass=true")
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=REPO_ROOT, env=environment(), stdout=log, stderr=log)
+        process = start("data_gen/regenerate.py", *options, stdout=log, stderr=log)
     staged = captured_dir(one, "train") / "part-00000"
     while not list(staged.glob("shard-*")):
         assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]

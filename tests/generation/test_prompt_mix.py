@@ -165,16 +165,6 @@ def test_the_table_has_counts_and_notes(standard: Recipe, capsys: pytest.Capture
     assert any("REMINDER:" in row for row in rows)
 
 
-def test_names_with_markup_are_printed_as_they_are(tmp_path, recipe_in, capsys):
-    sources = [{"name": "a", "path": questions(tmp_path, "a", 60, ("[/x]", "$|$")), "train": 40, "heldout": 1}]
-    config = PromptsConfig.model_validate({"sources": sources, "validation": 1})
-    recipe = recipe_in(f"output_dir={tmp_path / '[red]'}").model_copy(update={"prompts": config})
-    print_prompts(recipe, make_prompts(recipe))
-    printed = capsys.readouterr().out
-    assert "[/x]" in printed
-    assert "$|$" in printed
-
-
 COUNTED = {"name": "a", "path": "a.jsonl", "train": 50, "heldout": 5}
 CATEGORIES = {"name": "b", "path": "b.jsonl", "train": {"x": 20, "y": 10}}
 

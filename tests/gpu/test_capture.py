@@ -10,7 +10,6 @@ import pytest
 from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.engine import generate, offline
 from drafthead.target.pieces import load_target_spec
-from tests.public_targets import fill_hub
 from tests.scripts import run_ok
 
 
@@ -19,8 +18,7 @@ def test_the_engine_waits_for_no_copy():
     assert json.loads(run_ok("-m", "tests.gpu.fake_capture").splitlines()[-1]) == {}
 
 
-def test_head_and_rows_are_taken_off_the_engines_share(hub_cache, monkeypatch):
-    fill_hub(hub_cache)
+def test_head_and_rows_are_taken_off_the_engines_share(public_targets, monkeypatch):
     recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml")
     spec, started = load_target_spec(recipe.target_path), {}
     offline.import_vllm()

@@ -10,7 +10,8 @@ from drafthead.engine.offline import import_vllm
 from drafthead.planning import Assumed
 from drafthead.planning.memory import EngineMemory, check_fits, refusal, request_bytes
 from drafthead.planning.stages import plan_stages
-from tests.public_targets import RECIPES, fill_hub
+from tests.engine.slots import config_without_model
+from tests.public_targets import RECIPES
 
 GPUS_GIB = {"A100 40 GB": 39.4, "L40S": 44.5, "A100 80 GB": 79.3, "H100": 79.6, "H200": 139.8, "B200": 178.3}
 TOO_SMALL = {
@@ -20,25 +21,14 @@ TOO_SMALL = {
 }
 
 
-@pytest.fixture
-def hub(hub_cache):
-    """A hub cache that holds config.json of every target."""
-    fill_hub(hub_cache)
-
-
 def vllm_bytes(layers, windowed, window, heads, head_dim, boundaries, hidden, length, batched) -> int:
     """What vLLM asks for to serve one request."""
     import_vllm()
-    from vllm.config import VllmConfig
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import FullAttentionSpec, HiddenStateCacheSpec, SlidingWindowSpec
 
-    config = VllmConfig()
-    config.model_config = SimpleNamespace(
-        max_model_len=length, is_hybrid=False, use_mla=False, hf_config=SimpleNamespace(), is_encoder_decoder=False
-    )
+    config = config_without_model(length)
     config.scheduler_config.max_num_batched_tokens = batched
-    config.cache_config.kv_cache_layout = "LBNHC"
     common = {"block_size": 16, "num_kv_heads": heads, "head_size": head_dim, "dtype": torch.bfloat16}
     specs = {f"layers.{i}.attn": FullAttentionSpec(**common) for i in range(windowed, layers)}
     specs |= {f"layers.{i}.attn": SlidingWindowSpec(**common, sliding_window=window) for i in range(windowed)}
@@ -70,19 +60,19 @@ def test_the_cache_of_one_request_is_vllms(shape, length, batched):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_does_not_start_is_known_before_the_weights_are_loaded(name, hub):
+def test_what_does_not_start_is_known_before_the_weights_are_loaded(name, public_targets):
     recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
     found = {gpu for gpu, gib in GPUS_GIB.items() if refusal(recipe, gib)}
     assert found == TOO_SMALL.get(name, set())
 
 
-def test_two_gpus_of_80_gb_harvest_gpt_oss_120b(hub):
+def test_two_gpus_of_80_gb_harvest_gpt_oss_120b(public_targets):
     recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml", ["engine.tensor_parallel_size=2"])
     assert EngineMemory(recipe).request_bytes / 2**30 == pytest.approx(9.8, abs=0.3)
     assert refusal(recipe, GPUS_GIB["H100"]) is None
 
 
-def test_a_plan_says_it_and_a_harvest_refuses(hub, monkeypatch):
+def test_a_plan_says_it_and_a_harvest_refuses(public_targets, monkeypatch):
     recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml")
     why = refusal(recipe, 80)
     assert "engine.tensor_parallel_size" in why

@@ -5,12 +5,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -21,13 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from drafthead.adapting.capture import Log
 from drafthead.adapting.control import folder, serving
-from drafthead.adapting.loop import Head, Loop
+from drafthead.adapting.loop import Loop
 from drafthead.artifacts import read_json
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.engine.server import SERVER_MODULE
 from drafthead.evaluation.workload import load_workload
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import environment, run_ok, run_python
+from tests.scripts import run_here, run_ok, start
 from tests.warm import run_trainer, run_warm
 
 pytestmark = pytest.mark.slow
@@ -110,14 +108,14 @@ def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
     assert {tuple(r["prompt_ids"]) for r in captured} == {tuple(ids) for ids in prompts}
 
 
-def traffic_of(recipe: Recipe, root: Path, requests: int, rate: int = 8) -> list[str]:
+def traffic_of(recipe: Recipe, root: Path, requests: int) -> list[str]:
     """The command of a loop that sends code which the recipe's head has not seen; again: to send more or fewer."""
     rows = [json.loads(line) for line in (REPO_ROOT / "data_gen/tiny/prompts.jsonl").read_text().splitlines()]
     known = set(json.loads((recipe.head_dir / "training_prompts.json").read_text())["ids"])
     unseen = [r for r in rows if r["split"] == "train" and r["category"] == "code" and r["id"] not in known]
     path, keys = root / "traffic.jsonl", ("messages", "category")
     path.write_text("".join(json.dumps({k: r[k] for k in keys}) + "\n" for r in unseen[:requests]))
-    return ["data_gen/adapt.py", "--traffic", str(path), "--rate", str(rate)]
+    return ["data_gen/adapt.py", "--traffic", str(path), "--rate", "8"]
 
 
 def begun(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[str]:
@@ -128,24 +126,11 @@ def begun(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[str]:
     return [*traffic_of(recipe, root, 170), *overrides]
 
 
-def started(command: list[str], variables: dict[str, str], **options: Any) -> subprocess.Popen:
-    """A loop that will be killed."""
-    return subprocess.Popen(
-        [sys.executable, *command], cwd=REPO_ROOT, env=environment(**variables), start_new_session=True, **options
-    )
-
-
 def wait_for(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
     """Until something has happened in a process that goes on."""
     while not happened():
         assert process.poll() is None
         time.sleep(0.2)
-
-
-def server_of(process: subprocess.Popen) -> int:
-    """The process id of the vLLM server that a loop has started."""
-    (child,) = [c for c in psutil.Process(process.pid).children() if SERVER_MODULE in c.cmdline()]
-    return child.pid
 
 
 def shuffled(prompt: list[int], response: list[int]) -> tuple[list[int], list[int]]:
@@ -175,13 +160,12 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
     command = begun(recipe, (*overrides, *quick), tmp_path)
     secret = {"DRAFTHEAD_CAPTURE_KEY": Fernet.generate_key().decode()}
     copies = [tmp_path / part / "young-adapt-1" for part in ("data", "results")]
-    for reached in ("data/young-adapt-1/states", "results/young-adapt-1/acceptance"):
-        process = started(command, secret)
-        wait_for(process, (tmp_path / reached).exists)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
-        traffic_of(recipe, tmp_path, 8)  # enough was captured
+    process = start(*command, variables=secret, start_new_session=True)
+    wait_for(process, (tmp_path / "runs" / "young-adapt-1").exists)  # after the harvest: it is being trained
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
+    traffic_of(recipe, tmp_path, 8)  # enough was captured
     in_memory = [path.resolve() for path in copies]
     assert {path.parent for path in in_memory} == {Path("/dev/shm")}
     run_ok(*command, **secret)
@@ -200,32 +184,30 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
     page = (tmp_path / "results" / "young" / "adapting" / "report.html").read_text()
     assert "young-adapt-1" in page
 
-    run_ok("data_gen/adapt.py", *overrides, "--roll-back")
+    assert run_here("data_gen/adapt.py", *overrides, "--roll-back") == 0
     assert read_json(folder(recipe) / "state.json")["heads"][-1]["name"] == "young"
-    again = run_python("data_gen/adapt.py", *overrides, "--roll-back")
-    assert again.returncode == 2
+    assert run_here("data_gen/adapt.py", *overrides, "--roll-back") == 2
 
 
-def test_a_trial_goes_on_after_the_server_was_killed_and_a_worse_head_is_taken_back(tiny_run, tmp_path):
-    """A bad head serves and a good one is on trial; then a bad one is in service as if it had been promoted."""
-    recipe, overrides = linked(
-        tiny_run, tmp_path, "name=worse", "data=tiny", "adapt.trial_requests=64", "adapt.min_tokens=1000000"
-    )
-    for name in ("worse", "worse-adapt-2"):
-        reversed_fc(tiny_run.head_dir, tmp_path / "heads" / name)
+def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
+    """A bad head serves and a good one is on trial."""
+    own = ("name=worse", "data=tiny", "adapt.trial_requests=64", "adapt.min_tokens=1000000")
+    recipe, overrides = linked(tiny_run, tmp_path, *own)
+    reversed_fc(tiny_run.head_dir, tmp_path / "heads" / "worse")
     shutil.copytree(tiny_run.head_dir, tmp_path / "heads" / "worse-adapt-1")
     loop = Loop.opened(recipe, [])
     loop.state.phase, loop.state.cycle, loop.state.attempt = "trial", 1, 1
     loop.state.alarmed = loop.state.reference_from = time.time()
     loop.save()
-    command = [*traffic_of(recipe, tmp_path, 240, rate=4), *overrides]  # a minute: both heads have their turns
+    command = [*traffic_of(recipe, tmp_path, 330), *overrides]  # 40 s: both heads have a turn, of 30 s at most
 
     def heads_seen() -> set[str]:
         return {Path(r["head"]).name for r in Log(folder(recipe) / "counts").read()[0]}
 
-    process = started(command, {}, stderr=subprocess.PIPE, text=True)
+    process = start(*command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     wait_for(process, lambda: "worse-adapt-1" in heads_seen())
-    os.kill(server_of(process), signal.SIGKILL)
+    (server,) = [c for c in psutil.Process(process.pid).children() if SERVER_MODULE in c.cmdline()]
+    server.kill()
     _, error = process.communicate()
     assert process.returncode == 2
     assert "server" in error
@@ -237,18 +219,5 @@ def test_a_trial_goes_on_after_the_server_was_killed_and_a_worse_head_is_taken_b
     state = read_json(folder(recipe) / "state.json")
     (promotion,) = [e for e in state["history"] if e["event"] == "in service" and e["head"] == "worse-adapt-1"]
     assert promotion["gains"]["all"]["low"] > 0
-    assert state["heads"][-1]["name"] == "worse-adapt-1"
-
-    loop = Loop.opened(recipe, [])
-    loop.state.heads.append(Head(name="worse-adapt-2", since=time.time()))
-    loop.state.phase, loop.state.reference_from, loop.state.probation = "watch", time.time(), True
-    loop.save()
-    traffic_of(recipe, tmp_path, 100)
-    run_ok(*command)
-    state = read_json(folder(recipe) / "state.json")
     assert [head["name"] for head in state["heads"]] == ["worse", "worse-adapt-1"]
-    back = [e for e in state["history"] if e["event"] == "rolled back"]
-    assert [e["why"].split(",")[0] for e in back] == ["acceptance fell on all"]
-    assert {"worse-adapt-1", "worse-adapt-2"} <= heads_seen()
-    last = Log(folder(recipe) / "counts").read()[0][-1]
-    assert Path(last["head"]).name == "worse-adapt-1"
+    assert heads_seen() >= {"worse", "worse-adapt-1"}

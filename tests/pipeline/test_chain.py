@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 from safetensors import safe_open
 
-from drafthead import artifacts
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import read_acceptance
 from drafthead.statistics import length_difference
@@ -14,20 +13,6 @@ from tests.pipeline.small_run import overrides_for
 from tests.warm import run_warm
 
 pytestmark = pytest.mark.slow
-
-
-def test_every_stage_left_a_whole_artifact(tiny_run):
-    for directory, kind in (
-        (tiny_run.prompts_dir, "prompts"),
-        (tiny_run.responses_dir("train"), "responses"),
-        (tiny_run.responses_dir("validation"), "responses"),
-        (tiny_run.states_dir("train"), "states"),
-        (tiny_run.states_dir("validation"), "states"),
-        (tiny_run.run_dir, "run"),
-        (tiny_run.head_dir, "head"),
-    ):
-        artifacts.require(directory, kind, "the chain")
-        assert artifacts.verify_files(directory) == []
 
 
 def test_the_draft_vocabulary_is_smaller_than_the_targets(tiny_run):

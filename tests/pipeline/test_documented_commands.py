@@ -17,8 +17,11 @@ pytestmark = pytest.mark.slow
 # Few prompts and one load: every command runs, and nothing is read off the figures.
 FEW = ("eval.methods=[eagle3]", "eval.max_tokens=24", "eval.concurrency=[2]", "eval.prompts_per_level=8")
 ENGINES = ("eval/head.py", "eval/explain.py")
-# A benchmark that its page names with its defaults, which take minutes.
-LESS = {"benchmarks/harvest.py": ("--sequences", "16", "--blocks", "1")}
+# Of a benchmark that takes minutes otherwise; all subjects of scale.py go the same way.
+LESS = {
+    "benchmarks/harvest.py": ("--sequences", "16", "--blocks", "1"),
+    "benchmarks/scale.py": ("--only", "results"),
+}
 # What a command needs before it, by key.
 AFTER = {"eval/report.py": "eval/head.py"}
 

@@ -1,17 +1,20 @@
 """The head as we compute it against the head as vLLM serves it: the same drafts, round by round."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from drafthead.artifacts import IDENTITY, begin, read_json
-from drafthead.data.packing import pack, whole
+from drafthead.data.packing import Window, pack, whole
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.responses import part_path, read_responses, write_part
 from drafthead.data.store import StateStore
-from drafthead.drafters.base import draft_shape, frozen_copy
+from drafthead.drafters.base import DraftModule, frozen_copy
+from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import empty_acceptance, match_text, replay
 from drafthead.drafters.vocabulary import DraftVocabulary
@@ -22,8 +25,9 @@ from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import finish_split, regenerate
 from drafthead.losses.fused import first_drafts
-from drafthead.target.pieces import load_pieces, load_target_spec
+from drafthead.target.pieces import load_pieces
 from drafthead.training.rejection import verified
+from tests.exporting.runs import shape_of
 from tests.pipeline.model_runners import accepted
 from tests.recipes import changed, tiny_recipe
 
@@ -43,18 +47,27 @@ def float32_recipe(tiny_run, tmp_path_factory):
     return recipe
 
 
+def head_of(recipe) -> tuple[DraftModule, Tensor, Tensor]:
+    """The exported head as the training code has it, the target's ids of its drafts, and the embeddings."""
+    tensors = load_file(recipe.head_dir / "model.safetensors")
+    model = frozen_copy(shape_of(recipe), tensors, torch.device("cpu"), torch.float32)
+    ids = DraftVocabulary(tensors["d2t"], tensors["t2d"]).target_ids
+    return model, ids, load_pieces(recipe.target_path).embed_tokens.float()
+
+
+def batches_of(recipe) -> Iterator[tuple[Window, PackedBatch]]:
+    """Every validation text by itself."""
+    drafter, store = drafter_of(recipe.head), StateStore(recipe.states_dir("validation"))
+    for i in range(len(store)):
+        window = whole(i, store.tokens(i)[1], drafter)
+        yield window, pack(store, [window], drafter).to(torch.device("cpu"), torch.float32)
+
+
 def predicted(recipe) -> dict:
     """Prompt id -> replayed rounds of the exported head, computed by the training code."""
-    spec = load_target_spec(recipe.target_path)
-    tensors = load_file(recipe.head_dir / "model.safetensors")
-    ids = DraftVocabulary(tensors["d2t"], tensors["t2d"]).target_ids
-    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
-    model = frozen_copy(shape, tensors, torch.device("cpu"), torch.float32)
-    embeddings = load_pieces(recipe.target_path).embed_tokens.float()
-    drafter, store, rounds = drafter_of(recipe.head), StateStore(recipe.states_dir("validation")), {}
-    for i in range(len(store)):
-        batch = pack(store, [whole(i, store.tokens(i)[1], drafter)], drafter).to(torch.device("cpu"), torch.float32)
-        drafts = drafter.draft(model, batch, embeddings, ids, recipe.eval.num_draft_tokens)
+    (model, ids, embeddings), rounds = head_of(recipe), {}
+    for _, batch in batches_of(recipe):
+        drafts = drafter_of(recipe.head).draft(model, batch, embeddings, ids, recipe.eval.num_draft_tokens)
         rounds[batch.ids[0]] = replay(match_text(drafts, ids, batch.row_ids), batch.loss_mask)
     return rounds
 
@@ -140,18 +153,11 @@ def test_training_on_rejections_replays_the_rounds_that_vllm_ran(float32_recipe,
         finish_split(recipe.responses_dir(split))
     harvest(recipe)
 
-    tensors = load_file(float32_recipe.head_dir / "model.safetensors")
-    ids = DraftVocabulary(tensors["d2t"], tensors["t2d"]).target_ids
-    shape = draft_shape(recipe.head, load_target_spec(recipe.target_path), recipe.target.aux_layer_ids)
-    model = frozen_copy(shape, tensors, torch.device("cpu"), torch.float32)
-    embeddings = load_pieces(recipe.target_path).embed_tokens.float()
-    drafter, store = drafter_of(recipe.head), StateStore(recipe.states_dir("validation"))
+    model, ids, embeddings = head_of(float32_recipe)
+    K = recipe.eval.num_draft_tokens  # served; the head was trained for one more
     same = total = 0
-    for i, (text, theirs) in enumerate(texts):
-        assert store.tokens(i)[0].tolist() == text
-        window = whole(i, store.tokens(i)[1], drafter)
-        batch = pack(store, [window], drafter).to(torch.device("cpu"), torch.float32)
-        K = recipe.eval.num_draft_tokens  # served; the head was trained for one more
+    for (text, theirs), (window, batch) in zip(texts, batches_of(recipe), strict=True):
+        assert batch.input_ids.tolist() == text
         batch = replace(batch, scored=batch.scored[:K])
         rows = model.head_rows(batch, embeddings, K)
         drafts = first_drafts(rows, model.head_weight).view(batch.scored.shape)

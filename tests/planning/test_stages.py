@@ -102,14 +102,6 @@ def test_drawn_prompts_are_counted(tmp_path):
     assert str(recipe.responses.max_tokens) in amount.note
 
 
-def test_hours_come_from_a_given_rate_and_are_shared_by_engines(tmp_path):
-    recipe = with_responses(tmp_path)
-    one, four = (plan_of("harvest", recipe, gpus=n) for n in (1, 4))
-    assert one.hours(None) is None
-    assert one.hours(1) == pytest.approx((44 + 3 * 4) / 3600)
-    assert four.hours(1) == pytest.approx((44 + 3 * 4) / 4 / 3600)
-
-
 def test_acceptance_answers_every_held_out_prompt_under_every_condition(tmp_path):
     methods = ("eval.methods=[eagle3,ngram]", "eval.num_draft_tokens=[3,5]", "eval.temperatures=[0,0.7]")
     recipe = with_responses(tmp_path, *methods, "eval.max_tokens=2")

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from drafthead.config import load_recipe
+from drafthead.target.files import pinned_revision
 from drafthead.target.pieces import (
     TargetHead,
     TargetPieces,
@@ -24,11 +25,6 @@ from drafthead.target.pieces import (
 from tests.damage import edit_config
 
 TARGET = load_recipe().target_path
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(TARGET, tmp_path / "target"))
 
 
 def test_the_embedded_targets_config_is_read():
@@ -61,12 +57,6 @@ def test_a_layer_id_beyond_the_last_layer_is_refused():
     with pytest.raises(ValueError, match=r"\[9\] exceed the 8 layers"):
         check_aux_layer_ids(load_target_spec(TARGET), (2, 9))
     check_aux_layer_ids(load_target_spec(TARGET), (0, 8))
-
-
-def test_soft_capped_logits_are_refused(target: Path):
-    edit_config(target, final_logit_softcapping=30.0)
-    with pytest.raises(ValueError, match=r"final_logit_softcapping=30\.0"):
-        load_target_spec(str(target))
 
 
 def assert_same(found: TargetPieces, expected: TargetPieces) -> None:
@@ -157,3 +147,29 @@ def test_two_targets_are_named_with_revision_and_fingerprint_and_one_that_moved_
     assert wanted == f"{recipe.target.path} (fingerprint {spec.fingerprint[:12]})"
     moved = {**target_identity(recipe, spec), "path": "/elsewhere"}
     assert target_names(moved, recipe, spec) == (wanted, wanted)
+
+
+def test_what_is_fetched_later_is_of_the_commit_that_was_fetched_first(hub_cache, monkeypatch):
+    """Only small files at first; then the branch moves on, and the weights are asked for."""
+    model, branch, asked = hub_cache / "models--acme--tiny", ["a" * 40, "b" * 40], []
+
+    def fetch(path: str, revision: str | None, allow_patterns: list[str]) -> str:
+        """As the hub's client does, which remembers the commit that a branch is at."""
+        asked.append((revision or branch[0], allow_patterns))
+        snapshot = model / "snapshots" / asked[-1][0]
+        for folder in (snapshot, model / "refs"):
+            folder.mkdir(parents=True, exist_ok=True)
+        if revision is None:
+            (model / "refs" / "main").write_text(branch[0])
+        for name in allow_patterns:
+            if (Path(TARGET) / name).is_file():
+                shutil.copy(Path(TARGET) / name, snapshot)
+        return str(snapshot)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    first = load_target_spec("acme/tiny").fingerprint
+    assert not any("model.safetensors" in names for _, names in asked)
+    branch.pop(0)
+    load_pieces("acme/tiny")
+    assert first == pinned_revision("acme/tiny") == "a" * 40
+    assert {commit for commit, names in asked if "model.safetensors" in names} == {first}

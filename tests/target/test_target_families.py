@@ -1,7 +1,6 @@
 """Targets of other families than the embedded one: their own logits and rotation, or a refusal by name."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from drafthead.config import load_recipe
 from drafthead.target.pieces import CENTRED_NORMS, TargetHead, load_target_spec
 from drafthead.target.rope import head_rope
 from tests.damage import edit_config
@@ -75,9 +73,7 @@ def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention():
         ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0"),
     ],
 )
-def test_what_is_not_computed_is_refused(tmp_path, changes, named):
-    target = tmp_path / "target"
-    shutil.copytree(load_recipe().target_path, target)
+def test_what_is_not_computed_is_refused(target, changes, named):
     edit_config(target, **changes)
     with pytest.raises(ValueError, match=named):
         load_target_spec(str(target))

@@ -1,7 +1,6 @@
 """A target's tokenizer is loaded in one place, with all that the recipe says of it."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,8 @@ class OwnTokenizer(PreTrainedTokenizerFast):
 
 
 @pytest.fixture
-def with_code(tmp_path) -> Path:
+def with_code(target) -> Path:
     """A target whose tokenizer is a class of its own repository."""
-    target = tmp_path / "target"
-    shutil.copytree(load_recipe().target_path, target)
     path = target / "tokenizer_config.json"
     auto_map = {"AutoTokenizer": [None, "own.OwnTokenizer"]}
     config = json.loads(path.read_text()) | {"tokenizer_class": "OwnTokenizer", "auto_map": auto_map}
@@ -61,9 +58,7 @@ def test_the_templates_control_tokens_are_found_and_reserved_ones_are_not():
     assert emitted < special
 
 
-def test_tokens_that_the_template_writes_by_variable_count(tmp_path):
-    target = tmp_path / "target"
-    shutil.copytree(load_recipe().target_path, target)
+def test_tokens_that_the_template_writes_by_variable_count(target):
     (target / "generation_config.json").unlink()
     (target / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     recipe = recipe_of(target)

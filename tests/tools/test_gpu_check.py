@@ -6,9 +6,8 @@ import subprocess
 import pytest
 
 from drafthead.config import REPO_ROOT, load_recipe
-from drafthead.exporting.export import write_head
 from drafthead.generation.prompts import make_prompts
-from tests.exporting.runs import random_weights, recipe_at, shape_of
+from tests.exporting.runs import recipe_at, write_random_head
 from tests.scripts import run_ok, run_python
 from tests.warm import ENGINES, warm
 
@@ -41,8 +40,7 @@ def test_an_engine_is_what_it_says_it_runs(tmp_path):
     """On a CPU model runner V1, refused where V2 was expected; of a random head next to nothing is accepted."""
     recipe = recipe_at(tmp_path, "prompts.max_train=8", "prompts.max_heldout=4", "prompts.validation=2")
     make_prompts(recipe)
-    shape = shape_of(recipe)
-    write_head(recipe, recipe.head_dir, random_weights(shape), shape, recipe.target.aux_layer_ids)
+    write_random_head(recipe)
     command = ("tools/gpu_engine.py", f"output_dir={tmp_path}", "eval.methods=[eagle3]", "eval.max_tokens=48")
     for runner, length, code in (("V1", "1", 0), ("V1", "3.9", 1), ("V2", "1", 1)):
         result = warm(ENGINES).run(*command, "--runner", runner, "--length", length)

@@ -6,51 +6,41 @@ import pytest
 
 from drafthead.config import Recipe
 from tests.training.launching import run
-from tests.training.synthetic import small_recipe, synthetic_store
+from tests.training.synthetic import small_recipe, synthetic_stores
 
 
 @pytest.fixture(scope="session")
 def synthetic_data(tmp_path_factory) -> Path:
     """Output directory that holds both splits' states for `small_recipe`."""
     output = tmp_path_factory.mktemp("synthetic")
-    recipe = small_recipe(output)
-    synthetic_store(recipe, "train", 60, seed=0)
-    synthetic_store(recipe, "validation", 16, seed=1)  # fewer decide nothing
+    synthetic_stores(small_recipe(output), 60, 16)  # fewer to validate on decide nothing
     return output
+
+
+def recipe_over(data: Path, root: Path, *overrides: str) -> Recipe:
+    """A recipe over the shared states, with everything else below `root`."""
+    root.mkdir(exist_ok=True)
+    if not (root / "data").exists():
+        (root / "data").symlink_to(data / "data")
+    return small_recipe(root, *overrides)
 
 
 @pytest.fixture(scope="module")
 def run_factory(synthetic_data, tmp_path_factory):
     """As `fresh_recipe`, for runs that several tests of a module look at."""
     base = tmp_path_factory.mktemp("runs")
-
-    def make(name: str) -> Recipe:
-        (base / name).mkdir()
-        (base / name / "data").symlink_to(synthetic_data / "data")
-        return small_recipe(base / name)
-
-    return make
+    return lambda name: recipe_over(synthetic_data, base / name)
 
 
 @pytest.fixture
 def fresh_recipe(synthetic_data, tmp_path):
     """A factory of recipes over the shared states, each with a run directory of its own."""
-
-    def make(*overrides: str, name: str = "tiny") -> Recipe:
-        root = tmp_path / name
-        root.mkdir(exist_ok=True)
-        if not (root / "data").exists():
-            (root / "data").symlink_to(synthetic_data / "data")
-        return small_recipe(root, *overrides)
-
-    return make
+    return lambda *overrides, name="tiny": recipe_over(synthetic_data, tmp_path / name, *overrides)
 
 
 @pytest.fixture(scope="session")
 def finished_run(synthetic_data, tmp_path_factory) -> Recipe:
     """One undisturbed run of `small_recipe`; who changes it works on a copy."""
-    root = tmp_path_factory.mktemp("finished")
-    (root / "data").symlink_to(synthetic_data / "data")
-    recipe = small_recipe(root)
+    recipe = recipe_over(synthetic_data, tmp_path_factory.mktemp("finished"))
     run(recipe)
     return recipe

@@ -37,6 +37,12 @@ def synthetic_store(
     artifacts.finish(directory, {"sequences": count})
 
 
+def synthetic_stores(recipe: Recipe, train: int, validation: int) -> None:
+    """Both splits, of so many sequences."""
+    synthetic_store(recipe, "train", train, seed=0)
+    synthetic_store(recipe, "validation", validation, seed=1)
+
+
 def synthetic_sequences(
     recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None, period: int = 64
 ) -> list[StateSequence]:

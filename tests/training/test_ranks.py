@@ -2,16 +2,14 @@
 
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from drafthead.config import REPO_ROOT
 from drafthead.drafters.trained import best_checkpoint
 from drafthead.exporting.export import export_head
-from tests.scripts import environment, free_port
+from tests.scripts import free_port, start
 from tests.training.launching import checkpoints, command, entries, forget_after, losses, run
 
 pytestmark = pytest.mark.slow
@@ -108,13 +106,8 @@ def test_two_launchers_train_as_two_nodes(runs, run_factory):
     recipe = run_factory("nodes")
     flags = ("--multi_gpu", "--num_processes", "2", "--num_machines", "2", "--main_process_ip", "127.0.0.1",
              "--main_process_port", str(free_port()))  # fmt: skip
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, *command(recipe, *TWO_PER_STEP, flags=(*flags, "--machine_rank", str(rank)))],
-            cwd=REPO_ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    commands = [command(recipe, *TWO_PER_STEP, flags=(*flags, "--machine_rank", str(rank))) for rank in range(2)]
+    nodes = [start(*c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in commands]
     errors = [node.communicate(timeout=300)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     assert losses(recipe.run_dir) == losses(runs(1, 2).run_dir)

@@ -8,13 +8,13 @@ import torch
 
 from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import cut, pack, whole
-from drafthead.data.shard import StateSequence, shard_path, write_shard
+from drafthead.data.shard import StateSequence
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import replay
 from drafthead.training.rejection import started, verified
 from drafthead.training.trainer import LossModule
-from tests.data.sequences import sequence
+from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import dflash_model, dspark_model, eagle3, peagle_model, small_model
 from tests.training.toy import frozen
 
@@ -38,10 +38,8 @@ def document(name: str, length: int, silent: slice = slice(0, 0)) -> StateSequen
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> StateStore:
-    directory = tmp_path_factory.mktemp("states")
-    documents = [document("a", 37), document("b", 5), document("chat", 41, slice(15, 19))]
-    write_shard(shard_path(directory, 0), documents, num_target_layers=3)
-    return StateStore(directory)
+    documents = document("a", 37), document("b", 5), document("chat", 41, slice(15, 19))
+    return store_of(tmp_path_factory.mktemp("states"), *documents)
 
 
 def walked(model, batch, target, scale, objectives, roots) -> tuple[torch.Tensor, int]:

@@ -9,13 +9,13 @@ import torch
 
 from drafthead.data.packing import pack
 from drafthead.data.responses import repeated_share
-from drafthead.data.shard import StateSequence, shard_path, write_shard
+from drafthead.data.shard import StateSequence
 from drafthead.data.store import StateStore
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.training.trainer import LossModule, replayed, replayed_documents
-from tests.data.sequences import sequence
+from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import eagle3, small_model
 from tests.training.toy import NUM_STEPS, frozen
 
@@ -26,8 +26,8 @@ LOOPED_BEFORE = [*LOOP, 9, 9, *range(5, 19)]  # a chat: an earlier turn loops, t
 
 
 def _store(directory: Path, **texts: list[int]) -> StateStore:
-    write_shard(shard_path(directory, 0), [_document(*item) for item in texts.items()], num_target_layers=3)
-    return StateStore(directory)
+    directory.mkdir(exist_ok=True)
+    return store_of(directory, *(_document(*item) for item in texts.items()))
 
 
 def _document(name: str, text: list[int]) -> StateSequence:
@@ -56,7 +56,6 @@ def test_answers_that_loop_are_left_out(tmp_path):
     documents, looping = replayed_documents(store, eagle3(NUM_STEPS), 99)
     assert [store.ids[w.document] for w in documents] == ["fresh", "chat"]
     assert not looping
-    (tmp_path / "without").mkdir()
     without = _store(tmp_path / "without", fresh=FRESH, chat=LOOPED_BEFORE)
     assert _acceptance(store) == _acceptance(without)
     assert _acceptance(store).drafts > 10
@@ -90,6 +89,6 @@ def test_no_more_is_replayed_and_judged_than_evaluation_serves(tmp_path):
 def test_without_a_round_to_replay_training_is_refused(tmp_path):
     mask = torch.zeros(len(FRESH), dtype=torch.uint8)
     mask[5] = 1
-    write_shard(shard_path(tmp_path, 0), [replace(_document("one", FRESH), loss_mask=mask)], num_target_layers=3)
+    store = store_of(tmp_path, replace(_document("one", FRESH), loss_mask=mask))
     with pytest.raises(ValueError, match="none of the 1 validation responses"):
-        replayed_documents(StateStore(tmp_path), eagle3(NUM_STEPS), 99)
+        replayed_documents(store, eagle3(NUM_STEPS), 99)

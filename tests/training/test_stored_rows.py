@@ -11,7 +11,7 @@ from drafthead.data.shard import Shard, first_teacher_row, shard_path, write_sha
 from drafthead.training.inputs import open_inputs
 from tests.faults.payload import TIMES
 from tests.training import launching
-from tests.training.synthetic import small_recipe, synthetic_store
+from tests.training.synthetic import small_recipe, synthetic_stores
 
 
 def rewrite(recipe, as_stored: bool) -> None:
@@ -52,8 +52,7 @@ def test_losses_are_the_same_to_the_last_bit_without_the_rows_that_nothing_reads
     entries = []
     for name in ("full", "tail"):
         recipe = small_recipe(tmp_path / name)
-        synthetic_store(recipe, "train", 24, seed=0)
-        synthetic_store(recipe, "validation", 4, seed=1)
+        synthetic_stores(recipe, 24, 4)
         rewrite(recipe, as_stored=name == "tail")
         launching.run(recipe)
         steps = launching.entries(recipe.run_dir) + launching.entries(recipe.run_dir, "validation")
@@ -67,8 +66,7 @@ def test_losses_are_the_same_to_the_last_bit_without_the_rows_that_nothing_reads
 
 def test_a_store_of_another_format_is_refused(tmp_path):
     recipe = small_recipe(tmp_path)
-    synthetic_store(recipe, "train", 2, seed=0)
-    synthetic_store(recipe, "validation", 2, seed=1)
+    synthetic_stores(recipe, 2, 2)
     with pytest.raises(ArtifactError, match=r"format: found 'bf16', wanted 'fp8'"):
         open_inputs(small_recipe(tmp_path, "states.format=fp8"))
     assert open_inputs(recipe).train[0].aux[2].dtype == torch.bfloat16
@@ -76,8 +74,7 @@ def test_a_store_of_another_format_is_refused(tmp_path):
 
 def test_training_reads_an_fp8_store(tmp_path):
     recipe = small_recipe(tmp_path, "states.format=fp8")
-    for split in ("train", "validation"):
-        synthetic_store(recipe, split, 3, seed=0)
+    synthetic_stores(recipe, 3, 3)
     sequence = open_inputs(recipe).train[0]
     assert sequence.aux[2].dtype == torch.bfloat16
     assert sequence.last_hidden.dtype == torch.bfloat16

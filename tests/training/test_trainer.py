@@ -6,24 +6,19 @@ import pytest
 import torch
 
 from drafthead.data.packing import pack, whole
-from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.losses.objectives import OBJECTIVES, Target
 from drafthead.training.trainer import LossModule
-from tests.data.sequences import sequence
+from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import dflash_model, eagle3, peagle_model, small_model
 from tests.training.toy import NUM_STEPS, frozen
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> StateStore:
-    directory = tmp_path_factory.mktemp("states")
-    documents = [
-        sequence(name, length, layers=(0, 1, 2), hidden=8) for name, length in zip("abcd", (9, 5, 14, 7), strict=True)
-    ]
-    write_shard(shard_path(directory, 0), documents, num_target_layers=3)
-    return StateStore(directory)
+    documents = [sequence(f"d{n}", n, layers=(0, 1, 2), hidden=8) for n in (9, 5, 14, 7)]
+    return store_of(tmp_path_factory.mktemp("states"), *documents)
 
 
 def gradients(store: StateStore, micro_batches: list[list[int]], objective: str) -> list[torch.Tensor]:
