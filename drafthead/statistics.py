@@ -137,19 +137,19 @@ def length_change(
         same_seeds: whether column s of both is of one seed.
         seed: of the resampling.
     """
-    (drafts, accepted), other = (tuple(np.asarray(a, float) for a in pair) for pair in (ours, others))
+    (drafts, accepted), other = ([np.asarray(a, float) for a in pair] for pair in (ours, others))
     rng, P = np.random.default_rng(seed), len(drafts)
     times = rng.multinomial(P, np.full(P, 1 / P), RESAMPLES)  # (N, P)
 
-    def drawn_seeds(S: int) -> Array:
+    def drawn(S: int) -> np.ndarray:
         return rng.multinomial(S, np.full(S, 1 / S), RESAMPLES)  # (N, S)
 
-    def lengths(drafts: Array, accepted: Array, of_seed: Array) -> Array:
+    def lengths(drafts: Array, accepted: Array, of_seed: np.ndarray) -> Array:
         return 1 + ratio_of_sums(times @ accepted * of_seed, times @ drafts * of_seed)
 
-    of_seed = drawn_seeds(drafts.shape[1])
-    of_other = of_seed if same_seeds else drawn_seeds(other[0].shape[1])
-    found = lengths(drafts, accepted, of_seed) / lengths(*other, of_other) - 1
+    of_seed = drawn(drafts.shape[1])
+    of_other = of_seed if same_seeds else drawn(other[0].shape[1])
+    found = lengths(drafts, accepted, of_seed) / lengths(other[0], other[1], of_other) - 1
     low, high = np.nanquantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     value = acceptance_length(drafts.ravel(), accepted.ravel()) / acceptance_length(*(a.ravel() for a in other)) - 1
     return Interval(value, float(low), float(high))

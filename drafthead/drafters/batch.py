@@ -124,8 +124,9 @@ class PackedBatch:
     def teachers(self, num_positions: int) -> Tensor:
         """(M,) teacher rows: draft position k at row r meets the teacher of row r + 1 + k; -1: no loss."""
         ahead = torch.stack([torch.roll(self.of_row, -1 - k) for k in range(num_positions)])
-        # What wraps around lies past a document's end, and is not scored.
-        return self.computed(torch.where(self.scored[:num_positions], ahead, -1))
+        # What wraps around lies past a document's end, and is not scored; nor is a position beyond those of training.
+        scored = torch.nn.functional.pad(self.scored, (0, 0, 0, num_positions - len(self.scored)))
+        return self.computed(torch.where(scored, ahead, -1))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedBatch":
         """The batch on a device, its states in the compute type."""

@@ -13,6 +13,8 @@ from drafthead.drafters.replay import Acceptance, expected, match_text, replay
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.check import choose_documents, expected_rounds, replayed_rounds
 from drafthead.target.pieces import final_normed, load_pieces, load_target_spec
+from tests.data.sequences import sequence, store_of
+from tests.drafters.small_draft import eagle3, small_model
 from tests.training.synthetic import small_recipe, synthetic_store
 
 
@@ -130,6 +132,18 @@ def test_of_one_likely_text_the_expected_rounds_are_the_replayed_ones():
     mask, matches = torch.tensor([0, 0, 1, 1, 1, 1, 1]), torch.rand(2, 7, generator=torch.manual_seed(0)) > 0.5
     assert expected(matches.double(), matches.double(), mask, 4) == replay(matches, mask, 4)
     assert expected(matches.double(), matches.double(), torch.zeros(7)) == Acceptance(0, (0, 0))
+
+
+def test_more_drafts_than_steps_of_training_begin_with_those(tmp_path):
+    """What `eval/compare.py --lengths` asks of a head that was trained at fewer steps."""
+    store, model, found = store_of(tmp_path, sequence("a", 20, layers=(1, 2, 3), hidden=8)), small_model(), []
+    for steps, drafts in ((2, 2), (2, 4), (4, 4)):
+        drafter = eagle3(steps)
+        batch = pack(store, [whole(0, store.tokens(0)[1], drafter)], drafter).to(torch.device("cpu"), torch.float64)
+        embeddings = torch.ones(40, 8, dtype=torch.float64)
+        found.append(drafter.draft(model, batch, embeddings, torch.arange(11), drafts))
+    assert torch.equal(found[0], found[1][:2])
+    assert torch.equal(found[1], found[2])
 
 
 @pytest.mark.parametrize("head", ["eagle3", "peagle", "dflash", "dspark"])
