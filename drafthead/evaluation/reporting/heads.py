@@ -34,13 +34,13 @@ SERVED, REPLAYED = "served", "replayed"
 
 def served_rows(recipe: Recipe) -> pd.DataFrame:
     """Of the acceptance that eval/acceptance.py measured of the recipe's own head; looping responses left out."""
-    found = []
+    found, several = [], len(recipe.eval.reasoning_efforts) > 1
     measured = read_conditions(acceptance_dir(recipe))
-    for temperature in recipe.eval.temperatures:
-        rows = measured[measured["temperature"] == temperature]
+    for (temperature, effort), rows in measured.groupby(["temperature", "effort"], sort=False):
         baseline = rows[rows["arm"] == BASELINE].set_index("prompt_id")["repeated"]
         own = rows[(rows["arm"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
-        found.append(own.assign(how=f"{SERVED}, T = {temperature:g}" if temperature else SERVED))
+        how = [SERVED, *[f"T = {temperature:g}"] * bool(temperature), *[f"effort {effort}"] * several]
+        found.append(own.assign(how=", ".join(how)))
     return pd.concat(found)[["k", "prompt_id", "drafts", "accepted", "how"]].rename(columns={"prompt_id": "prompt"})
 
 
