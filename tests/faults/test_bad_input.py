@@ -1,9 +1,7 @@
 """Lines, texts and recipes of any kind give data or one clear error, nothing else."""
 
-import json
 import re
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,74 +12,8 @@ from pydantic import BaseModel
 from transformers import AutoTokenizer
 
 from drafthead.config import DEFAULT_RECIPE, Recipe, load_recipe
-from drafthead.data.prompts import Prompt, prompt_id, read_prompts
+from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.rendering import CONTROL_TOKEN, Renderer, UnrenderableError
-from drafthead.generation.prompts import make_prompts, print_prompts
-
-GOOD = [
-    {"split": split, "messages": [{"role": "user", "content": f"question {i} of {split}"}]}
-    for split in ("train", "heldout")
-    for i in range(3)
-]
-
-
-def line_of(content: Any, role: Any = "user", **more: Any) -> bytes:
-    return json.dumps({"split": "train", "messages": [{"role": role, "content": content}], **more}).encode()
-
-
-def written(folder: Path, line: bytes) -> Recipe:
-    """A recipe that reads six good lines, and this one."""
-    path = folder / "p.jsonl"
-    path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in GOOD) + line + b"\n")
-    overrides = ("prompts.max_train=null", "prompts.max_heldout=null", "prompts.validation=1")
-    return load_recipe(overrides=[f"output_dir={folder}", f"prompts.path={path}", *overrides])
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (line_of("\ud800"), "Unicode"),
-        (line_of("x", source="\udfff"), "Unicode"),
-        (line_of("x", category="\ud800"), "Unicode"),
-        (b'{"messages": "\xed\xa0\x80"}', "JSON"),
-        (line_of("hello").decode().encode("utf-16"), "JSON"),
-        (b"\0\0", "JSON"),
-        (b"[" * 100_000, "JSON"),
-        (b'{"split": "train", "prompt_ids": [' + b"9" * 5000 + b"]}", "JSON"),
-        (b'{"split": "train", "prompt_ids": [4294967296]}', "token ids"),
-        (line_of(""), "user"),
-        (line_of("\u2003\n"), "user"),
-        (line_of(float("nan")), "not text"),
-        (line_of("x", "narrator"), "narrator"),
-        (line_of("x", ["user"]), r"\['user'\]"),
-        (b'{"split": "train", "messages": [7]}', "not an object"),
-        (b'{"split": "train", "messages": {"role": "user"}}', "messages"),
-    ],
-)
-def test_a_line_that_is_no_prompt_is_named_and_can_be_mended(tmp_path, line, message):
-    recipe = written(tmp_path, line)
-    with pytest.raises(ValueError, match=r"p\.jsonl:7: .*" + message) as caught:
-        make_prompts(recipe)
-    str(caught.value).encode()  # can be printed
-    assert not recipe.prompts_dir.exists()  # so that the mended file is read by the same command
-    make_prompts(written(tmp_path, line_of("mended")))
-
-
-def test_what_is_unusual_and_text_all_the_same_is_kept(tmp_path):
-    texts = ["a\0b", "line\rend\u2028\x85", "word " * 210_000, "\ufeff\u202e\U0010ffff"]
-    recipe = written(tmp_path, b"\n".join(map(line_of, texts)))
-    manifest = make_prompts(recipe)
-    print_prompts(recipe, manifest)
-    prompts = [p for split in ("train", "validation") for p in read_prompts(recipe.prompts_dir, split)]
-    assert set(texts) <= {p.messages[0]["content"] for p in prompts}
-
-
-def test_names_of_data_are_never_paths(tmp_path):
-    (tmp_path / "inside").mkdir()
-    recipe = written(tmp_path / "inside", line_of("x", category="../../escaped", source="/etc"))
-    print_prompts(recipe, make_prompts(recipe))
-    assert [p.name for p in tmp_path.iterdir()] == ["inside"]
-
 
 TOKENIZER = AutoTokenizer.from_pretrained(load_recipe().target_path)
 RENDER = Renderer(TOKENIZER)

@@ -122,9 +122,13 @@ def line_of(content: Any, role: Any = "user", **more: Any) -> bytes:
         (b"[" * 100_000, "JSON"),
         (b'{"split": "train", "prompt_ids": [' + b"9" * 5000 + b"]}", "JSON"),
         (b'{"split": "train", "prompt_ids": [4294967296]}', "token ids"),
+        (line_of(""), "user"),
         (line_of("\u2003\n"), "user"),
         (line_of(float("nan")), "not text"),
+        (line_of("x", "narrator"), "narrator"),
         (line_of("x", ["user"]), r"\['user'\]"),
+        (b'{"split": "train", "messages": [7]}', "not an object"),
+        (b'{"split": "train", "messages": {"role": "user"}}', "messages"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named_and_can_be_mended(tmp_path, capsys, line, message):
@@ -141,6 +145,13 @@ def test_what_is_unusual_and_text_all_the_same_is_kept(tmp_path):
     folder = load_recipe(overrides=arguments).prompts_dir
     found = {p.messages[0]["content"] for split in ("train", "validation") for p in read_prompts(folder, split)}
     assert set(texts) <= found
+
+
+def test_names_of_data_are_never_paths(tmp_path):
+    (inside := tmp_path / "inside").mkdir()
+    arguments = prompts_of(inside, lines(GOOD) + line_of("x", category="../../escaped", source="/etc"))
+    assert run_here(PROMPTS, *arguments) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["inside"]
 
 
 # What a target can have that is another's or no one's, and the file that the message names.
