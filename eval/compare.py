@@ -24,7 +24,7 @@ import pandas as pd
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from drafthead.artifacts import MANIFEST, require
+from drafthead.artifacts import MANIFEST, digest, require
 from drafthead.cli import recipe_from_command_line, run_recipe, run_script
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.store import StateStore
@@ -144,9 +144,14 @@ def main() -> None:
 
 
 def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengths: list[int]) -> Path:
-    """Train, export and count, as far as that is not done; returns the file of its rows."""
-    path = recipe.results_dir / "heads.parquet"
-    if path.exists():
+    """Train, export and count, as far as that is not done; returns the file of its rows.
+
+    Rows of another recipe are not taken for its own: the stages find what differs, and refuse or continue.
+    """
+    path, e = recipe.results_dir / "heads.parquet", recipe.eval
+    counted = [e.draft_tokens, e.temperatures, e.reasoning_efforts, e.max_tokens]
+    made_from = digest([recipe.model_dump(mode="json", exclude={"eval"}), *counted])
+    if path.exists() and pd.read_parquet(path).attrs.get("recipe") == made_from:
         return path
     print(f"\n{contestant.name}", flush=True)
     run_script("train/draft.py", arguments)
@@ -167,6 +172,7 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
     which: dict[str, Any] = {"kind": contestant.kind, "layers": contestant.layers, "seed": contestant.seed}
     with atomic_path(path) as temporary:
         found = pd.concat(rows, ignore_index=True).assign(**which, control=contestant.control, parameters=parameters)
+        found.attrs["recipe"] = made_from
         found.to_parquet(temporary, index=False)
     return path
 

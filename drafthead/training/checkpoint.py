@@ -116,8 +116,16 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
 
 def consolidated(accelerator: Any, engine: Any, averaged: bool) -> dict[str, Tensor]:
     """float32 weights on the CPU under their exported names, or their moving average; every rank calls this."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    from deepspeed.utils import (
+        lazy_init_hp_params_optimizer_state,
+        safe_get_full_fp32_param,
+        safe_get_full_optimizer_state,
+    )
 
+    if averaged and hasattr(zero := engine.optimizer, "single_partition_of_fp32_groups"):
+        # ZeRO 1 and 2 did it when the first group had stepped: those of a second one, Muon's AdamW, were not there yet.
+        for weights_of, master in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True):
+            lazy_init_hp_params_optimizer_state(weights_of, master, zero.optimizer.state)
     weights = {}
     for name, parameter in accelerator.unwrap_model(engine).draft.named_parameters():
         full = safe_get_full_optimizer_state(parameter, EMA_STATE) if averaged else safe_get_full_fp32_param(parameter)

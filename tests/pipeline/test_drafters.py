@@ -14,7 +14,7 @@ from drafthead.evaluation.columns import read_rows
 from drafthead.exporting.check import TOLERANCE
 from tests.pipeline.model_runners import accepted
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import run_here, run_ok
+from tests.scripts import run_here, run_ok, run_python
 
 pytestmark = pytest.mark.slow
 K = 3
@@ -88,6 +88,13 @@ def test_the_table_has_what_was_counted(compared):
             lengths[kind, how] = length = 1 + counted["accepted"].sum() / counted["drafts"].sum()
             assert f"{length:.2f} [" in printed
     assert f"{100 * (lengths['dspark', 'replayed'] / lengths['dflash', 'replayed'] - 1):+.1f} [" in printed
+
+
+def test_rows_of_another_recipe_are_not_taken_for_its_own(compared):
+    _, command, _ = compared
+    refused = run_python(*command, "--heads", "dflash", "train.epochs=2")
+    assert refused.returncode
+    assert "train.epochs: found 1, wanted 2" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ def resumes_exactly(recipe, *options: str, ranks: int) -> None:
     assert all(torch.equal(again[name], final[name]) for name in final)
 
 
-def test_muon_on_two_ranks_with_tensorboard_learns_and_resumes(fresh_recipe):
-    recipe, options = fresh_recipe(), ("train.optimizer=muon", "train.zero_stage=2", "train.batches_per_step=2")
-    options = (*options, "train.tracker=tensorboard", "train.keep_checkpoints=3")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_muon_averaged_on_two_ranks_with_tensorboard_learns_and_resumes(fresh_recipe, stage):
+    recipe, options = fresh_recipe(), ("train.optimizer=muon", f"train.zero_stage={stage}", "train.batches_per_step=2")
+    options = (*options, "train.ema_decay=0.9", "train.tracker=tensorboard", "train.keep_checkpoints=3")
     run(recipe, *options, ranks=2)
     steps = entries(recipe.run_dir)
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
