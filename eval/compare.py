@@ -148,9 +148,9 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
 
     Rows of another recipe are not taken for its own: the stages find what differs, and refuse or continue.
     """
-    path, e = recipe.results_dir / "heads.parquet", recipe.eval
-    counted = [e.draft_tokens, e.temperatures, e.reasoning_efforts, e.max_tokens]
-    made_from = digest([recipe.model_dump(mode="json", exclude={"eval"}), *counted])
+    path, counted = recipe.results_dir / "heads.parquet", recipe.eval
+    of_eval = [counted.draft_tokens, counted.temperatures, counted.reasoning_efforts, counted.max_tokens]
+    made_from = digest([recipe.model_dump(mode="json", exclude={"eval"}), *of_eval])
     if path.exists() and pd.read_parquet(path).attrs.get("recipe") == made_from:
         return path
     print(f"\n{contestant.name}", flush=True)
