@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-# Two workers on two cores: OpenMP threads that wait for one another would spin, here and in what tests start.
+# Workers share the cores: OpenMP threads that wait for one another would spin, here and in what tests start.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
