@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -134,11 +134,14 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
     context = multiprocessing.get_context("spawn")
     manager = SyncManager(ctx=context)
     manager.start(end_with_pool)
-    with manager, ProcessPoolExecutor(workers, context, end_with_pool) as pool, task.bar(jobs) as bar:
+    with manager, ExitStack() as stack, task.bar(jobs) as bar:
         queue = manager.Queue()
         for job in jobs:
             queue.put(job)
-        running = {pool.submit(run_engine, task, queue.get_nowait, devices) for devices in _devices(task.gpus, workers)}
+        running = set()
+        for devices in _devices(task.gpus, workers):  # a pool each: one whose process died ends its other processes
+            pool = stack.enter_context(ProcessPoolExecutor(1, context, end_with_pool))
+            running.add(pool.submit(run_engine, task, queue.get_nowait, devices))
         while running:
             ended, running = wait(running, timeout=LOOK_EVERY, return_when=FIRST_EXCEPTION)
             follow(bar, jobs)

@@ -115,7 +115,7 @@ def test_every_engine_gets_gpus_of_its_own(monkeypatch):
 
 
 class Dying:
-    """A worker that writes its first file, then dies, or raises."""
+    """A worker that dies, or raises, over the second job."""
 
     def __init__(self, how: str):
         self.how = how
@@ -127,7 +127,8 @@ class Dying:
         pass
 
     def make(self, job, bar) -> None:
-        if job.index == 0:
+        if job.index != 1:
+            time.sleep(0.5)
             job.path.write_text("whole")
         elif self.how == "raises":
             raise ValueError("states are wrong")
@@ -139,10 +140,11 @@ class Dying:
 
 
 @pytest.mark.parametrize(("how", "said"), [("raises", "states are wrong"), ("dies", "Run the same command again")])
-def test_what_ends_an_engine_of_this_machine_ends_the_stage(tmp_path: Path, how: str, said: str):
+def test_what_ends_one_engine_of_this_machine_ends_the_stage_after_the_others(tmp_path: Path, how, said):
     jobs = [ShardJob(tmp_path, index, []) for index in range(3)]
     with pytest.raises(ValueError, match=said):
         running.run_on_node(running.Task(partial(Dying, how), 1, "testing", "seq"), jobs, workers=2)
+    assert running.unwritten(jobs) == jobs[1:2], "the other engine has finished"
 
 
 class Counting:
