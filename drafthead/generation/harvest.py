@@ -77,6 +77,7 @@ def harvest(recipe: Recipe, run: Runner = run_here) -> None:
     for split in jobs if recipe.states.one_pass else ():
         move_captured(recipe, spec, split, jobs[split])
     if missing := to_do([job for split in jobs for job in jobs[split]]):
+        _check_lengths(recipe, missing)
         started = time.monotonic()
         gpus = recipe.engine.tensor_parallel_size
         run(Task(partial(backend, recipe, spec), gpus, "harvesting", "seq"), missing)
@@ -113,6 +114,16 @@ def claim(recipe: Recipe, spec: TargetSpec, split: str) -> bool:
     if split == "train" and recipe.states.spool_shards is not None:
         return begin(recipe.states_dir(split), SPOOL, identity | terms(recipe))
     return begin(recipe.states_dir(split), KIND, identity)
+
+
+def _check_lengths(recipe: Recipe, jobs: Sequence[ShardJob]) -> None:
+    """Before an engine starts: vLLM reads a sequence as a prompt and wants room for one token after it."""
+    longest = max(length for job in jobs for length in job.lengths)
+    if recipe.states.backend == "vllm" and longest >= recipe.engine.max_model_len:
+        raise ValueError(
+            f"the longest response has {longest} tokens with its prompt, engine.max_model_len is "
+            f"{recipe.engine.max_model_len}; set it to {longest + 1} or more"
+        )
 
 
 def _finish(jobs: Sequence[ShardJob]) -> None:
@@ -172,6 +183,7 @@ def _harvest_online(recipe: Recipe, spec: TargetSpec) -> None:
     to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is damaged
     spool.in_work()  # claims of killed harvesters go, where nothing is left to be claimed too
     if not spool.demand().done:
+        _check_lengths(recipe, jobs)
         (spool.directory / MANIFEST).unlink(missing_ok=True)
         with backend(recipe, spec) as harvester:
             fill(harvester, spool, jobs)

@@ -56,8 +56,13 @@ class ShardJob:
         return len(self.responses)
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return [len(r.prompt_ids) + len(r.response_ids) + len(r.continuation_ids) for r in self.responses]
+
+    @property
     def num_tokens(self) -> int:
-        return sum(len(r.prompt_ids) + len(r.response_ids) + len(r.continuation_ids) for r in self.responses)
+        return sum(self.lengths)
 
     def slots(self) -> list[ShardSlot]:
         """Where each sequence goes."""

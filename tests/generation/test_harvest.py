@@ -20,6 +20,7 @@ from drafthead.generation.shards import list_jobs
 from drafthead.planning import Assumed
 from drafthead.planning.stages import amount_of, states_bytes
 from drafthead.target.pieces import load_target_spec
+from tests import artifacts
 from tests.damage import edit_config, half_written
 from tests.generation.small import copy_of, never, small_recipe
 from tests.recipes import changed
@@ -165,6 +166,17 @@ def test_a_second_harvester_of_a_spool_waits_for_the_validation_split_of_the_fir
         shutil.copytree(finished, directory, dirs_exist_ok=True)
         first.communicate(b"\n")
         second.result(timeout=60)
+
+
+def test_a_sequence_beyond_max_model_len_is_refused_before_an_engine_starts(tmp_path: Path, monkeypatch):
+    recipe = small_recipe(tmp_path, "engine.max_model_len=100", "eval.max_tokens=32")
+    for split in stage.SPLITS:
+        responses = [artifacts.response("a", 60, 30, 9), artifacts.response("b", 60, 30, 10)]
+        artifacts.write_response_artifact(recipe.responses_dir(split), responses)
+        recipe.states_dir(split).mkdir(parents=True)
+    monkeypatch.setattr(stage, "claim", lambda recipe, spec, split: False)
+    with pytest.raises(ValueError, match=r"100 tokens.*engine\.max_model_len is 100; set it to 101"):
+        stage.harvest(recipe, run=never)
 
 
 def test_responses_are_required(tmp_path: Path):
