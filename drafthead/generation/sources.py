@@ -11,6 +11,7 @@ Rows are read by the usual column names. A data set that has others, or whose qu
 from the row as published to one with the usual names.
 """
 
+import glob
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ _OWN = {
     "text_input", "category", "source", "split", "metadata",
 }  # fmt: skip
 _MEND = "Mend it, fetch it again, or give another file"
-_EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)(\.gz)?$")
+_EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)((?<!parquet)\.gz)?$")
 
 
 class Entry(BaseModel, frozen=True):
@@ -183,12 +184,15 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     extension = _EXTENSION.search(path.name)
     if extension is None:
-        raise ValueError(f"{path}: the extension must be .jsonl, .json, .parquet or .csv, or one of these with .gz")
+        raise ValueError(f"{path}: the extension must be .parquet, or .jsonl, .json or .csv, plain or with .gz")
     if extension[1] in ("parquet", "csv"):
         from datasets import load_dataset  # takes a second to import
 
         with foreign(path, _MEND):
-            rows = load_dataset(extension[1], data_files=str(path), split="train", streaming=True)
+            # Otherwise brackets are a pattern, and words such as NA are no text.
+            options = {"keep_default_na": False, "na_values": [""]} if extension[1] == "csv" else {}
+            pattern = glob.escape(str(path))
+            rows = load_dataset(extension[1], data_files=pattern, split="train", streaming=True, **options)
             yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
         return
     for line, data in _lines(path, may_be_list=extension[1] == "json"):

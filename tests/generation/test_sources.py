@@ -82,14 +82,15 @@ def test_a_file_of_ones_own_is_read_by_the_usual_columns(tmp_path, extension):
 
 @pytest.mark.parametrize("extension", [".jsonl", ".json", ".parquet", ".csv", ".jsonl.gz", ".csv.gz"])
 def test_local_files_of_every_kind_are_read(tmp_path, extension):
-    plain = tmp_path / f"own{extension.removesuffix('.gz')}"
-    path = write_rows(plain, [{"prompt": "a", "id": "1"}, {"prompt": 'b, "c"\nd', "id": "2"}])
+    rows = [{"prompt": "a", "id": "1"}, {"prompt": 'b, "c"\nd', "id": "2"}, {"prompt": "NA", "id": "3"}]
+    plain = tmp_path / f"own [1]{extension.removesuffix('.gz')}"  # to `datasets` a pattern
+    path = write_rows(plain, rows)
     if extension.endswith(".gz"):
         path = tmp_path / f"own{extension}"
         path.write_bytes(gzip.compress(plain.read_bytes()))
         plain.unlink()
-    assert set(by_text(pool_of("mine", path))) == {"a", 'b, "c"\nd'}
-    assert set(by_text(pool_of("mine", tmp_path))) == {"a", 'b, "c"\nd'}  # the folder
+    texts = {row["prompt"] for row in rows}
+    assert set(by_text(pool_of("mine", path))) == set(by_text(pool_of("mine", tmp_path))) == texts  # the folder, too
 
 
 def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
@@ -182,3 +183,5 @@ def test_unknown_names_and_paths_are_refused(no_network):
         locate(PromptSource(name="sharegtp"))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.json .*sharegpt"):
         locate(PromptSource(name="sharegpt", path="nowhere.json"))
+    with pytest.raises(ValueError, match=r"own\.parquet\.gz: the extension must be"):
+        list(read(Path("own.parquet.gz")))
