@@ -147,7 +147,10 @@ def locate_sources(settings: PromptsConfig) -> list[Located]:
 
 def _made_from(settings: PromptsConfig, sources: Sequence[Located]) -> dict[str, Any]:
     if settings.path:
-        ((name, sha256),) = sources[0].identity["files"].items()
+        files = sources[0].identity["files"]
+        if len(files) > 1:
+            raise ValueError(f"prompts.path {settings.path} has {len(files)} files: give one, or use prompts.sources")
+        ((name, sha256),) = files.items()
         return {"source": name, "source_sha256": sha256}
     return {"sources": [{**s.config.model_dump(exclude={"path"}), "made_from": s.identity} for s in sources]}
 

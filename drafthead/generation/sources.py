@@ -116,11 +116,12 @@ def locate(config: PromptSource) -> Located:
     if config.path or place.is_dir():
         files, heldout = find(place, entry.files or ("*",)), find(place, entry.heldout_files)
         if place.is_file():
-            files = [place]
+            files, place = [place], place.parent
         if not files and not heldout:
             wanted = ", ".join(entry.files) or "*.jsonl, *.json, *.parquet, *.csv"
             raise FileNotFoundError(f"prompts: {place} of {config.name} does not exist or has no file like {wanted}")
-        return Located(config, entry, files, heldout, {"files": {f.name: sha256_file(f) for f in [*files, *heldout]}})
+        sums = {str(file.relative_to(place)): sha256_file(file) for file in [*files, *heldout]}
+        return Located(config, entry, files, heldout, {"files": sums})
     reason = "it is not on the hub"
     for local_only in (True, False) if entry.hub else ():
         try:

@@ -22,6 +22,7 @@ def line(text: str, split: str | None = "train", **more: Any) -> str:
 
 
 def write(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(lines))
     return path
 
@@ -76,3 +77,10 @@ def test_too_much_validation_is_refused(tmp_path: Path, recipe_in: Callable[...,
     source = write(tmp_path / "p.jsonl", line("one"), line("two", split="heldout"))
     with pytest.raises(ValueError, match=r"prompts\.validation 4 leaves 0 of 1"):
         make_prompts(recipe_in(f"prompts.path={source}"))
+
+
+def test_a_folder_of_several_files_is_no_single_file(tmp_path: Path, recipe_in: Callable[..., Recipe]):
+    for name in "ab":
+        write(tmp_path / "folder" / f"{name}.jsonl", line(name))
+    with pytest.raises(ValueError, match=r"prompts\.path .*folder has 2 files.*prompts\.sources"):
+        make_prompts(recipe_in(f"prompts.path={tmp_path / 'folder'}"))

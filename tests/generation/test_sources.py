@@ -178,6 +178,15 @@ def test_a_source_in_the_checkout_is_found(no_network):
     assert len(gather(locate(PromptSource(name="spec-bench")), seed=0).heldout) == 2
 
 
+def test_a_change_in_any_file_of_a_folder_changes_its_identity(tmp_path):
+    identities = []
+    for text in "ab":
+        for folder, prompt in (("1", text), ("2", "the same")):
+            write_rows(tmp_path / folder / "own.jsonl", [{"prompt": prompt}])
+        identities.append(locate(PromptSource(name="mine", path=str(tmp_path))).identity)
+    assert identities[0] != identities[1]
+
+
 def test_unknown_names_and_paths_are_refused(no_network):
     with pytest.raises(ValueError, match=r"sharegtp.*sharegpt, mlperf-gpt-oss,"):
         locate(PromptSource(name="sharegtp"))
