@@ -256,9 +256,11 @@ def read_row(row: Row, name: str) -> Conversation:
     tools = parse_json(row.get("tools") or [])
     first_question = next((" ".join(m["content"].casefold().split()) for m in messages if m["role"] == "user"), None)
     document = str(_first(row, *_DOCUMENT) or "") or digest(list(ids) if ids else first_question)[:16]
+    if split:
+        document = digest([split, messages, ids])[:16]
     return Conversation(
         messages,
-        document="" if split else document,
+        document=document,
         category=_name(row.get(entry.label)),
         tools=tuple(tools if isinstance(tools, list) else [tools]) or None,
         prompt_ids=ids,

@@ -12,7 +12,15 @@ from drafthead.artifacts import ArtifactError
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.config.recipe import PromptsConfig
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
-from drafthead.generation.prompts import Mix, locate_sources, make_mix, make_prompts, planned_prompts, print_prompts
+from drafthead.generation.prompts import (
+    Mix,
+    locate_sources,
+    make_mix,
+    make_prompts,
+    planned_prompts,
+    print_prompts,
+    split_prompts,
+)
 from tests.generation.published_rows import PUBLISHED, write_rows
 
 LONG = "this question has well over thirteen words in it so that copies of it are an overlap number"
@@ -84,6 +92,20 @@ def test_a_document_stays_on_one_side_whatever_is_drawn(tmp_path):
     assert all(sides.values())
     assert not sides["train"] & sides["heldout"]
     assert len(sides["train"] | sides["heldout"]) == 60
+
+
+def test_a_chat_that_declares_its_split_is_not_validated_on_as_well(tmp_path):
+    rows = [
+        {"messages": [{"role": r, "content": f"{i} {t} {r}"} for t in "123" for r in ("user", "assistant")], "split": s}
+        for i, s in enumerate(["train"] * 30 + ["heldout"])
+    ]
+    a = {"name": "a", "path": str(write_rows(tmp_path / "a.jsonl", rows)), "turns": "all", "train": 90, "heldout": 3}
+    mix = mixed(a)
+    splits = split_prompts(PromptsConfig.model_validate({"sources": [a], "validation": 12}), mix.train, mix.heldout)
+    chats = {split: {p.messages[0]["content"] for p in prompts} for split, prompts in splits.items()}
+    assert len(splits["validation"]) == 12
+    assert chats["train"]
+    assert not chats["train"] & chats["validation"]
 
 
 def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
