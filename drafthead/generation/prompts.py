@@ -34,6 +34,7 @@ from drafthead.data.prompts import (
     read_prompts,
     write_prompts,
 )
+from drafthead.generation.dialogue import open_dialogue
 from drafthead.generation.sources import LOCAL, Located, locate, read, read_row
 from drafthead.progress import progress
 
@@ -110,12 +111,12 @@ def make_prompts(recipe: Recipe) -> dict[str, Any]:
         **_made_from(settings, sources),
         # What decides which prompts there are: neither the place of files nor the date given to templates.
         "settings": settings.model_dump(exclude={"path", "sources", "date"}),
-        **({"answers": "kept"} if keeps_responses else {}),
+        **({"answers": "kept"} if keeps_responses else {} if recipe.responses.turn_by_turn else {"history": "given"}),
     }
     if (directory / MANIFEST).exists() and begin(directory, KIND, identity):
         return read_manifest(directory)
     # Before the directory is claimed: a file with a bad line is corrected and read again.
-    mix = make_mix(settings, sources)
+    mix = make_mix(settings, sources, recipe.responses.turn_by_turn)
     splits = split_prompts(settings, mix.train, mix.heldout)
     begin(directory, KIND, identity)
     if not keeps_responses and (answered := sum(prompt.response_ids is not None for prompt in mix.train)):
@@ -155,16 +156,21 @@ def _made_from(settings: PromptsConfig, sources: Sequence[Located]) -> dict[str,
     return {"sources": [{**s.config.model_dump(exclude={"path"}), "made_from": s.identity} for s in sources]}
 
 
-def make_mix(settings: PromptsConfig, sources: Sequence[Located]) -> Mix:
+def make_mix(settings: PromptsConfig, sources: Sequence[Located], turn_by_turn: bool = True) -> Mix:
     """Read, clean and draw.
 
     Overlaps within a single file (`prompts.path`) are reported and kept, because its author decides.
+
+    Args:
+        settings: of the recipe.
+        sources: their files.
+        turn_by_turn: the target responds to every question of a training chat.
 
     Raises:
         ValueError: a file is damaged or not what it should be, or a source has no prompt where some are wanted.
     """
     pools = [gather(source, settings.seed) for source in sources]
-    duplicates = drop_duplicates(pools)
+    duplicates = drop_duplicates(pools, turn_by_turn)
     overlaps = find_overlaps([c for pool in pools for c in pool.train], [c for pool in pools for c in pool.heldout])
     overlapping = set() if settings.path else {overlap.train.id for overlap in overlaps}
     mix = Mix([], [], {"duplicates_dropped": duplicates, "sources": {}, "notes": _overlap_notes(overlaps, settings)})
@@ -310,8 +316,11 @@ def is_held_out(document: str, share: float, seed: int) -> bool:
     return int(digest([seed, "heldout", document])[:12], 16) / 16**12 < share
 
 
-def drop_duplicates(pools: Sequence[Pool]) -> int:
+def drop_duplicates(pools: Sequence[Pool], turn_by_turn: bool) -> int:
     """Keep the first of prompts that differ in case and white space only; a held-out one before a training one.
+
+    With `turn_by_turn` a training chat is also prompted with its first question alone. Those of later turns have
+    responses in them that do not exist yet.
 
     Returns:
         How many were dropped.
@@ -319,10 +328,13 @@ def drop_duplicates(pools: Sequence[Pool]) -> int:
     seen: set[bytes] = set()
     dropped = 0
     for side in ("heldout", "train"):
+        held = set(seen)
         for pool in pools:
             kept = []
             for candidate in getattr(pool, side):
-                if (key := _normalised(candidate.prompt)) not in seen:
+                first = open_dialogue(candidate.prompt, turn_by_turn)
+                key, first_key = _normalised(first.prompt), _normalised(replace(first.prompt, messages=first.messages))
+                if key not in seen and first_key not in held:
                     seen.add(key)
                     kept.append(candidate)
             dropped += len(getattr(pool, side)) - len(kept)

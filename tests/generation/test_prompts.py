@@ -39,6 +39,22 @@ def test_duplicates_are_dropped_and_counted_and_held_out_wins(tmp_path: Path, re
     assert kept["heldout"] == {"three"}
 
 
+@pytest.mark.parametrize(("history", "trained"), [("regenerated", 2), ("given", 3)])
+def test_no_first_turn_of_a_training_chat_is_held_out(
+    history, trained, tmp_path: Path, recipe_in: Callable[..., Recipe]
+):
+    chat = [
+        {"role": "user", "content": "Held?"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "b"},
+    ]
+    rows = [line("one"), line("two"), json.dumps({"messages": chat, "split": "train"}), line("held?", split="heldout")]
+    recipe = recipe_in(f"prompts.path={write(tmp_path / 'p.jsonl', *rows)}", f"responses.history={history}")
+    counts = make_prompts(changed(recipe, "prompts", **SMALL))["counts"]
+    assert counts["train"] + counts["validation"] == trained
+    assert counts["duplicates_dropped"] == 3 - trained
+
+
 def prompts_of(counts: dict[str, int]) -> list[Prompt]:
     return [
         Prompt(f"{c}{i}", "local", c, ({"role": "user", "content": "x"},)) for c, n in counts.items() for i in range(n)
