@@ -103,7 +103,7 @@ class Renderer:
                 **self._clock,
                 return_dict=True,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:  # such as of a tool without the keys that it reads
             raise UnrenderableError(TEMPLATE, str(error)) from error
         return list(encoding["input_ids"])
 

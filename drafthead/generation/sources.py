@@ -254,6 +254,9 @@ def read_row(row: Row, name: str) -> Conversation:
     if split not in (None, "train", "heldout"):
         raise RowError(f'split is {split!a:.20}; write "train" or "heldout", or leave it out to split by document')
     tools = parse_json(row.get("tools") or [])
+    tools = tools if isinstance(tools, list) else [tools]
+    if not all(isinstance(tool, dict) for tool in tools):
+        raise RowError("tools must be a list of objects")
     first_question = next((" ".join(m["content"].casefold().split()) for m in messages if m["role"] == "user"), None)
     document = str(_first(row, *_DOCUMENT) or "") or digest(list(ids) if ids else first_question)[:16]
     if split:
@@ -262,7 +265,7 @@ def read_row(row: Row, name: str) -> Conversation:
         messages,
         document=document,
         category=_name(row.get(entry.label)),
-        tools=tuple(tools if isinstance(tools, list) else [tools]) or None,
+        tools=tuple(tools) or None,
         prompt_ids=ids,
         response_ids=None if response_ids is None else token_ids(response_ids),
         text=str(row.get("text_input") or ""),

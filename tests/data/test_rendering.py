@@ -52,6 +52,14 @@ def test_a_conversation_that_the_template_refuses_has_a_reason(render):
         render(prompt_of("{}", role="tool"), "low")
 
 
+@pytest.mark.parametrize("template", ["{{ 'does ' + tools[0].description }}", "{{ tools[0].name.index('x') }}"])
+def test_whatever_a_template_raises_is_a_refusal(tokenizer, template):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = template
+    with pytest.raises(rendering.UnrenderableError, match="refuses the conversation"):
+        rendering.Renderer(tokenizer)(prompt_of("Hi", tools=({"name": "f", "description": None},)), "low")
+
+
 def test_a_template_that_reads_the_clock_is_given_the_day_of_the_prompts(tokenizer, tmp_path):
     tokenizer = copy.deepcopy(tokenizer)
     assert not rendering.reads_clock(tokenizer)

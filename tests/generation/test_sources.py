@@ -111,6 +111,7 @@ def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
         (b'{"prompt": "a"}\n{"prompt": {"a": 1}}\n', r"1 of 2 rows(.|\n)*own\.jsonl:2: .*not text"),
         (b'{"prompt": "a"}\n{"prompt": "\\ud800"}\n', r"own\.jsonl:2: .*lone surrogate"),
         (b'{"prompt": "a", "split": "test"}\n', r"own\.jsonl:1: split is 'test'"),
+        (b'{"prompt": "a", "tools": ["f"]}\n', r"own\.jsonl:1: tools must be"),
         (b'{"promt": "a"}\n', r"own\.jsonl:1: unknown key promt; known: .*messages"),
     ],
 )
