@@ -33,11 +33,12 @@ Row = Mapping[str, Any]
 _MESSAGES = ("messages", "conversations", "conversation")
 _IDS = ("prompt_ids", "input_ids", "input_tokens", "tok_input")
 _QUESTION = ("prompt", "question", "problem_statement", "text")
+_SHAPES = (*_MESSAGES, *_IDS, "turns", "instruction", *_QUESTION)  # a row is read by the first that it has
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _DOCUMENT = ("document", "repo", "id", "question_id", "task_id", "prompt_id", "uuid", "module")
 _OWN = {
-    *_MESSAGES, *_IDS, *_QUESTION, *_DOCUMENT, "response_ids", "turns", "instruction", "input", "system", "tools",
-    "text_input", "category", "source", "split", "metadata",
+    *_SHAPES, *_DOCUMENT, "response_ids", "input", "system", "tools", "text_input", "category", "source", "split",
+    "metadata",
 }  # fmt: skip
 _MEND = "Mend it, fetch it again, or give another file"
 _EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)((?<!parquet)\.gz)?$")
@@ -233,20 +234,25 @@ def read_row(row: Row, name: str) -> Conversation:
 
     Raises:
         RowError: the row is no prompt, its split is neither train nor heldout, or a row of the user's own has a key
-            that nothing reads.
+            that nothing reads, at all or in a row of its shape.
     """
     entry, row = CATALOGUE.get(name, LOCAL), ADAPTERS.get(name, dict)(row)
     own = entry is LOCAL
     if own and (unknown := sorted({str(key) for key, value in row.items() if value is not None} - _OWN)):
         raise RowError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(_OWN))} (metadata is not read)")
     messages: tuple[Message, ...] = ()
-    ids = None
+    ids, system = None, row.get("system")
     if (chat := _first(row, *_MESSAGES)) is not None:
         messages = parse_messages(chat)
+        if system and not _has_system(messages):
+            messages = parse_messages([{"role": "system", "content": system}, *chat])
+            system = None
     elif (given := _first(row, *_IDS)) is not None:
         ids = token_ids(given)
     else:
-        messages = question(_question(row), row.get("system"))
+        messages, system = question(_question(row), system), None
+    if own and (unread := _unread({**row, "system": system})):
+        raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
     response_ids = row.get("response_ids") if own else None
     if response_ids is not None and ids is None:
         raise RowError("response_ids without prompt_ids: an answer to text is an assistant's message in `messages`")
@@ -272,6 +278,17 @@ def read_row(row: Row, name: str) -> Conversation:
         split=split,
         source=_name(row.get("source")) if own else None,
     )
+
+
+def _has_system(messages: Sequence[Message]) -> bool:
+    return any(message["role"] in ("system", "developer") for message in messages)
+
+
+def _unread(row: Row) -> list[str]:
+    """Keys with a text beside the key by which a row is read; `system` was taken out where it was."""
+    shape = next(key for key in _SHAPES if row.get(key) is not None)
+    keys = (*_SHAPES, "system", *(["input"] if shape != "instruction" else []))
+    return [key for key in keys if key != shape and row.get(key)]
 
 
 def _question(row: Row) -> Any:

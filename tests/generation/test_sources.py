@@ -93,6 +93,15 @@ def test_local_files_of_every_kind_are_read(tmp_path, extension):
     assert set(by_text(pool_of("mine", path))) == set(by_text(pool_of("mine", tmp_path))) == texts  # the folder, too
 
 
+def test_the_system_prompt_of_a_row_comes_before_its_chat(tmp_path):
+    rows = [{"conversations": [{"from": "human", "value": "a"}], "system": "b"}, {"prompt": "c", "system": "d"}]
+    prompts = prompts_of(pool_of("mine", write_rows(tmp_path / "own.jsonl", rows)))
+    assert sorted([m["content"] for m in prompt.messages] for prompt in prompts) == [["b", "a"], ["d", "c"]]
+    chat = [{"role": "system", "content": "x"}, {"role": "user", "content": "a"}]
+    with pytest.raises(ValueError, match="system would not be read"):
+        pool_of("mine", write_rows(tmp_path / "own.jsonl", [{"messages": chat, "system": "y"}]))
+
+
 def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
     tools = [{"type": "function", "function": {"name": "f", "default": None}}]
     messages = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
@@ -112,6 +121,9 @@ def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
         (b'{"prompt": "a"}\n{"prompt": "\\ud800"}\n', r"own\.jsonl:2: .*lone surrogate"),
         (b'{"prompt": "a", "split": "test"}\n', r"own\.jsonl:1: split is 'test'"),
         (b'{"prompt": "a", "tools": ["f"]}\n', r"own\.jsonl:1: tools must be"),
+        (b'{"question": "a", "text": "b"}\n', r"own\.jsonl:1: text would not be read"),
+        (b'{"prompt": "a", "input": "b"}\n', r"own\.jsonl:1: input would not be read"),
+        (b'{"prompt_ids": [1], "system": "b"}\n', r"own\.jsonl:1: system would not be read"),
         (b'{"promt": "a"}\n', r"own\.jsonl:1: unknown key promt; known: .*messages"),
     ],
 )
