@@ -99,7 +99,11 @@ def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
 
         return partial(run_on_cluster, workers=args.workers)
     workers = node_engines(gpus, 1 if alone and args.workers is None else args.workers)
-    run = run_here if workers == 1 else partial(run_on_node, workers=workers)
+    return by_part(args, run_here if workers == 1 else partial(run_on_node, workers=workers))
+
+
+def by_part(args: argparse.Namespace, run: Runner) -> Runner:
+    """What does only this command's share of the work, where --part says that others do the rest."""
     return run if args.part is None else partial(run_part, run=run, part=_part(args.part))
 
 

@@ -47,12 +47,13 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation")
 
 
-def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
+def regenerate(recipe: Recipe, run: Runner = run_here, run_kept: Runner = run_here) -> None:
     """Make the responses artifacts of both splits; finished parts are kept, and no engine starts when all are.
 
     Args:
         recipe: target, engine, responses and states sections are used.
         run: makes the parts.
+        run_kept: makes those of responses that the data has, without an engine.
 
     Raises:
         ArtifactError: there are no prompts, or a directory holds responses made from something else.
@@ -80,7 +81,7 @@ def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
             _generate(recipe, spec, missing, run)
         elif missing:
             task = Task(lambda: nullcontext(PartWorker(recipe, tokenizer)), 0, "keeping responses", "prompt")
-            run_here(task, missing)
+            run_kept(task, missing)
         for split in splits:
             finish_split(recipe.responses_dir(split))
 

@@ -2,7 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import BEYOND_VOCABULARY, NO_RESPONSE, NO_ROOM
 from drafthead.data.responses import ResponseTokens, read_left_out, read_responses
+from drafthead.engine import running
 from drafthead.generation import regenerate as stage
 from drafthead.generation.prompts import make_prompts
 from tests.generation.chats import write_chats
@@ -59,6 +63,27 @@ def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Calla
         assert tokenizer.decode(token_ids[~mask]).endswith(f"{prompt.messages[-1]['content']}<|end|><|start|>assistant")
         assert (response.temperature, response.seed, response.finish_reason) == (None, None, "given")
     assert not read_left_out(directory)
+
+
+def test_commands_that_share_the_work_keep_each_response_once(recipe_in, tmp_path: Path, monkeypatch):
+    recipe = mix(recipe_in, tmp_path, "responses.prompts_per_part=1")
+    make_prompts(recipe)
+    made: dict[str, list[str]] = {"1/2": [], "2/2": []}
+
+    def regenerate(part: str) -> None:
+        def noted(task: running.Task, parts: Sequence[stage.Part]) -> None:
+            made[part] = [one.path.name for one in parts]
+            running.run_here(task, parts)
+
+        stage.regenerate(recipe, never, running.by_part(Namespace(part=part), noted))
+
+    monkeypatch.setattr(stage, "_generate", lambda recipe, spec, parts, run: None)
+    monkeypatch.setattr(stage, "finish_split", lambda directory: None)
+    with ThreadPoolExecutor() as pool:
+        for command in [pool.submit(regenerate, part) for part in made]:
+            command.result(timeout=60)
+    assert all(made.values())
+    assert sorted(chain(*made.values())) == [part.path.name for part in stage.list_parts(recipe, "train")]
 
 
 def test_responses_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..., Recipe], tmp_path: Path):
