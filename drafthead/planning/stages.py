@@ -48,7 +48,11 @@ class Amount:
 
 
 def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
-    """Of the "train" or the "validation" split."""
+    """Of the "train" or the "validation" split.
+
+    Raises:
+        ValueError: the recipe leaves no prompt to train on.
+    """
     after = continuation(recipe.head, split)
     if (recipe.responses_dir(split) / MANIFEST).exists():
         counts = read_manifest(recipe.responses_dir(split))["counts"]
@@ -59,7 +63,11 @@ def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
         sequences = sum(open_dialogue(chat, turn_by_turn).turns_left for chat in chats)
     else:
         planned = planned_prompts(recipe.prompts) | ({"train": assumed.prompts} if assumed.prompts else {})
-        sequences = planned.get(split, DEFAULT_PROMPTS)
+        if not (sequences := planned.get(split, DEFAULT_PROMPTS)):
+            raise ValueError(
+                f"prompts.validation {recipe.prompts.validation} leaves no prompt to train on: lower it, or raise the "
+                "`train` numbers of sources"
+            )
     room = recipe.engine.max_model_len - 1 - after
     typical = min(recipe.responses.max_tokens, typical_response(recipe))
     response = min(assumed.response_tokens or typical, room - 1)

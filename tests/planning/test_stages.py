@@ -76,6 +76,12 @@ def test_before_there_are_prompts_recipe_and_command_line_give_their_number(sett
     assert (amount.sequences, amount.prompt, amount.generated) == (5, 5 * 100, 5 * 20)
 
 
+def test_a_recipe_without_training_prompts_has_no_plan(tmp_path):
+    mix = ("prompts.path=null", "prompts.sources=[{name: a, train: 40}]", "prompts.validation=48")
+    with pytest.raises(ValueError, match=r"prompts\.validation 48 leaves no prompt"):
+        plan_of("acceptance", small_recipe(tmp_path, *mix))
+
+
 @pytest.mark.parametrize(
     ("mix", "tokens"),
     [
