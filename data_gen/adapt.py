@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from drafthead import locks
-from drafthead.adapting.control import Control, folder, send_traffic, serving
+from drafthead.adapting.control import Control, folder, read_traffic, send_traffic, serving
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import Loop, run_loop
 from drafthead.cli import recipe_from_command_line, run_recipe
@@ -47,8 +47,9 @@ def main() -> None:
         return
     locks.hold(folder(recipe))
     loop = Loop.opened(recipe, command)
+    requests = read_traffic(recipe, args.traffic) if args.traffic else []
     with serving(recipe, loop.head_dir(loop.served.name)) as control:
-        traffic = send_traffic(recipe, control.server, args.traffic, args.rate) if args.traffic else None
+        traffic = send_traffic(recipe, control.server, requests, args.rate) if args.traffic else None
         run_loop(loop, control, traffic.done if traffic else lambda: False, write_history)
         if traffic:
             sent = traffic.result()

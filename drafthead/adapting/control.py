@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from drafthead.adapting.endpoint import FLAGS, KEY, ROUTE, SETTINGS
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.config.evaluation import LoadConfig
-from drafthead.data.prompts import Prompt
+from drafthead.data.prompts import Prompt, cut
 from drafthead.data.rendering import renderer
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.load import LoadRequest, LoadResult, run_load
@@ -92,22 +92,39 @@ def serving(recipe: Recipe, head: Path) -> Iterator[Control]:
             path.unlink(missing_ok=True)
 
 
-def send_traffic(recipe: Recipe, server: Server, path: Path, rate: float) -> "Future[LoadResult]":
-    """Send the prompts of a file in its order, from a thread of its own, at `rate` requests per second.
+def read_traffic(recipe: Recipe, path: Path) -> list[LoadRequest]:
+    """The prompts of a file in its order, each up to its last question.
 
-    For a loop without clients of its own: what tests and the embedded target use.
-    Every request consents to be captured and names its category as its workload; temperature, effort and length are the
-    first of the recipe's responses section.
+    Every request consents to be captured and names its category as its workload; its reasoning effort is the first of
+    the recipe's responses section.
+
+    Raises:
+        ValueError: a row is no prompt, or the chat template refuses it.
     """
-    render, settings = renderer(recipe, load_tokenizer(recipe)), recipe.responses
-    effort, temperature = next(iter(settings.efforts)), next(iter(settings.temperatures))
+    render, effort = renderer(recipe, load_tokenizer(recipe)), next(iter(recipe.responses.efforts))
     requests = []
     for where, data in read(path):
-        row = read_row(data, "")
-        prompt = Prompt(where, path.stem, row.category or "all", row.messages, row.prompt_ids, row.tools)
+        try:
+            row = read_row(data, "")
+            messages = cut(row.messages, "last")[0][0] if row.messages else ()
+            prompt = Prompt(where, path.stem, row.category or "all", messages, row.prompt_ids, row.tools)
+            token_ids = render(prompt, effort)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}; correct or remove it") from error
         headers = {"X-Drafthead-Workload": prompt.category, "X-Drafthead-Capture": "yes"}
-        requests.append(LoadRequest(where, render(prompt, effort), headers))
+        requests.append(LoadRequest(where, token_ids, headers))
+    return requests
+
+
+def send_traffic(recipe: Recipe, server: Server, requests: Sequence[LoadRequest], rate: float) -> "Future[LoadResult]":
+    """Send requests from a thread of its own, at `rate` a second.
+
+    For a loop without clients of its own: what tests and the embedded target use. Temperature and length are the first
+    of the recipe's responses section.
+    """
+    settings = recipe.responses
     load = LoadConfig(request_rate=rate, concurrency=recipe.engine.max_num_seqs)
+    temperature = next(iter(settings.temperatures))
     return ThreadPoolExecutor(1).submit(
         run_load, server, requests, load=load, max_tokens=settings.max_tokens, temperature=temperature, title="traffic"
     )
