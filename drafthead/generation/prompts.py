@@ -300,8 +300,8 @@ def gather(source: Located, seed: int) -> Pool:
                 # Twice what is wanted, for those that are dropped as duplicates or overlaps.
                 limit = 2 * (wanted[candidate.label] if isinstance(wanted, dict) else wanted) + 1000
                 if side == "train" and len(group) > 2 * limit:
-                    group.sort(key=order)
-                    del group[limit:]
+                    first = {candidate.prompt.id: candidate for candidate in reversed(group)}
+                    group[:] = sorted(first.values(), key=order)[:limit]
     _check_rows(pool)
     for (side, _), group in groups.items():
         getattr(pool, side).extend(group)

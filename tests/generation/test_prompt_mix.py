@@ -64,6 +64,12 @@ def test_a_shortage_is_noted(tmp_path, amounts, note):
     assert note in mixed({"name": "a", "path": path, **amounts}).report["notes"][0]
 
 
+def test_repeated_prompts_leave_room_for_others(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": f"question {i}"} for i in [*range(300), *[0, 1, 2, 3] * 1000]])
+    mix = mixed({"name": "a", "path": str(path), "train": 200, "heldout_share": 1e-9})
+    assert len(mix.train) == 200
+
+
 def test_draws_follow_from_the_seed_and_nothing_else(tmp_path):
     a = {"name": "a", "path": questions(tmp_path, "a", 5000), "train": 50, "heldout": 5}
     b = {"name": "b", "path": questions(tmp_path, "b", 200), "train": 5}
