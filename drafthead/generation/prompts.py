@@ -35,7 +35,7 @@ from drafthead.data.prompts import (
     write_prompts,
 )
 from drafthead.generation.dialogue import open_dialogue
-from drafthead.generation.sources import LOCAL, Located, locate, read, read_row
+from drafthead.generation.sources import LOCAL, WITHHELD, Located, locate, read, read_row
 from drafthead.progress import progress
 
 _ALL = sys.maxsize  # prompts
@@ -377,10 +377,11 @@ def _candidates(source: Located, conversation: Conversation) -> Iterator[Candida
 
 
 def _check_rows(pool: Pool) -> None:
-    refused, entry = pool.refused.total(), pool.source.entry
-    if refused > pool.rows * (0 if entry is LOCAL else 0.5):
+    withheld, entry = pool.refused[WITHHELD], pool.source.entry
+    refused, rows = pool.refused.total() - withheld, pool.rows - withheld
+    if refused > rows * (0 if entry is LOCAL else 0.5):
         reasons = [f"  {pool.examples[reason]}: {reason} ({n} rows)" for reason, n in pool.refused.most_common(10)]
         raise ValueError(
-            f"prompts: {refused} of {pool.rows} rows of {pool.source.config.name} are no prompts; correct or remove "
+            f"prompts: {refused} of {rows} rows of {pool.source.config.name} are no prompts; correct or remove "
             "them, or give another file:\n" + "\n".join(reasons)
         )

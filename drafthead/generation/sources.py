@@ -40,6 +40,7 @@ _OWN = {
     *_SHAPES, *_DOCUMENT, "response_ids", "input", "system", "tools", "text_input", "category", "source", "split",
     "metadata",
 }  # fmt: skip
+WITHHELD = "published without its text: run prepare_data.py of NVIDIA's specdec_bench, and give its file"
 _MEND = "Mend it, fetch it again, or give another file"
 _EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)((?<!parquet)\.gz)?$")
 
@@ -362,7 +363,7 @@ def speed_bench(row: Row) -> Row:
         RowError: it is one of them.
     """
     if any("USING SPECDEC_BENCH" in str(turn) for turn in row.get("turns") or ()):
-        raise RowError("published without its text: run prepare_data.py of NVIDIA's specdec_bench, and give its file")
+        raise RowError(WITHHELD)
     return row
 
 

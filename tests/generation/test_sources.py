@@ -51,7 +51,8 @@ def test_published_rows_become_prompts(name, tmp_path):
 
 def test_speed_bench_leaves_out_questions_published_without_their_text(tmp_path):
     marker = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-    rows = [*PUBLISHED["speed-bench"].rows, {"question_id": "x", "category": "qa", "turns": [marker]}]
+    withheld = [{"question_id": f"x{i}", "category": "qa", "turns": [marker]} for i in range(3)]  # more than half
+    rows = [*PUBLISHED["speed-bench"].rows, *withheld]
     pool = pool_of("speed-bench", write_rows(tmp_path / "qualitative.jsonl", rows))
     assert len(pool.heldout) == 2
     assert "prepare_data.py" in str(pool.refused)
