@@ -93,8 +93,13 @@ def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
         args: the command line's OPTIONS.
         gpus: that an engine takes.
         alone: one engine unless the command line wants more.
+
+    Raises:
+        ValueError: options contradict each other.
     """
     if args.cluster:
+        if args.part is not None:
+            raise ValueError(f"--part {args.part} shares work without Ray, --cluster with it; give one of them")
         from drafthead.engine.cluster import run_on_cluster  # Ray is an extra
 
         return partial(run_on_cluster, workers=args.workers)

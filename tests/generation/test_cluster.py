@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -188,6 +189,11 @@ def test_commands_that_share_the_work_do_each_job_once(tmp_path: Path):
 def test_a_part_that_is_none_is_refused(part):
     with pytest.raises(ValueError, match="--part"):
         running._part(part)
+
+
+def test_a_part_of_a_cluster_is_refused():
+    with pytest.raises(ValueError, match="--part 1/2 .*--cluster"):
+        running.runner(Namespace(cluster=True, workers=None, part="1/2"), gpus=1)
 
 
 @pytest.mark.slow
