@@ -147,3 +147,8 @@ def test_only_a_size_chosen_by_coverage_follows_the_vocabulary():
     by_coverage = load_recipe(overrides=["head.draft_vocab_size=0", "head.coverage=0.9"]).head
     assert by_coverage.sized(320).draft_vocab_size == 320
     assert load_recipe().head.sized(320).draft_vocab_size == 2048  # a mismatch is for the export to refuse
+
+
+def test_a_tilde_in_output_dir_is_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_recipe(overrides=["output_dir=~/x"]).results_dir == tmp_path / "x" / "results" / "tiny"

@@ -257,7 +257,7 @@ class Recipe(Section):
 
     def directory(self, *parts: str) -> Path:
         """A folder below output_dir; a relative output_dir counts from the checkout."""
-        return REPO_ROOT.joinpath(self.output_dir, *parts)
+        return REPO_ROOT.joinpath(Path(self.output_dir).expanduser(), *parts)
 
     @property
     def prompts_dir(self) -> Path:
