@@ -71,5 +71,6 @@ check: install  ## before every change: style, types, fast tests
 	$(RUN) -m mypy
 	$(RUN) -m pytest tests -m "not slow and not soak and not presets" -q $(WORKERS)
 
-clean:  ## delete everything that runs wrote; the shipped data stays
-	rm -rf data runs heads results
+clean:  ## delete everything that runs wrote; the shipped data and the sources in data/sources stay
+	test ! -d data || find data/ -mindepth 1 -maxdepth 1 ! -name sources -exec rm -rf {} +
+	rm -rf runs heads results adapt

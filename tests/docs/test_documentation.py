@@ -82,6 +82,14 @@ def test_a_documented_make_target_runs_documented_scripts(command):
             assert step.key in RUN_BY or step.key in {c.key for c in documented()}, step
 
 
+def test_clean_deletes_what_runs_wrote_and_spares_downloads(tmp_path):
+    for name in ("data/sources/a", "data/tiny/prompts", "runs/tiny", "heads/tiny", "results/tiny", "adapt/tiny"):
+        (tmp_path / name).mkdir(parents=True)
+    subprocess.run(["make", "--file", REPO_ROOT / "Makefile", "clean"], cwd=tmp_path, check=True, capture_output=True)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"data", "data/sources", "data/sources/a"}
+
+
 @pytest.mark.parametrize("job", sorted((REPO_ROOT / "docs" / "slurm").glob("*.sbatch")), ids=page_name)
 def test_a_job_file_runs_scripts_that_take_its_flags(job, monkeypatch):
     subprocess.run(["bash", "-n", job], check=True)
