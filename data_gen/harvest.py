@@ -1,7 +1,7 @@
 """Stage 3: run the target over its own text and store its hidden states.
 
     python data_gen/harvest.py [RECIPE] [section.key=value ...]
-    python data_gen/harvest.py --dry-run [RECIPE] ...    sequences, tokens, memory, disk; nothing is run
+    python data_gen/harvest.py --dry-run [RECIPE] ...    tokens, memory, disk; nothing is run
     python data_gen/harvest.py --verify [RECIPE] ...     reads a finished store and names what is broken (exit code 1)
     python data_gen/harvest.py --workers N [RECIPE] ...  N engines; else one per GPU (or tensor-parallel group)
     python data_gen/harvest.py --cluster [RECIPE] ...    the same of a Ray cluster

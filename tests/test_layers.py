@@ -35,8 +35,7 @@ SECTIONS = {
 }  # fmt: skip
 # Within a stage: sub-packages from the lowest up; modules of the stage's own folder lie below all of them.
 WITHIN = {
-    "generation": ("", "states", "responses"),
-    "evaluation": ("", "measuring", "results", "decision", "published", "reporting"),
+    "evaluation": ("", "measuring", "results", "decision", "reporting"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The plan of every stage: tokens, bytes on disk, memory per GPU. It refuses what the stage would refuse.
+"""The plans of the stages that take long: tokens, bytes on disk, memory per GPU. What does not fit is a note.
 
 Tokens are those of the responses once they exist. Before, a response is counted with a typical length, or what the
 recipe allows where that is less, after a prompt whose length is given on the command line.

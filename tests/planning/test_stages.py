@@ -1,4 +1,4 @@
-"""Plans: exact once the responses exist, an upper bound before, and hours only for a rate of the user's."""
+"""Plans: exact once the responses exist, of typical lengths before, and hours only for a rate of the user's."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The tiny targets' shapes, of 3.7 M parameters: gpt-oss (MoE, sinks, alternating windows, YaRN) and Qwen3 (dense).
+"""The tiny targets' shapes, of 3.8 M parameters: gpt-oss (MoE, sinks, alternating windows, YaRN) and Qwen3 (dense).
 
 Gives up: MXFP4 experts and gpt-oss's 32 to 128 experts; the weights are plain bf16 and there are four.
 Alternative: a dense model alone trains faster, but exercises none of the code a gpt-oss head needs.
