@@ -120,6 +120,15 @@ def begin(directory: Path, kind: str, identity: dict[str, Any], thinned: bool = 
     return complete
 
 
+def unclaim(directory: Path) -> None:
+    """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
+    locks.let_go(directory)
+    if [path.name for path in directory.iterdir()] == [IDENTITY]:
+        (directory / IDENTITY).unlink()
+        if not directory.is_symlink():  # a user's link to another disk stays
+            directory.rmdir()
+
+
 def _claimed(directory: Path, identity: dict[str, Any], thinned: bool) -> bool:
     wanted, path = json.loads(json.dumps(identity)), directory / IDENTITY
     # One listing: another process may claim the directory and fill it between two looks.

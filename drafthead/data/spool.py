@@ -8,6 +8,7 @@ share nothing but this directory:
     progress.json            the first index that training still needs; the trainer alone writes it
     shard-00007.safetensors  only indices in [first needed, first needed + capacity)
     .shard-00008.lock        held by the harvester that writes it; there may be several
+    .progress.lock           held by the run that trains; another one would delete what this one needs
     manifest.json            every shard has been written once
 
 The trainer deletes a shard when a checkpoint covers everything trained from it, so that either side finds what it
@@ -38,6 +39,7 @@ from drafthead.data.store import StateStore
 from drafthead.files import write_json
 
 KIND = "spool"
+PROGRESS_LOCK = ".progress.lock"
 _PROGRESS = "progress.json"
 
 

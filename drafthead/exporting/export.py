@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from drafthead import artifacts, locks
+from drafthead import artifacts
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, reference
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
@@ -85,7 +85,7 @@ def export_head(recipe: Recipe, checkpoint: Path | None = None, serve_check: boo
         found = check_serving(recipe, candidate, source, shape) if serve_check else None
     except BaseException:
         shutil.rmtree(candidate, ignore_errors=True)
-        _unclaim(directory)
+        artifacts.unclaim(directory)
         raise
     for path in sorted(candidate.iterdir(), key=lambda file: file.name == "config.json"):
         os.replace(path, directory / path.name)  # the one without which nothing loads comes last
@@ -164,15 +164,6 @@ def _finish(directory: Path, counts: dict[str, Any]) -> None:
     """The manifest; the card, which follows what is measured later, is no part of the artifact and is written anew."""
     (directory / CARD).unlink(missing_ok=True)
     artifacts.finish(directory, counts)
-
-
-def _unclaim(directory: Path) -> None:
-    """Give up a directory in which nothing but the claim was written, so that another recipe may try."""
-    locks.let_go(directory)
-    if [path.name for path in directory.iterdir()] == [IDENTITY]:
-        (directory / IDENTITY).unlink()
-        if not directory.is_symlink():  # a user's link to another disk stays
-            directory.rmdir()
 
 
 def record_prompts(recipe: Recipe, directory: Path) -> None:

@@ -270,16 +270,17 @@ class FrozenTarget:
     def lse_at(self, temperature: float, normed: Tensor, lse: Tensor) -> Tensor:
         """(Q,) log-sum-exp over the full vocabulary of the logits divided by a temperature, from that at temperature 1.
 
-        Exact over the draft vocabulary; what lies outside of it counts as one token, the bound that its mass allows.
+        Exact over the draft vocabulary; what lies outside of it counts as one token: the most that its mass can
+        become below temperature 1, the least above it.
 
         Args:
             temperature: above 0.
             normed: (Q, H), of `normed`.
             lse: (Q,) at temperature 1.
         """
-        found = []
+        found, weight = [], self.head_rows.T.to(lse.dtype)  # rounding to bf16 would pass for what lies outside
         for rows, whole in zip(normed.split(SCORED_ROWS), lse.split(SCORED_ROWS), strict=True):
-            logits = (rows @ self.head_rows.T).to(whole.dtype)
+            logits = rows.to(whole.dtype) @ weight
             # Rounding may leave the part a little above the whole.
             outside = whole + (1 - (logits.logsumexp(-1) - whole).exp()).clamp_min(0).log()
             found.append(torch.logaddexp((logits / temperature).logsumexp(-1), outside / temperature))

@@ -37,7 +37,7 @@ from drafthead.training.optimizer import EMA_STATE
 
 MODEL_FILE = "model.safetensors"
 _STATE = "state.json"
-_COPIES = 5  # of the weights: consolidated, the engine's, its master and two moments
+_COPIES = 6  # of the weights, at most: consolidated, the engine's, its master, two moments and their average
 _ENGINE = "deepspeed"
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ are the new run's own. The prompts that it is known to have learned from are not
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,23 +245,38 @@ def _start_identity(recipe: Recipe, source: Checkpoint) -> dict[str, Any]:
         "checkpoint": source.path.name,
         "step": source.state["step"],
         "weights": files[MODEL_FILE]["sha256"],
-        "run": source.reference,
         **{key: source.run[key] for key in ("imported", _RECORD) if key in source.run},
     }
     return {_RECORD: record, **{key: source.run[key] for key in OWN if key in source.run}}
 
 
-def learned_before(source: Checkpoint) -> set[str] | None:
+def learned_before(recipe: Recipe, source: Checkpoint) -> set[str] | None:
     """Ids of the prompts behind a checkpoint, its own run's and those of what that one began with, where known."""
     before = known_before(source.run_dir)
     if "imported" in source.run:
         return before
-    prompts = source.run_dir.parents[1] / "data" / source.run_dir.name / "prompts"
-    head = source.run_dir.parents[1] / "heads" / source.run_dir.name
-    if not (prompts / artifacts.MANIFEST).exists() and (head / artifacts.MANIFEST).exists():
+    prompts, head = _prompts_behind(recipe, source), recipe.directory("heads", source.run_dir.name)
+    if prompts is None and (head / artifacts.MANIFEST).exists():
         # The data was deleted; the head that was exported from the run knows the ids of all of it.
         manifest = artifacts.read_manifest(head)
         return read_trained_on(head, manifest) if manifest["identity"].get("run") == source.reference else None
-    if not (prompts / artifacts.MANIFEST).exists() or (before is None and _RECORD in source.run):
+    if prompts is None or (before is None and _RECORD in source.run):
         return None
     return (before or set()) | ids_of(prompts, ("train", "validation"))
+
+
+def _prompts_behind(recipe: Recipe, source: Checkpoint) -> Path | None:
+    """Those of the data whose states the checkpoint's run read; once these are deleted, of the data of its name."""
+    own, wanted = recipe.directory("data", source.run_dir.name), source.run.get("states", {}).get("train")
+    stores = own.parent.glob("*/states/train")
+    read = [store.parents[1] for store in stores if wanted in _references(store)]
+    candidates = read if (own / "states").exists() else [*read, own]
+    return next((data / "prompts" for data in candidates if (data / "prompts" / artifacts.MANIFEST).exists()), None)
+
+
+def _references(store: Path) -> Iterator[Any]:
+    """What runs write of a store into their identity: a whole one, and a spool."""
+    if (store / artifacts.MANIFEST).exists():
+        yield artifacts.reference(artifacts.read_manifest(store))
+    if (store / artifacts.IDENTITY).exists():
+        yield artifacts.read_json(store / artifacts.IDENTITY)

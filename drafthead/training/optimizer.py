@@ -18,17 +18,19 @@ from torch import nn
 from torch.optim import AdamW
 
 from drafthead.config.train import TrainConfig
+from drafthead.drafters.base import DraftModule
+from drafthead.drafters.layers import Projection
 
 EMA_STATE = "ema"
 _BETAS = (0.9, 0.95)
 
 
-def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(config: TrainConfig, draft: DraftModule) -> torch.optim.Optimizer:
     """The recipe's optimiser over all parameters of a head.
 
     Args:
         config: the recipe's train section.
-        draft: a `DraftModel`; Muon takes its two-dimensional weights but lm_head.
+        draft: the head; Muon takes its projections from hidden states to hidden states.
     """
     adam = {"lr": config.learning_rate, "initial_lr": config.learning_rate, "weight_decay": 0.0}
     if config.optimizer == "muon":
@@ -43,13 +45,14 @@ def build_optimizer(config: TrainConfig, draft: nn.Module) -> torch.optim.Optimi
     return optimizer
 
 
-def _muon(learning_rate: float, draft: nn.Module, adam: dict[str, float]) -> torch.optim.Optimizer:
+def _muon(learning_rate: float, draft: DraftModule, adam: dict[str, float]) -> torch.optim.Optimizer:
     from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
+    projections = {f"{name}.weight" for name, module in draft.named_modules() if isinstance(module, Projection)}
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in draft.named_parameters():
-        suits = parameter.ndim == 2 and not name.startswith("lm_head")
+        suits = name in projections - set(draft.draft_rows)
         setattr(parameter, "use_muon", suits)  # noqa: B010 - DeepSpeed reads it off the parameter
         (matrices if suits else others).append(parameter)
     muon = {"lr": learning_rate, "initial_lr": learning_rate, "momentum": 0.95, "weight_decay": 0.0}

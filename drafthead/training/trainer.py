@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from drafthead import artifacts
+from drafthead import artifacts, locks
 from drafthead.config import Recipe
 from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.prompts import write_trained_on
 from drafthead.data.responses import loops, read_categories
-from drafthead.data.spool import States
+from drafthead.data.spool import PROGRESS_LOCK, States
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
@@ -68,19 +68,27 @@ def train(recipe: Recipe) -> Path:
         if first:
             logger.info("%s is complete; nothing to do", recipe.run_dir)
         return recipe.run_dir
+    try:
+        if first and recipe.states.spool_shards and not locks.holds(recipe.states_dir("train"), PROGRESS_LOCK):
+            locks.hold(recipe.states_dir("train"), PROGRESS_LOCK)
+        trainer = Trainer(recipe, inputs)
+    except BaseException:
+        if first:
+            artifacts.unclaim(recipe.run_dir)
+        raise
     if first and inputs.start is not None:
-        learned = learned_before(inputs.start)
+        learned = learned_before(recipe, inputs.start)
         known = "not known" if learned is None else "noted"
         logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)
         if learned is not None:
             write_trained_on(recipe.run_dir, None, learned)
-    trainer = Trainer(recipe, inputs)
     log = MetricsLog(trainer.accelerator, recipe.run_dir, trainer.state.step, trainer.total_steps)
     trainer.fit(log)
     if trainer.main:
         state = trainer.state
         counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": round(log.seconds(), 1)}
         artifacts.finish(recipe.run_dir, counts)
+        locks.let_go(recipe.states_dir("train"), PROGRESS_LOCK)
         best, last = state.best_acceptance_length, state.acceptance_length
         logger.info(
             f"best checkpoint: step {state.best_step}, predicted acceptance length {best:.3f} at "
@@ -276,23 +284,23 @@ class Trainer:
             acceptance_per_position=self.state.acceptance_per_position, acceptance_prompts=self.state.prompts,
         )  # fmt: skip
         if not (math.isfinite(metrics.loss) and 0 <= metrics.grad_norm < math.inf):  # DeepSpeed's -1 is NaN or infinite
-            self._stop(metrics, [window.document for index in mine for window in self.stream[index]])
+            what = f"step {metrics.step} has loss {metrics.loss}, gradient norm {metrics.grad_norm}"
+            self._stop(what, self.inputs.train, [window.document for index in mine for window in self.stream[index]])
         return metrics
 
-    def _stop(self, metrics: StepMetrics, documents: list[int]) -> None:
-        """End a run before anything of a step that is not finite is written; every rank calls this with its documents.
+    def _stop(self, what: str, store: States, documents: list[int]) -> None:
+        """End a run before anything that is not finite is written; every rank calls this with the documents it read.
 
         A resumed run meets the same step again with the same weights: nothing else needs to be kept to look into it.
         """
         from accelerate.utils import gather_object
 
-        read = (self.inputs.train[document] for document in documents)
+        read = (store[document] for document in documents)
         bad = [s.id for s in read if not all(part.isfinite().all() for part in (*s.aux.values(), s.last_hidden))]
         names = ", ".join(sorted(set(gather_object(bad))))
         raise FloatingPointError(
-            f"step {metrics.step} has loss {metrics.loss}, gradient norm {metrics.grad_norm}, and is not kept. "
-            f"Sequences whose stored states are not finite: {names or 'none'}. Harvest them again; if there is none, "
-            "lower train.learning_rate"
+            f"{what}, and is not kept. Sequences whose stored states are not finite: {names or 'none'}. Harvest them "
+            "again; if there is none, lower train.learning_rate"
         )
 
     @torch.no_grad()
@@ -316,6 +324,9 @@ class Trainer:
             first_step = float(scored.position_sums[0]), int(batch.scored[0].sum())
             sums += torch.tensor([*first_step, found.drafts, *found.accepted_per_position], dtype=torch.float64)
         loss, counted, rounds, *accepted = accelerator.reduce(sums.to(self.device), "sum").cpu().tolist()
+        if not math.isfinite(loss):
+            what = f"the validation that follows step {self.state.step} has loss {loss / counted}"
+            self._stop(what, self.inputs.validation, [window.document for window in self.replayed])
         pooled = Acceptance(int(rounds), tuple(map(int, accepted)))
         self.state = replace(
             self.state, acceptance_length=pooled.length, acceptance_per_position=pooled.rates,

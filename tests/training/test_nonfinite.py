@@ -21,6 +21,16 @@ def test_a_state_that_is_not_finite_stops_all_ranks_and_is_named(tmp_path, optio
     assert not (recipe.run_dir / artifacts.MANIFEST).exists()
 
 
+def test_a_validation_that_is_not_finite_names_its_sequences(tmp_path):
+    recipe = small_recipe(tmp_path)
+    synthetic_store(recipe, "train", 60, seed=0)
+    synthetic_store(recipe, "validation", 6, seed=1, poisoned=3)
+    result = launch(recipe)
+    assert result.returncode != 0
+    assert "the validation that follows step 0 has loss nan" in result.stderr
+    assert "not finite: validation0003." in result.stderr
+
+
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_gradient_that_is_not_finite_reaches_no_checkpoint(fresh_recipe, stage):
     recipe, options = fresh_recipe(), (f"train.zero_stage={stage}", "train.checkpoint_every=2")

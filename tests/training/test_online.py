@@ -6,14 +6,14 @@ from itertools import chain
 
 import pytest
 
-from drafthead import artifacts
+from drafthead import artifacts, locks
 from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data.shard import StateSequence, write_shard
 from drafthead.data.spool import Spool, open_spool
 from drafthead.target.pieces import load_target_spec, target_identity
 from tests.artifacts import response, write_response_artifact
-from tests.training.launching import entries, run
+from tests.training.launching import entries, launch, run
 from tests.training.synthetic import small_recipe, synthetic_sequences, synthetic_store
 
 pytestmark = pytest.mark.slow
@@ -52,6 +52,11 @@ def test_two_ranks_use_up_a_spool(tmp_path):
     synthetic_store(recipe, "validation", 6, seed=1)
     sequences = synthetic_sequences(recipe, "train", 60, seed=0)
     spool = claim_spool(recipe, sequences)
+    locks.hold(spool.directory, spools.PROGRESS_LOCK)
+    refused = launch(recipe, *ONLINE, ranks=2)
+    assert refused.returncode == 2
+    assert f"is writing into {spool.directory}" in refused.stderr
+    locks.let_go(spool.directory, spools.PROGRESS_LOCK)
     most: list[int] = []
     by_harvester: list[list[int]] = [[], []]
     harvesters = [

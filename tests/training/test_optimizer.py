@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from drafthead.config import load_recipe
+from drafthead.drafters.base import draft_shape
+from drafthead.drafters.registry import drafter_of
+from drafthead.target.pieces import load_target_spec
 from drafthead.training.optimizer import build_optimizer, rate_share, schedule
 
 
@@ -58,3 +61,15 @@ def test_at_zero_0_the_gradient_is_clipped_and_its_norm_told():
     optimizer.step()
     assert optimizer.grad_norm == pytest.approx(10.0)  # rows of (3, 3, 3, 3) and (4, 4, 4, 4), bias included
     assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
+def test_muon_takes_what_leads_from_hidden_states_to_hidden_states(kind):
+    """No row per token, no embedding, no vector."""
+    parallel = ("head.mask_token_id=9", "head.num_draft_positions=4") if kind != "eagle3" else ()
+    recipe = load_recipe(overrides=["train.optimizer=muon", f"head.type={kind}", *parallel])
+    spec = load_target_spec(recipe.target_path)
+    model = drafter_of(recipe.head).build(draft_shape(recipe.head, spec, recipe.target.aux_layer_ids))
+    matrices = {id(parameter) for parameter in build_optimizer(recipe.train, model).param_groups[0]["params"]}
+    names = {name.split(".")[-2] for name, parameter in model.named_parameters() if id(parameter) in matrices}
+    assert names == {"fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

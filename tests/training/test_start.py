@@ -1,6 +1,7 @@
 """Training on from another run's weights: exactly those weights, checked against the recipe, and needed only once."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from drafthead import artifacts
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
-from drafthead.data.packing import pack, plan_stream
+from drafthead.data.packing import pack, plan_stream, whole
 from drafthead.drafters.base import draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
@@ -20,12 +21,12 @@ from drafthead.exporting.importing import import_head
 from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.inputs import find_start, learned_before, open_inputs, survey
-from drafthead.training.trainer import LossModule
+from drafthead.training.trainer import LossModule, train
 from tests.artifacts import ask, write_prompt_artifact
 from tests.damage import edit_config
 from tests.exporting.runs import bare_copy, random_weights, write_run
 from tests.training.launching import entries, forget_after, losses, run
-from tests.training.synthetic import small_recipe
+from tests.training.synthetic import small_recipe, synthetic_store
 
 CPU = torch.device("cpu")
 
@@ -178,7 +179,32 @@ def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
     shutil.copytree(ancestor.run_dir, recipe.directory("runs", "other"))
     write_prompt_artifact(recipe.model_copy(update={"name": "other"}))
     start = find_start(recipe, load_target_spec(recipe.target_path))
-    assert learned_before(start) == {ask("train").id, ask("validation").id}
+    wanted = {ask("train").id, ask("validation").id}
+    assert learned_before(recipe, start) == wanted
+
+    # It read the data of another recipe, and its own name now has others.
+    prompts.with_name("other").rename(prompts.with_name("shared"))
+    synthetic_store(recipe.model_copy(update={"name": "shared"}), "train", 4, seed=2)
+    synthetic_store(recipe.model_copy(update={"name": "other"}), "train", 4, seed=3)
+    write_prompt_artifact(recipe.model_copy(update={"name": "other"}), train=[ask("theirs")])
+    manifest = artifacts.read_manifest(recipe.directory("data", "shared", "states", "train"))
+    start.run["states"] = {"train": artifacts.reference(manifest)}
+    assert learned_before(recipe, start) == wanted
+
+
+def test_a_start_from_a_run_that_is_still_going_stays_the_same_when_that_ends(ancestor):
+    recipe = started(ancestor, "train.init_from=runs/other/checkpoints/step_00000007")
+    finished = open_inputs(recipe).identity
+    (ancestor.run_dir / "manifest.json").unlink()
+    assert open_inputs(recipe).identity == finished
+
+
+def test_a_recipe_that_is_refused_leaves_no_run(fresh_recipe):
+    recipe = fresh_recipe("head.type=peagle", "head.num_draft_positions=3", "head.mask_token_id=3000")
+    token = int(open_inputs(recipe).train.tokens(0)[0][0])
+    with pytest.raises(ValueError, match=f"head.mask_token_id {token} occurs"):
+        train(recipe.model_copy(update={"head": recipe.head.model_copy(update={"mask_token_id": token})}))
+    assert not recipe.run_dir.exists()
 
 
 @pytest.mark.slow
