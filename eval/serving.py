@@ -28,16 +28,17 @@ def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *FLAGS)
     preset = load_preset(args.preset) if args.preset else None
     recipe = preset_recipe(recipe, preset) if preset else recipe
-    plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe)
-    if preset or args.plan:
+    # None: made from the prompts that fit, once they are rendered.
+    plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe) if args.plan else None
+    if plan:
         print_table(plan_table(plan, preset))
-    if args.plan:
+    if plan and args.plan:
         if not plan.runs:
             print("Nothing of it can be run: " + "; ".join(plan.skipped))
         return
     folder = "-".join(filter(None, (args.preset, "miniature" if args.miniature else "")))
     directory = measure_serving(recipe, plan, recipe.results_dir / "-".join(filter(None, ("serving", folder))))
-    if preset:
+    if preset and plan:
         page = write_preset_report(recipe, preset, plan, directory, recipe.results_dir / folder)
         print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
     elif not args.no_tables:

@@ -10,7 +10,7 @@ from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
-from drafthead.evaluation.workload import EvalPrompt, Workload, speculative_config
+from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, speculative_config
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
 
@@ -234,6 +234,27 @@ def test_every_workload_is_measured_alone_and_all_together(tmp_path):
     ]
     alone = tiny_recipe(tmp_path, "eval.workloads=all")
     assert {level.workload.name for level in recipe_plan(alone).runs[0].levels} == {"all", "multi-turn"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "alone"),
+    [
+        ({"long": "a long question " * 400, "code": "code", "chat": "chat"}, {"code", "chat"}),
+        ({"long": "a long question " * 400, "code": "code"}, set()),  # all that is left is `all`
+        ({"all": "a question", "code": "code"}, {"code"}),
+        ({"multi-turn": "a question", "code": "code"}, {"code"}),
+    ],
+    ids=["too long for the context", "one that fits", "named as all prompts", "named as the conversations"],
+)
+def test_a_workload_that_cannot_be_told_or_reached_is_measured_in_all_only(tmp_path, asked, alone):
+    recipe = tiny_recipe(tmp_path, "eval.workloads=category")
+    heldout = [ask(f"{i} {text}", category=category) for category, text in asked.items() for i in range(20)]
+    write_prompt_artifact(recipe, heldout=heldout)
+    workload = load_workload(recipe)
+    plan = recipe_plan(recipe, workload)
+    sent = plan_prompts(recipe, plan, workload)
+    assert {level.workload.name for level in plan.runs[0].levels} == {"all", "multi-turn"} | alone
+    assert len({level.name for level in sent}) == len(sent)
 
 
 def test_methods_without_a_head_are_left_out_with_a_way_to_get_one(tmp_path):

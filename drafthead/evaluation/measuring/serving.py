@@ -62,12 +62,12 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
         ServerError: a server did not start, or died; an endpoint does not answer.
         ValueError: a level cannot be reached with the prompts there are, or there is nothing to run.
     """
-    plan = plan or recipe_plan(recipe)
+    workload = load_workload(recipe)
+    plan = plan or recipe_plan(recipe, workload)
     if not plan.runs:
         raise ValueError(f"nothing of this can be run: {'; '.join(plan.skipped)}")
     recipe = served_recipe(recipe, [level.load for run in plan.runs for level in run.levels])
     directory = directory or recipe.results_dir / "serving"
-    workload = load_workload(recipe)
     methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
     prompts = plan_prompts(recipe, plan, workload)
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
