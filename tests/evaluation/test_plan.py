@@ -243,10 +243,11 @@ def test_every_workload_is_measured_alone_and_all_together(tmp_path):
         ({"long": "a long question " * 400, "code": "code"}, set()),  # all that is left is `all`
         ({"all": "a question", "code": "code"}, {"code"}),
         ({"multi-turn": "a question", "code": "code"}, {"code"}),
+        ({"bench/code": "a question", "code": "code"}, {"bench/code", "code"}),
     ],
-    ids=["too long for the context", "one that fits", "named as all prompts", "named as the conversations"],
+    ids=["too long", "one that fits", "named as all prompts", "named as the conversations", "named within another"],
 )
-def test_a_workload_that_cannot_be_told_or_reached_is_measured_in_all_only(tmp_path, asked, alone):
+def test_each_workload_that_can_be_told_and_reached_is_measured_alone(tmp_path, asked, alone):
     recipe = tiny_recipe(tmp_path, "eval.workloads=category")
     heldout = [ask(f"{i} {text}", category=category) for category, text in asked.items() for i in range(20)]
     write_prompt_artifact(recipe, heldout=heldout)
@@ -255,6 +256,9 @@ def test_a_workload_that_cannot_be_told_or_reached_is_measured_in_all_only(tmp_p
     sent = plan_prompts(recipe, plan, workload)
     assert {level.workload.name for level in plan.runs[0].levels} == {"all", "multi-turn"} | alone
     assert len({level.name for level in sent}) == len(sent)
+    categories = {prompt.id: prompt.category for prompt in workload.prompts}
+    for level in (level for level in sent if level.workload.name in alone):
+        assert {categories[request.id] for request in sent[level]} == {level.workload.name}
 
 
 def test_methods_without_a_head_are_left_out_with_a_way_to_get_one(tmp_path):

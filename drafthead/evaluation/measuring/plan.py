@@ -29,6 +29,7 @@ class WorkloadSpec(Section):
     name: str = ALL
     source: str | None = None
     category: str | None = None  # as the recipe names it, or without the source's prefix
+    exact: bool = False  # only as the recipe names it
     random: tuple[int, int] | None = None  # prompt and response length in tokens; throughput only
     prompts: int | None = None  # at every load, at least; None: the experiment's
     max_tokens: int | None = None  # of a response; None: the experiment's
@@ -50,7 +51,7 @@ class WorkloadSpec(Section):
         """Whether a prompt belongs to it: by its category where one is asked for, from whatever source."""
         if self.category is None:
             return self.source in (None, source)
-        return category == self.category or category.endswith(f"/{self.category}")
+        return category == self.category or (not self.exact and category.endswith(f"/{self.category}"))
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,8 @@ def recipe_plan(recipe: Recipe, workload: Workload | None = None) -> Plan:
     """
     settings, names = recipe.eval, workload_names(recipe, workload)
     # Each workload gets its share of the prompts, and no fewer than an interval needs.
-    share = max(FEWEST_PROMPTS, settings.prompts_per_level // max(1, len(names)))
-    alone = [WorkloadSpec.model_validate({"name": n, settings.workloads: n, "prompts": share}) for n in names]
+    share = {"prompts": max(FEWEST_PROMPTS, settings.prompts_per_level // max(1, len(names)))}
+    alone = [WorkloadSpec.model_validate({"name": n, settings.workloads: n, "exact": True} | share) for n in names]
     every = Sweep(
         workloads=(WorkloadSpec(), *alone), loads=settings.all_loads, temperatures=settings.temperatures,
         prompts_per_level=settings.prompts_per_level, prompts_per_place=PER_PLACE,
