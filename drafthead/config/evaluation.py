@@ -4,7 +4,8 @@ Every list also takes a single value. The first value of a list is the main one:
 the choice of a checkpoint use it, the others stand beside it in the tables of eval/acceptance.py.
 """
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
@@ -17,6 +18,8 @@ Method = Literal[
 ]  # fmt: skip
 # Name and method of the recipe's own head; what vLLM calls it follows from head.type.
 OWN: Method = "eagle3"
+# The same with sampled drafts, measured beside it wherever responses are sampled: at T = 0 the two are the same.
+SAMPLED = f"{OWN}.sampled"
 UNTRAINED = "-untrained"  # follows a recipe's name where its head is served without training, see eval/plan.py
 ALL = "all"  # the workload of every held-out prompt
 # As tables and plots name them; the others go by their method.
@@ -30,6 +33,11 @@ _Item = TypeVar("_Item")
 
 def _as_list(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _check_distinct(key: str, values: Sequence[Any]) -> None:
+    if twice := [value for value in values if list(values).count(value) > 1]:
+        raise ValueError(f"{key} has {twice[0]} twice")
 
 
 def _as_methods(value: Any) -> Any:
@@ -48,6 +56,8 @@ HEADS = {
     "dflash": "a head in the layout of vLLM's DFlash models, made for this target",
     "dspark": "a head in the layout of vLLM's DSpark models, made for this target",
 }
+# Methods that need no entry in eval.methods.
+UNLISTED = (OWN, SAMPLED, *(method for method in get_args(Method) if method not in HEADS))
 
 
 class MethodConfig(Section):
@@ -73,6 +83,7 @@ class MethodConfig(Section):
             raise ValueError(
                 f"method {self.name}: `extra` has {min(taken)}, which method, head and num_draft_tokens set already"
             )
+        _check_distinct(f"method {self.name}: num_draft_tokens", self.num_draft_tokens or ())
         return self
 
 
@@ -206,9 +217,12 @@ class EvalConfig(Section):
             ("temperatures", self.temperatures),
             ("reasoning_efforts", self.reasoning_efforts),
             ("loads", [load.name for load in self.all_loads]),
+            ("served", self.served),
         ):
-            if twice := [value for value in values if list(values).count(value) > 1]:
-                raise ValueError(f"eval.{key} has {twice[0]} twice")
+            _check_distinct(f"eval.{key}", values)
+        known = dict.fromkeys([*(method.name for method in self.methods), *UNLISTED])
+        if unknown := [name for name in self.served if name not in known]:
+            raise ValueError(f"eval.served has {unknown[0]}, which is no method; choose from {', '.join(known)}")
         return self
 
     @property

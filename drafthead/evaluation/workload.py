@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.artifacts import MANIFEST, ArtifactError, reference, require
-from drafthead.config.evaluation import HEADS, LABELS, OWN, Method, MethodConfig
+from drafthead.config.evaluation import HEADS, LABELS, OWN, SAMPLED, Method, MethodConfig
 from drafthead.config.recipe import Recipe, local_or_hub
 from drafthead.data.prompts import KIND, read_prompts, read_trained_on
 from drafthead.data.rendering import UnrenderableError, renderer
@@ -28,8 +28,6 @@ from drafthead.target.tokenizer import load_tokenizer
 _LOG = logging.getLogger(__name__)
 BASELINE, BASELINE_AGAIN = "none", "none-again"
 HEAD: Method = OWN  # the recipe's own head
-# The same with sampled drafts, measured beside it wherever responses are sampled: at T = 0 the two are the same.
-SAMPLED = f"{OWN}.sampled"
 
 
 class _Names(dict[str, str]):

@@ -5,12 +5,12 @@ from typing import Any, get_args
 
 import pytest
 
-from drafthead.config.evaluation import Method
+from drafthead.config.evaluation import UNLISTED, Method
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
-from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, speculative_config
+from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, method_of, speculative_config
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
 
@@ -57,12 +57,19 @@ def test_every_evaluation_has_conversations_whose_turns_share_their_prefix(tmp_p
 
 
 def test_sampled_drafts_are_measured_where_responses_are_sampled(tmp_path):
-    assert "eagle3.sampled" not in {run.method for run in recipe_plan(tiny_recipe(tmp_path)).runs}
+    for at_zero in ("eagle3", "eagle3,eagle3.sampled"):
+        plan = recipe_plan(tiny_recipe(tmp_path, f"eval.served=[{at_zero}]"))
+        assert {run.method for run in plan.runs} == {"none", "eagle3"}
     recipe = tiny_recipe(tmp_path, "eval.temperatures=[0,1]")
     levels = {run.method: {level.temperature for level in run.levels} for run in recipe_plan(recipe).runs}
     assert levels == {"none": {0, 1}, "eagle3": {0, 1}, "eagle3.sampled": {1}}
     assert speculative_config(recipe, "eagle3.sampled")["draft_sample_method"] == "probabilistic"
     assert [c.temperature for c in conditions(recipe) if c.method == "eagle3.sampled"] == [1]
+
+
+def test_every_method_that_may_be_served_unlisted_is_known(tmp_path):
+    recipe = tiny_recipe(tmp_path, f"eval.served=[{','.join(UNLISTED)}]")
+    assert [method_of(recipe, name).name for name in recipe.eval.served] == list(UNLISTED)
 
 
 @pytest.mark.parametrize(

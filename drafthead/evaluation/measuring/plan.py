@@ -201,6 +201,7 @@ def recipe_plan(recipe: Recipe, workload: Workload | None = None) -> Plan:
     series = [(name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))]
     gpus, sampled = recipe.engine.tensor_parallel_size, tuple(level for level in levels if level.temperature > 0)
     servers = [ServerRun(0, m, k, sampled if m == SAMPLED else levels, gpus) for m, k in ((BASELINE, 0), *series)]
+    servers = [server for server in servers if server.levels]
     servers += [ServerRun(0, endpoint.name, 0, levels, gpus, endpoint=True) for endpoint in settings.endpoints]
     return Plan(abba(servers, settings.repeats), allow_unreached=settings.allow_unreached)
 
