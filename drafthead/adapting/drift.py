@@ -74,8 +74,8 @@ class Chart:
         return None
 
 
-def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
-    """A chart from the rounds (P,) and accepted drafts (P,) of a reference.
+def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart | None:
+    """A chart from the rounds (P,) and accepted drafts (P,) of a reference; None where all accept alike: no scale.
 
     Args:
         drafts, accepted: by request.
@@ -84,6 +84,8 @@ def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart:
     rate = ratio_interval(accepted, drafts).low
     shortfall = rate * drafts - accepted
     spread = float(shortfall.std(ddof=1))
+    if np.isclose(spread, 0):
+        return None
     z = (shortfall - shortfall.mean()) / spread  # as if r were the mean of all that is to come
     steps = np.minimum(z, LARGEST) - ALLOWANCE
     place = bisect_left(_THRESHOLDS, run_length, key=lambda threshold: mean_run_length(steps, threshold))
@@ -121,10 +123,9 @@ class Watch:
     def __init__(self, reference: Sequence[Record], requests_per_day: float) -> None:
         large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
         kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
-        self.charts = {
-            name: make_chart(*_columns(rows), _DAYS * requests_per_day * len(kept) * len(rows) / len(reference))
-            for name, rows in kept.items()
-        }
+        per_request = _DAYS * requests_per_day * len(kept) / len(reference)
+        charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in kept.items()}
+        self.charts = {name: chart for name, chart in charts.items() if chart}
 
     def alarm(self, records: Sequence[Record]) -> Alarm | None:
         """The first alarm over the requests since the reference; None where there is none."""

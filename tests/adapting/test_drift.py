@@ -60,6 +60,14 @@ def test_a_fall_of_one_workload_is_named_where_the_others_hide_it():
     assert watch.alarm([r for r in mixed if r["workload"] == "chat"]) is None
 
 
+@pytest.mark.parametrize("accepted", [0, 1, 3])
+def test_a_workload_of_constant_acceptance_has_no_chart(accepted):
+    steady = requests(200, 0.58)
+    constant = [row | {"workload": "code", "accepted": accepted * row["drafts"]} for row in requests(100, 0.5, seed=1)]
+    assert set(Watch([*steady, *constant], requests_per_day=1000).charts) == {ALL, "chat"}
+    assert Watch(constant, requests_per_day=1000).alarm(constant) is None
+
+
 def test_what_changed_shows_shares_lengths_and_acceptance_of_each_workload():
     before, now = requests(100, 0.6), [*requests(40, 0.6, seed=1), *requests(60, 0.4, workload="code", seed=2)]
     rows = {row["workload"]: row for row in what_changed(before, now)}
