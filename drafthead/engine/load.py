@@ -100,9 +100,8 @@ class EngineSample(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadResult:
-    """One level of load: wall time in seconds, every request in prompt order, and what the engine ran meanwhile."""
+    """One level of load: every request in prompt order, and what the engine ran meanwhile."""
 
-    duration_s: float
     requests: list[RequestTimes]
     samples: list[EngineSample]
 
@@ -110,6 +109,13 @@ class LoadResult:
     def good(self) -> list[RequestTimes]:
         """The requests that succeeded."""
         return [request for request in self.requests if not request.error]
+
+    @property
+    def duration_s(self) -> float:
+        """From the first sending to the last response of those that succeeded; NaN where none did."""
+        if not self.good:
+            return math.nan
+        return max(r.start_s + r.latency_s for r in self.good) - min(r.start_s for r in self.good)
 
     @property
     def in_engine(self) -> tuple[float, float]:
@@ -297,8 +303,7 @@ async def _send_all(
         due = send_times(load, len(requests))
         times = await asyncio.gather(*(send(r, float(t)) for r, t in zip(requests, due, strict=True)))
         watching.cancel()
-    duration = max(t.start_s + t.latency_s for t in times) - min(t.start_s for t in times)
-    return LoadResult(duration, times, samples)
+    return LoadResult(times, samples)
 
 
 async def stream_request(

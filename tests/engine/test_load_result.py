@@ -25,9 +25,16 @@ def test_times_of_a_request_follow_from_its_chunks():
 def test_achieved_concurrency_is_how_many_were_in_flight():
     # Two at a time, each 1 s long:   0-1, 0-1, 1-2, 1-2, 2-3, 2-3
     steady = [_times(s, 0.5, [0.5], 2) for s in (0, 0, 1, 1, 2, 2)]
-    assert LoadResult(3.0, steady, []).achieved == pytest.approx(2.0)
+    assert LoadResult(steady, []).achieved == pytest.approx(2.0)
     at_once = [_times(0.0, 0.5, [0.5], 2) for _ in range(5)]  # 200 asked, five prompts: never more than five
-    assert LoadResult(1.0, at_once, []).achieved == 5
+    assert LoadResult(at_once, []).achieved == 5
+
+
+def test_a_request_that_failed_is_in_no_figure_of_speed():
+    good = [_times(start, 0.5, [0.5], 4) for start in (0, 1)]
+    timed_out = RequestTimes("p", "TimeoutError", 0, 0, 1.0, 0.0, [], 60.0, "")
+    found = LoadResult([*good, timed_out], []).summary(LoadConfig(concurrency=1))
+    assert (found["failed"], found["duration_s"], found["output_tokens_per_s"]) == (1, 2, 4)
 
 
 def _sent(*starts: float) -> list[RequestTimes]:
@@ -61,7 +68,7 @@ def test_what_waits_in_the_engine_does_not_run():
     """Eight in flight on a server that runs two at a time."""
     requests = [_times(start, 0.5, [0.5], 2) for start in (0, 0, 0, 0, 1, 2, 3, 4)]
     samples = [EngineSample(0.0, 0, 0), *(EngineSample(at / 2, 2, 6) for at in range(1, 8)), EngineSample(4.5, 1, 0)]
-    result = LoadResult(5.0, requests, samples)
+    result = LoadResult(requests, samples)
     assert result.in_engine == (2, 6)
     eight, three = LoadConfig(concurrency=8), LoadConfig(concurrency=3)
     assert not load_reached(eight, requests, 7.98, *result.in_engine)
@@ -69,6 +76,6 @@ def test_what_waits_in_the_engine_does_not_run():
     assert not load_reached(eight, requests, 7.98, 4, 0)  # on their way to the engine, and not in it
     assert load_reached(eight, requests, 7.98, 7, 0)  # one has just been answered
     assert load_reached(eight, requests, 7.98, math.nan, math.nan)  # a server that does not say
-    wave = LoadResult(1.0, requests[:4], samples[:3])  # all at once: the most that ran
+    wave = LoadResult(requests[:4], samples[:3])  # all at once: the most that ran
     assert wave.in_engine == (2, 6)
-    assert math.isnan(LoadResult(1.0, requests, []).in_engine[0])
+    assert math.isnan(LoadResult(requests, []).in_engine[0])
