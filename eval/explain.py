@@ -129,6 +129,7 @@ def heldout_states(recipe: Recipe, prompts: int, temperature: float = 0.0, respo
     spec, workload = load_target_spec(recipe.target_path, recipe.target.revision), load_workload(recipe)
     directory = recipe.results_dir / (f"explain-t{temperature:g}" if temperature else "explain")
     identity = {"prompts": workload.digest, "number": prompts, "max_tokens": recipe.eval.max_tokens}
+    identity["continued"] = recipe.eval.num_draft_tokens  # tokens that would follow a response
     identity |= {"temperature": temperature, "seed": recipe.eval.seed, "responses": responses} if temperature else {}
     if begin(directory, "states", identity | states_identity(recipe, spec), alone=True):
         return directory

@@ -10,6 +10,9 @@ from drafthead.evaluation.reporting.explaining import (
     first_difference,
     gap_table,
 )
+from eval import explain
+from tests.artifacts import write_prompt_artifact
+from tests.recipes import tiny_recipe
 
 
 def _row(split, name, predicted, served, differs_at=None):
@@ -41,3 +44,12 @@ def test_where_responses_part():
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
     assert first_difference([1, 2, 3], [1, 4, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+def test_responses_that_go_on_for_another_k_are_not_taken_again(tmp_path, monkeypatch):
+    made_from = []
+    monkeypatch.setattr(explain, "begin", lambda _directory, _kind, identity, **_: made_from.append(identity) or True)
+    write_prompt_artifact(tiny_recipe(tmp_path))
+    for k in (1, 1, 3):
+        explain.heldout_states(tiny_recipe(tmp_path, f"eval.num_draft_tokens={k}"), 64)
+    assert [identity == made_from[0] for identity in made_from] == [True, True, False]
