@@ -105,9 +105,15 @@ def open_checkpoint(recipe: Recipe, path: Path | None, spec: TargetSpec) -> Chec
 
     Raises:
         ArtifactError: there is no finished run, the checkpoint is damaged, or it does not lie in its run.
-        ValueError: the run trained another head than the recipe describes; the message names every difference.
+        ValueError: it is of another run, or the run trained another head than the recipe describes; the message names
+            every difference.
     """
     source = read_checkpoint(best_checkpoint(recipe.run_dir) if path is None else path)
+    if source.run_dir != recipe.run_dir.resolve():
+        raise ValueError(
+            f"{source.path} is of another run than {recipe.run_dir}, the recipe's, whose prompts the head would name; "
+            f"give the recipe of that run (name={source.run_dir.name})"
+        )
     if differences := source.differences(recipe, spec):
         raise ValueError(
             f"the recipe describes another head than {source.run_dir} trained:\n{differences}\n"

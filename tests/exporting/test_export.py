@@ -73,6 +73,13 @@ def test_a_recipe_that_would_serve_another_head_is_refused(recipe, tmp_path, ove
     export_head(recipe, serve_check=False)  # the failed attempt claims nothing
 
 
+def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
+    checkpoint = write_run(recipe_at(tmp_path, "name=other"))
+    with pytest.raises(ValueError, match="name=other"):
+        export_head(recipe, checkpoint, serve_check=False)
+    assert not recipe.head_dir.exists()
+
+
 def test_a_failed_check_leaves_nothing_to_serve(recipe, monkeypatch):
     def wrong(*_args):
         raise ValueError("the engine disagrees")
