@@ -136,7 +136,7 @@ def _check_type(head: HeadConfig, config: dict[str, Any]) -> None:
 
 def _check_recipe(recipe: Recipe, head: HeadConfig, aux_layer_ids: tuple[int, ...]) -> None:
     overrides = [
-        f"head.{name}={str(value).lower()}"
+        f"head.{name}={'null' if value is None else str(value).lower()}"
         for name, value in head.architecture().items()
         if getattr(recipe.head, name) != value
     ]

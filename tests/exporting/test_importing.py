@@ -1,6 +1,7 @@
 """Import of public heads: every layout gives the weights that went in, and what cannot be read is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +151,21 @@ def test_layer_ids_that_look_like_blocks_must_be_named(tmp_path):
         import_head(recipe, str(source))
 
 
-def test_a_recipe_of_another_head_is_told_the_overrides(public, tmp_path):
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (("head.num_layers=2",), "head.num_layers=1 head.norm_before_fc=false target.aux_layer_ids=[2,4,5]"),
+        ((*PLAIN, "head.sliding_window=512"), "head.sliding_window=null"),
+        ((*PLAIN, "head.coverage=0.9", "head.draft_vocab_size=0"), "head.draft_vocab_size=256 head.coverage=null"),
+    ],
+)
+def test_a_recipe_of_another_head_is_told_the_overrides(public, tmp_path, other, told):
     _, source = public
-    other = recipe_at(tmp_path, "head.num_layers=2")
-    with pytest.raises(ValueError, match=r"head.num_layers=1 head.norm_before_fc=false target.aux_layer_ids=\[2,4,5\]"):
-        import_head(other, str(source))
-    assert not other.run_dir.exists()
+    recipe = recipe_at(tmp_path, *other)
+    with pytest.raises(ValueError, match=re.escape(told)):
+        import_head(recipe, str(source))
+    assert not recipe.run_dir.exists()
+    import_head(recipe_at(tmp_path, *other, *told.split()), str(source))
 
 
 def test_a_pickle_is_refused_with_the_fix(public):
