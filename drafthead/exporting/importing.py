@@ -20,7 +20,7 @@ from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.drafters.trained import MODEL_FILE, OWN
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
 from drafthead.files import atomic_path, foreign, sha256_file, write_json
-from drafthead.target.files import local_files
+from drafthead.target.files import INDEX, local_files, read_index
 from drafthead.target.pieces import check_aux_layer_ids, load_pieces, load_target_spec, target_identity
 
 KIND = "run"
@@ -30,6 +30,7 @@ _STATE: dict[str, Any] = {
     "step": 0, "world_size": 1, "zero_stage": 0, "acceptance_length": None, "best_step": 0,
     "best_acceptance_length": None, "acceptance_per_position": [],
 }  # fmt: skip
+_MASK = "mask_embedding.pt"  # vLLM's DFlash puts it in place of the mask token's embedding
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ANOTHER = "Fetch the head again, or give one of head.type for this target"
 log = logging.getLogger(__name__)
@@ -104,10 +105,17 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
 
     Raises:
         FileNotFoundError: there is no config.json, or no tensors at all.
-        ValueError: a file is damaged, or the tensors are pickled.
+        ValueError: a file is damaged, the tensors are pickled, or there is an embedding of the mask token beside them.
     """
     directory = local_files(path, revision, ("config.json",))
-    local_files(path, revision, ("model.safetensors",), optional=True)
+    local_files(path, revision, (MODEL_FILE, INDEX, _MASK), optional=True)
+    if (directory / INDEX).is_file():
+        local_files(path, revision, sorted(set(read_index(directory / INDEX).values())))
+    if (directory / _MASK).is_file():
+        raise ValueError(
+            f"{directory / _MASK} is an embedding for the mask token, which an imported head would lose. Measure the "
+            f"head as it is: eval.methods=[{{name: theirs, method: dflash, head: {path}}}]"
+        )
     shards = sorted(directory.glob("*.safetensors"))
     if not shards and (pickles := sorted(path for path in directory.iterdir() if path.suffix in _PICKLES)):
         raise ValueError(

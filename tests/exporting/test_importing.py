@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,33 @@ def test_a_recipe_of_another_head_is_told_the_overrides(public, tmp_path, other,
         import_head(recipe, str(source))
     assert not recipe.run_dir.exists()
     import_head(recipe_at(tmp_path, *other, *told.split()), str(source))
+
+
+def test_of_a_head_on_the_hub_every_file_is_fetched(public, hub_cache, monkeypatch):
+    recipe, source = public
+    tensors = load_file(source / "model.safetensors")
+    files = {name: f"model-0000{1 + (name == 'fc.weight')}-of-00002.safetensors" for name in tensors}
+    for file in set(files.values()):
+        save_file({name: tensor for name, tensor in tensors.items() if files[name] == file}, source / file)
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+    def fetch(_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+        hub_cache.mkdir(exist_ok=True)
+        for name in set(allow_patterns) & {path.name for path in source.iterdir()}:
+            shutil.copy(source / name, hub_cache)
+        return str(hub_cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    found = load_file(import_head(recipe, "someone/head") / CHECKPOINT / "model.safetensors")
+    assert torch.equal(found["fc.weight"], tensors["fc.weight"].float())
+
+
+def test_an_embedding_of_the_mask_token_is_refused_with_what_to_do(public):
+    recipe, source = public
+    (source / "mask_embedding.pt").touch()
+    with pytest.raises(ValueError, match=f"mask_embedding.pt .*method: dflash, head: {source}"):
+        import_head(recipe, str(source))
 
 
 def test_a_pickle_is_refused_with_the_fix(public):
