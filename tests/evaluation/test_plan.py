@@ -226,7 +226,9 @@ def test_public_heads_are_served_for_their_target_only(tmp_path):
     assert any(line.startswith("throughput: ") for line in preset_plan(recipe, preset).skipped)
     public = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": "openai/gpt-oss-120b"})})
     servers = _servers(preset_plan(preset_recipe(public, preset), preset))
-    assert {("throughput", 1, 1), ("throughput", 3, 1), ("short_context", 3, 1), ("lmsys", 1, 1)} <= set(servers)
+    own = [("none", 0, 1), ("eagle3", 1, 1), ("eagle3", 3, 1)]
+    heads = [("short_context", 3, 1), ("long_context", 3, 1), ("throughput", 1, 1), ("throughput", 3, 1)]
+    assert servers == [*own, *heads, ("lmsys", 1, 1)]
 
 
 def test_every_workload_is_measured_alone_and_all_together(tmp_path):

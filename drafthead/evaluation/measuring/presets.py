@@ -165,9 +165,11 @@ def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], 
     """(method, K) of every server, and what is left out with the reason."""
     series: list[tuple[str, int]] = []
     skipped = []
+    public = {entry.name for entry in sweep.methods if entry.model and entry.target == recipe.target.path}
     for entry in sweep.methods:
         drafting = HEAD if entry.method == "head" else entry.method
-        names = [own.name for own in recipe.eval.methods if own.method == drafting]
+        # Public heads, which `preset_recipe` has added, are served at the Ks of their own entries.
+        names = [own.name for own in recipe.eval.methods if own.method == drafting and own.name not in public]
         if drafting == BASELINE:
             series.append((BASELINE, 0))
         elif entry.model and entry.target != recipe.target.path:
