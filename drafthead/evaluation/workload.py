@@ -243,7 +243,11 @@ def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
     if Path(head).is_dir():
         if not (Path(head) / "config.json").is_file():
             raise FileNotFoundError(f"method {settings.name}: {head} has no config.json; {HEADS[settings.method]}")
-        check_tensor_files(Path(head))
+        if not check_tensor_files(Path(head)):
+            raise FileNotFoundError(
+                f"method {settings.name}: {head} has no *.safetensors; docs/export.md (Heads made elsewhere) has a "
+                "command that converts a pickle"
+            )
         if settings.method == HEAD:
             spec = load_target_spec(recipe.target_path, recipe.target.revision)
             check_files(Path(head), spec)

@@ -42,9 +42,16 @@ def test_a_head_that_was_trained_on_the_prompts_is_refused(tmp_path):
 
 
 def test_a_draft_that_is_none_is_named(tmp_path):
-    (tmp_path / "empty").mkdir()
-    for head, message in ((tmp_path / "gone", "gone does not exist"), (tmp_path / "empty", "Medusa.*MedusaModel")):
-        recipe = tiny_recipe(tmp_path, f"eval.methods=[{{name: mine, method: medusa, head: {head}}}]")
+    for folder, files in {"empty": (), "pickled": ("config.json", "pytorch_model.bin")}.items():
+        (tmp_path / folder).mkdir()
+        for name in files:
+            (tmp_path / folder / name).touch()
+    for head, message in (
+        ("gone", "gone does not exist"),
+        ("empty", "Medusa.*MedusaModel"),
+        ("pickled", "method mine: .*pickled has no .*safetensors"),
+    ):
+        recipe = tiny_recipe(tmp_path, f"eval.methods=[{{name: mine, method: medusa, head: {tmp_path / head}}}]")
         with pytest.raises(FileNotFoundError, match=message):
             identity(recipe, WORKLOAD, ("none", "mine"))
 

@@ -36,6 +36,7 @@ _MEASURED = measured(
     ("all", 3, 0.7, "medium", 147, Interval(2.694, 2.62, 2.77)),
     ("a|b <img>\nc", 5, 0.7, "medium", 9, Interval(1.5, 1.4, 1.6)),
     ("all", 3, 0, "high", 147, Interval(2.8, 2.7, 2.9)),
+    ("one", 3, 0.7, "medium", 1, Interval(2.31, nan, nan)),
     ("none", 3, 0.7, "medium", 0, Interval(nan, nan, nan)),
 )
 
@@ -70,7 +71,8 @@ def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path
     few = " (of 9 prompts only: decides nothing)"
     assert f"| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60]{few} |" in text
     assert "| measured on held-out prompts: all, reasoning effort high | 3 | 0 | 147 | 2.80 [2.70, 2.90] |" in text
-    assert text.count("held-out prompts:") == 3
+    assert "| measured on held-out prompts: one | 3 | 0.7 | 1 | 2.31 (of 1 prompts only: decides nothing) |" in text
+    assert text.count("held-out prompts:") == 4
     assert 'license: "apache-2.0"' in text
     assert '"model":"me/head"' in text
     assert (head.head_dir / artifacts.MANIFEST).read_bytes() == before
