@@ -130,14 +130,14 @@ def main() -> None:
         if not control or (seed == args.seeds[0] and not args.no_control)
     ]
     recipes = {c: load_recipe(args.recipe, [*args.overrides, *c.overrides(recipe, args)]) for c in contestants}
+    served = serving_overrides(recipe, recipes, args) if args.serve else []
     for contestant, own in recipes.items():
         if not (own.states_dir("validation") / MANIFEST).exists():
             for stage in ("prompts", "regenerate", "harvest"):
                 run_script(f"data_gen/{stage}.py", given + contestant.data_overrides(recipe))
     files = [measured(c, own, given + c.overrides(recipe, args), args.lengths) for c, own in recipes.items()]
     print_table(comparison_table(pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)))
-    if args.serve:
-        served = serving_overrides(recipe, recipes, args)
+    if served:
         run_script("eval/head.py", given + served)
         own = load_recipe(args.recipe, [*args.overrides, *served])
         print_table(speed_table(summarise_serving(read_serving(own.results_dir / serving.KIND))))
@@ -183,7 +183,11 @@ def servable(recipe: Recipe) -> bool:
 
 
 def serving_overrides(recipe: Recipe, recipes: dict[Contestant, Recipe], args: Any) -> list[str]:
-    """Every head of the first seed as a method of one evaluation."""
+    """Every head of the first seed as a method of one evaluation.
+
+    Raises:
+        ValueError: vLLM serves none of them on this machine.
+    """
     methods = []
     for contestant, own in recipes.items():
         if contestant.seed == args.seeds[0] and not contestant.control and servable(own):
@@ -191,6 +195,9 @@ def serving_overrides(recipe: Recipe, recipes: dict[Contestant, Recipe], args: A
             method, head, _ = (config.pop(key) for key in ("method", "model", "num_speculative_tokens"))
             named = {"name": f"{contestant.kind}_l{contestant.layers}", "method": method, "head": head, "extra": config}
             methods.append(named)
+    if not methods:
+        kinds = ", ".join(dict.fromkeys(contestant.kind for contestant in recipes))
+        raise ValueError(f"--serve: vLLM serves no {kinds} head on a CPU; leave --serve out, or add another of --heads")
     served = [method["name"] for method in methods]
     return [
         f"name={recipe.name}-served", f"data={recipe.data or recipe.name}", f"eval.methods={json.dumps(methods)}",
