@@ -336,7 +336,7 @@ async def stream_request(
                 if chunk.get("choices"):
                     pieces.append(chunk["choices"][0].get("text") or "")
                     arrivals.append(now - sent)
-    except (aiohttp.ClientError, TimeoutError) as failure:
+    except (aiohttp.ClientError, TimeoutError, ValueError) as failure:  # a chunk that is no JSON, or too long
         error = f"{type(failure).__name__}: {failure}"
     if not error and not usage.get("completion_tokens"):
         # Also where the engine died behind the server: the stream then ends like any other.

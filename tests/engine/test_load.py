@@ -61,6 +61,11 @@ def test_a_response_that_breaks_off_is_a_failure(end):
     assert "cut short" in _received([*_texts("Yes"), *end]).error
 
 
+@pytest.mark.parametrize("chunk", [b'data: {"choices": [\n\n', b'data: {"\xff"}\n\n'])
+def test_a_chunk_that_is_no_json_is_a_failure_of_its_request(chunk):
+    assert "DecodeError" in _received([*_texts("Yes"), chunk, USAGE, DONE]).error
+
+
 def test_a_refusal_is_named():
     assert "503" in _received([b"busy"], status=503).error
 
