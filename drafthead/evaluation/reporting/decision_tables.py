@@ -13,6 +13,7 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
 from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, speed_samples
 from drafthead.evaluation.decision.variants import WORTH, Variant
+from drafthead.evaluation.measuring.plan import served_recipe
 from drafthead.evaluation.measuring.serving import KIND
 from drafthead.evaluation.reporting.published import published_lengths
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, table
@@ -172,7 +173,7 @@ def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> 
     Raises:
         ValueError: the rows cannot carry a cost model.
     """
-    max_batch, K = recipe.engine.max_num_seqs, recipe.eval.num_draft_tokens
+    max_batch, K = served_recipe(recipe).engine.max_num_seqs, recipe.eval.num_draft_tokens
     samples = speed_samples(rows, HEAD, max_batch)
     model = fit(samples.points(), samples.positions)
     loads = rows.runs.loc[rows.runs["arm"] == BASELINE, "concurrency"]
