@@ -120,18 +120,19 @@ def statistic_change(
     It is baseline / treated - 1, so that positive is better: 8 ms instead of 10 ms read as +25 %.
 
     Args:
-        values: (P,) of the treated method, positive, or 0 where there was nothing to time: a response in one chunk.
-        baseline: (P,) of the baseline, the same prompts in the same order.
+        values: (P,) or (P, B) of the treated method, positive, or 0 where there was nothing to time: a response in one
+            chunk. The statistic is over requests, of all blocks; what is resampled are prompts.
+        baseline: the same of the baseline, the same prompts in the same order.
         statistic: reduces an array along `axis`, such as `np.median` or `percentile(95)`.
         waves: requests that are sent together and may share their wait. Where neighbours resemble each other, waves
             are resampled instead of requests, and with fewer than ten of them there is no interval.
         seed: of the resampling.
     """
-    arrays = (np.asarray(values, float), np.asarray(baseline, float))
-    if not len(arrays[0]):
+    arrays = [np.atleast_2d(np.asarray(times, float).T).T for times in (values, baseline)]  # (P, B)
+    if not arrays[0].size:
         return Change(Interval(np.nan, np.nan, np.nan))
     least = min(array[array > 0].min(initial=np.inf) for array in arrays)
-    if waves < 2 or not _clumped(np.subtract(*(np.log(np.maximum(array, least)) for array in arrays)), waves):
+    if waves < 2 or not _clumped(np.subtract(*(np.log(np.maximum(array, least)).mean(-1) for array in arrays)), waves):
         waves = 1
     members = np.arange(len(arrays[0]) // waves * waves).reshape(-1, waves)  # (W, waves) requests of each full wave
 
@@ -139,10 +140,10 @@ def statistic_change(
         return np.log(statistic(arrays[1], axis=-1)) - np.log(statistic(arrays[0], axis=-1))
 
     def of_waves(index: Array, axis: int = -1) -> Array:
-        chosen = members[index.astype(int)].reshape(*index.shape[:-1], -1)
-        return log_ratio(*(array[chosen] for array in arrays))
+        chosen = members[index.astype(int)]  # (..., W, waves)
+        return log_ratio(*(array[chosen].reshape(*index.shape[:-1], -1) for array in arrays))
 
-    value = float(log_ratio(*arrays))
+    value = float(log_ratio(*(array.ravel() for array in arrays)))
     if len(members) < (_FEWEST_WAVES if waves > 1 else FEWEST_PROMPTS):
         return _as_change(Interval(value, np.nan, np.nan))
     bounds = resampled_bounds((np.arange(len(members), dtype=float),), of_waves, seed, "percentile")

@@ -5,6 +5,7 @@ import re
 import shlex
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from drafthead.artifacts import ArtifactError
@@ -79,6 +80,24 @@ def test_a_missed_service_level_is_no_load_to_deploy_at(levels):
         (SLOConfig(ttft_ms=14.5), UNKNOWN),  # about the P95 of the head itself
     ):
         assert _decide(levels, (1,), slo).decision == decision
+
+
+def test_requests_that_wait_in_one_block_only_count_as_they_are(one_load):
+    """Of every block one request in eight waits 4 s, each time another one: averages would be 1.3 s."""
+
+    def late(frame: pd.DataFrame, block: int) -> pd.DataFrame:
+        frame = frame.assign(block=block)
+        if "ttft_s" in frame:
+            frame.loc[(frame["arm"] == "eagle3") & (frame["prompt_id"].str[1:].astype(int) % 8 == block), "ttft_s"] = (
+                4.0
+            )
+        return frame
+
+    blocks = together(*(each(one_load, lambda f, block=block: late(f, block)) for block in range(3)))
+    (level,) = summarise_serving(blocks)
+    assert level.values["ttft_p95"][1] == 4.0
+    assert level.changes["ttft_p95"].interval.value == pytest.approx(level.values["ttft_p95"][0] / 4 - 1)
+    assert judge(level, SLOConfig(ttft_ms=2000)).decision == DO_NOT
 
 
 def test_a_gain_beyond_what_acceptance_can_give_is_noise_of_the_machine(tmp_path):

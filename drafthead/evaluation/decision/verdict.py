@@ -30,25 +30,28 @@ def service_level(level: Level, slo: SLOConfig) -> tuple[Kept, str]:
     limits = []
     for name, column, limit_ms in (("TTFT", "ttft_s", slo.ttft_ms), ("TPOT", "tpot_s", slo.tpot_ms)):
         if limit_ms is not None:
-            sides = [level.paired[f"{column}_{side}"].dropna().to_numpy(float) for side in ("base", "head")]
+            sides = [level.paired[f"{column}_{side}"].explode().dropna() for side in ("base", "head")]
             (_, before), (kept, after) = (_keeps(times, limit_ms / 1e3, slo.percentile) for times in sides)
             worst = max(worst, kept, key=_ORDER.index)
             limits.append(f"{name} P{slo.percentile} {before} → {after} of {limit_ms:g} ms")
     return worst, "; ".join(limits)
 
 
-def _keeps(times: Array, limit: float, percentile: int) -> tuple[Kept, str]:
+def _keeps(times: pd.Series, limit: float, percentile: int) -> tuple[Kept, str]:
     """Judged is the share of requests within the limit, against the share that must be.
 
     The percentile keeps a limit when at least that share of requests does, so the interval is that of a share (Clopper
-    and Pearson 1934), which holds for any distribution of times.
+    and Pearson 1934), which holds for any distribution of times. Repeated in several blocks, requests of a prompt are
+    no independent evidence: the share is of all requests, and its sample as large as there are prompts.
     """
     if not len(times):  # responses of one token have no time per token
         return "unresolved", "no request has it"
-    within = stats.binomtest(int((times <= limit).sum()), len(times)).proportion_ci(CONFIDENCE, method="exact")
+    prompts = times.index.nunique()
+    kept_by = round(prompts * (times <= limit).mean())
+    within = stats.binomtest(kept_by, prompts).proportion_ci(CONFIDENCE, method="exact")
     share = percentile / 100
     kept: Kept = "kept" if within.low >= share else "missed" if within.high < share else "unresolved"
-    return kept, f"{1e3 * np.percentile(times, percentile):.1f} ms ({kept})"
+    return kept, f"{1e3 * np.percentile(times.astype(float), percentile):.1f} ms ({kept})"
 
 
 # Of the requests: those that failed may be the slow ones, and the others had the server to themselves.

@@ -138,7 +138,8 @@ class Level:
         by_block: measure -> the change in each block alone, as a fraction.
         acceptance_length: under this load, from the server's counters; NaN without drafts or on random tokens.
         paired: one row per prompt answered without error in both methods of every block, in the order of sending:
-            output_tokens, share_s and the times of the baseline (suffix _base) and the method (suffix _head).
+            output_tokens, share_s and, as a list over blocks, the times of the baseline (suffix _base) and the method
+            (suffix _head).
         prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
         tokens_per_request: output tokens, mean of both methods.
     """
@@ -289,23 +290,24 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
     )  # fmt: skip
 
 
-def _pair(measure: Measure, one: pd.DataFrame, other: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """A measure of every request that has it in both methods; a response of one token has no time per token."""
-    pair = pd.DataFrame({0: one[measure.column], 1: other[measure.column]}).dropna()
-    return pair[0], pair[1]
+def _pair(measure: Measure, one: pd.DataFrame, other: pd.DataFrame) -> tuple[Array, Array]:
+    """(P, B) of both methods, of the prompts that have a measure everywhere: one token has no time per token."""
+    pair = [np.array(rows[measure.column].tolist(), float, ndmin=2) for rows in (one, other)]
+    timed = np.isfinite(pair).all(axis=(0, 2))
+    return pair[0][timed], pair[1][timed]
 
 
 def _over_prompts(measure: Measure, base: pd.DataFrame, head: pd.DataFrame) -> tuple[float, float]:
-    """A measure of both methods over the prompts they share, or over their runs, in SI units; NaN where none has it."""
+    """A measure of both methods over requests of shared prompts, or over their runs, in SI units; NaN: none has it."""
     if measure.rate:
         found: list[Any] = [ratio_of_sums(rows[measure.column], rows["share_s"]) for rows in (base, head)]
     else:
-        found = [measure.statistic(values) if len(values) else np.nan for values in _pair(measure, base, head)]
+        found = [measure.statistic(times.ravel()) if times.size else np.nan for times in _pair(measure, base, head)]
     return float(found[0]), float(found[1])
 
 
 def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Baseline and method, one row per prompt answered everywhere: times averaged, tokens summed over blocks.
+    """Baseline and method, one row per prompt answered everywhere: times listed, tokens summed over blocks.
 
     `share_s` is a request's share of the wall time: latencies scaled so that they sum to the duration of
     their run. Then Σ tokens / Σ share_s is the throughput, and prompts can be resampled. Rows are in the order in
@@ -318,7 +320,7 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> 
     good["share_s"] = good["e2e_s"] * duration / total
     answered = good.groupby("prompt_id").size()
     good = good[good["prompt_id"].isin(answered.index[answered == len(runs)])]
-    times = {f"{time}_s": (f"{time}_s", "mean") for time in _TIMES}
+    times = {f"{time}_s": (f"{time}_s", list) for time in _TIMES}
     pooled = good.groupby(["arm", "prompt_id"]).agg(
         output_tokens=("output_tokens", "sum"),
         total_tokens=("total_tokens", "sum"),
