@@ -183,15 +183,33 @@ def test_above_the_loads_that_gain_another_server_is_advised(recipe, rows, level
     assert "up to 4 requests at once; without the head from 32 on" in advice.text
 
 
-@pytest.mark.parametrize(("speed", "method"), [(1.2, "kept"), (1.0, "eagle3")])
-def test_a_variant_is_advised_where_it_gains(recipe, rows, speed, method):
-    """One that keeps the last cache block, as fast as the head or faster."""
+@pytest.mark.parametrize(
+    ("speeds", "reached", "doubt"),
+    [
+        ({1: 1.2, 4: 1.2}, True, ""),
+        ({1: 1.0, 4: 1.0}, True, "no resolved gain"),
+        ({1: 1.0, 4: 1.2}, False, "where the other is DEPLOY"),
+        ({1: 1.2, 4: 1.2}, False, "where the other is DEPLOY"),
+    ],
+)
+def test_a_variant_is_advised_where_it_gains(recipe, rows, speeds, reached, doubt):
+    """One that keeps the last cache block, as fast as the head or faster, at a load of 4 that it may not have reached.
+
+    That load is in no change of it.
+    """
     kept = "{name: kept, method: eagle3, extra: {disable_eagle_block_drop: true}}"
     beside = tiny_recipe(recipe.output_dir, f"eval.methods=[eagle3,{kept}]")
     few = each(rows, lambda f: f[f["concurrency"] < 8])
-    both = together(few, each(few, lambda f: slower(f[f["k"] == 3].assign(arm="kept"), 1 / speed)))
-    advice = _advice(beside, both, [x for x in summarise_serving(both) if x.K == 3])
-    assert _config(advice) == speculative_config(beside, method, 3)
+    kept = each(few, lambda f: slower(f[f["k"] == 3].assign(arm="kept"), 1 / f["concurrency"].map(speeds)))
+    kept.runs.loc[kept.runs["concurrency"] == 4, "reached"] = reached
+    both = together(few, kept)
+    levels = [x for x in summarise_serving(both) if x.K == 3]
+    advice = _advice(beside, both, levels)
+    assert _config(advice) == speculative_config(beside, "eagle3" if doubt else "kept", 3)
+    assert doubt in advice.text
+    (variant,) = compare_variants(beside, "all", verdicts_of(beside, levels), levels)
+    assert list(variant.by_load) == [1, 4][: 1 + reached]
+    assert variant.change.interval.value == pytest.approx(np.mean([*speeds.values()][: 1 + reached]) - 1)
 
 
 @pytest.mark.parametrize(

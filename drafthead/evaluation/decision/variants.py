@@ -3,8 +3,8 @@
 A variant is a method of the recipe: another head, n-grams, or the recipe's own head with further keys of vLLM's
 speculative_config (a schedule of draft lengths, sampled drafts, cache blocks that are kept). It is adopted where its
 gain over the traffic, against the best fixed draft length on the same prompts, lies above zero with its whole interval,
-and where it loses at no load. Where the recipe's own head is not served, the fastest method takes its place. The best
-fixed length is picked by the same measurement, which favours it a little.
+where it loses at no load, and where it is deployed up to no lower load. Where the recipe's own head is not served, the
+fastest method takes its place. The best fixed length is picked by the same measurement, which favours it a little.
 
 A schedule is what vLLM takes as `num_speculative_tokens_per_batch_size`: entries of first batch size, last batch size
 and K, both ends included; the first starts at 1 and the ranges do not overlap (vllm/v1/spec_decode/dynamic/utils.py).
@@ -26,7 +26,16 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, OWN, LoadConfig, MethodConfig
 from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_samples
-from drafthead.evaluation.decision.verdict import DO_NOT, UNKNOWN, Verdict, change_text, traffic_change
+from drafthead.evaluation.decision.verdict import (
+    DEPLOY,
+    DO_NOT,
+    UNKNOWN,
+    UP_TO,
+    Verdict,
+    change_text,
+    traffic_change,
+    unfit,
+)
 from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady, summarise_serving
@@ -48,7 +57,7 @@ class Variant(NamedTuple):
         beside: the method it is compared with.
         against: the fixed draft length that serves the traffic fastest.
         change: of output throughput over the traffic, against that.
-        by_load: the same at every load alone.
+        by_load: the same at every load alone; as in the verdict, loads that decide nothing are left out.
         doubt: why it is not adopted; empty where it is.
     """
 
@@ -88,24 +97,33 @@ def compare_variants(
         if verdict.method not in variants:  # a server of others
             continue
         ours = _loads(here, verdict.method, verdict.K)
-        weights = {c: share for c, share in shares.items() if c in ours} or dict.fromkeys(ours, 1.0)
-        best = max(fixed, key=lambda K: _speedup(fixed[K], weights))
+        measured = {c: share for c, share in shares.items() if c in ours} or dict.fromkeys(ours, 1.0)
+        sides = (ours, *fixed.values())
+        weights = {c: share for c, share in measured.items() if not any(unfit(side[c]) for side in sides)}
+        best = max(fixed, key=lambda K: _speedup(fixed[K], weights or measured))
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
         lost = sorted(w for method, w in losing if method == verdict.method and (first.method, w) not in losing)
-        doubt = _doubt(verdict, lost, change, by_load, variants[verdict.method].get(KEY))
+        doubt = _doubt(verdict, first, lost, change, by_load, variants[verdict.method].get(KEY))
         found.append(Variant(verdict, first.method, best, change, by_load, doubt))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.interval.value))
 
 
 def _doubt(
-    verdict: Verdict, lost: list[str], change: Change, by_load: dict[int, Change], schedule: Schedule | None
+    verdict: Verdict,
+    plain: Verdict,
+    lost: list[str],
+    change: Change,
+    by_load: dict[int, Change],
+    schedule: Schedule | None,
 ) -> str:
     """Why a variant is not advised."""
     if lost:
         return f"it loses against no speculation on {', '.join(lost)} prompts, where the other does not"
     if verdict.decision in (UNKNOWN, DO_NOT):
         return f"{verdict.decision} against no speculation"
+    if _highest(verdict) < _highest(plain):
+        return f"{verdict.headline}, where the other is {plain.headline}"
     if not change.interval.low > 0:
         return "no resolved gain"
     worse = [str(c) for c, at in by_load.items() if at.resolved and at.interval.high < 0]
@@ -115,6 +133,11 @@ def _doubt(
         if not any(first <= c <= last for c in by_load):
             return f"no load of {first} to {last} requests was measured, where it drafts {K}"
     return ""
+
+
+def _highest(verdict: Verdict) -> float:
+    """The load up to which a verdict deploys."""
+    return {DEPLOY: np.inf, UP_TO: verdict.up_to or 0}.get(verdict.decision, 0)
 
 
 def _loads(levels: Sequence[Level], method: str, K: int) -> dict[int, Level]:

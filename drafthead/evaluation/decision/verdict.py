@@ -100,7 +100,7 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     """The decision for one measured level: the first rule that holds."""
     throughput, latency = level.changes[THROUGHPUT.key], level.changes["e2e_p50"]
     keeps, limits = service_level(level, slo or SLOConfig())
-    wrong, unresolved = _unfit(level), f"unresolved at {len(level.paired)} prompts"
+    wrong, unresolved = unfit(level), f"unresolved at {len(level.paired)} prompts"
     rules = (
         (wrong, UNKNOWN, wrong),
         (keeps == "missed", DO_NOT, "service level missed"),
@@ -121,7 +121,7 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     return LevelVerdict(level.concurrency, decision, f"{why}: {'; '.join(filter(None, figures))}")
 
 
-def _unfit(level: Level) -> str:
+def unfit(level: Level) -> str:
     """Why a level decides nothing, whatever its figures; empty where it can."""
     if level.failed > MOST_FAILED * level.requests:
         return "requests failed, see the column `error` of requests-*.parquet"
@@ -152,7 +152,7 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
         judge(measured[c], slo) if c in measured else LevelVerdict(c, UNKNOWN, f"not run; add {c} to eval.concurrency")
         for c in sorted(shares)
     ]
-    reached = [measured[c] for c in shares if c in measured and not _unfit(measured[c])]
+    reached = [measured[c] for c in shares if c in measured and not unfit(measured[c])]
     change = _over(reached, shares)
     words = {DEPLOY: "gains", DO_NOT: "loses", UNKNOWN: "unresolved"}
     at = {word: [v.concurrency for v in found if v.decision == decision] for decision, word in words.items()}
