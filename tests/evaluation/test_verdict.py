@@ -220,6 +220,7 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speeds, reached, doub
         ({"eagle3": 1.0, "other": 1.2}, ("eagle3", "other"), "other"),
         ({"eagle3": 1.0, "other": 1.2}, ("other",), "eagle3"),
         ({"eagle3": 1.0, "other": 0.95}, (), "eagle3"),
+        ({"eagle3": 1.0, "ngram": 1.2}, (), "ngram"),  # served without being in eval.methods
         ({"other": 0.95, "third": 1.0}, (), "third"),  # the recipe's own is not served
     ],
 )

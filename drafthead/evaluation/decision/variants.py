@@ -39,7 +39,7 @@ from drafthead.evaluation.decision.verdict import (
 from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady, summarise_serving
-from drafthead.evaluation.workload import HEAD, NAMES, SAMPLED, method_of
+from drafthead.evaluation.workload import HEAD, NAMES, method_of
 
 KEY = "num_speculative_tokens_per_batch_size"
 # A longer schedule for less than this is noise, and every draft length has CUDA graphs of its own.
@@ -91,10 +91,9 @@ def compare_variants(
     first, *others = [verdict for verdict in verdicts if verdict.workload == workload]
     fixed = {K: _loads(here, first.method, K) for K in {level.K for level in here if level.method == first.method}}
     losing = {(v.method, v.workload) for v in verdicts if v.decision == DO_NOT}
-    variants = {method.name: method.extra for method in (*recipe.eval.methods, method_of(recipe, SAMPLED))}
     found = []
     for verdict in others:
-        if verdict.method not in variants:  # a server of others
+        if not verdict.K:  # a server of others, which drafts as it likes
             continue
         ours = _loads(here, verdict.method, verdict.K)
         measured = {c: share for c, share in shares.items() if c in ours} or dict.fromkeys(ours, 1.0)
@@ -104,7 +103,7 @@ def compare_variants(
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
         lost = sorted(w for method, w in losing if method == verdict.method and (first.method, w) not in losing)
-        doubt = _doubt(verdict, first, lost, change, by_load, variants[verdict.method].get(KEY))
+        doubt = _doubt(verdict, first, lost, change, by_load, method_of(recipe, verdict.method).extra.get(KEY))
         found.append(Variant(verdict, first.method, best, change, by_load, doubt))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.interval.value))
 
