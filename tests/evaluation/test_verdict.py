@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 from drafthead.artifacts import ArtifactError
 from drafthead.config.evaluation import SLOConfig, TrafficConfig
+from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, plain_verdict, verdicts_of
 from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
@@ -17,6 +19,7 @@ from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO
 from drafthead.evaluation.reporting.measured_tables import brief_table, levels_table, memory_table
 from drafthead.evaluation.results.levels import Level, ServingRows, completed, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
+from drafthead.statistics import Interval
 from tests.evaluation.rows import each, served, slower, together
 from tests.recipes import tiny_recipe
 
@@ -59,6 +62,17 @@ def test_the_four_decisions(levels, loads, decision, up_to):
     assert (verdict.decision, verdict.up_to) == (decision, up_to)
     assert verdict.change.resolved == (decision != UNKNOWN)
     assert re.search(r"[+-]\d+\.\d% \[[+-]\d", verdict.reason)
+
+
+@pytest.mark.parametrize("shares", [{2: 0.98, 4: 0.02}, {2: 0.9, 4: 0.02, 8: 0.08}])
+def test_a_loss_over_the_traffic_is_not_deployed_however_it_is_spread(levels, shares):
+    """A loss of 20 % at 2 requests at once, itself unresolved, beside a gain at 4."""
+    by_load = {level.concurrency: level for level in levels if level.K == 3}
+    loss = Change(Interval(-0.2, -0.5, 0.1))
+    unresolved = dict.fromkeys(by_load[32].changes, loss)
+    verdict = decide([replace(by_load[32], concurrency=2, changes=unresolved), by_load[4], by_load[8]], shares)
+    assert [at.decision for at in verdict.levels] == [UNKNOWN, DEPLOY, UNKNOWN][: len(shares)]
+    assert (verdict.decision, verdict.up_to) == (DO_NOT, None)
 
 
 def test_a_load_that_was_not_run_is_never_deployed_at(levels):

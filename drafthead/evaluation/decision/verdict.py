@@ -161,13 +161,14 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
     text = f"{reason}; over the traffic {change_text(change)} output throughput"
     up_to, decision = max((c for c in good if not any(b < c for b in bad)), default=None), DEPLOY
     if up_to is None:  # gains nowhere, or only above a load where it loses
-        loses = bad and (not good or (change.resolved and change.interval.value < 0))
-        decision = DO_NOT if loses else UNKNOWN
+        decision = DO_NOT if bad and not good else UNKNOWN
     elif up_to == max(shares):
         up_to = None
     else:
         decision, change = UP_TO, _over([level for level in reached if level.concurrency <= up_to], shares)
         text = f"{reason}; up to {up_to} {change_text(change)} output throughput"
+    if change.resolved and change.interval.value < 0:  # loads that are each unresolved may lose together
+        up_to, decision = None, DO_NOT
     return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
 
 
