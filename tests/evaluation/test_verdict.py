@@ -299,11 +299,13 @@ def test_too_few_prompts_decide_nothing_and_their_acceptance_is_marked(tmp_path,
         assert ("decides nothing" in text) == (decision == UNKNOWN)
 
 
-def test_the_main_verdict_is_over_all_prompts_at_the_main_temperature(tmp_path):
-    workloads = ("MT-Bench", "all", "all T=1")
+def test_the_main_verdict_is_over_the_workload_of_the_traffic_at_the_main_temperature(tmp_path):
+    workloads = ("MT-Bench", "all", "MT-Bench T=1", "all T=1")
     levels = summarise_serving(served(tiny_recipe(tmp_path), head_speed={1: 1.3}, prompts=16, workloads=workloads))
-    for temperatures, main in (("[0,1]", "all"), ("[1,0]", "all T=1")):
-        recipe = tiny_recipe(tmp_path, f"eval.temperatures={temperatures}")
+    for temperatures, of, main in (
+        ("[0,1]", "null", "all"), ("[1,0]", "null", "all T=1"), ("[1,0]", "MT-Bench", "MT-Bench T=1"),
+    ):  # fmt: skip
+        recipe = tiny_recipe(tmp_path, f"eval.temperatures={temperatures}", f"eval.traffic.workload={of}")
         assert plain_verdict(verdicts_of(recipe, levels)).workload == main
 
 

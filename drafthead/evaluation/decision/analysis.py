@@ -125,8 +125,8 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
             "add some with eval.concurrency=[1,8]. python eval/serving.py prints what was measured"
         )
     temperature = recipe.eval.temperatures[0]
-    main = f"{ALL} T={temperature:g}" if temperature else ALL
-    first = main if traffic.workload in (None, ALL) else traffic.workload
+    label = f" T={temperature:g}" if temperature else ""
+    first = (traffic.workload or ALL).removesuffix(label) + label
     measured = sorted({level.workload for level in judged}, key=lambda name: (name.partition(" TP")[0] != first, name))
     if traffic.workload is not None and measured[0].partition(" TP")[0] != first:
         raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
