@@ -34,7 +34,8 @@ def _levels(rows: ServingRows, lengths: dict[int, int]) -> list[Level]:
 
 def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):
     levels = _levels(rows, {1: 3, 32: 1})
-    schedule = compare_schedule(tiny_recipe(tmp_path), SCHEDULE, levels)
+    recipe = tiny_recipe(tmp_path, "eval.traffic.workload=code")  # measured are all prompts, whatever the traffic's
+    schedule = compare_schedule(recipe, SCHEDULE, levels)
     speed = {(x.method, x.K, x.concurrency): 1 + x.change(THROUGHPUT) for x in levels}
     mix = {K: 1 / (0.5 / speed["eagle3", K, 1] + 0.5 / speed["eagle3", K, 32]) for K in (1, 3)}
     both = 1 / (0.5 / speed["eagle3", 3, 1] + 0.5 / speed["eagle3", 1, 32])

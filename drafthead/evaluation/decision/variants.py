@@ -223,11 +223,13 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
 
 
 def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
-    """The recipe with the schedule as a method, at the longest draft length."""
+    """The recipe with the schedule as a method, at the longest draft length, and the traffic's prompts as measured."""
     longest = (max(recipe.eval.draft_tokens),)
     method = MethodConfig(name=SCHEDULED, method=OWN, num_draft_tokens=longest, extra={KEY: schedule})
     others = [own for own in recipe.eval.methods if own.name != SCHEDULED]
-    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"methods": (*others, method)})})
+    traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
+    update = {"methods": (*others, method), "traffic": traffic}
+    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
 
 
 def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
