@@ -45,6 +45,21 @@ def test_rates_alone_give_no_verdict(measured):
         analyse(recipe, rates)
 
 
+@pytest.mark.parametrize("fault", ["no shared prompt", "one chunk"])
+def test_a_report_is_made_of_whatever_was_answered(tmp_path, fault):
+    recipe = tiny_recipe(tmp_path)
+    requests, runs = served(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48)
+    head = requests["arm"] == "eagle3"
+    if fault == "no shared prompt":  # at 1 the baseline answered the first half, the head the second
+        requests.loc[(requests["concurrency"] == 1) & (head == (requests["prompt_id"] < "p024")), "error"] = "500"
+        runs.loc[runs["concurrency"] == 1, "failed"] = 24
+    else:  # of a server that streams nothing
+        requests.loc[head, ["tpot_s", "itl_s"]] = 0.0
+    analysis = analyse(recipe, ServingRows(requests, runs))
+    assert {v.concurrency: v.decision for v in analysis.main.levels}[8] == "DEPLOY"
+    assert build_report(recipe, analysis).headline == analysis.main.headline
+
+
 def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
     """Faster everywhere, but on `long`: the report has them side by side, and `all` is what is advised."""
     recipe = tiny_recipe(tmp_path)

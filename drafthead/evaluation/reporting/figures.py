@@ -144,7 +144,8 @@ def _curves(axes: Axes, levels: Sequence[Level], measure: Measure) -> None:
             axes.plot(x, y, marker, color=colours[method], fillstyle="full" if level.reached else "none")
     axes.set(xticks=range(len(loads)), xticklabels=[str(load) for load in loads], xlabel="requests in flight")
     axes.set_ylabel(measure.title)
-    axes.set_ylim(0, 1.05 * measure.scale * max(max(level.values[measure.key]) for level in levels))
+    highest = np.nanmax([level.values[measure.key] for level in levels], initial=1e-9)
+    axes.set_ylim(0, 1.05 * measure.scale * highest)
 
 
 def _over_draft_length(axes: Axes, levels: Sequence[Level]) -> None:

@@ -245,11 +245,12 @@ def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> li
         values = [geometric_mean([level.values[measure.key][side] for level in chosen]) for side in (0, 1)]
         change = geometric_mean([1 + level.change(measure) for level in chosen]) - 1
         worst = min(chosen, key=lambda level: level.change(measure))
-        signs = {int(x.changes[measure.key].resolved * np.sign(x.change(measure))) for x in chosen}
+        signs = {int(np.sign(x.change(measure))) if x.changes[measure.key].resolved else 0 for x in chosen}
         found.append(GeometricMean(measure, values, change, worst, signs.pop() if len(signs) == 1 else 0))
     return found
 
 
+@np.errstate(invalid="ignore", divide="ignore")  # a response in one chunk takes no time per token
 def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
     first = runs.iloc[0]
     base, head = _paired_prompts(requests, runs, method)
@@ -261,8 +262,8 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
     methods = {name: runs[runs["arm"] == name].assign(share_s=runs["duration_s"]) for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
     for measure in measures:
-        key, pairs = measure.key, [_over_prompts(measure, *block) for block in blocks]
-        by_block[key] = np.array([(h / b if measure.rate else b / h) - 1 for b, h in pairs])
+        key, (b, h) = measure.key, np.array([_over_prompts(measure, *block) for block in blocks]).T
+        by_block[key] = (h / b if measure.rate else b / h) - 1
         values[key] = _over_prompts(measure, *(methods.values() if measure.rate else (base, head)))
         if measure.rate:
             change = throughput_change(head[measure.column], head["share_s"], base[measure.column], base["share_s"])
