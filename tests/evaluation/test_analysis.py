@@ -1,5 +1,6 @@
 """Loads with a request rate beside those of fixed concurrency: shown, never judged."""
 
+import numpy as np
 import pytest
 
 from drafthead.config import Recipe
@@ -45,7 +46,7 @@ def test_rates_alone_give_no_verdict(measured):
         analyse(recipe, rates)
 
 
-@pytest.mark.parametrize("fault", ["no shared prompt", "one chunk"])
+@pytest.mark.parametrize("fault", ["no shared prompt", "one chunk", "one token at 1", "one token"])
 def test_a_report_is_made_of_whatever_was_answered(tmp_path, fault):
     recipe = tiny_recipe(tmp_path)
     requests, runs = served(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48)
@@ -53,6 +54,9 @@ def test_a_report_is_made_of_whatever_was_answered(tmp_path, fault):
     if fault == "no shared prompt":  # at 1 the baseline answered the first half, the head the second
         requests.loc[(requests["concurrency"] == 1) & (head == (requests["prompt_id"] < "p024")), "error"] = "500"
         runs.loc[runs["concurrency"] == 1, "failed"] = 24
+    elif fault.startswith("one token"):
+        short = requests["concurrency"] <= (1 if fault.endswith("1") else 8)
+        requests.loc[short, ["output_tokens", "tpot_s", "itl_s"]] = [1, np.nan, np.nan]
     else:  # of a server that streams nothing
         requests.loc[head, ["tpot_s", "itl_s"]] = 0.0
     analysis = analyse(recipe, ServingRows(requests, runs))

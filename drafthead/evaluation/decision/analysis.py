@@ -10,7 +10,7 @@ from drafthead.artifacts import require
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
-from drafthead.evaluation.decision.cost_model import Priced, price, speed_samples
+from drafthead.evaluation.decision.cost_model import Priced, decoded, price, speed_samples
 from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
@@ -171,7 +171,7 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
         powers = {2**i for i in range(max_batch.bit_length())}
         loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)
         here = steady(rows, workload)
-        if {BASELINE, HEAD} <= set(here.runs["arm"]):
+        if {BASELINE, HEAD} <= set(decoded(here.requests)["arm"]):
             found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
     return found
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.interpolate import make_interp_spline
 from scipy.optimize import nnls
@@ -77,6 +78,11 @@ class SpeedSamples:
         return [SpeedPoint(batch, K, float(t), length) for (batch, K, length), t in zip(self.keys, tpot, strict=True)]
 
 
+def decoded(requests: pd.DataFrame) -> pd.DataFrame:
+    """Those that have tokens after the first, which is what the model prices."""
+    return requests[(requests["error"] == "") & (requests["output_tokens"] > 1)]
+
+
 def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSamples:
     """What the cost model needs of the baseline and one method, blocks pooled.
 
@@ -86,7 +92,7 @@ def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSample
         max_batch: the engine's max_num_seqs: more requests in flight wait and are not in the batch.
     """
     requests, runs = (frame[frame["arm"].isin((BASELINE, method))] for frame in rows)
-    good = requests[requests["error"] == ""]
+    good = decoded(requests)
     good = good.assign(decode_s=good["e2e_s"] - good["ttft_s"], tokens=good["output_tokens"] - 1)
     levels = ["arm", "k", "load"]
     seconds, tokens = (

@@ -144,8 +144,8 @@ def _curves(axes: Axes, levels: Sequence[Level], measure: Measure) -> None:
             axes.plot(x, y, marker, color=colours[method], fillstyle="full" if level.reached else "none")
     axes.set(xticks=range(len(loads)), xticklabels=[str(load) for load in loads], xlabel="requests in flight")
     axes.set_ylabel(measure.title)
-    highest = np.nanmax([level.values[measure.key] for level in levels], initial=1e-9)
-    axes.set_ylim(0, 1.05 * measure.scale * highest)
+    highest = np.nan_to_num([level.values[measure.key] for level in levels]).max()
+    axes.set_ylim(0, 1.05 * measure.scale * highest or 1.0)  # no request may have the measure
 
 
 def _over_draft_length(axes: Axes, levels: Sequence[Level]) -> None:
