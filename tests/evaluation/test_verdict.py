@@ -278,6 +278,15 @@ def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_
     assert [row[-2:] for row in cells] == [["70.0", "–"], [f"{100 * hits:.1f}", f"{100 * (hits / 0.7 - 1):+.1f}"]]
 
 
+def test_memory_is_compared_on_as_many_gpus(rows):
+    two = each(rows, lambda f: f.assign(tensor_parallel=2))
+    two.runs["kv_cache_tokens"] *= 3
+    table = memory_table(together(rows, two).runs)
+    assert [[cell.text for cell in row] for row in table.rows if "K = 3" in row[0].text] == [
+        ["draft head, K = 3", "90,000", "-10.0"], ["draft head, K = 3 TP2", "270,000", "-10.0"],
+    ]  # fmt: skip
+
+
 def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, levels):
     slow = [level for level in levels if level.concurrency in (8, 32) and level.K == 3]
     advice = _advice(recipe, rows, slow)

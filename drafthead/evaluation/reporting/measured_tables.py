@@ -235,16 +235,15 @@ def memory_table(runs: pd.DataFrame) -> Table | None:
     """GPU memory, KV cache and prefix-cache hits that a head takes away; None where the runs do not say."""
     queries = runs["prefix_queries"].where(runs["workload"].map(is_conversations) & (runs["prefix_queries"] > 0))
     runs = runs.assign(hits=100 * runs["prefix_hits"] / queries)  # prompts that share nothing have no hits to lose
-    found = runs.groupby(["arm", "k"], sort=False)[list(_MEMORY)].mean()
+    found = runs.groupby(["arm", "k", "tensor_parallel"], sort=False)[list(_MEMORY)].mean()
     known = [column for column in _MEMORY if found[column].fillna(0).any()]
     rows = []
-    for method, K in found.index:
-        values = found.loc[(method, K)]
-        row: dict[str, Any] = {"Method": series_name(method, K)}
+    for (method, K, gpus), values in zip(found.index, found.to_dict("records"), strict=True):
+        row: dict[str, Any] = {"Method": series_name(method, K) + f" TP{gpus}" * (gpus > 1)}
         for column in known:
             name, unit, form = _MEMORY[column]
             row[name + unit] = Cell(format(values[column], form) if np.isfinite(values[column]) else "–")
-            against = np.nan if method == BASELINE else values[column] / found.loc[(BASELINE, 0), column]
+            against = np.nan if method == BASELINE else values[column] / found.loc[(BASELINE, 0, gpus), column]
             row[f"{name} against the baseline (%)"] = number(100 * against - 100, sign="+")
         rows.append(row)
     return table("Memory and cache", rows, note("memory")) if known else None
