@@ -5,9 +5,10 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.report import build_preset_report, render, write_pages
-from drafthead.evaluation.results.levels import MEASURE, completed
-from tests.evaluation.rows import request_row, run_row
+from drafthead.evaluation.results.levels import MEASURE, completed, summarise_serving
+from tests.evaluation.rows import each, request_row, run_row, served, slower, together
 from tests.recipes import tiny_recipe
 
 _MANIFEST = {
@@ -31,6 +32,17 @@ def _rows(plan):
             requests += rows
             runs.append(run_row(run.method, concurrency, rows, run.k) | key | {"prompt_tokens": 200})
     return completed(pd.DataFrame(requests), pd.DataFrame(runs))
+
+
+@pytest.mark.parametrize("loads", [(1, 5, 25, 50, 100, 200), (1, 5)])
+def test_a_published_mean_stands_beside_one_over_the_same_loads_at_the_same_temperature(tmp_path, loads):
+    rows = served(tiny_recipe(tmp_path), head_speed=dict.fromkeys(loads, 1.3), prompts=2, workloads=("sharegpt",))
+    hot = completed(*each(rows, lambda f: slower(f, 1 + (f["arm"] != "none")).assign(temperature=1.0)))
+    table = published_table(summarise_serving(together(rows, hot)), "openai/gpt-oss-120b")
+    if len(loads) < 6:
+        assert table is None
+    else:
+        assert float(table.rows[0][5].text) == pytest.approx(30, abs=5)
 
 
 @pytest.mark.parametrize("name", preset_names())

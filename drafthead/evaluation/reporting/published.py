@@ -99,16 +99,21 @@ def published_lengths() -> dict[int, list[float]]:
 def published_table(levels: Sequence[Level], target: str) -> Table | None:
     """What posts print of the same target, workload, GPUs, K and statistic; None where there is nothing.
 
+    A geometric mean is one over the post's loads, all of them, and greedy responses alone are compared.
+
     Args:
         levels: measured.
         target: the recipe's, by name.
     """
     rows = []
+    greedy = [level for level in levels if " T=" not in level.workload]
     for figure in (figure for figure in figures() if figure.target == target):
         wanted = (figure.workload, figure.gpus, figure.K, figure.method or HEAD)
-        same = [level for level in levels if (level.prompts_of, level.gpus, level.K, level.method) == wanted]
+        same = [level for level in greedy if (level.prompts_of, level.gpus, level.K, level.method) == wanted]
         if figure.statistic == "geomean":
-            means = geometric_means(same, only_reached=False)
+            loads = published()["posts"][figure.post]["concurrency"]
+            of_post = [level for level in same if level.load in {f"c{load}" for load in loads}]
+            means = geometric_means(of_post, only_reached=False) if len(of_post) == len(loads) else []
             ours = [mean.change for mean in means if mean.measure.key == figure.key]
         else:
             at = [level.changes for level in same if level.load == figure.statistic]
