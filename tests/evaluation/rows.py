@@ -10,6 +10,7 @@ import pandas as pd
 from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
+from drafthead.evaluation.measuring.plan import served_recipe
 from drafthead.evaluation.results.levels import ServingRows, read_serving
 
 CATEGORIES = ("chat", "code", "long", "structured")
@@ -38,7 +39,7 @@ def write_results(
     """
     rng = np.random.default_rng(0)
     directory = recipe.results_dir / "acceptance"
-    begin(directory, "acceptance", _identity())
+    begin(directory, "acceptance", _identity(recipe))
     for arm, quality in (("none", None), ("eagle3", 0.7), ("ngram", 0.2)):
         rows = [_answer(rng, arm, i, quality) for i in range(prompts)]
         if arm == "none":
@@ -46,7 +47,7 @@ def write_results(
         pd.DataFrame(rows).to_parquet(directory / f"arm-{arm}.parquet")
     finish(directory, {"prompts": prompts, "too_long": 0, "arms": 3})
     directory = recipe.results_dir / "serving"
-    begin(directory, "serving", _identity())
+    begin(directory, "serving", _identity(recipe))
     series = [("none", 0), *(("eagle3", k) for k in lengths)]
     for index, (arm, k) in enumerate(series):
         requests, runs = [], []
@@ -89,10 +90,11 @@ def speed_at(longest: float, k: int) -> float:
     return LENGTHS[k] / ratio
 
 
-def _identity() -> dict:
+def _identity(recipe: Recipe) -> dict:
     return {
         "target": "data_gen/tiny/target", "target_fingerprint": "0" * 64, "dtype": "bfloat16", "head": "1" * 64,
         "num_draft_tokens": K, "max_tokens": 192, "reasoning_effort": "medium",
+        "engine": served_recipe(recipe).engine.model_dump(),
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
-from drafthead.artifacts import ArtifactError
+from drafthead.artifacts import ArtifactError, read_json, write_json
 from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
@@ -163,6 +163,17 @@ def test_the_brief_fits_one_screen(recipe, analysis, capsys):
     assert "--speculative-config" in printed
     decisions = re.findall(r"\d │ +([A-Z ]+?) +│$", printed, re.MULTILINE)
     assert decisions == [DEPLOY, UNKNOWN, DO_NOT, UNKNOWN]
+
+
+@pytest.mark.parametrize(("key", "value"), [("head", "2" * 64), ("max_tokens", 64), ("dtype", "float16")])
+def test_measurements_that_do_not_belong_together_are_refused(tmp_path, key, value):
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 1.3}, prompts=16)
+    manifest = recipe.results_dir / "serving" / "manifest.json"
+    written = read_json(manifest)
+    write_json(manifest, written | {"identity": written["identity"] | {key: value}})
+    with pytest.raises(ArtifactError, match=f"{key}: found {value!r}, wanted {written['identity'][key]!r}"):
+        analyse(recipe)
 
 
 def test_a_missing_measurement_names_the_command(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from drafthead.artifacts import require
+from drafthead.artifacts import ArtifactError, describe_difference, require
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, TrafficConfig
 from drafthead.engine.server import deployment_command, speculative_flag
@@ -14,7 +14,7 @@ from drafthead.evaluation.decision.cost_model import Priced, decoded, price, spe
 from drafthead.evaluation.decision.variants import SCHEDULED, Schedule, Variant, compare_variants, with_schedule
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, Verdict, decide
 from drafthead.evaluation.measuring import acceptance, serving
-from drafthead.evaluation.measuring.plan import is_conversations, served_recipe
+from drafthead.evaluation.measuring.plan import is_conversations
 from drafthead.evaluation.results.levels import (
     THROUGHPUT,
     Level,
@@ -75,13 +75,15 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
         rows: under load; None: those of its directory.
 
     Raises:
-        ArtifactError: acceptance or serving was not measured, or not to the end, or by an earlier version.
+        ArtifactError: acceptance or serving was not measured, or not to the end, or by an earlier version, or the two
+            are of different heads, targets or longest responses.
         ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
     folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
-    recipe, rows = served_recipe(recipe), rows or read_serving(folders[serving.KIND])
+    _check_alike(*(manifests[kind]["identity"] for kind in folders))
+    recipe, rows = _as_served(recipe, manifests), rows or read_serving(folders[serving.KIND])
     if manifests[serving.KIND]["identity"].get("synthetic_acceptance_length") is not None:
         raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
     levels = summarise_serving(rows)
@@ -92,6 +94,25 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
     variants = compare_variants(recipe, plain_verdict(verdicts).workload, verdicts, levels)
     summary = summarise_acceptance(acceptance.read_acceptance(folders[acceptance.KIND]))
     return Analysis(manifests, summary, rows, levels, priced, verdicts, variants)
+
+
+_ALIKE = ("target", "target_fingerprint", "dtype", "head", "max_tokens")
+
+
+def _check_alike(offline: dict[str, Any], served: dict[str, Any]) -> None:
+    both = [key for key in _ALIKE if key in offline and key in served]
+    found, wanted = ({key: one[key] for key in both} for one in (served, offline))
+    if different := describe_difference(found, wanted):
+        raise ArtifactError(
+            f"serving was not measured with what acceptance was:\n{different}\n"
+            "move the older of the two in results/NAME away, and run: python eval/head.py RECIPE"
+        )
+
+
+def _as_served(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> Recipe:
+    """With the batch limit that the servers had, whatever loads the recipe has today."""
+    places = manifests[serving.KIND]["identity"]["engine"]["max_num_seqs"]
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_num_seqs": places})})
 
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
@@ -203,7 +224,7 @@ def advise(recipe: Recipe, analysis: Analysis) -> Advice:
         text = f"Serve it at K = {verdict.K}:"
     notes = [*(variant.sentence() for variant in analysis.variants), *_fastest(analysis)]
     text = " ".join([text, *(f"{note}." for note in notes)])
-    return Advice(text, speculative_flag(config), deployment_command(served_recipe(recipe), config))
+    return Advice(text, speculative_flag(config), deployment_command(_as_served(recipe, analysis.manifests), config))
 
 
 def _fastest(analysis: Analysis) -> list[str]:
