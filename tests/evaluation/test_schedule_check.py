@@ -81,6 +81,7 @@ def test_a_load_alone_is_its_own_traffic(rows):
 def test_nothing_is_served_that_compares_nothing(tmp_path):
     with pytest.raises(ValueError, match="eval.num_draft_tokens"):
         modelled_schedule(tiny_recipe(tmp_path))
-    for schedule in ([[1, 64, 3]], [[1, 2, 9], [3, 64, 1]]):
+    overlap, late, backwards = [[1, 4, 3], [4, 64, 1]], [[2, 4, 3], [5, 64, 1]], [[4, 1, 3], [5, 64, 1]]
+    for schedule in ([[1, 64, 3]], [[1, 2, 9], [3, 64, 1]], overlap, late, backwards):
         with pytest.raises(ValueError, match="--schedule"):
             measure_schedule(tiny_recipe(tmp_path, "eval.num_draft_tokens=[3,1]"), schedule)

@@ -210,8 +210,13 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
     """Serve the schedule beside every fixed draft length, in results/NAME/draft-lengths/schedule.
 
     Raises:
-        ValueError: the schedule has one draft length, or one beyond the recipe's.
+        ValueError: the schedule has one draft length, or one beyond the recipe's, or vLLM would not start with it.
     """
+    if not _readable(schedule):
+        raise ValueError(
+            f"schedule {schedule}: vLLM wants first batch size, last batch size and K, from 1 on and without overlaps; "
+            "give another with --schedule '[[1,2,3],[3,64,1]]'"
+        )
     lengths = {K for _, _, K in schedule}
     longest = max(recipe.eval.draft_tokens)
     if len(lengths) == 1 or max(lengths) > longest:
@@ -220,6 +225,14 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
             f"{longest}, the longest of eval.num_draft_tokens; give another with --schedule '[[1,2,3],[3,64,1]]'"
         )
     return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
+
+
+def _readable(schedule: Schedule) -> bool:
+    """Whether vLLM takes it: ranges in any order, the first from 1 on, without overlaps."""
+    ranges = sorted(schedule)
+    ends = [0, *(last for _, last, _ in ranges)]
+    inside = [end < first <= last and K >= 0 for end, (first, last, K) in zip(ends, ranges, strict=False)]
+    return ranges[0][0] == 1 and all(inside)
 
 
 def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
