@@ -129,7 +129,8 @@ def length_change(
 
     Prompts are drawn once for both heads, seeds for each (the pigeonhole bootstrap, Owen 2007) or, where both have the
     same, once as well: heads of one seed begin with the same weights and read the same batches. With one seed the
-    interval is over prompts alone; of S seeds the variance comes out too small by (S - 1) / S.
+    interval is over prompts alone; of S seeds the variance comes out too small by (S - 1) / S. Fewer prompts than
+    FEWEST_PROMPTS give no interval.
 
     Args:
         ours: drafts and accepted drafts, (P, S) each, of P prompts and S seeds.
@@ -150,7 +151,8 @@ def length_change(
     of_seed = drawn(drafts.shape[1])
     of_other = of_seed if same_seeds else drawn(other[0].shape[1])
     found = lengths(drafts, accepted, of_seed) / lengths(other[0], other[1], of_other) - 1
-    low, high = np.nanquantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    bounds = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    low, high = np.nanquantile(found, bounds) if P >= FEWEST_PROMPTS else (np.nan, np.nan)
     value = acceptance_length(drafts.ravel(), accepted.ravel()) / acceptance_length(*(a.ravel() for a in other)) - 1
     return Interval(value, float(low), float(high))
 
