@@ -83,6 +83,7 @@ def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) ->
     )  # fmt: skip
 
 
+_FIRST_BLOCK = ("midlayer.", "layers.0.")  # as public heads name it
 _NEARLY_ALL = 0.9  # of the rows: computing fewer pays for selecting them
 
 
@@ -224,12 +225,16 @@ class Drafter:
     def from_target(
         self, shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int
     ) -> DraftModule:
-        """A fresh module that starts from its target: lm_head rows and final norm are copied, not random."""
+        """A fresh module that starts from its target: lm_head rows and final norm are copied, not random. Blocks behind
+        the first add nothing yet: a deep head begins as one of a single block."""
         torch.manual_seed(seed)
         model = self.build(shape)
         with torch.no_grad():
             model.lm_head.weight.copy_(pieces.lm_head[vocabulary.target_ids])
             model.get_submodule("norm").weight.copy_(pieces.final_norm)  # type: ignore[operator]
+            for name, weight in model.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj.weight")) and not name.startswith(_FIRST_BLOCK):
+                    weight.zero_()
         return model
 
     def from_head(

@@ -254,3 +254,20 @@ def test_rows_of_tokens_in_both_vocabularies_are_kept_and_new_ones_begin_as_the_
     assert len(new) > 3
     others = [name for name in found if name not in drafter.build(shape).draft_rows]
     assert all(torch.equal(found[name], start[name]) for name in others)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
+def test_a_deep_head_begins_as_its_first_block(kind, fresh_recipe):
+    parallel = ("head.mask_token_id=9", "head.num_draft_positions=3") if kind != "eagle3" else ()
+    recipe = fresh_recipe(f"head.type={kind}", "head.num_layers=3", *parallel)
+    inputs, pieces, drafter = open_inputs(recipe), load_pieces(recipe.target_path), drafter_of(recipe.head)
+    shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
+    vocabulary = choose_vocabulary(torch.ones(inputs.spec.vocab_size), shape.head.draft_vocab_size, torch.tensor([0]))
+    deep = drafter.from_target(shape, pieces, vocabulary, seed=0)
+    shallow = drafter.build(replace(shape, head=recipe.head.model_copy(update={"num_layers": 1})))
+    shallow.load_state_dict({name: deep.state_dict()[name] for name in shallow.state_dict()})
+    mask = inputs.train.tokens(0)[1]
+    batch = pack(inputs.train, [whole(0, mask, drafter)], drafter).to(CPU, torch.float32)
+    with_loss = batch.scored[:3].flatten()
+    found = [model.head_rows(batch, pieces.embed_tokens.float(), 3).states[with_loss] for model in (deep, shallow)]
+    torch.testing.assert_close(*found)
