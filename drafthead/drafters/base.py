@@ -16,6 +16,7 @@ vocabulary, V target vocabulary.
 """
 
 import math
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) ->
     )  # fmt: skip
 
 
-_FIRST_BLOCK = ("midlayer.", "layers.0.")  # as public heads name it
+_FURTHER_BLOCK = re.compile(r"layers\.[1-9]")
 _NEARLY_ALL = 0.9  # of the rows: computing fewer pays for selecting them
 
 
@@ -233,7 +234,7 @@ class Drafter:
             model.lm_head.weight.copy_(pieces.lm_head[vocabulary.target_ids])
             model.get_submodule("norm").weight.copy_(pieces.final_norm)  # type: ignore[operator]
             for name, weight in model.named_parameters():
-                if name.endswith(("o_proj.weight", "down_proj.weight")) and not name.startswith(_FIRST_BLOCK):
+                if _FURTHER_BLOCK.match(name) and name.endswith(("o_proj.weight", "down_proj.weight")):
                     weight.zero_()
         return model
 

@@ -30,7 +30,7 @@ _STATE: dict[str, Any] = {
     "step": 0, "world_size": 1, "zero_stage": 0, "acceptance_length": None, "best_step": 0,
     "best_acceptance_length": None, "acceptance_per_position": [],
 }  # fmt: skip
-_MASK = "mask_embedding.pt"  # vLLM's DFlash puts it in place of the mask token's embedding
+_MASK = "mask_embedding.pt"  # vLLM reads it in place of the mask token's row
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ANOTHER = "Fetch the head again, or give one of head.type for this target"
 log = logging.getLogger(__name__)
@@ -113,8 +113,8 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
         local_files(path, revision, sorted(set(read_index(directory / INDEX).values())))
     if (directory / _MASK).is_file():
         raise ValueError(
-            f"{directory / _MASK} is an embedding for the mask token, which an imported head would lose. Measure the "
-            f"head as it is: eval.methods=[{{name: theirs, method: dflash, head: {path}}}]"
+            f"{directory / _MASK} is an embedding of the mask token, which an imported head would lose; measure the "
+            f"head as it is, as a method of eval.methods with `head: {path}`"
         )
     shards = sorted(directory.glob("*.safetensors"))
     if not shards and (pickles := sorted(path for path in directory.iterdir() if path.suffix in _PICKLES)):

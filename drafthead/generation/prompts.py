@@ -34,7 +34,6 @@ from drafthead.data.prompts import (
     read_prompts,
     write_prompts,
 )
-from drafthead.generation.dialogue import open_dialogue
 from drafthead.generation.sources import LOCAL, WITHHELD, Located, locate, read, read_row
 from drafthead.progress import progress
 
@@ -332,9 +331,9 @@ def drop_duplicates(pools: Sequence[Pool], turn_by_turn: bool) -> int:
         for pool in pools:
             kept = []
             for candidate in getattr(pool, side):
-                first = open_dialogue(candidate.prompt, turn_by_turn)
-                key, first_key = _normalised(first.prompt), _normalised(replace(first.prompt, messages=first.messages))
-                if key not in seen and first_key not in held:
+                prompt, key = candidate.prompt, _normalised(candidate.prompt)
+                alone = cut(prompt.messages, "first")[0][0] if turn_by_turn and prompt.messages else prompt.messages
+                if key not in seen and _normalised(replace(prompt, messages=alone)) not in held:
                     seen.add(key)
                     kept.append(candidate)
             dropped += len(getattr(pool, side)) - len(kept)

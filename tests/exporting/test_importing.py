@@ -192,7 +192,7 @@ def test_of_a_head_on_the_hub_every_file_is_fetched(public, hub_cache, monkeypat
 def test_an_embedding_of_the_mask_token_is_refused_with_what_to_do(public):
     recipe, source = public
     (source / "mask_embedding.pt").touch()
-    with pytest.raises(ValueError, match=f"mask_embedding.pt .*method: dflash, head: {source}"):
+    with pytest.raises(ValueError, match=f"mask_embedding.pt .*eval.methods with `head: {source}`"):
         import_head(recipe, str(source))
 
 
