@@ -157,6 +157,14 @@ def test_a_key_left_where_vllm_does_not_look_is_refused(tmp_path):
 PEAGLE = ("head.type=peagle", "head.mask_token_id=9", "head.fc_norm=true")
 
 
+def test_a_mask_token_may_be_token_0(tmp_path):
+    recipe = recipe_at(tmp_path, *PEAGLE, "head.mask_token_id=0")
+    write_run(recipe)
+    config = read_json(export_head(recipe, serve_check=False) / "config.json")
+    config["mask_token_id"] = config.pop("ptd_token_id")  # as speculators' heads name it
+    assert drafter_of(recipe.head).vllm.served_values(config)["ptd_token_id"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "architecture"), [((), "Eagle3"), (PEAGLE, "Peagle")])
 def test_vllm_reads_what_we_say_it_reads(tmp_path, head, architecture):

@@ -88,8 +88,8 @@ class PEagleFiles(Eagle3Files):
     def served_values(self, config: Config) -> Config:
         plain = self.plain_form(config)
         names = ("mask_token_id", "dspark_noise_token_id", "pard_token")  # go before it, in this order
-        mask = next((plain[name] for name in names if name in plain), None) or plain[_MASK]
-        return {**super().served_values(config), _MASK: mask}
+        name = next((name for name in names if plain.get(name) is not None), _MASK)
+        return {**super().served_values(config), _MASK: plain[name]}
 
     def own_section(self, served: Config) -> dict[str, Any]:
         return {**super().own_section(served), "mask_token_id": served[_MASK]}
