@@ -252,7 +252,8 @@ def read_row(row: Row, name: str) -> Conversation:
         ids = token_ids(given)
     else:
         messages, system = question(_question(row), system), None
-    if own and (unread := _unread({**row, "system": system})):
+    texts = [message["content"] for message in messages]  # what stands in the chat too is not lost
+    if own and (unread := [key for key in _unread({**row, "system": system}) if row[key] not in texts]):
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
     response_ids = row.get("response_ids") if own else None
     if response_ids is not None and ids is None:

@@ -95,9 +95,13 @@ def test_local_files_of_every_kind_are_read(tmp_path, extension):
 
 
 def test_the_system_prompt_of_a_row_comes_before_its_chat(tmp_path):
-    rows = [{"conversations": [{"from": "human", "value": "a"}], "system": "b"}, {"prompt": "c", "system": "d"}]
+    rows = [
+        {"conversations": [{"from": "human", "value": "a"}], "system": "b"},
+        {"prompt": "c", "system": "d"},
+        {"messages": [{"role": "user", "content": "e"}], "prompt": "e"},  # UltraChat's form
+    ]
     prompts = prompts_of(pool_of("mine", write_rows(tmp_path / "own.jsonl", rows)))
-    assert sorted([m["content"] for m in prompt.messages] for prompt in prompts) == [["b", "a"], ["d", "c"]]
+    assert sorted([m["content"] for m in prompt.messages] for prompt in prompts) == [["b", "a"], ["d", "c"], ["e"]]
     chat = [{"role": "system", "content": "x"}, {"role": "user", "content": "a"}]
     with pytest.raises(ValueError, match="system would not be read"):
         pool_of("mine", write_rows(tmp_path / "own.jsonl", [{"messages": chat, "system": "y"}]))
