@@ -49,10 +49,11 @@ def _muon(learning_rate: float, draft: DraftModule, adam: dict[str, float]) -> t
     from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
     projections = {f"{name}.weight" for name, module in draft.named_modules() if isinstance(module, Projection)}
+    projections -= {*draft.draft_rows}
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in draft.named_parameters():
-        suits = name in projections - set(draft.draft_rows)
+        suits = name in projections
         setattr(parameter, "use_muon", suits)  # noqa: B010 - DeepSpeed reads it off the parameter
         (matrices if suits else others).append(parameter)
     muon = {"lr": learning_rate, "initial_lr": learning_rate, "momentum": 0.95, "weight_decay": 0.0}
