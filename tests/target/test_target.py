@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from drafthead.config import load_recipe
 from drafthead.target.files import pinned_revision
 from drafthead.target.pieces import (
+    FrozenTarget,
     TargetHead,
     TargetPieces,
     captured_ids,
@@ -137,6 +138,17 @@ def test_stats_do_not_depend_on_the_chunk():
     torch.testing.assert_close(whole[0], parts[0])
     torch.testing.assert_close(whole[1], parts[1])
     assert [t.shape for t in head.stats(hidden[:0])] == [torch.Size([0]), torch.Size([0])]
+
+
+def test_nothing_lies_outside_of_a_whole_vocabulary_at_any_temperature():
+    """In bf16, where logits that were rounded would leave a part over."""
+    torch.manual_seed(0)
+    rows, states = torch.randn(512, 64).bfloat16(), 2 * torch.randn(20, 64).bfloat16()
+    target = FrozenTarget(rows, torch.ones(64), rows, 1e-5, torch.arange(512))
+    logits = states.float() @ rows.float().T
+    for T in (0.7, 1.5):
+        found = target.lse_at(T, states, logits.logsumexp(-1))
+        torch.testing.assert_close(found, (logits / T).logsumexp(-1), rtol=0, atol=1e-3)
 
 
 def test_two_targets_are_named_with_revision_and_fingerprint_and_one_that_moved_is_the_same():
