@@ -92,6 +92,7 @@ class DraftModule(nn.Module, ABC):
     """The trainable part. Parameter names are those of the exported file, the embedding is the target's and frozen."""
 
     draft_rows: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # parameters with a row per token of its vocabulary
+    recompute: bool = False  # keep less for the backward pass and compute it again
     shape: DraftShape
     lm_head: nn.Linear
     fc: nn.Linear  # reads the aux hidden states
@@ -102,9 +103,7 @@ class DraftModule(nn.Module, ABC):
         return self.lm_head.weight
 
     @abstractmethod
-    def head_rows(
-        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
-    ) -> HeadRows:
+    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """What lm_head is applied to, for each of the K draft positions.
 
         Not `forward`: ZeRO-3 looks for tensors in the tuples that a module's forward returns, and in nothing else.
@@ -113,7 +112,6 @@ class DraftModule(nn.Module, ABC):
             batch: T tokens.
             embeddings: (V, H) of the target.
             num_positions: K, at most what the head was trained for.
-            recompute: keep less for the backward pass and compute it again.
         """
 
     def confidence(self, rows: HeadRows) -> Tensor | None:

@@ -108,13 +108,12 @@ class LossModule(nn.Module):
         draft: DraftModule,
         objective: Any = "forward_kl",
         zero_hidden_states: bool = False,
-        recompute: bool = False,
         rejection: RejectionConfig | None = None,
         temperature: float = 1.0,
     ):
         super().__init__()
         self.draft, self.objective, self.rejection, self.temperature = draft, objective, rejection, temperature
-        self.zero_hidden_states, self.recompute = zero_hidden_states, recompute
+        self.zero_hidden_states = zero_hidden_states
         if zero_hidden_states and draft.fc.weight.requires_grad:
             # It starts at zero and stays: a mask state learned through fc would let the states through when served.
             draft.fc.weight.register_hook(torch.zeros_like)
@@ -129,7 +128,7 @@ class LossModule(nn.Module):
         """
         if self.zero_hidden_states:
             batch = replace(batch, aux=torch.zeros_like(batch.aux))
-        rows = self.draft.head_rows(batch, target.embeddings, len(scale), self.recompute)
+        rows = self.draft.head_rows(batch, target.embeddings, len(scale))
         give_back(rows.states)  # what the steps freed, before the loss needs buffers
         normed, lse, served = target.normed(batch.last_hidden), batch.lse, rows
         if (T := self.temperature) != 1:
@@ -180,10 +179,7 @@ class Trainer:
         found.check_mask_token(recipe.head)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
-        module = LossModule(
-            draft, config.objective, config.zero_hidden_states, config.gradient_checkpointing, rejection,
-            config.temperature,
-        )  # fmt: skip
+        module = LossModule(draft, config.objective, config.zero_hidden_states, rejection, config.temperature)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
@@ -373,6 +369,7 @@ class Trainer:
             # Trained on zeroed states fc stays zero, so the served head ignores the states it is given, as it did in
             # training; a random fc would feed it noise.
             nn.init.zeros_(draft.fc.weight)
+        draft.recompute = config.gradient_checkpointing
         return draft
 
     def _describe(self, found: Survey) -> None:

@@ -54,10 +54,10 @@ def test_recomputed_steps_give_the_same_gradients_and_keep_less(norm_output, mon
     aux = torch.randn(length, 3 * 8, dtype=torch.float64)
     embeddings = torch.randn(length, 8, dtype=torch.float64)
     layout, grads, kept = tail_layout([length], [0]), [], []
-    for recompute in (False, True):
+    for model.recompute in (False, True):
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, s=saved: s.append(t.numel()) or t, lambda t: t):
-            states = torch.stack(model.unroll(aux, embeddings, torch.arange(length), layout, num_steps, recompute))
+            states = torch.stack(model.unroll(aux, embeddings, torch.arange(length), layout, num_steps))
         kept.append(sum(saved))
         trained = [p for n, p in model.named_parameters() if n != "lm_head.weight"]
         grads.append(torch.autograd.grad(states.square().sum(), trained))

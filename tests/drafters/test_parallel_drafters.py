@@ -96,20 +96,20 @@ def naive_peagle(model, aux, embeddings, first_position, num_positions) -> Tenso
     return torch.stack(roots, dim=1)
 
 
-def ours_dflash(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
+def ours_dflash(model, aux, embeddings, positions, layout, num_positions) -> Tensor:
     known = torch.roll(embeddings[layout.rows], -1, 0)
     mask = torch.full_like(known, 0.5)
-    return model.fill([known, *[mask] * num_positions], aux, positions, layout, 1, recompute)
+    return model.fill([known, *[mask] * num_positions], aux, positions, layout, 1)
 
 
-def ours_dspark(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
+def ours_dspark(model, aux, embeddings, positions, layout, num_positions) -> Tensor:
     known = torch.roll(embeddings[layout.rows], -1, 0)
     mask = torch.full_like(known, 0.5)
-    return model.fill([known, *[mask] * (num_positions - 1)], aux, positions, layout, 0, recompute)
+    return model.fill([known, *[mask] * (num_positions - 1)], aux, positions, layout, 0)
 
 
-def ours_peagle(model, aux, embeddings, positions, layout, num_positions, recompute=False) -> Tensor:
-    return torch.stack(model.unroll(aux, embeddings, positions, layout, num_positions, recompute))
+def ours_peagle(model, aux, embeddings, positions, layout, num_positions) -> Tensor:
+    return torch.stack(model.unroll(aux, embeddings, positions, layout, num_positions))
 
 
 def two_way_dflash_model(*args, **head):
@@ -158,7 +158,8 @@ def test_training_equals_serving_one_root_at_a_time(kind, firsts, num_layers, nu
     for one, other in zip(ours_grads, naive_grads, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
-    again = ours(model, aux, embeddings, positions, layout, num_positions, recompute=True)
+    model.recompute = True
+    again = ours(model, aux, embeddings, positions, layout, num_positions)
     for one, other in zip(
         ours_grads, torch.autograd.grad((again * weights).sum(), trained, materialize_grads=True), strict=True
     ):
@@ -276,8 +277,8 @@ def test_rows_without_loss_change_neither_loss_nor_gradient(build, first, num_la
     embeddings, normed, target_rows = (torch.randn(n, 8, dtype=torch.float64) for n in sizes)
     found, trained = [], [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"]
     chosen = drafter.computed_rows(batch.scored)
-    for roots, recompute in (((), False), (chosen, True), (chosen, False)):
-        rows = model.head_rows(batch.prepared(3, "cpu", roots), embeddings, 3, recompute)
+    for roots, model.recompute in (((), False), (chosen, True), (chosen, False)):
+        rows = model.head_rows(batch.prepared(3, "cpu", roots), embeddings, 3)
         weight = model.head_weight.detach().requires_grad_()
         scored = head_loss(rows, weight, Teacher(normed, target_rows, batch.lse.double()), scale)
         grads = torch.autograd.grad(scored.loss, [weight, *trained], materialize_grads=True)

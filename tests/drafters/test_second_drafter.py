@@ -38,7 +38,7 @@ class ParallelModule(DraftModule):
         self.positions = nn.ModuleList(nn.Linear(size, size) for _ in range(shape.head.num_positions))
         self.lm_head = nn.Linear(size, shape.head.draft_vocab_size, bias=False)
 
-    def head_rows(self, batch, embeddings, num_positions, recompute=False) -> HeadRows:
+    def head_rows(self, batch, embeddings, num_positions) -> HeadRows:
         fused = self.fc(batch.aux)[batch.layout.rows]
         states = torch.stack([layer(fused) for layer in self.positions[:num_positions]])
         return HeadRows(states.flatten(0, 1), batch.teachers(num_positions), (len(fused),) * num_positions)

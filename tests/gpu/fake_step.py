@@ -183,7 +183,8 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
         draft.load_state_dict({name: device(*p.shape) for name, p in draft.state_dict().items()}, assign=True)
         for parameter in draft.parameters():
             parameter.requires_grad_()
-        module = LossModule(draft, recipe.train.objective, recompute=recipe.train.gradient_checkpointing)
+        draft.recompute = recipe.train.gradient_checkpointing
+        module = LossModule(draft, recipe.train.objective)
         module.get_global_grad_norm = lambda: 1.0  # type: ignore[assignment]
         long, yes = torch.int64, torch.bool
         layout = real.__class__(

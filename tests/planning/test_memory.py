@@ -33,7 +33,8 @@ def kept_by_the_unroll(recompute: bool) -> int:
     """Bytes that autograd holds on to between forward and backward, each storage once, but for weights and inputs."""
     torch.manual_seed(0)
     sizes = shape()
-    module = LossModule(DraftModel(sizes), recompute=recompute)
+    module = LossModule(DraftModel(sizes))
+    module.draft.recompute = recompute
     H, V, D = sizes.hidden_size, sizes.vocab_size, sizes.head.draft_vocab_size
     target = FrozenTarget(torch.randn(V, H), torch.ones(H), torch.randn(D, H), 1e-5, torch.arange(D))
     ones = torch.ones(TOKENS, dtype=torch.bool)

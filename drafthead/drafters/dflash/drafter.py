@@ -119,25 +119,21 @@ class DFlashModel(DraftModule):
         frequencies, self._rope_factor = rope_frequencies(shape.rope_config())
         self._frequencies = frequencies.to(torch.float32)
 
-    def head_rows(
-        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
-    ) -> HeadRows:
+    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """K x P rows, slot after slot; that of slot 1 + k at row r meets the teacher of row r + 1 + k."""
-        states = self.slots(batch, embeddings, num_positions, 1, recompute)
+        states = self.slots(batch, embeddings, num_positions, 1)
         counts = batch.layout.counts(num_positions)
         return HeadRows(states.flatten(0, 1), batch.teachers(num_positions), counts, batch.chunks)
 
-    def slots(self, batch: PackedBatch, embeddings: Tensor, masks: int, first: int, recompute: bool = False) -> Tensor:
+    def slots(self, batch: PackedBatch, embeddings: Tensor, masks: int, first: int) -> Tensor:
         """As `fill`, of blocks of the known token and so many masks."""
         known = nn.functional.embedding(batch.ahead(1), embeddings)
         block = [known, *[embeddings[self.mask_token_id][None]] * masks]
-        recompute = recompute and torch.is_grad_enabled()
-        return self.fill(block, batch.aux, batch.positions, batch.layout, first, recompute)
+        return self.fill(block, batch.aux, batch.positions, batch.layout, first)
 
-    def fill(
-        self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int, recompute: bool = False
-    ) -> Tensor:
-        """(slots, P, H), after the final norm, of the slots from `first` on of every root's block.
+    def fill(self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int) -> Tensor:
+        """(slots, P, H), after the final norm, of the slots from `first` on of every root's block; with `recompute` only
+        the layers' inputs are kept, and each layer is run again in the backward.
 
         Args:
             block: embeddings of the slots, (P, H) or (1, H) each; the first is that of the known token.
@@ -145,13 +141,13 @@ class DFlashModel(DraftModule):
             positions: (T,) the target's own.
             layout: documents and rows.
             first: slots before it predict nothing.
-            recompute: keep only the layers' inputs, and run each again in the backward.
         """
         frequencies = self._frequencies.to(positions.device, torch.promote_types(aux.dtype, torch.float32))
         roots = layout.at(0, positions[layout.rows])
         starts = [positions, *(roots + 1 + j for j in range(len(block)))]
         ropes = [rotation(at, frequencies, self._rope_factor) for at in starts]
         context = self.hidden_norm(self.fc(aux))
+        recompute = self.recompute and torch.is_grad_enabled()
         for layer in self.layers:
             run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
             block = run(block, context, ropes, layout, first if layer is self.layers[-1] else 0)

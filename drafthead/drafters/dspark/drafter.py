@@ -81,11 +81,9 @@ class DSparkModel(DFlashModel):
         """(M,) log-odds that each row's draft is the target's first choice."""
         return self.confidence_head(rows.states.detach()) if self.confidence_head else None
 
-    def head_rows(
-        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
-    ) -> HeadRows:
+    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """K x P rows (H + r); the token before draft k of root t is x[t+1+k]."""
-        states = self.slots(batch, embeddings, num_positions - 1, 0, recompute)
+        states = self.slots(batch, embeddings, num_positions - 1, 0)
         before = torch.stack([batch.ahead(1 + k) for k in range(num_positions)])
         rows = torch.cat([states, self.markov_head(before)], dim=-1)
         counts = batch.layout.counts(num_positions)

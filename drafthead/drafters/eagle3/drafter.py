@@ -186,25 +186,17 @@ class DraftModel(DraftModule):
         frequencies = self._frequencies.to(torch.promote_types(dtype, torch.float32))
         return rotation(positions, frequencies, self._rope_factor)
 
-    def head_rows(
-        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
-    ) -> HeadRows:
+    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """Rows of step 0, then of step 1, and so on; step k at row r meets the teacher of row r + 1 + k."""
         embedded = nn.functional.embedding(batch.input_ids, embeddings)
-        recompute = recompute and torch.is_grad_enabled()
-        states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions, recompute)
+        states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions)
         return HeadRows(torch.cat(states), batch.teachers(num_positions), tuple(map(len, states)), batch.chunks)
 
     def unroll(
-        self,
-        aux: Tensor,
-        embeddings: Tensor,
-        positions: Tensor,
-        layout: Layout,
-        num_steps: int,
-        recompute: bool = False,
+        self, aux: Tensor, embeddings: Tensor, positions: Tensor, layout: Layout, num_steps: int
     ) -> list[Tensor]:
-        """Run K TTT steps.
+        """Run K TTT steps; with `recompute` only each step's state, keys and values are kept, and the step is run again
+        in the backward.
 
         Args:
             aux: (T, N * H) aux hidden states.
@@ -212,12 +204,12 @@ class DraftModel(DraftModule):
             positions: (T,) the target's own positions; step k rotates by positions + k.
             layout: documents and rows.
             num_steps: K.
-            recompute: keep only each step's state, keys and values, and run the step again in the backward.
 
         Returns:
             K times (R, H), or (P_k, H) of the rows that step k is computed for, after the final norm, ready for
             lm_head.
         """
+        recompute = self.recompute and torch.is_grad_enabled()
         run_step = partial(checkpoint, self._run_step, use_reentrant=False) if recompute else self._run_step
         outputs = []
         # Checkpointing whole steps keeps less than recomputing cheap activations; one tensor cannot be under both.

@@ -37,13 +37,11 @@ class PEagleModel(DraftModel):
         self.mask_hidden = nn.Parameter(torch.randn(1, shape.num_aux_layers * shape.hidden_size))
         self.mask_embedding = torch.zeros(shape.hidden_size)  # the target's, with every batch
 
-    def head_rows(
-        self, batch: PackedBatch, embeddings: Tensor, num_positions: int, recompute: bool = False
-    ) -> HeadRows:
+    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """Rows as EAGLE-3's."""
         assert isinstance(self.shape.head, PEagleHead)
         self.mask_embedding = embeddings[self.shape.head.mask_token_id]
-        return super().head_rows(batch, embeddings, num_positions, recompute)
+        return super().head_rows(batch, embeddings, num_positions)
 
     def _inputs(
         self, k: int, state: Tensor, projected: EmbeddingProjections, layout: Layout
