@@ -1,6 +1,5 @@
-"""What a draft model is to the rest of the project: six questions that data, training, export and evaluation ask.
+"""What a draft model is to the rest of the project: five questions that data, training, export and evaluation ask.
 
-    needs      which boundaries of the target it reads (harvest, store)
     loss_rows  which rows can carry loss at which draft position, and `trained_rows` which do (packing, the loss)
     build      its module, started from the target (training)
     head_rows  of that module: what the language-model head is applied to, and the teacher row of each (the loss)
@@ -32,11 +31,9 @@ from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.losses.fused import HeadRows
-from drafthead.target.pieces import TargetPieces, TargetSpec, captured_ids
+from drafthead.target.pieces import TargetPieces, TargetSpec
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig
-
     from drafthead.drafters.vllm import HeadFiles
 
 
@@ -61,18 +58,6 @@ class DraftShape:
     rms_norm_eps: float
     rope_parameters: dict
     max_position_embeddings: int
-
-    def rope_config(self) -> "LlamaConfig":
-        """The part of a Llama configuration that fixes the rotary embedding."""
-        from transformers import LlamaConfig  # seconds, which a report would wait for in vain
-
-        return LlamaConfig(
-            hidden_size=self.hidden_size,
-            num_attention_heads=self.head.num_attention_heads,
-            head_dim=self.head.head_dim,
-            rope_parameters=dict(self.rope_parameters),
-            max_position_embeddings=self.max_position_embeddings,
-        )
 
 
 def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) -> DraftShape:
@@ -157,10 +142,6 @@ class Drafter:
     def num_positions(self) -> int:
         """K."""
         return self.head.num_positions
-
-    def needs(self, spec: TargetSpec, layer_ids: Sequence[int]) -> tuple[int, ...]:
-        """Boundaries of the target to capture, ascending: the aux layers, and L, which teachers are computed from."""
-        return captured_ids(spec, layer_ids)
 
     @property
     def num_slots(self) -> int:

@@ -8,9 +8,10 @@ in float32 (float64 for float64 inputs).
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers import PretrainedConfig
+from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from drafthead.drafters.base import DraftShape
 from drafthead.drafters.recompute import gated, kernels_for, rms_norm
 
 
@@ -51,12 +52,15 @@ class MLP(nn.Module):
         return self.down_proj(gated(self.gate_proj(states), self.up_proj(states)))
 
 
-def rope_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
-    """Inverse frequencies (head_dim / 2,) and the factor on cos and sin for a model configuration.
-
-    Args:
-        config: needs `rope_parameters`, `head_dim` and `max_position_embeddings`.
-    """
+def rope_frequencies(shape: DraftShape) -> tuple[Tensor, float]:
+    """Inverse frequencies (head_dim / 2,) and the factor on cos and sin of a head."""
+    config = LlamaConfig(
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.head.num_attention_heads,
+        head_dim=shape.head.head_dim,
+        rope_parameters=dict(shape.rope_parameters),
+        max_position_embeddings=shape.max_position_embeddings,
+    )
     rope_type = config.rope_parameters["rope_type"]
     with torch.device("cpu"):  # real numbers even while a model is built on meta tensors
         if rope_type == "default":
@@ -65,11 +69,22 @@ def rope_frequencies(config: PretrainedConfig) -> tuple[Tensor, float]:
         return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
 
 
-def rotation(positions: Tensor, inverse_frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (T, 1, head_dim), for positions (T,)."""
-    angles = positions[:, None].to(inverse_frequencies.dtype) * inverse_frequencies
-    angles = torch.cat([angles, angles], dim=-1)[:, None]
-    return angles.cos() * factor, angles.sin() * factor
+class Rotary:
+    """The rotations of a head: cos and sin at positions."""
+
+    def __init__(self, shape: DraftShape):
+        frequencies, self._factor = rope_frequencies(shape)
+        # float32 whatever the compute type: positions in the thousands need it.
+        self._frequencies = frequencies.to(torch.float32)
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin, each (T, 1, head_dim), for positions (T,), in float32 or wider."""
+        # Kept where it is used: copied in every step, it would have the host wait for the device each time.
+        self._frequencies = self._frequencies.to(positions.device)
+        frequencies = self._frequencies.to(torch.promote_types(dtype, torch.float32))
+        angles = positions[:, None].to(frequencies.dtype) * frequencies
+        angles = torch.cat([angles, angles], dim=-1)[:, None]
+        return angles.cos() * self._factor, angles.sin() * self._factor
 
 
 def by_head(states: Tensor, rope: Tensor) -> Tensor:

@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from drafthead.config import Recipe
-from drafthead.drafters.registry import drafter_of
 from drafthead.engine.offline import offline_engine, on_cpu
 from drafthead.engine.shard_writer import ShardSlot
 from drafthead.progress import wait_until
-from drafthead.target.pieces import SCORED_ROWS, TargetSpec, compute_dtype
+from drafthead.target.pieces import SCORED_ROWS, TargetSpec, captured_ids, compute_dtype
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -182,7 +181,7 @@ def capturing_engine(recipe: Recipe, spec: TargetSpec, seeded: bool = False) -> 
 def reserved_bytes(recipe: Recipe, spec: TargetSpec) -> int:
     """Of a GPU beside the engine, which sizes its cache before the connector exists: the target's head, logits of the
     rows that it scores at a time and their exponentials, and the captured rows of two steps."""
-    boundaries = len(drafter_of(recipe.head).needs(spec, recipe.target.aux_layer_ids))
+    boundaries = len(captured_ids(spec, recipe.target.aux_layer_ids))
     tokens = recipe.engine.max_num_batched_tokens or BATCHED_TOKENS
     width = compute_dtype(spec, recipe.target.dtype).itemsize
     head = spec.vocab_size * (spec.hidden_size * width + 2 * SCORED_ROWS * _FLOAT32)
@@ -192,7 +191,7 @@ def reserved_bytes(recipe: Recipe, spec: TargetSpec) -> int:
 def capture_options(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
     """Keyword arguments that make `offline_engine` capture the boundaries that the recipe's head needs."""
     target = recipe.target
-    boundaries = drafter_of(recipe.head).needs(spec, target.aux_layer_ids)
+    boundaries = captured_ids(spec, target.aux_layer_ids)
     return {
         "speculative_config": {
             "method": "extract_hidden_states",

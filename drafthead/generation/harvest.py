@@ -34,7 +34,6 @@ from drafthead.data.shard import Shard
 from drafthead.data.spool import KIND as SPOOL
 from drafthead.data.spool import Demand, Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
-from drafthead.drafters.registry import drafter_of
 from drafthead.engine.generate import capturing_engine
 from drafthead.engine.running import Runner, Task, Worker, run_here
 from drafthead.engine.shard_writer import ShardWriter
@@ -42,7 +41,7 @@ from drafthead.files import foreign
 from drafthead.generation.shards import ShardJob, list_jobs, log_rate, move_captured, states_identity, to_do
 from drafthead.progress import progress_bar, wait_until
 from drafthead.target.files import AGAIN, pinned_revision
-from drafthead.target.pieces import TargetHead, TargetSpec, compute_dtype, recipe_spec, target_names
+from drafthead.target.pieces import TargetHead, TargetSpec, captured_ids, compute_dtype, recipe_spec, target_names
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +268,7 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["Transf
         )
     head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
     writer = ShardWriter(target.aux_layer_ids, spec.num_layers, head, recipe.states.format)
-    boundaries = drafter_of(recipe.head).needs(spec, target.aux_layer_ids)
+    boundaries = captured_ids(spec, target.aux_layer_ids)
     try:
         yield TransformersHarvester(nn.Module.to(model, device).eval(), boundaries, writer)
     finally:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drafthead.drafters import attention, kernels, recompute
-from drafthead.drafters.layers import rotate, rotation
+from drafthead.drafters.layers import rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -61,7 +61,8 @@ def test_gated(dtype, shape):
 def test_rotation(dtype, heads, dim):
     states = random(6, heads, dim, dtype=dtype)
     frequencies = 1 / 100 ** (torch.arange(0, dim, 2, device=DEVICE) / dim)
-    cos, sin = rotation(torch.arange(3, 9, device=DEVICE), frequencies, 1.2)
+    angles = torch.arange(3, 9, device=DEVICE)[:, None] * torch.cat([frequencies, frequencies])
+    cos, sin = 1.2 * angles.cos()[:, None], 1.2 * angles.sin()[:, None]
     wanted, grad = gradients(lambda x: rotate(x, cos.double(), sin.double()), states)
     found = kernels.rotate(states, cos, sin), kernels.rotate(grad, cos, sin, back=True)
     assert_same(found, wanted)

@@ -71,7 +71,7 @@ def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_posit
     Returns:
         (K, T, H) normed states; rows whose input token lies past the end are zero.
     """
-    frequencies, factor = rope_frequencies(model.shape.rope_config())
+    frequencies, factor = rope_frequencies(model.shape)
     # The model keeps float32 frequencies; the reference starts from the same numbers.
     frequencies = frequencies.to(torch.float32).to(aux.dtype)
     layers = [model.midlayer, *model.layers.values()]

@@ -26,7 +26,7 @@ from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, 
 
 def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_position: int) -> Tensor:
     """(slots, H): the block of one root; aux (t + 1, N * H) of the root and all before it."""
-    frequencies, factor = rope_frequencies(model.shape.rope_config())
+    frequencies, factor = rope_frequencies(model.shape)
     frequencies = frequencies.to(torch.float32).to(aux.dtype)
     context = [rms_norm(model.fc.weight @ row, model.hidden_norm) for row in aux]
     states = block
@@ -79,7 +79,7 @@ def naive_dspark(model, aux, embeddings, first_position, num_positions) -> Tenso
 
 def naive_peagle(model, aux, embeddings, first_position, num_positions) -> Tensor:
     """(K, T - 1, H): one causal pass over the tokens up to the root, and the masks behind it."""
-    frequencies, factor = rope_frequencies(model.shape.rope_config())
+    frequencies, factor = rope_frequencies(model.shape)
     frequencies = frequencies.to(torch.float32).to(aux.dtype)
     roots = []
     for root in range(len(aux) - 1):

@@ -10,11 +10,10 @@ import torch
 
 from drafthead.config import load_recipe
 from drafthead.data.shard import Shard, shard_path
-from drafthead.drafters.registry import drafter_of
 from drafthead.engine.generate import GenerationRequest, capturing_engine
 from drafthead.engine.shard_writer import ShardSlot
 from drafthead.generation.harvest import capture
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.pieces import captured_ids, load_target_spec
 
 ENGINE = ("target.dtype=float32", "engine.max_model_len=256", "engine.max_num_batched_tokens=256",
           "engine.max_num_seqs=4")  # fmt: skip
@@ -58,7 +57,7 @@ def test_one_pass_stores_what_transformers_computes(tmp_path):
         engine.finish()
     model = AutoModelForCausalLM.from_pretrained(recipe.target_path, dtype=torch.float32).eval()
     shard, layer_ids = Shard(shard_path(tmp_path, 0)), recipe.target.aux_layer_ids
-    boundaries = drafter_of(recipe.head).needs(spec, layer_ids)
+    boundaries = captured_ids(spec, layer_ids)
     for i, text in enumerate(texts):
         wanted = capture(model, text, boundaries)
         for j, boundary in enumerate(boundaries):

@@ -30,7 +30,7 @@ from drafthead.drafters.base import Drafter, DraftModule, DraftShape, evenly
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.dflash.config import BlockHead
 from drafthead.drafters.dflash.vllm import DFlashFiles
-from drafthead.drafters.layers import MLP, Projection, RMSNorm, by_head, rope_frequencies, rotate, rotation
+from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
 from drafthead.losses.fused import HeadRows
 
 Rotation = tuple[Tensor, Tensor]
@@ -116,8 +116,7 @@ class DFlashModel(DraftModule):
         self.layers = nn.ModuleList(BlockLayer(head, size, eps) for _ in range(head.num_layers))
         self.norm = RMSNorm(size, eps)
         self.lm_head = Projection(size, head.draft_vocab_size)
-        frequencies, self._rope_factor = rope_frequencies(shape.rope_config())
-        self._frequencies = frequencies.to(torch.float32)
+        self.rope = Rotary(shape)
 
     def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """K x P rows, slot after slot; that of slot 1 + k at row r meets the teacher of row r + 1 + k."""
@@ -132,8 +131,9 @@ class DFlashModel(DraftModule):
         return self.fill(block, batch.aux, batch.positions, batch.layout, first)
 
     def fill(self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int) -> Tensor:
-        """(slots, P, H), after the final norm, of the slots from `first` on of every root's block; with `recompute` only
-        the layers' inputs are kept, and each layer is run again in the backward.
+        """(slots, P, H), after the final norm, of the slots from `first` on of every root's block.
+
+        With `recompute` only the layers' inputs are kept, and each layer is run again in the backward.
 
         Args:
             block: embeddings of the slots, (P, H) or (1, H) each; the first is that of the known token.
@@ -142,10 +142,9 @@ class DFlashModel(DraftModule):
             layout: documents and rows.
             first: slots before it predict nothing.
         """
-        frequencies = self._frequencies.to(positions.device, torch.promote_types(aux.dtype, torch.float32))
         roots = layout.at(0, positions[layout.rows])
         starts = [positions, *(roots + 1 + j for j in range(len(block)))]
-        ropes = [rotation(at, frequencies, self._rope_factor) for at in starts]
+        ropes = [self.rope(at, aux.dtype) for at in starts]
         context = self.hidden_norm(self.fc(aux))
         recompute = self.recompute and torch.is_grad_enabled()
         for layer in self.layers:

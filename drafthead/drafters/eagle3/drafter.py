@@ -15,6 +15,7 @@ G key/value heads, d head dimension, K TTT steps, D draft vocabulary, V target v
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,12 @@ from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.eagle3.config import Eagle3Head, EagleHead
 from drafthead.drafters.eagle3.vllm import Eagle3Files
-from drafthead.drafters.layers import MLP, Projection, RMSNorm, by_head, rope_frequencies, rotate, rotation
+from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
 from drafthead.drafters.recompute import give_back, recomputing
 from drafthead.losses.fused import HeadRows
 
 
-@dataclass(frozen=True)
-class EmbeddingProjections:
+class EmbeddingProjections(NamedTuple):
     """What token embeddings give to queries, keys and values.
 
     Attributes:
@@ -46,29 +46,22 @@ class EmbeddingProjections:
 
     def of_rows(self, rows: Tensor) -> "EmbeddingProjections":
         """Those of the rows, (R, ...)."""
-        parts = (self.query, self.key, self.value)
-        return EmbeddingProjections(*(t if len(t) == len(rows) else t[rows] for t in parts))
+        return EmbeddingProjections(*(t if len(t) == len(rows) else t[rows] for t in self))
 
     def ahead(self, offset: int) -> "EmbeddingProjections":
         """Entry t + offset at index t. What wraps around at the end is read cache a document's end, and is not used."""
-        return EmbeddingProjections(*(torch.roll(t, -offset, 0) for t in (self.query, self.key, self.value)))
+        return EmbeddingProjections(*(torch.roll(t, -offset, 0) for t in self))
 
 
-@dataclass(frozen=True)
-class KeyValueCache:
-    """Keys, rotated, and values of the TTT steps so far in one layer: step 0 (T, G, D), later steps (R, G, D) each."""
+# Keys, rotated, and values of the TTT steps so far in one layer: step 0 (T, G, D), later steps (R, G, D) each. Never
+# changed in place, so that a checkpointed step can be run again.
+KeyValueCache = tuple[tuple[Tensor, Tensor], ...]
 
-    steps: tuple[tuple[Tensor, Tensor], ...] = ()
 
-    def of_rows(self, chosen: Tensor) -> "KeyValueCache":
-        """With the entries of later steps of some rows only."""
-        first, *later = self.steps
-        kept = ((key.index_select(0, chosen), value.index_select(0, chosen)) for key, value in later)
-        return KeyValueCache((first, *kept))
-
-    def extended(self, key: Tensor, value: Tensor) -> "KeyValueCache":
-        """With one more step. A new object, so that a checkpointed step can be run again."""
-        return KeyValueCache((*self.steps, (key, value)))
+def of_rows(cache: KeyValueCache, chosen: Tensor) -> KeyValueCache:
+    """With the entries of later steps of some rows only."""
+    first, *later = cache
+    return first, *((key.index_select(0, chosen), value.index_select(0, chosen)) for key, value in later)
 
 
 @dataclass(frozen=True)
@@ -114,12 +107,12 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, KeyValueCache]:
         """Keys and values of every position given, queries and output of `step.queries` among them. A single state is
         that of all positions."""
-        query, key, value = (projected.query, projected.key, projected.value) if projected else (None, None, None)
+        query, key, value = projected or (None, None, None)
         rope = tuple(map(step.select, step.rope))
         key = rotate(by_head(self.k_proj(states, self.states, key), step.rope[0]), *step.rope)
-        cache = cache.extended(key, by_head(self.v_proj(states, self.states, value), step.rope[0]).contiguous())
+        cache = (*cache, (key, by_head(self.v_proj(states, self.states, value), step.rope[0]).contiguous()))
         query = rotate(by_head(self.q_proj(step.select(states), self.states, query), rope[0]), *rope)
-        keys, values = zip(*cache.steps, strict=True)
+        keys, values = zip(*cache, strict=True)
         # A window ends at the query; so many of its keys are those of later steps.
         window = self.window and self.window - len(keys) + 1
         return self.o_proj(draft_attention(query, keys, values, *step.documents, window).flatten(1)), cache
@@ -166,9 +159,7 @@ class DraftModel(DraftModule):
         self.layers = nn.ModuleDict({str(i): DraftLayer(head, size, eps, first=False) for i in further})
         self.norm = RMSNorm(size, eps)
         self.lm_head = Projection(size, head.draft_vocab_size)
-        frequencies, self._rope_factor = rope_frequencies(shape.rope_config())
-        # float32 whatever the compute type: positions in the thousands need it.
-        self._frequencies = frequencies.to(torch.float32)
+        self.rope = Rotary(shape)
 
     def combine(self, aux: Tensor) -> Tensor:
         """Fuse the aux hidden states (T, N * H), layer ids ascending, into the first feature (T, H)."""
@@ -179,13 +170,6 @@ class DraftModel(DraftModule):
             aux = torch.cat([norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)], dim=-1)
         return self.fc(aux)
 
-    def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin at positions, in float32 or wider."""
-        # Kept where it is used: copied in every step, it would have the host wait for the device each time.
-        self._frequencies = self._frequencies.to(positions.device)
-        frequencies = self._frequencies.to(torch.promote_types(dtype, torch.float32))
-        return rotation(positions, frequencies, self._rope_factor)
-
     def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """Rows of step 0, then of step 1, and so on; step k at row r meets the teacher of row r + 1 + k."""
         embedded = nn.functional.embedding(batch.input_ids, embeddings)
@@ -195,8 +179,9 @@ class DraftModel(DraftModule):
     def unroll(
         self, aux: Tensor, embeddings: Tensor, positions: Tensor, layout: Layout, num_steps: int
     ) -> list[Tensor]:
-        """Run K TTT steps; with `recompute` only each step's state, keys and values are kept, and the step is run again
-        in the backward.
+        """Run K TTT steps.
+
+        With `recompute` only each step's state, keys and values are kept, and the step is run again in the backward.
 
         Args:
             aux: (T, N * H) aux hidden states.
@@ -214,7 +199,7 @@ class DraftModel(DraftModule):
         outputs = []
         # Checkpointing whole steps keeps less than recomputing cheap activations; one tensor cannot be under both.
         with nullcontext() if recompute else recomputing():
-            caches = tuple(KeyValueCache() for _ in range(1 + len(self.layers)))
+            caches: tuple[KeyValueCache, ...] = ((),) * (1 + len(self.layers))
             # A further layer wants the state after step 0 of every token, so queries of all of them.
             rows = layout.rows if not self.layers and len(layout.rows) < len(embeddings) else None
             first = self.midlayer.self_attn.project(self.midlayer.input_layernorm(embeddings), rows)
@@ -223,7 +208,7 @@ class DraftModel(DraftModule):
             for k in range(num_steps):
                 if k and layout.roots:
                     kept = torch.searchsorted(layout.roots[k - 1], layout.roots[k])
-                    state, caches = state.index_select(0, kept), tuple(cache.of_rows(kept) for cache in caches)
+                    state, caches = state.index_select(0, kept), tuple(of_rows(cache, kept) for cache in caches)
                 rope = self.rope(positions if k == 0 else layout.at(k, positions[layout.rows]) + k, state.dtype)
                 state, output, caches = run_step(k, state, later if k else first, rope, layout, caches)
                 give_back(output)
