@@ -24,7 +24,7 @@ from drafthead.data.spool import States
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.batch import dequantise
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import Acceptance, empty_acceptance
+from drafthead.drafters.replay import Acceptance
 from drafthead.progress import progress
 from drafthead.statistics import Interval, length_difference
 from drafthead.target.pieces import frozen_target, load_pieces
@@ -80,7 +80,7 @@ class Comparison:
         return plan_epoch(self.found.windows, self.config.tokens_per_batch, seed, epoch)
 
     def _accepted(self, objective: LossModule) -> Iterator[Acceptance]:
-        states, none = self.inputs.validation, empty_acceptance(self.recipe.eval.num_draft_tokens)
+        states = self.inputs.validation
         for i in range(len(states)):
             mask = states.tokens(i)[1]
             if mask.any():
@@ -88,7 +88,7 @@ class Comparison:
                 batch = pack(states, [window], self.drafter, whole_text=True).to(CPU, torch.float32)
                 target, K = self.target, self.drafter.num_positions
                 drafts = self.drafter.draft(objective.draft, batch, target.embeddings, target.target_ids, K)
-                yield replayed(drafts, self.target.target_ids, batch, none)
+                yield replayed(drafts, self.target.target_ids, batch, self.recipe.eval.num_draft_tokens)
 
 
 def difference(fp8: list[Acceptance], bf16: list[Acceptance]) -> Interval:

@@ -151,8 +151,7 @@ def _step_of(recipe: Recipe, tokens: int, documents: int, device: torch.device) 
 
     index = torch.arange(tokens)
     batch = PackedBatch(
-        ids=("a",) * documents, layout=tail_layout([length] * documents, [0] * documents),
-        input_ids=torch.randint(V, (tokens,)),
+        layout=tail_layout([length] * documents, [0] * documents), input_ids=torch.randint(V, (tokens,)),
         positions=index % length, aux=random(tokens, shape.num_aux_layers * H), loss_mask=mask.repeat(documents),
         scored=scored, of_row=index, last_hidden=random(tokens, H), argmax=torch.randint(V, (tokens,)),
         lse=torch.full((tokens,), 15.0),

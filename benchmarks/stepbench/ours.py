@@ -78,7 +78,6 @@ def packed_batch(assignment: Assignment, drafter: Drafter) -> PackedBatch:
     device, B = torch.device(assignment.device), shape.batch
     ones = torch.ones(shape.tokens_per_step, dtype=torch.bool, device=device)
     batch = PackedBatch(
-        ids=tuple(map(str, range(B))),
         layout=tail_layout([shape.tokens] * B, [0] * B),
         positions=torch.arange(shape.tokens, device=device).repeat(B),
         loss_mask=ones,

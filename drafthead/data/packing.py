@@ -254,7 +254,6 @@ def pack(
     layers = store.aux_layer_ids
     scaled = [[s.scales[layer][w.start : w.stop, None] for layer in layers] for s, w in pairs if s.scales]
     return PackedBatch(
-        ids=tuple(s.id for s in sequences),
         layout=tail_layout([w.num_tokens for w in windows], [w.first_row - w.start for w in windows]),
         input_ids=torch.cat([s.input_ids[w.start : w.stop] for s, w in pairs]).long(),
         positions=torch.cat([torch.arange(w.start, w.stop) for w in windows]),

@@ -72,7 +72,6 @@ class PackedBatch:
     """One micro batch.
 
     Attributes:
-        ids: prompt ids of the S documents (a document's window counts as one).
         layout: documents and rows.
         input_ids: (T,) int64.
         positions: (T,) int64, the target's own.
@@ -87,7 +86,6 @@ class PackedBatch:
         chunks: in which the head computes the scored rows, where `prepared`.
     """
 
-    ids: tuple[str, ...]
     layout: Layout
     input_ids: Tensor
     positions: Tensor

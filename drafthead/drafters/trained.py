@@ -20,7 +20,8 @@ from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import parse_head
 from drafthead.target.pieces import TargetSpec, target_names
 
-MODEL_FILE = "model.safetensors"
+RUN = "run"  # kind of the artifact that checkpoints lie in
+MODEL_FILE, STATE_FILE = "model.safetensors", "state.json"
 _TRAIN = "accelerate launch train/eagle3.py RECIPE"
 # In a run's record when they are not the target's: an imported head has its own.
 OWN = ("rope_parameters", "rms_norm_eps")
@@ -87,14 +88,19 @@ class Checkpoint:
         return replace(shape, **{key: self.run[key] for key in OWN if key in self.run})
 
 
+def checkpoint_dir(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run_dir / "checkpoints" / f"step_{step:08d}"
+
+
 def best_checkpoint(run_dir: Path) -> Path:
     """Where the checkpoint of a finished run lies that it found to be the best.
 
     Raises:
         ArtifactError: there is no finished run.
     """
-    manifest = artifacts.require(run_dir, "run", _TRAIN, thinned=True)
-    return run_dir / "checkpoints" / f"step_{manifest['counts']['best_step']:08d}"
+    manifest = artifacts.require(run_dir, RUN, _TRAIN, thinned=True)
+    return checkpoint_dir(run_dir, manifest["counts"]["best_step"])
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -121,5 +127,5 @@ def read_checkpoint(path: Path) -> Checkpoint:
             f"restore it, or delete {run_dir} and train again"
         )
     whole = (run_dir / artifacts.MANIFEST).exists()
-    reference = artifacts.reference(artifacts.require(run_dir, "run", _TRAIN, thinned=True)) if whole else None
-    return Checkpoint(path, artifacts.read_json(path / "state.json"), run, reference)
+    reference = artifacts.reference(artifacts.require(run_dir, RUN, _TRAIN, thinned=True)) if whole else None
+    return Checkpoint(path, artifacts.read_json(path / STATE_FILE), run, reference)

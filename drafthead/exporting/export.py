@@ -25,7 +25,7 @@ from drafthead.config.evaluation import UNTRAINED
 from drafthead.data.prompts import ids_of, known_before, write_trained_on
 from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.trained import Checkpoint, best_checkpoint, read_checkpoint
+from drafthead.drafters.trained import MODEL_FILE, Checkpoint, best_checkpoint, read_checkpoint
 from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.engine.offline import on_cpu
@@ -154,7 +154,7 @@ def write_head(
 def _identity(recipe: Recipe, spec: TargetSpec, source: Checkpoint) -> dict[str, Any]:
     return {
         "run": source.reference,
-        "weights": sha256_file(source.path / "model.safetensors"),
+        "weights": sha256_file(source.path / MODEL_FILE),
         "checkpoint": source.path.name,
         "step": source.state["step"],
         "predicted_acceptance_length": source.state["acceptance_length"],

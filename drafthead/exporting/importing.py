@@ -17,14 +17,12 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import read_trained_on, write_trained_on
 from drafthead.drafters.config import HeadConfig
 from drafthead.drafters.registry import drafter_of, drafters
-from drafthead.drafters.trained import MODEL_FILE, OWN
+from drafthead.drafters.trained import MODEL_FILE, OWN, RUN, STATE_FILE, checkpoint_dir
 from drafthead.drafters.vllm import check_tensor_files, check_tensors, completed
 from drafthead.files import atomic_path, foreign, sha256_file, write_json
 from drafthead.target.files import INDEX, local_files, read_index
 from drafthead.target.pieces import check_aux_layer_ids, load_pieces, load_target_spec, target_identity
 
-KIND = "run"
-_CHECKPOINT = "step_00000000"
 # As training.checkpoint.TrainState writes it; nothing was trained or measured here.
 _STATE: dict[str, Any] = {
     "step": 0, "world_size": 1, "zero_stage": 0, "acceptance_length": None, "best_step": 0,
@@ -78,14 +76,14 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
         **own,
         "num_draft_tokens": recipe.eval.num_draft_tokens,
     }
-    if artifacts.begin(recipe.run_dir, KIND, identity, thinned=True, alone=True):
+    if artifacts.begin(recipe.run_dir, RUN, identity, thinned=True, alone=True):
         log.info(f"{recipe.run_dir} is complete; nothing to do")
         return recipe.run_dir
-    checkpoint = recipe.run_dir / "checkpoints" / _CHECKPOINT
+    checkpoint = checkpoint_dir(recipe.run_dir, 0)
     with atomic_path(checkpoint / MODEL_FILE) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
-    write_json(checkpoint / "state.json", _STATE)
-    entries = artifacts.file_entries(checkpoint, [MODEL_FILE, "state.json"])
+    write_json(checkpoint / STATE_FILE, _STATE)
+    entries = artifacts.file_entries(checkpoint, [MODEL_FILE, STATE_FILE])
     write_json(checkpoint / artifacts.MANIFEST, {"files": entries})
     if (public / artifacts.MANIFEST).is_file():  # a head that was exported here states which prompts it was made from
         known = read_trained_on(public, artifacts.read_manifest(public))

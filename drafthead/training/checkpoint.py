@@ -30,13 +30,12 @@ from torch import Tensor
 
 from drafthead.artifacts import MANIFEST, ArtifactError, file_entries, read_json, verify_files
 from drafthead.config.train import TrainConfig
+from drafthead.drafters.trained import MODEL_FILE, STATE_FILE, checkpoint_dir
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.files import check_space, delete_folder, make_folder, sync, write_json
 from drafthead.training.metrics import METRICS
 from drafthead.training.optimizer import EMA_STATE
 
-MODEL_FILE = "model.safetensors"
-_STATE = "state.json"
 _COPIES = 6  # of the weights, at most: consolidated, the engine's, its master, two moments and their average
 _ENGINE = "deepspeed"
 logger = logging.getLogger(__name__)
@@ -70,11 +69,6 @@ class TrainState:
     without_rise: int = 0
 
 
-def checkpoint_dir(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
-    return run_dir / "checkpoints" / f"step_{step:08d}"
-
-
 def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weights: dict[str, Tensor]) -> None:
     """Write a checkpoint; every rank calls this.
 
@@ -101,7 +95,7 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary / MODEL_FILE)
-        write_json(temporary / _STATE, asdict(state))
+        write_json(temporary / STATE_FILE, asdict(state))
         written = sorted(temporary.rglob("*"))
         # With the entries of metrics before it, which it must not outlive; folders too, for the names in them.
         for path in (run_dir / METRICS, *written):
@@ -140,7 +134,7 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
     for path in sorted((run_dir / "checkpoints").glob("step_*"), reverse=True):
         try:
             if not (broken := verify_files(path)):
-                state = read_json(path / _STATE)
+                state = read_json(path / STATE_FILE)
                 return path, TrainState(**{**state, "acceptance_per_position": tuple(state["acceptance_per_position"])})
         except (ArtifactError, FileNotFoundError, TypeError, KeyError) as error:  # or state.json of another version
             broken = [str(error)]

@@ -32,6 +32,7 @@ from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance, empty_acceptance, last_answer, match_text, replay
+from drafthead.drafters.trained import RUN
 from drafthead.drafters.vocabulary import coverage
 from drafthead.losses.fused import HeadLoss, Teacher, head_loss
 from drafthead.progress import progress_bar
@@ -45,7 +46,6 @@ from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
 from drafthead.training.rejection import rejection_loss, rejection_of
 
-KIND = "run"
 logger = logging.getLogger(__name__)
 
 
@@ -64,7 +64,7 @@ def train(recipe: Recipe) -> Path:
     accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
     inputs = open_inputs(recipe)
     first = os.environ.get("RANK", "0") == "0"  # locks for all ranks: the launcher ends the others with it
-    if artifacts.begin(recipe.run_dir, KIND, inputs.identity, thinned=True, alone=first):
+    if artifacts.begin(recipe.run_dir, RUN, inputs.identity, thinned=True, alone=first):
         if first:
             logger.info("%s is complete; nothing to do", recipe.run_dir)
         return recipe.run_dir
@@ -310,13 +310,13 @@ class Trainer:
         module = LossModule(draft, config.objective, config.zero_hidden_states, temperature=config.temperature)
         plan = plan_epoch(self.replayed, config.tokens_per_batch, 0, 0)
         nothing = torch.zeros(K, dtype=torch.float32, device=self.device)
-        none = empty_acceptance(self.recipe.eval.num_draft_tokens)
-        sums = torch.zeros(3 + len(none.accepted_per_position), dtype=torch.float64)
+        num_drafts = self.recipe.eval.num_draft_tokens
+        sums = torch.zeros(3 + num_drafts, dtype=torch.float64)
         for windows in plan[accelerator.process_index :: accelerator.num_processes]:
             batch = pack(self.inputs.validation, windows, self.drafter, whole_text=True).to(self.device, self.dtype)
             scored = module(batch, self.target, nothing)
             drafts = scored.predictions.view(batch.scored.shape)
-            found = replayed(drafts, self.target.target_ids, batch, none, self.recipe.eval.max_tokens)
+            found = replayed(drafts, self.target.target_ids, batch, num_drafts, self.recipe.eval.max_tokens)
             first_step = float(scored.position_sums[0]), int(batch.scored[0].sum())
             sums += torch.tensor([*first_step, found.drafts, *found.accepted_per_position], dtype=torch.float64)
         loss, counted, rounds, *accepted = accelerator.reduce(sums.to(self.device), "sum").cpu().tolist()
@@ -420,7 +420,7 @@ def replayed_documents(store: States, drafter: Drafter, max_tokens: int) -> tupl
 
 
 def replayed(
-    drafts: Tensor, target_ids: Tensor, batch: PackedBatch, like: Acceptance, max_tokens: int | None = None
+    drafts: Tensor, target_ids: Tensor, batch: PackedBatch, num_drafts: int, max_tokens: int | None = None
 ) -> Acceptance:
     """Drafting rounds over every document of a batch.
 
@@ -428,10 +428,9 @@ def replayed(
         drafts: (K, R) draft ids proposed from each row, -1 where none.
         target_ids: (D,) target id of every draft id.
         batch: T = 0 texts of the target, each continued past its stop.
-        like: as many draft positions as this one has are replayed.
+        num_drafts: draft positions that are replayed.
         max_tokens: of a response; None: all.
     """
-    num_drafts = len(like.accepted_per_position)
     matches = match_text(drafts, target_ids, batch.row_ids)[:num_drafts].cpu()
     generated, found = batch.loss_mask.cpu(), empty_acceptance(num_drafts)
     for a, b in pairwise(batch.layout.cu_rows.tolist()):

@@ -12,7 +12,6 @@ from drafthead.data.store import StateStore
 from drafthead.drafters import registry
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape, num_parameters
 from drafthead.drafters.config import HeadConfig
-from drafthead.drafters.replay import empty_acceptance
 from drafthead.losses.fused import HeadRows
 from drafthead.training.trainer import LossModule, replayed
 from tests.data.sequences import sequence
@@ -86,4 +85,4 @@ def test_it_learns_from_the_same_store_and_is_replayed(drafter, tmp_path):
     assert losses[-1] < 0.5 * losses[0]
     drafts = drafter.draft(model, batch, target.embeddings, target.target_ids, 2)
     assert drafts.shape == (2, 35)
-    assert replayed(drafts, target.target_ids, batch, empty_acceptance(2)).drafts > 0
+    assert replayed(drafts, target.target_ids, batch, 2).drafts > 0

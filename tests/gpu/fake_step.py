@@ -191,7 +191,7 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
             *(mode.from_tensor(t) for t in (real.cu_seqlens, real.rows, real.cu_rows)), real.longest, real.most_rows
         )
         batch = PackedBatch(
-            ids=("a",) * len(lengths), layout=layout, input_ids=host(T, dtype=long), positions=host(T, dtype=long),
+            layout=layout, input_ids=host(T, dtype=long), positions=host(T, dtype=long),
             aux=host(T, N * H, dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16),
             loss_mask=host(R, dtype=yes), scored=host(K, R, dtype=yes),
             of_row=host(R, dtype=long), last_hidden=host(R, H), argmax=host(R, dtype=long),

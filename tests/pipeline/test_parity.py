@@ -66,9 +66,10 @@ def batches_of(recipe) -> Iterator[tuple[Window, PackedBatch]]:
 def predicted(recipe) -> dict:
     """Prompt id -> replayed rounds of the exported head, computed by the training code."""
     (model, ids, embeddings), rounds = head_of(recipe), {}
-    for _, batch in batches_of(recipe):
+    names = StateStore(recipe.states_dir("validation")).ids
+    for window, batch in batches_of(recipe):
         drafts = drafter_of(recipe.head).draft(model, batch, embeddings, ids, recipe.eval.num_draft_tokens)
-        rounds[batch.ids[0]] = replay(match_text(drafts, ids, batch.row_ids), batch.loss_mask)
+        rounds[names[window.document]] = replay(match_text(drafts, ids, batch.row_ids), batch.loss_mask)
     return rounds
 
 

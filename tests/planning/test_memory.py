@@ -39,7 +39,7 @@ def kept_by_the_unroll(recompute: bool) -> int:
     target = FrozenTarget(torch.randn(V, H), torch.ones(H), torch.randn(D, H), 1e-5, torch.arange(D))
     ones = torch.ones(TOKENS, dtype=torch.bool)
     batch = PackedBatch(
-        ids=("a",), layout=tail_layout([TOKENS], [0]), input_ids=torch.randint(0, V, (TOKENS,)),
+        layout=tail_layout([TOKENS], [0]), input_ids=torch.randint(0, V, (TOKENS,)),
         positions=torch.arange(TOKENS), aux=torch.randn(TOKENS, 3 * H), last_hidden=torch.randn(TOKENS, H),
         loss_mask=ones, scored=valid_positions(ones, STEPS), of_row=torch.arange(TOKENS),
         argmax=torch.zeros(TOKENS, dtype=torch.long), lse=torch.full((TOKENS,), 20.0),
