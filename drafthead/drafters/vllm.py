@@ -1,4 +1,4 @@
-"""The files of a head as vLLM 0.32 reads them: what all drafters share. Their own keys stand in their `vllm` modules.
+"""The files of a head as vLLM 0.32 reads them: what all drafters share. Their own keys stand beside each drafter.
 
 Most keys that decide what a head computes leave no trace in the shapes of its tensors: a head served with another norm
 than it was trained with loads without an error and drafts garbage. So a drafter's `plain_config` writes every key, its
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from drafthead.artifacts import describe_difference, read_json
@@ -30,6 +30,7 @@ _SIZES = {
 }  # fmt: skip
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 WINDOWED = "sliding_attention"
+_AGAIN = "It may be damaged or cut short: fetch the head again"
 
 
 class HeadFiles(ABC):
@@ -333,11 +334,8 @@ def check_tensor_files(directory: Path) -> dict[str, Path]:
     """
     files: dict[str, Path] = {}
     for path in sorted(directory.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                files |= dict.fromkeys(file.keys(), path)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or cut short ({error}); fetch the head again") from error
+        with foreign(path, _AGAIN), safe_open(path, framework="pt") as file:
+            files |= dict.fromkeys(file.keys(), path)
     return files
 
 
@@ -350,7 +348,7 @@ def check_files(directory: Path, spec: TargetSpec) -> None:
         ValueError: naming what does not fit and both values.
     """
     config, files = read_json(directory / "config.json"), check_tensor_files(directory)
-    with foreign(directory / "config.json", "Fetch the head again"):
+    with foreign(directory / "config.json", _AGAIN):
         plain = config | config.get("transformer_layer_config", {})  # whatever the algorithm
     hidden = plain.get("target_hidden_size") or plain.get("hidden_size")
     found = {"hidden_size": hidden, "vocab_size": plain.get("vocab_size")}

@@ -102,18 +102,10 @@ OBJECTIVES: dict[str, LossFunction] = {
 
 
 def loss_function(objective: Objective) -> LossFunction:
-    """The function of a name, or the weighted sum of those of a mixture.
-
-    Raises:
-        ValueError: a name is not known.
-    """
-    mixture = {objective: 1.0} if isinstance(objective, str) else objective
-    for name in mixture:
-        if name not in OBJECTIVES:
-            raise ValueError(f"objective {name!r} is not known; choose from {', '.join(OBJECTIVES)}")
+    """The function of a name, or the weighted sum of those of a mixture; the recipe knows which names there are."""
     if isinstance(objective, str):
         return OBJECTIVES[objective]
-    return lambda z, target: torch.stack([c * OBJECTIVES[name](z, target) for name, c in mixture.items()]).sum(0)
+    return lambda z, target: torch.stack([c * OBJECTIVES[name](z, target) for name, c in objective.items()]).sum(0)
 
 
 class TargetRows(NamedTuple):

@@ -104,13 +104,6 @@ def test_gradients_are_returned_once():
         grad.sum().backward()
 
 
-@pytest.mark.parametrize("objective", ["focal", {"forward_kl": 0.5, "focal": 0.5}], ids=str)
-def test_an_unknown_objective_is_refused_even_where_no_row_is_scored(objective):
-    rows, weight, teacher, scale = random_problem(2, 1)
-    with pytest.raises(ValueError, match=r"'focal'.*forward_kl, reverse_kl"):
-        head_loss(rows, weight, teacher, scale, objective)
-
-
 def test_a_new_loss_is_a_function_and_one_line(monkeypatch):
     """It trains a linear head, with the gradient that autograd finds over plain logits."""
 

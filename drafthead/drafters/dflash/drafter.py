@@ -20,6 +20,7 @@ whose block is formed, K masked positions, H hidden, N aux layers, Q query and G
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,11 @@ from drafthead.drafters.attention import draft_attention
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape, evenly
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.dflash.config import BlockHead
-from drafthead.drafters.dflash.vllm import DFlashFiles
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
+from drafthead.drafters.vllm import WINDOWED, Config, HeadFiles, decoder_config, served_decoder
 from drafthead.losses.fused import HeadRows
 
+_OWN = "dflash_config"  # key of config.json
 Rotation = tuple[Tensor, Tensor]
 
 
@@ -151,6 +153,51 @@ class DFlashModel(DraftModule):
             run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
             block = run(block, context, ropes, layout, first if layer is self.layers[-1] else 0)
         return self.norm(torch.stack(block))
+
+
+class DFlashFiles(HeadFiles):
+    """Files of DFlash heads as vLLM 0.32 reads them, in both directions. Plain layout only.
+
+    `target_layer_ids` count blocks from 0: one less than the boundaries of this project, and of vLLM inside.
+    """
+
+    METHOD = TYPE = "dflash"
+    ALGORITHM = "DFlash"
+    ARCHITECTURES: tuple[str, ...] = ("DFlashDraftModel",)
+
+    def plain_config(self, shape: DraftShape, aux_layer_ids: tuple[int, ...], dtype: str) -> Config:
+        assert isinstance(shape.head, BlockHead)
+        own = {"mask_token_id": shape.head.mask_token_id, "target_layer_ids": [i - 1 for i in aux_layer_ids]}
+        return {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            **decoder_config(shape, dtype),
+            _OWN: {**own, "causal": shape.head.causal},
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+
+    def served_values(self, config: Config) -> Config:
+        own = config[_OWN]
+        stated = (config.get("is_causal"), own.get("causal"), WINDOWED in (config.get("layer_types") or ()))
+        if own.get("use_swa"):
+            config = config | {"layer_types": [WINDOWED]}
+        if "swa_window_size" in own:
+            config = config | {"sliding_window": own["swa_window_size"]}
+        return {
+            **served_decoder(config),
+            f"{_OWN}.mask_token_id": own["mask_token_id"],
+            f"{_OWN}.target_layer_ids": own["target_layer_ids"],
+            f"{_OWN}.causal": next(bool(causal) for causal in stated if causal is not None),
+        }
+
+    def own_section(self, served: Config) -> dict[str, Any]:
+        return {name: served[f"{_OWN}.{name}"] for name in ("mask_token_id", "causal")}
+
+    def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:
+        """`layer_ids_are` "boundaries": the file counts them so, and is corrected."""
+        ids = served[f"{_OWN}.target_layer_ids"]
+        return ids if layer_ids_are == "boundaries" else [i + 1 for i in ids]
 
 
 class DFlash(Drafter):

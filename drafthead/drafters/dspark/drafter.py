@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from drafthead.drafters.base import DraftModule, DraftShape
 from drafthead.drafters.batch import PackedBatch
-from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
-from drafthead.drafters.dflash.vllm import DFlashFiles
+from drafthead.drafters.dflash.drafter import DFlash, DFlashFiles, DFlashModel
 from drafthead.drafters.dspark.config import DSparkHead
 from drafthead.drafters.layers import Projection
 from drafthead.drafters.vllm import Config
