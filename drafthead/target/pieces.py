@@ -71,7 +71,7 @@ class TargetSpec(BaseModel, frozen=True):
         rms_norm_eps: of the final norm.
         rope_parameters: of a head for it, in transformers' current form: rope_type, rope_theta, the type's own keys.
         max_position_embeddings: longest position the target was made for.
-        tie_word_embeddings: whether lm_head is the embedding.
+        tie_word_embeddings: whether lm_head is the embedding; None: config.json leaves it to the family.
         dtype: the checkpoint's dtype, by name.
         model_type: transformers' name of the architecture.
         fingerprint: hex digest of which target this is; see `target.files.fingerprint_of`.
@@ -84,7 +84,7 @@ class TargetSpec(BaseModel, frozen=True):
     rms_norm_eps: Annotated[float, Field(gt=0, strict=True)]
     rope_parameters: dict[str, Any]
     max_position_embeddings: _Count
-    tie_word_embeddings: bool
+    tie_word_embeddings: bool | None
     dtype: _Dtype
     model_type: str
     fingerprint: str
@@ -127,7 +127,7 @@ def load_target_spec(path: str, revision: str | None = None) -> TargetSpec:
                 "which is all that drafthead.target.pieces computes"
             )
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    given = {"name": path, "dtype": dtype, "tie_word_embeddings": config.get("tie_word_embeddings") or False}
+    given = {"name": path, "dtype": dtype, "tie_word_embeddings": config.get("tie_word_embeddings")}
     with foreign(file, f"Is it a decoder-only language model? {AGAIN}"):
         _Rotation.model_validate(config)
         spec = TargetSpec.model_validate(config | given | {"rope_parameters": {}, "fingerprint": ""})
@@ -232,7 +232,10 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
         return tensor
 
     embed_tokens = read(_EMBEDDING, spec.vocab_size, spec.hidden_size)
-    lm_head = embed_tokens if spec.tie_word_embeddings else read(_HEAD, spec.vocab_size, spec.hidden_size)
+    tied = spec.tie_word_embeddings
+    if tied is None:  # Gemma's config.json is silent, and its checkpoints hold no lm_head
+        tied = weight_map.keys().isdisjoint(_HEAD)
+    lm_head = embed_tokens if tied else read(_HEAD, spec.vocab_size, spec.hidden_size)
     final_norm = read(_NORM, spec.hidden_size)
     if spec.model_type in CENTRED_NORMS:
         final_norm = 1 + final_norm.float()

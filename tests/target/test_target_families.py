@@ -1,5 +1,6 @@
 """Targets of other families than the embedded one: their own logits and rotation, or a refusal by name."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from drafthead.target.pieces import CENTRED_NORMS, TargetHead, load_target_spec
+from drafthead.target.pieces import CENTRED_NORMS, TargetHead, load_pieces, load_target_spec
 from drafthead.target.rope import head_rope
 from tests.damage import edit_config
 
@@ -37,6 +38,19 @@ def test_the_final_norm_is_the_familys(family, tmp_path):
     model.model.norm.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     wanted = model(torch.arange(1, 9)[None], use_cache=False).logits[0]
     torch.testing.assert_close(TargetHead.load(str(tmp_path), dtype="float32").logits(found[0][0]), wanted)
+
+
+def test_embeddings_are_tied_where_the_family_ties_them_and_config_json_is_silent(tmp_path):
+    """As Gemma is published."""
+    config = AutoConfig.for_model("gemma3_text", **SHAPE)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(written | {"tie_word_embeddings": False}))
+    with pytest.raises(ValueError, match=r"none of the tensors lm_head\.weight"):
+        load_pieces(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in written.items() if k != "tie_word_embeddings"}))
+    pieces = load_pieces(str(tmp_path))
+    assert pieces.lm_head is pieces.embed_tokens
 
 
 def test_every_family_of_transformers_whose_norm_adds_one_is_known():
