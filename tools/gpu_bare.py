@@ -159,7 +159,7 @@ def _step_of(recipe: Recipe, tokens: int, documents: int, device: torch.device) 
     target = FrozenTarget(
         random(V, H), torch.ones(H, device=device), random(D, H), shape.rms_norm_eps, torch.arange(D, device=device)
     )
-    draft = drafter.build(shape).to(device, dtype)
+    draft = drafter.MODULE(shape).to(device, dtype)
     module = LossModule(draft, recipe.train.objective)
     scale = torch.full((K,), 1 / tokens, device=device)
     heads, groups = (n * shape.head.head_dim for n in (shape.head.num_attention_heads, shape.head.num_key_value_heads))

@@ -40,7 +40,9 @@ def drafter_at(kind: str, shape: Shape) -> Drafter:
 def draft_model(drafter: Drafter, shape: Shape) -> DraftModule:
     """Its module with random weights."""
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
-    return drafter.build(DraftShape(drafter.head, shape.hidden, shape.vocab, shape.layers, EPS, rope, 2 * shape.tokens))
+    return drafter.MODULE(
+        DraftShape(drafter.head, shape.hidden, shape.vocab, shape.layers, EPS, rope, 2 * shape.tokens)
+    )
 
 
 def build(assignment: Assignment) -> TrainStep:

@@ -1,7 +1,7 @@
 """What a draft model is to the rest of the project: five questions that data, training, export and evaluation ask.
 
     loss_rows  which rows can carry loss at which draft position, and `trained_rows` which do (packing, the loss)
-    build      its module, started from the target (training)
+    MODULE     the class of its module, which `from_target` starts from the target (training)
     head_rows  of that module: what the language-model head is applied to, and the teacher row of each (the loss)
     draft      what serving would propose from every root (validation, export checks)
     vllm       config.json and tensors as vLLM reads them, both directions (export, import, evaluation)
@@ -131,7 +131,7 @@ def evenly(length: int, draw: int) -> Tensor:
 class Drafter:
     """One kind of draft model, as a head section configures it."""
 
-    MODULE: type[Any]  # the DraftModule, made from a shape
+    MODULE: type[Any]  # the DraftModule, made from a shape; with random weights, of torch's generator
     vllm: "HeadFiles"  # reads and writes this drafter's files as vLLM does
     stops_at_rejection: ClassVar[bool] = False  # loss up to the first rejected draft, where the recipe does not say
 
@@ -198,43 +198,19 @@ class Drafter:
         """(K,) float64 weight of the mean loss at each draft position; by itself all alike."""
         return torch.ones(self.num_positions, dtype=torch.float64)
 
-    def build(self, shape: DraftShape) -> DraftModule:
-        """The module with random weights (torch's generator)."""
-        return self.MODULE(shape)
-
     def from_target(
         self, shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int
     ) -> DraftModule:
         """A fresh module that starts from its target: lm_head rows and final norm are copied, not random. Blocks behind
         the first add nothing yet: a deep head begins as one of a single block."""
         torch.manual_seed(seed)
-        model = self.build(shape)
+        model = self.MODULE(shape)
         with torch.no_grad():
             model.lm_head.weight.copy_(pieces.lm_head[vocabulary.target_ids])
             model.get_submodule("norm").weight.copy_(pieces.final_norm)  # type: ignore[operator]
             for name, weight in model.named_parameters():
                 if _FURTHER_BLOCK.match(name) and name.endswith(("o_proj.weight", "down_proj.weight")):
                     weight.zero_()
-        return model
-
-    def from_head(
-        self, shape: DraftShape, pieces: TargetPieces, vocabulary: DraftVocabulary, seed: int, start: dict[str, Tensor]
-    ) -> DraftModule:
-        """A module with trained weights; rows of tokens that are new in the vocabulary are those of `from_target`.
-
-        Args:
-            shape: of the head, with as many draft tokens as the start has.
-            pieces: of the target.
-            vocabulary: of the new head.
-            seed: of what neither target nor start gives.
-            start: every parameter by name, and the d2t and t2d that they were trained with.
-        """
-        model = self.from_target(shape, pieces, vocabulary, seed)
-        known = start["t2d"][vocabulary.target_ids][:, None]
-        places = start["t2d"].cumsum(0)[vocabulary.target_ids] - 1  # where known
-        fresh = model.state_dict()
-        moved = {name: torch.where(known, start[name][places], fresh[name]) for name in model.draft_rows}
-        model.load_state_dict({name: moved.get(name, start[name]) for name in fresh})
         return model
 
     @torch.no_grad()
@@ -254,6 +230,21 @@ class Drafter:
         return torch.stack([model.lm_head(part).argmax(-1) for part in rows.states.split(rows.counts)])
 
 
+def load_trained(model: DraftModule, vocabulary: DraftVocabulary, start: dict[str, Tensor]) -> None:
+    """Give a fresh module trained weights; rows of tokens that are new in the vocabulary stay as they are.
+
+    Args:
+        model: with as many draft tokens as the start has.
+        vocabulary: of the model.
+        start: every parameter by name, and the d2t and t2d that they were trained with.
+    """
+    known = start["t2d"][vocabulary.target_ids][:, None]
+    places = start["t2d"].cumsum(0)[vocabulary.target_ids] - 1  # where known
+    fresh = model.state_dict()
+    moved = {name: torch.where(known, start[name][places], fresh[name]) for name in model.draft_rows}
+    model.load_state_dict({name: moved.get(name, start[name]) for name in fresh})
+
+
 def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> DraftModule:
     """A head with the given weights that is not trained.
 
@@ -264,7 +255,7 @@ def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.dev
         dtype: in which type.
     """
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
-        model = drafter_of(shape.head).build(shape)
+        model = drafter_of(shape.head).MODULE(shape)
     parameters = {name: weights[name].to(device, dtype) for name in model.state_dict()}
     model.load_state_dict(parameters, assign=True)
     return model.eval().requires_grad_(False)
@@ -273,7 +264,7 @@ def frozen_copy(shape: DraftShape, weights: dict[str, Tensor], device: torch.dev
 def parameter_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every trainable weight; nothing is allocated."""
     with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in drafter_of(shape.head).build(shape).named_parameters()}
+        return {name: tuple(p.shape) for name, p in drafter_of(shape.head).MODULE(shape).named_parameters()}
 
 
 def num_parameters(shape: DraftShape) -> int:

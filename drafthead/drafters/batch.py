@@ -53,9 +53,10 @@ class Layout:
         """(K,) numbers of rows that the draft positions are computed for."""
         return tuple(map(len, self.roots)) or (len(self.rows),) * num_positions
 
-    def within(self, k: int) -> tuple[Tensor, int] | None:
-        """The rows that draft position k is computed for, and R that they are of; None where they are all."""
-        return (self.roots[k], len(self.rows)) if self.roots else None
+    def documents(self, k: int) -> tuple[Tensor, Tensor, tuple[int, int], tuple[Tensor, int] | None]:
+        """What `draft_attention` reads of the documents for draft position k: cu_queries, cu_keys, longest, within."""
+        within = (self.roots[k], len(self.rows)) if self.roots else None
+        return self.cu_rows, self.cu_seqlens, (self.most_rows, self.longest), within
 
 
 def tail_layout(lengths: Sequence[int], firsts: Sequence[int]) -> Layout:

@@ -258,7 +258,7 @@ def write_untrained(recipe: Recipe) -> Path:
         return recipe.head_dir
     shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
     torch.manual_seed(0)
-    weights = drafter_of(recipe.head).build(shape).state_dict()
+    weights = drafter_of(recipe.head).MODULE(shape).state_dict()
     first = choose_vocabulary(torch.zeros(shape.vocab_size), shape.head.draft_vocab_size, torch.zeros(0).long())
     plain = recipe.model_copy(update={"export": recipe.export.model_copy(update={"format": "vllm"})})
     tensors = {**weights, "d2t": first.d2t, "t2d": first.t2d}

@@ -27,7 +27,7 @@ from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.prompts import write_trained_on
 from drafthead.data.responses import loops, read_categories
 from drafthead.data.spool import PROGRESS_LOCK, States
-from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy
+from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, load_trained
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
 from drafthead.drafters.registry import drafter_of
@@ -354,17 +354,15 @@ class Trainer:
     def _new_head(self, found: Survey, pieces: Any) -> DraftModule:
         """The head at step 0: made from its target, or with the weights of `train.init_from`."""
         recipe, inputs, config = self.recipe, self.inputs, self.config
-        if inputs.start is None:
-            self.vocabulary = draft_vocabulary(recipe, found)
-            head = recipe.head.sized(len(self.vocabulary.d2t))
-            self.shape = draft_shape(head, inputs.spec, recipe.target.aux_layer_ids)
-            draft = self.drafter.from_target(self.shape, pieces, self.vocabulary, config.seed)
-        else:
-            weights = inputs.start.weights()
-            self.vocabulary = draft_vocabulary(recipe, found, weights["t2d"])
-            head = recipe.head.sized(len(self.vocabulary.d2t))  # with the new run's settings of training
-            self.shape = replace(inputs.start.shape(inputs.spec), head=head)
-            draft = self.drafter.from_head(self.shape, pieces, self.vocabulary, config.seed, weights)
+        weights = inputs.start.weights() if inputs.start else {}
+        self.vocabulary = draft_vocabulary(recipe, found, weights.get("t2d"))
+        head = recipe.head.sized(len(self.vocabulary.d2t))
+        self.shape = draft_shape(head, inputs.spec, recipe.target.aux_layer_ids)
+        if inputs.start:
+            self.shape = replace(inputs.start.shape(inputs.spec), head=head)  # with the new run's settings of training
+        draft = self.drafter.from_target(self.shape, pieces, self.vocabulary, config.seed)
+        if inputs.start:
+            load_trained(draft, self.vocabulary, weights)
         if config.zero_hidden_states:
             # Trained on zeroed states fc stays zero, so the served head ignores the states it is given, as it did in
             # training; a random fc would feed it noise.

@@ -72,7 +72,7 @@ def test_it_learns_from_the_same_store_and_is_replayed(drafter, tmp_path):
     batch = pack(store, [whole(0, document.loss_mask, drafter)], drafter).to(torch.device("cpu"), torch.float64)
     assert batch.layout.rows[0] == 5
     torch.manual_seed(0)
-    model = drafter.build(replace(small_model().shape, head=drafter.head)).double()
+    model = drafter.MODULE(replace(small_model().shape, head=drafter.head)).double()
     assert num_parameters(model.shape) == sum(p.numel() for p in model.parameters())
     scale = drafter.position_weights().float() / batch.scored.sum(1)
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.05), []

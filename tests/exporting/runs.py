@@ -41,7 +41,7 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
 def random_weights(shape: DraftShape, seed: int = 0) -> dict[str, Tensor]:
     """A head whose norms are not ones, so that a norm left out shows; float32 values that bf16 cannot hold."""
     torch.manual_seed(seed)
-    weights = drafter_of(shape.head).build(shape).state_dict()
+    weights = drafter_of(shape.head).MODULE(shape).state_dict()
     weights = {n: t * (1 + 0.3 * torch.randn_like(t)) if "norm" in n else t for n, t in weights.items()}
     counts = torch.rand(shape.vocab_size)
     vocabulary = choose_vocabulary(counts, shape.head.draft_vocab_size, torch.tensor([0]))

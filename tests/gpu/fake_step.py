@@ -179,7 +179,7 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
             return torch.empty(size, dtype=dtype, device=DEVICE)
 
         with torch.device("meta"):
-            draft = drafter.build(shape)
+            draft = drafter.MODULE(shape)
         draft.load_state_dict({name: device(*p.shape) for name, p in draft.state_dict().items()}, assign=True)
         for parameter in draft.parameters():
             parameter.requires_grad_()

@@ -69,7 +69,7 @@ def test_muon_takes_what_leads_from_hidden_states_to_hidden_states(kind):
     parallel = ("head.mask_token_id=9", "head.num_draft_positions=4") if kind != "eagle3" else ()
     recipe = load_recipe(overrides=["train.optimizer=muon", f"head.type={kind}", *parallel])
     spec = load_target_spec(recipe.target_path)
-    model = drafter_of(recipe.head).build(draft_shape(recipe.head, spec, recipe.target.aux_layer_ids))
+    model = drafter_of(recipe.head).MODULE(draft_shape(recipe.head, spec, recipe.target.aux_layer_ids))
     matrices = {id(parameter) for parameter in build_optimizer(recipe.train, model).param_groups[0]["params"]}
     names = {name.split(".")[-2] for name, parameter in model.named_parameters() if id(parameter) in matrices}
     assert names == {"fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

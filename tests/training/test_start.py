@@ -12,7 +12,7 @@ from drafthead import artifacts
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
 from drafthead.data.packing import pack, plan_stream, whole
-from drafthead.drafters.base import draft_shape, frozen_copy
+from drafthead.drafters.base import draft_shape, frozen_copy, load_trained
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.card import write_card
@@ -231,16 +231,18 @@ def test_rows_of_tokens_in_both_vocabularies_are_kept_and_new_ones_begin_as_the_
     shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
     start, drafter = random_weights(shape), drafter_of(recipe.head)
     before = DraftVocabulary(start["d2t"], start["t2d"])
-    same = drafter.from_head(shape, pieces, before, 0, start).state_dict()
-    assert all(torch.equal(tensor, start[name]) for name, tensor in same.items())
+    model = drafter.from_target(shape, pieces, before, 0)
+    load_trained(model, before, start)
+    assert all(torch.equal(tensor, start[name]) for name, tensor in model.state_dict().items())
 
     counts = torch.zeros(spec.vocab_size, dtype=torch.long)
     counts[1000:1300] = torch.arange(300, 0, -1)
     after = choose_vocabulary(counts, 256, torch.tensor([], dtype=torch.long))
-    fresh = drafter.from_target(shape, pieces, after, 0).state_dict()
-    assert torch.equal(fresh["lm_head.weight"], pieces.lm_head[after.target_ids].float())
-    assert torch.equal(fresh["norm.weight"], pieces.final_norm.float())
-    found = drafter.from_head(shape, pieces, after, 0, start).state_dict()
+    model = drafter.from_target(shape, pieces, after, 0)
+    found = model.state_dict()
+    assert torch.equal(found["lm_head.weight"], pieces.lm_head[after.target_ids].float())
+    assert torch.equal(found["norm.weight"], pieces.final_norm.float())
+    load_trained(model, after, start)
     (kept, new), ids = ([], []), before.target_ids.tolist()
     for draft, token in enumerate(after.target_ids.tolist()):
         (kept if token in ids else new).append(token)
@@ -252,7 +254,7 @@ def test_rows_of_tokens_in_both_vocabularies_are_kept_and_new_ones_begin_as_the_
             assert torch.equal(found["markov_head.markov_w2.weight"][draft], wanted)
     assert len(kept) > 3
     assert len(new) > 3
-    others = [name for name in found if name not in drafter.build(shape).draft_rows]
+    others = [name for name in found if name not in drafter.MODULE(shape).draft_rows]
     assert all(torch.equal(found[name], start[name]) for name in others)
 
 
@@ -264,7 +266,7 @@ def test_a_deep_head_begins_as_its_first_block(kind, fresh_recipe):
     shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
     vocabulary = choose_vocabulary(torch.ones(inputs.spec.vocab_size), shape.head.draft_vocab_size, torch.tensor([0]))
     deep = drafter.from_target(shape, pieces, vocabulary, seed=0)
-    shallow = drafter.build(replace(shape, head=recipe.head.model_copy(update={"num_layers": 1})))
+    shallow = drafter.MODULE(replace(shape, head=recipe.head.model_copy(update={"num_layers": 1})))
     shallow.load_state_dict({name: deep.state_dict()[name] for name in shallow.state_dict()})
     mask = inputs.train.tokens(0)[1]
     batch = pack(inputs.train, [whole(0, mask, drafter)], drafter).to(CPU, torch.float32)

@@ -75,13 +75,12 @@ class BlockAttention(nn.Module):
         pairs = [self.key_value(context, of_context)]
         pairs += [self.key_value(slot, rope) for slot, rope in zip(block, of_slots, strict=True)]
         keys, values = zip(*pairs, strict=True)
-        text = layout.cu_rows, layout.cu_seqlens, (layout.most_rows, layout.longest), layout.within(0)
         mixed = []
         for j, (slot, rope) in list(enumerate(zip(block, of_slots, strict=True)))[first:]:
             query = self._rotated(self.q_norm, self.q_proj(slot), rope)
             window = self.window and self.window - 1 - j  # the rest of it lies in the block
             slots = 2 + j if self.causal else len(keys)
-            seen = draft_attention(query, keys[:slots], values[:slots], *text, window)
+            seen = draft_attention(query, keys[:slots], values[:slots], *layout.documents(0), window)
             mixed.append(self.o_proj(seen.flatten(1)))
         return mixed
 

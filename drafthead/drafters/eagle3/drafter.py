@@ -242,11 +242,10 @@ class DraftModel(DraftModule):
     @staticmethod
     def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:
         """Step 0 computes every token, except that only the rows leave its last layer; later steps, the rows."""
-        of_rows = layout.cu_rows, layout.cu_seqlens, (layout.most_rows, layout.longest), layout.within(k)
         if k:
-            return StepLayout(rope, None, of_rows)
+            return StepLayout(rope, None, layout.documents(k))
         if last_layer and (layout.roots or len(layout.rows) < rope[0].shape[0]):
-            return StepLayout(rope, layout.at(0, layout.rows), of_rows)
+            return StepLayout(rope, layout.at(0, layout.rows), layout.documents(0))
         return StepLayout(rope, None, (layout.cu_seqlens, layout.cu_seqlens, (layout.longest, layout.longest), None))
 
 
