@@ -78,9 +78,13 @@ class DraftModule(nn.Module, ABC):
 
     draft_rows: ClassVar[tuple[str, ...]] = ("lm_head.weight",)  # parameters with a row per token of its vocabulary
     recompute: bool = False  # keep less for the backward pass and compute it again
-    shape: DraftShape
+    head: Any  # the recipe's section, of the drafter's own class
     lm_head: nn.Linear
     fc: nn.Linear  # reads the aux hidden states
+
+    def __init__(self, shape: DraftShape):
+        super().__init__()
+        self.shape, self.head = shape, shape.head
 
     @property
     def head_weight(self) -> Tensor:
@@ -207,7 +211,7 @@ class Drafter:
         model = self.MODULE(shape)
         with torch.no_grad():
             model.lm_head.weight.copy_(pieces.lm_head[vocabulary.target_ids])
-            model.get_submodule("norm").weight.copy_(pieces.final_norm)  # type: ignore[operator]
+            model.norm.weight.copy_(pieces.final_norm)
             for name, weight in model.named_parameters():
                 if _FURTHER_BLOCK.match(name) and name.endswith(("o_proj.weight", "down_proj.weight")):
                     weight.zero_()

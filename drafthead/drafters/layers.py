@@ -54,19 +54,15 @@ class MLP(nn.Module):
 
 def rope_frequencies(shape: DraftShape) -> tuple[Tensor, float]:
     """Inverse frequencies (head_dim / 2,) and the factor on cos and sin of a head."""
-    config = LlamaConfig(
-        hidden_size=shape.hidden_size,
-        num_attention_heads=shape.head.num_attention_heads,
-        head_dim=shape.head.head_dim,
-        rope_parameters=dict(shape.rope_parameters),
-        max_position_embeddings=shape.max_position_embeddings,
-    )
-    rope_type = config.rope_parameters["rope_type"]
+    rope, dim = shape.rope_parameters, shape.head.head_dim
     with torch.device("cpu"):  # real numbers even while a model is built on meta tensors
-        if rope_type == "default":
-            exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-            return 1.0 / (config.rope_parameters["rope_theta"] ** exponent), 1.0
-        return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"))
+        if rope["rope_type"] == "default":
+            return 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)), 1.0
+        config = LlamaConfig(
+            hidden_size=shape.hidden_size, num_attention_heads=shape.head.num_attention_heads, head_dim=dim,
+            rope_parameters=dict(rope), max_position_embeddings=shape.max_position_embeddings,
+        )  # fmt: skip
+        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
 
 
 class Rotary:

@@ -31,8 +31,8 @@ class ParallelModule(DraftModule):
     """Every position is a matrix of its own on the root's fused state, all of them in one pass."""
 
     def __init__(self, shape: DraftShape):
-        super().__init__()
-        self.shape, size = shape, shape.hidden_size
+        super().__init__(shape)
+        size = shape.hidden_size
         self.fc = nn.Linear(shape.num_aux_layers * size, size, bias=False)
         self.positions = nn.ModuleList(nn.Linear(size, size) for _ in range(shape.head.num_positions))
         self.lm_head = nn.Linear(size, shape.head.draft_vocab_size, bias=False)

@@ -107,11 +107,11 @@ class BlockLayer(nn.Module):
 class DFlashModel(DraftModule):
     """The trainable head."""
 
+    head: BlockHead
+
     def __init__(self, shape: DraftShape):
-        super().__init__()
-        head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
-        assert isinstance(head, BlockHead)
-        self.shape, self.mask_token_id = shape, head.mask_token_id
+        super().__init__(shape)
+        head, size, eps = self.head, shape.hidden_size, shape.rms_norm_eps
         self.fc = Projection(shape.num_aux_layers * size, size)
         self.hidden_norm = RMSNorm(size, eps)
         self.layers = nn.ModuleList(BlockLayer(head, size, eps) for _ in range(head.num_layers))
@@ -128,7 +128,7 @@ class DFlashModel(DraftModule):
     def slots(self, batch: PackedBatch, embeddings: Tensor, masks: int, first: int) -> Tensor:
         """As `fill`, of blocks of the known token and so many masks."""
         known = nn.functional.embedding(batch.ahead(1), embeddings)
-        block = [known, *[embeddings[self.mask_token_id][None]] * masks]
+        block = [known, *[embeddings[self.head.mask_token_id][None]] * masks]
         return self.fill(block, batch.aux, batch.positions, batch.layout, first)
 
     def fill(self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int) -> Tensor:

@@ -62,12 +62,12 @@ class ConfidenceHead(nn.Module):
 class DSparkModel(DFlashModel):
     """The trainable head."""
 
+    head: DSparkHead
     draft_rows = (*DFlashModel.draft_rows, "markov_head.markov_w2.weight")
 
     def __init__(self, shape: DraftShape):
         super().__init__(shape)
-        head = shape.head
-        assert isinstance(head, DSparkHead)
+        head = self.head
         self.markov_head = MarkovHead(shape.vocab_size, head.draft_vocab_size, head.markov_rank)
         self.confidence_head = ConfidenceHead(shape.hidden_size + head.markov_rank) if head.confidence else None
 

@@ -144,11 +144,11 @@ class DraftLayer(nn.Module):
 class DraftModel(DraftModule):
     """The trainable head; `unroll` runs the TTT steps."""
 
+    head: EagleHead
+
     def __init__(self, shape: DraftShape):
-        super().__init__()
-        head, size, eps = shape.head, shape.hidden_size, shape.rms_norm_eps
-        assert isinstance(head, EagleHead)
-        self.shape, self.norm_output = shape, head.norm_output
+        super().__init__(shape)
+        head, size, eps = self.head, shape.hidden_size, shape.rms_norm_eps
         self.input_norm = RMSNorm(shape.num_aux_layers * size, eps) if head.norm_before_fc else None
         self.fc_norm = (
             nn.ModuleList([RMSNorm(size, eps) for _ in range(shape.num_aux_layers)]) if head.fc_norm else None
@@ -228,7 +228,7 @@ class DraftModel(DraftModule):
             state, cache = layer(state, step, cache, read if layer is self.midlayer else None)
             extended.append(cache)
         output = self.norm(state)
-        return output if self.norm_output else state, output, tuple(extended)
+        return output if self.head.norm_output else state, output, tuple(extended)
 
     def _inputs(
         self, k: int, state: Tensor, projected: EmbeddingProjections, layout: Layout

@@ -32,6 +32,8 @@ _LEAST_SHARE = 0.2  # of the rows, at any depth
 class PEagleModel(DraftModel):
     """The trainable head."""
 
+    head: PEagleHead
+
     def __init__(self, shape: DraftShape):
         super().__init__(shape)
         self.mask_hidden = nn.Parameter(torch.randn(1, shape.num_aux_layers * shape.hidden_size))
@@ -39,8 +41,7 @@ class PEagleModel(DraftModel):
 
     def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """Rows as EAGLE-3's."""
-        assert isinstance(self.shape.head, PEagleHead)
-        self.mask_embedding = embeddings[self.shape.head.mask_token_id]
+        self.mask_embedding = embeddings[self.head.mask_token_id]
         return super().head_rows(batch, embeddings, num_positions)
 
     def _inputs(
