@@ -44,19 +44,6 @@ _PROGRESS = "progress.json"
 
 
 @dataclass(frozen=True)
-class Demand:
-    """The harvester's next work.
-
-    Attributes:
-        index: the shard to write next; None when there is no room for it, or when nothing is left to write.
-        done: nothing is left to write.
-    """
-
-    index: int | None
-    done: bool
-
-
-@dataclass(frozen=True)
 class Spool:
     """A directory with at most `capacity` shards of a stream of `epochs` times `num_shards`."""
 
@@ -83,8 +70,8 @@ class Spool:
         path = self.directory / _PROGRESS
         return read_json(path)["first_needed"] if path.exists() else 0
 
-    def demand(self, in_flight: AbstractSet[int] = frozenset()) -> Demand:
-        """What to write next.
+    def demand(self, in_flight: AbstractSet[int] = frozenset()) -> int | None:
+        """Index of the shard to write next; None when there is no room for it, `total` when nothing is left to write.
 
         Args:
             in_flight: shards handed to the disk that may not be there yet.
@@ -94,8 +81,9 @@ class Spool:
         first = self.first_needed()
         stop = min(first + self.capacity, self.total)
         missing = next((index for index in range(first, stop) if index not in present), None)
-        room = len(present) < self.capacity
-        return Demand(index=missing if room else None, done=missing is None and stop == self.total)
+        if missing is None and stop == self.total:
+            return self.total
+        return missing if len(present) < self.capacity else None
 
     def release(self, first_needed: int) -> None:
         """Publish progress, then delete every shard that is no longer needed; for the trainer's rank 0.
@@ -109,25 +97,27 @@ class Spool:
             if not first_needed <= index < first_needed + self.capacity:
                 self.path(index).unlink(missing_ok=True)
 
-    def claim(self, mine: AbstractSet[int] = frozenset()) -> Demand:
-        """What to write next, claimed until `let_go` or the end of this process: no other harvester will write it.
+    def claim(self, mine: AbstractSet[int] = frozenset()) -> int | None:
+        """As `demand`, claimed until `let_go` or the end of this process: no other harvester will write it.
 
         Args:
             mine: shards that this harvester has claimed.
 
         Returns:
-            `done` only when no other harvester is still writing: if it were killed, its shard would be claimed here.
+            `total` only when no other harvester is still writing: if it were killed, its shard would be claimed here.
         """
         while True:
             others = self.in_work() - mine
-            demand = self.demand(mine | others)
-            if demand.index is None:
-                return Demand(index=None, done=demand.done and max(others, default=-1) < self.first_needed())
+            index = self.demand(mine | others)
+            if index == self.total and max(others, default=-1) >= self.first_needed():
+                return None
+            if index is None or index == self.total:
+                return index
             with suppress(locks.InUseError):  # another harvester was faster
-                locks.hold(self.directory, _lock(demand.index), patience=0)
-                if demand.index >= self.first_needed() and not self.path(demand.index).exists():
-                    return demand
-                self.let_go(demand.index)  # it was written in between
+                locks.hold(self.directory, _lock(index), patience=0)
+                if index >= self.first_needed() and not self.path(index).exists():
+                    return index
+                self.let_go(index)  # it was written in between
 
     def let_go(self, index: int) -> None:
         """The shard is on disk."""

@@ -32,7 +32,7 @@ from drafthead.config import Recipe
 from drafthead.data.responses import KIND as RESPONSES
 from drafthead.data.shard import Shard
 from drafthead.data.spool import KIND as SPOOL
-from drafthead.data.spool import Demand, Spool, open_spool, terms
+from drafthead.data.spool import Spool, open_spool, terms
 from drafthead.data.store import KIND, verify_shard, verify_store
 from drafthead.engine.generate import capturing_engine
 from drafthead.engine.running import Runner, Task, Worker, run_here
@@ -181,7 +181,7 @@ def _harvest_online(recipe: Recipe, spec: TargetSpec) -> None:
     spool = open_spool(recipe, sum(job.size for job in jobs))
     to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is damaged
     spool.in_work()  # claims of killed harvesters go, where nothing is left to be claimed too
-    if not spool.demand().done:
+    if spool.demand() != spool.total:
         _check_lengths(recipe, jobs)
         (spool.directory / MANIFEST).unlink(missing_ok=True)
         with backend(recipe, spec) as harvester:
@@ -204,7 +204,7 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
     """
     began, waited = time.monotonic(), 0.0
     claimed: set[int] = set()
-    demand = spool.claim()
+    index = spool.claim()
     done = sum(_job(jobs, index).size for index in {*range(spool.first_needed()), *spool.present()})
     wait = (
         f"training to use up a shard of {spool.directory}, which has its {spool.capacity}, or for other harvesters; if "
@@ -217,21 +217,21 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
             spool.let_go(index)
 
     def free() -> bool:
-        nonlocal demand
-        demand = spool.claim(claimed)
-        return demand != Demand(index=None, done=False)
+        nonlocal index
+        index = spool.claim(claimed)
+        return index is not None
 
     with progress_bar(spool.epochs * sum(job.size for job in jobs), "harvesting", "seq", initial=done) as bar:
-        while not demand.done:
-            if demand.index is None:
+        while index != spool.total:
+            if index is None:
                 harvester.finish()
                 let_go(claimed)
                 waited += wait_until(free, wait)
             else:
-                claimed.add(demand.index)
-                harvester.make(_job(jobs, demand.index), bar)
+                claimed.add(index)
+                harvester.make(_job(jobs, index), bar)
                 let_go(spool.present())
-                demand = spool.claim(claimed)
+                index = spool.claim(claimed)
         harvester.finish()
         let_go(claimed)
     took = time.monotonic() - began

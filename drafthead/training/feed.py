@@ -74,8 +74,7 @@ class SpoolFeed(Feed):
         """Used shards are held, and either the step's own are missing or the harvester has no room left."""
         if self._first[step] == self._released:
             return False
-        demand = self._spool.demand()
-        full = self._accelerator.is_main_process and demand.index is None and not demand.done
+        full = self._accelerator.is_main_process and self._spool.demand() is None
         return self._any(full or not self._here(step))
 
     def wait(self, step: int) -> None:

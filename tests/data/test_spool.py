@@ -11,7 +11,7 @@ from drafthead.artifacts import ArtifactError
 from drafthead.data.packing import Window, plan_epoch, plan_stream, whole
 from drafthead.data.responses import ResponseTokens, part_path, write_part
 from drafthead.data.shard import write_shard
-from drafthead.data.spool import Demand, Spool, SpooledStates
+from drafthead.data.spool import Spool, SpooledStates
 from tests.artifacts import response
 from tests.data.sequences import sequence
 from tests.data.spools import planned
@@ -31,15 +31,15 @@ def write(spool: Spool, *indices: int) -> None:
 @pytest.mark.parametrize(
     ("present", "first_needed", "in_flight", "wanted"),
     [
-        ((), 0, None, Demand(0, done=False)),
-        ((0, 1), 0, None, Demand(2, done=False)),
-        ((0, 1, 2, 3), 0, None, Demand(None, done=False)),  # full
-        ((0, 2, 3), 0, None, Demand(1, done=False)),  # lost, so written again
-        ((0, 1, 2), 0, 3, Demand(None, done=False)),  # a shard on its way to disk counts
-        ((0, 1, 2), 0, 2, Demand(3, done=False)),  # it has arrived
-        ((2, 3), 2, None, Demand(4, done=False)),  # what is used makes room and is not written again
-        ((2, 3, 4, 5), 2, None, Demand(None, done=True)),  # training has all it will need
-        ((), 6, None, Demand(None, done=True)),
+        ((), 0, None, 0),
+        ((0, 1), 0, None, 2),
+        ((0, 1, 2, 3), 0, None, None),  # full
+        ((0, 2, 3), 0, None, 1),  # lost, so written again
+        ((0, 1, 2), 0, 3, None),  # a shard on its way to disk counts
+        ((0, 1, 2), 0, 2, 3),  # it has arrived
+        ((2, 3), 2, None, 4),  # what is used makes room and is not written again
+        ((2, 3, 4, 5), 2, None, 6),  # training has all it will need
+        ((), 6, None, 6),
     ],
 )
 def test_shards_are_written_in_order_up_to_the_capacity(tmp_path, present, first_needed, in_flight, wanted):
@@ -59,21 +59,21 @@ def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
             f"print(Spool(pathlib.Path({str(tmp_path)!r}), 4, 3, 2).claim(), flush=True); time.sleep(600)"
         )
         others.append(start("-c", code, stdout=subprocess.PIPE, text=True))
-        assert others[-1].stdout.readline().strip() == f"Demand(index={index}, done=False)"
+        assert others[-1].stdout.readline().strip() == str(index)
     try:
-        assert spool.claim() == Demand(2, done=False)
-        assert spool.claim({2}) == Demand(3, done=False)
-        assert spool.claim({2, 3}) == Demand(None, done=False)  # no room
+        assert spool.claim() == 2
+        assert spool.claim({2}) == 3
+        assert spool.claim({2, 3}) is None  # no room
         others[0].kill()
         others[0].wait()
-        assert spool.claim({2, 3}) == Demand(0, done=False)
+        assert spool.claim({2, 3}) == 0
         write(spool, 0, 2, 3)
         for index in (0, 2, 3):
             spool.let_go(index)
-        assert spool.claim() == Demand(None, done=False)  # the other one's is on its way
+        assert spool.claim() is None  # the other one's is on its way
         spool.release(2)
         write(spool, 4, 5)
-        assert spool.claim() == Demand(None, done=True), "the other's is used up by now"
+        assert spool.claim() == 6, "the other's is used up by now"
     finally:
         for other in others:
             other.kill()
@@ -96,7 +96,8 @@ def test_any_interleaving_stays_bounded_and_ends(tmp_path_factory, capacity, num
     def move(name: str) -> None:
         nonlocal in_flight, trained, released
         if name == "write" and in_flight is None:
-            in_flight = spool.demand().index
+            index = spool.demand()
+            in_flight = None if index == spool.total else index
             assert in_flight is None or in_flight >= released, "a shard that was used up is not harvested again"
         elif name == "land" and in_flight is not None:
             write(spool, in_flight)
@@ -120,7 +121,7 @@ def test_any_interleaving_stays_bounded_and_ends(tmp_path_factory, capacity, num
             move(name)
     assert released == spool.total
     assert not spool.present()
-    assert spool.demand().done
+    assert spool.demand() == spool.total
 
 
 @pytest.fixture

@@ -37,13 +37,13 @@ def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
 
 def feed(spool: Spool, sequences: list[StateSequence], size: int, most: list[int], wrote: list[int]) -> None:
     """A harvester whose states exist already; it notes what it wrote and how many shards lay there at most."""
-    while not (demand := spool.claim()).done:
-        if demand.index is not None:
-            start = demand.index % spool.num_shards * size
-            write_shard(spool.path(demand.index), sequences[start : start + size], num_target_layers=8)
-            wrote.append(demand.index)
+    while (index := spool.claim()) != spool.total:
+        if index is not None:
+            start = index % spool.num_shards * size
+            write_shard(spool.path(index), sequences[start : start + size], num_target_layers=8)
+            wrote.append(index)
             most.append(len(spool.present()))
-            spool.let_go(demand.index)
+            spool.let_go(index)
         time.sleep(0.1)
 
 
