@@ -95,20 +95,19 @@ def acceptance_by_position(
         return PositionAcceptance(counts / total, counts / reached)
 
 
-def acceptance_length_interval(drafts: ArrayLike, accepted: ArrayLike, seed: int = 0) -> Interval:
+def acceptance_length_interval(drafts: ArrayLike, accepted: ArrayLike) -> Interval:
     """`acceptance_length` with its interval by bootstrap over prompts."""
-    return ratio_interval(accepted, drafts, seed) + 1.0
+    return ratio_interval(accepted, drafts) + 1.0
 
 
-def ratio_interval(numerator: ArrayLike, denominator: ArrayLike, seed: int = 0) -> Interval:
+def ratio_interval(numerator: ArrayLike, denominator: ArrayLike) -> Interval:
     """Σ numerator / Σ denominator with its BCa interval (Efron 1987) by bootstrap over prompts.
 
     Args:
         numerator: (P,) one value per prompt.
         denominator: (P,) in the same order; NaN comes out when it sums to zero.
-        seed: of the resampling.
     """
-    return bootstrap_interval((numerator, denominator), ratio_of_sums, seed, "BCa")
+    return bootstrap_interval((numerator, denominator), ratio_of_sums, "BCa")
 
 
 def length_difference(
@@ -119,11 +118,11 @@ def length_difference(
     def difference(a: Array, d: Array, oa: Array, od: Array, axis: int = -1) -> Array:
         return ratio_of_sums(a, d, axis) - ratio_of_sums(oa, od, axis)
 
-    return bootstrap_interval((accepted, drafts, other_accepted, other_drafts), difference, 0, "percentile")
+    return bootstrap_interval((accepted, drafts, other_accepted, other_drafts), difference, "percentile")
 
 
 def length_change(
-    ours: tuple[ArrayLike, ArrayLike], others: tuple[ArrayLike, ArrayLike], same_seeds: bool = False, seed: int = 0
+    ours: tuple[ArrayLike, ArrayLike], others: tuple[ArrayLike, ArrayLike], same_seeds: bool = False
 ) -> Interval:
     """Acceptance length over that of another head, less 1, with an interval over prompts and seeds of training.
 
@@ -136,10 +135,9 @@ def length_change(
         ours: drafts and accepted drafts, (P, S) each, of P prompts and S seeds.
         others: the same of another head, (P, S') each.
         same_seeds: whether column s of both is of one seed.
-        seed: of the resampling.
     """
     (drafts, accepted), other = ([np.asarray(a, float) for a in pair] for pair in (ours, others))
-    rng, P = np.random.default_rng(seed), len(drafts)
+    rng, P = np.random.default_rng(0), len(drafts)
     times = rng.multinomial(P, np.full(P, 1 / P), RESAMPLES)  # (N, P)
 
     def drawn(S: int) -> np.ndarray:
@@ -180,9 +178,7 @@ def ratio_of_sums(top: ArrayLike, bottom: ArrayLike, axis: int = -1) -> Array:
         return np.asarray(top, float).sum(axis) / np.asarray(bottom, float).sum(axis)
 
 
-def bootstrap_interval(
-    given: tuple[ArrayLike, ...], statistic: Callable[..., Array], seed: int, method: str
-) -> Interval:
+def bootstrap_interval(given: tuple[ArrayLike, ...], statistic: Callable[..., Array], method: str) -> Interval:
     """A statistic of paired (P,) arrays with its bootstrap interval over P; `method` as in scipy.stats.bootstrap."""
     data = tuple(np.asarray(array, float) for array in given)
     value = float(statistic(*data, axis=-1))
@@ -191,9 +187,9 @@ def bootstrap_interval(
     # Identical prompts leave nothing to resample, and BCa divides by their spread.
     if len(data[0]) < 2 or all(np.ptp(array) == 0 for array in data):
         return Interval(value, value, value) if len(data[0]) > 1 else Interval(value, np.nan, np.nan)
-    bounds = resampled_bounds(data, statistic, seed, method)
+    bounds = resampled_bounds(data, statistic, 0, method)
     if np.isnan(bounds.low) and method == "BCa":
-        bounds = resampled_bounds(data, statistic, seed, "percentile")
+        bounds = resampled_bounds(data, statistic, 0, "percentile")
     return Interval(value, float(bounds.low), float(bounds.high))
 
 
