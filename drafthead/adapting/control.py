@@ -64,8 +64,7 @@ class Control:
         if not path.exists():
             return None
         found = read_json(path)
-        server = Server(found["url"], recipe.name, found["api_key"], None, (), 0.0, managed=False)
-        control = cls(server, found["key"])
+        control = cls(Server(found["url"], recipe.name, found["api_key"]), found["key"])
         return control if control.head() else None
 
     def _request(self, method: str, **options: Any) -> httpx.Response:

@@ -202,7 +202,7 @@ def endpoint_server(endpoint: EndpointConfig) -> Server:
     key = os.environ.get(variable, "") if variable else ""
     if variable and not key:
         raise ServerError(f"{where}: environment variable {variable} is not set")
-    server = Server(endpoint.url.rstrip("/"), endpoint.model, key, None, (), 0.0, managed=False)
+    server = Server(endpoint.url.rstrip("/"), endpoint.model, key)
     try:
         with server.client(30) as client:
             response = client.get("/v1/models")

@@ -192,20 +192,19 @@ class Server:
         base_url: such as http://127.0.0.1:41237, without a path.
         model: the name requests must use.
         api_key: of the /v1 routes; not part of the representation, so that it reaches no log.
-        log_path: everything the server wrote; None for one that was not started here.
+        log_path: everything the server wrote; None for one that was not started here, which may lack the cache reset
+            and the counters.
         command: what was started.
         start_s: seconds from the start of the process until it is healthy.
-        managed: whether it was started here; another may lack the cache reset and the counters.
         process: that was started here, or None.
     """
 
     base_url: str
     model: str
     api_key: str = field(repr=False)
-    log_path: Path | None
-    command: tuple[str, ...]
-    start_s: float
-    managed: bool = True
+    log_path: Path | None = None
+    command: tuple[str, ...] = ()
+    start_s: float = 0.0
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     def client(self, timeout_s: float = 600.0) -> httpx.Client:
@@ -277,7 +276,7 @@ class Server:
             if done or response.is_error or time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        if self.managed and not done:
+        if self.log_path is not None and not done:
             raise ServerError(f"reset_prefix_cache answered {response.status_code}: {response.text[:200]}")
         return done
 
@@ -288,7 +287,7 @@ class Server:
             ServerError: the server is gone.
         """
         response = self.request("GET", "/metrics")
-        if not self.managed and response.is_error:
+        if self.log_path is None and response.is_error:
             return {}
         return parse_metrics(response.raise_for_status().text)
 

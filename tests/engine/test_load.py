@@ -120,7 +120,7 @@ class _Forgetful(BaseHTTPRequestHandler):
 def test_no_request_is_lost_on_a_connection_that_the_server_gives_up():
     with ThreadingHTTPServer(("127.0.0.1", 0), _Forgetful) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
-        server = Server(f"http://127.0.0.1:{http.server_port}", "m", "", None, (), 0.0, managed=False)
+        server = Server(f"http://127.0.0.1:{http.server_port}", "m", "")
         load = LoadConfig(request_rate=0.5, burstiness=1000)
         result = run_load(server, [LoadRequest(name, [1, 2]) for name in "ab"], load=load, max_tokens=4)
         http.shutdown()

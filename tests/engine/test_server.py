@@ -173,11 +173,12 @@ def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch)
             pass
 
 
-def test_a_cache_that_is_not_reset_at_once_is_reset_again():
+def test_a_cache_that_is_not_reset_at_once_is_reset_again(tmp_path):
     """vLLM returns code 200 and success false while blocks are still held."""
     results = iter([False, False, True])
     with replying(lambda: {"success": next(results, False)}) as url:
-        assert Server(url, "m", "key", None, (), 1.0).reset_prefix_cache()
+        ours = Server(url, "m", "key", tmp_path / "server.log")
+        assert ours.reset_prefix_cache()
         with pytest.raises(ServerError, match="reset_prefix_cache"):
-            Server(url, "m", "key", None, (), 1.0).reset_prefix_cache(patience_s=0)
-        assert not Server(url, "m", "key", None, (), 1.0, managed=False).reset_prefix_cache(patience_s=0)
+            ours.reset_prefix_cache(patience_s=0)
+        assert not Server(url, "m", "key").reset_prefix_cache(patience_s=0)

@@ -56,7 +56,7 @@ def _answered(log: Path, requests: int) -> bool:
 def test_a_server_that_is_gone_between_levels_shows_its_last_words(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("one\nCUDA out of memory\n")
-    gone = Server(NOBODY, "m", "key", log, (), 1.0)
+    gone = Server(NOBODY, "m", "key", log)
     for ask in (gone.metrics, gone.reset_prefix_cache, lambda: warm_up(gone, [LoadRequest("p", [5])], 2)):
         with pytest.raises(ServerError, match=r"(?s)stopped answering .*CUDA out of memory") as caught:
             ask()
