@@ -35,16 +35,17 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-def _check_distinct(key: str, values: Sequence[Any]) -> None:
+def _distinct(values: Sequence[_Item], of: str = "") -> Sequence[_Item]:
     if twice := [value for value in values if list(values).count(value) > 1]:
-        raise ValueError(f"{key} has {twice[0]} twice")
+        raise ValueError(f"{of}{twice[0]} is given twice")
+    return values
 
 
 def _as_methods(value: Any) -> Any:
     return [{"name": item, "method": item} if isinstance(item, str) else item for item in _as_list(value)]
 
 
-Listed = Annotated[tuple[_Item, ...], BeforeValidator(_as_list), Field(min_length=1)]
+Listed = Annotated[tuple[_Item, ...], BeforeValidator(_as_list), AfterValidator(_distinct), Field(min_length=1)]
 
 # Methods that draft with a model of their own, and where one comes from.
 HEADS = {
@@ -83,7 +84,6 @@ class MethodConfig(Section):
             raise ValueError(
                 f"method {self.name}: `extra` has {min(taken)}, which method, head and num_draft_tokens set already"
             )
-        _check_distinct(f"method {self.name}: num_draft_tokens", self.num_draft_tokens or ())
         return self
 
 
@@ -211,15 +211,8 @@ class EvalConfig(Section):
             raise ValueError("eval.endpoints: `none` is the baseline; give the endpoint another name")
         if not self.all_loads:
             raise ValueError("eval.concurrency and eval.loads are both empty: give a load, such as eval.concurrency=1")
-        for key, values in (
-            ("num_draft_tokens", self.draft_tokens),
-            ("methods", names),
-            ("temperatures", self.temperatures),
-            ("reasoning_efforts", self.reasoning_efforts),
-            ("loads", [load.name for load in self.all_loads]),
-            ("served", self.served),
-        ):
-            _check_distinct(f"eval.{key}", values)
+        _distinct(names, "eval.methods: ")
+        _distinct([load.name for load in self.all_loads], "eval.loads: ")
         known = dict.fromkeys([*(method.name for method in self.methods), *UNLISTED])
         if unknown := [name for name in self.served if name not in known]:
             raise ValueError(f"eval.served has {unknown[0]}, which is no method; choose from {', '.join(known)}")
