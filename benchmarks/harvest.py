@@ -57,7 +57,7 @@ def jobs_of(recipe: Recipe, directory: Path, sequences: int) -> list[ShardJob]:
     for job in list_jobs(recipe, "train"):
         wanted = sequences - sum(len(j.responses) for j in jobs)
         if wanted > 0:
-            jobs.append(replace(job, directory=directory, responses=job.responses[:wanted]))
+            jobs.append(replace(job, path=directory / job.path.name, responses=job.responses[:wanted]))
     return jobs
 
 

@@ -16,6 +16,7 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import Response
+from drafthead.data.shard import shard_path
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape
 from drafthead.drafters.replay import Acceptance
@@ -137,7 +138,7 @@ def heldout_states(recipe: Recipe, prompts: int, temperature: float = 0.0, respo
     chosen = [replace(p, id=f"{p.id}{_AGAIN}{i}" if i else p.id) for i in range(responses) for p in chosen]
     with offline_engine(recipe, seeded=temperature > 0) as llm:
         texts = respond(recipe, Engine(llm), chosen, temperature)
-    job = ShardJob(directory, 0, texts)
+    job = ShardJob(shard_path(directory, 0), texts)
     with backend(recipe, spec) as harvester, progress_bar(job.size, "harvesting", "seq") as bar:
         harvester.make(job, bar)
         harvester.finish()

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from drafthead.data.shard import Format, StateSequence, first_teacher_row, shard_path, write_shard
+from drafthead.data.shard import Format, StateSequence, first_teacher_row, write_shard
 from drafthead.target.pieces import TargetHead
 
 
@@ -27,8 +27,7 @@ class ShardSlot:
     """Where a sequence belongs, and which of its tokens the target generated.
 
     Attributes:
-        directory: of the store; one engine can fill several.
-        shard: index of the shard.
+        path: of the shard, as text for vLLM's RPC; one engine can fill several stores.
         position: place of the sequence in the shard.
         num_sequences: how many sequences the shard has.
         prompt_id: the prompt's id.
@@ -36,8 +35,7 @@ class ShardSlot:
         num_response_tokens: tokens with loss mask 1; any further ones (the continuation) have 0.
     """
 
-    directory: str
-    shard: int
+    path: str
     position: int
     num_sequences: int
     prompt_id: str
@@ -164,7 +162,7 @@ class ShardWriter:
                 f"prompt {slot.prompt_id}: captured rows have shape {tuple(rows.shape)}, wanted "
                 f"({input_ids.shape[0]} tokens, {self._num_boundaries} boundaries, H)"
             )
-        path = shard_path(Path(slot.directory), slot.shard)
+        path = Path(slot.path)
         shard = self._pending.setdefault(path, {})
         mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
         mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1

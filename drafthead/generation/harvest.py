@@ -131,7 +131,7 @@ def _finish(jobs: Sequence[ShardJob]) -> None:
     Raises:
         ArtifactError: the states do not lead to the target's own text.
     """
-    directory, counts, agreement = jobs[0].directory, _counts(jobs), argmax_agreement(jobs)
+    directory, counts, agreement = jobs[0].path.parent, _counts(jobs), argmax_agreement(jobs)
     if agreement is not None and agreement < _MIN_AGREEMENT:
         raise ArtifactError(
             f"the states in {directory} do not lead to the target's own text: its argmax is the next token at only "
@@ -159,11 +159,11 @@ def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
     for job in jobs:
         shard = Shard(job.path)
         for i, response in enumerate(job.responses):
-            if response.temperature == 0:
-                sequence = shard[i]
-                following = sequence.input_ids[sequence.first_teacher_row + 1 :]
-                in_loss = sequence.loss_mask[sequence.first_teacher_row + 1 :].bool()
-                agreed += int((sequence.argmax[:-1] == following)[in_loss].sum())
+            if response.temperature == 0:  # the states themselves, nearly all of a shard's bytes, are not read
+                ids, mask, argmax = (shard.rows(i, name) for name in ("input_ids", "loss_mask", "argmax"))
+                first = len(ids) - len(argmax) + 1  # token that the first stored row predicts
+                in_loss = mask[first:].bool()
+                agreed += int((argmax[:-1] == ids[first:])[in_loss].sum())
                 total += int(in_loss.sum())
     return agreed / total if total else None
 
@@ -179,7 +179,7 @@ def _harvest_online(recipe: Recipe, spec: TargetSpec) -> None:
     """
     jobs = list_jobs(recipe, "train")
     spool = open_spool(recipe, sum(job.size for job in jobs))
-    to_do([_job(jobs, index) for index in sorted(spool.present())])  # raises if one is damaged
+    to_do([_job(spool, jobs, index) for index in sorted(spool.present())])  # raises if one is damaged
     spool.in_work()  # claims of killed harvesters go, where nothing is left to be claimed too
     if spool.demand() != spool.total:
         _check_lengths(recipe, jobs)
@@ -205,7 +205,7 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
     began, waited = time.monotonic(), 0.0
     claimed: set[int] = set()
     index = spool.claim()
-    done = sum(_job(jobs, index).size for index in {*range(spool.first_needed()), *spool.present()})
+    done = sum(_job(spool, jobs, index).size for index in {*range(spool.first_needed()), *spool.present()})
     wait = (
         f"training to use up a shard of {spool.directory}, which has its {spool.capacity}, or for other harvesters; if "
         "training is not running: accelerate launch train/eagle3.py RECIPE"
@@ -229,7 +229,7 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
                 waited += wait_until(free, wait)
             else:
                 claimed.add(index)
-                harvester.make(_job(jobs, index), bar)
+                harvester.make(_job(spool, jobs, index), bar)
                 let_go(spool.present())
                 index = spool.claim(claimed)
         harvester.finish()
@@ -238,9 +238,9 @@ def fill(harvester: Worker, spool: Spool, jobs: Sequence[ShardJob]) -> None:
     logger.info("the spool was filled in %.0f s, %.0f s of them spent waiting for training to make room", took, waited)
 
 
-def _job(jobs: Sequence[ShardJob], index: int) -> ShardJob:
+def _job(spool: Spool, jobs: Sequence[ShardJob], index: int) -> ShardJob:
     """The work behind a spool index."""
-    return replace(jobs[index % len(jobs)], index=index)
+    return replace(jobs[index % len(jobs)], path=spool.path(index))
 
 
 # ---- Ways to run the target ----

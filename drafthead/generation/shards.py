@@ -38,18 +38,12 @@ class ShardJob:
     """A unit of work.
 
     Attributes:
-        directory: of the store.
-        index: of the shard.
+        path: of the shard.
         responses: its sequences, in order.
     """
 
-    directory: Path
-    index: int
+    path: Path
     responses: Sequence[Response] | ResponseRows
-
-    @property
-    def path(self) -> Path:
-        return shard_path(self.directory, self.index)
 
     @property
     def size(self) -> int:
@@ -67,7 +61,7 @@ class ShardJob:
     def slots(self) -> list[ShardSlot]:
         """Where each sequence goes."""
         return [
-            ShardSlot(str(self.directory), self.index, i, self.size, r.id, len(r.prompt_ids), len(r.response_ids))
+            ShardSlot(str(self.path), i, self.size, r.id, len(r.prompt_ids), len(r.response_ids))
             for i, r in enumerate(self.responses)
         ]
 
@@ -87,7 +81,7 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
 def cut_shards(directory: Path, groups: Sequence[Sequence[Response] | ResponseRows], size: int) -> list[ShardJob]:
     """Shards of at most `size` sequences, none of which has sequences of two groups."""
     slices = [group[start : start + size] for group in groups for start in range(0, len(group), size)]
-    return [ShardJob(directory, i, responses) for i, responses in enumerate(slices)]
+    return [ShardJob(shard_path(directory, i), responses) for i, responses in enumerate(slices)]
 
 
 def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
+from drafthead.data.shard import shard_path
 from drafthead.engine.shard_writer import ShardSlot, ShardWriter
 from drafthead.target.pieces import TargetHead, TargetPieces
 
 
 def slots(directory: Path, shard: int, texts: list[list[int]]) -> list[ShardSlot]:
     return [
-        ShardSlot(str(directory), shard, i, len(texts), f"{shard}-{i}", len(t) // 2, 2) for i, t in enumerate(texts)
+        ShardSlot(str(shard_path(directory, shard)), i, len(texts), f"{shard}-{i}", len(t) // 2, 2)
+        for i, t in enumerate(texts)
     ]
 
 

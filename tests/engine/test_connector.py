@@ -62,7 +62,7 @@ def harvested(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
         engine.finish()
         cached = sum(m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits")
         (directory / "file").write_text("not a directory")
-        harvest([ShardSlot(str(directory / "file"), 0, 0, 1, "lost", 1, 1)], [[20, 21, 22]])
+        harvest([ShardSlot(str(directory / "file" / "shard"), 0, 1, "lost", 1, 1)], [[20, 21, 22]])
         with pytest.raises(ValueError, match="could not be written") as caught:
             engine.finish()
     shards = [Shard(shard_path(directory, i)) for i in range(2)]

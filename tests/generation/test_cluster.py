@@ -128,7 +128,7 @@ class Dying:
         pass
 
     def make(self, job, bar) -> None:
-        if job.index != 1:
+        if job.path.stem != "shard-00001":
             time.sleep(0.5)
             job.path.write_text("whole")
         elif self.how == "raises":
@@ -142,7 +142,7 @@ class Dying:
 
 @pytest.mark.parametrize(("how", "said"), [("raises", "states are wrong"), ("dies", "Run the same command again")])
 def test_what_ends_one_engine_of_this_machine_ends_the_stage_after_the_others(tmp_path: Path, how, said):
-    jobs = [ShardJob(tmp_path, index, []) for index in range(3)]
+    jobs = [ShardJob(shard_path(tmp_path, index), []) for index in range(3)]
     with pytest.raises(ValueError, match=said):
         running.run_on_node(running.Task(partial(Dying, how), 1, "testing", "seq"), jobs, workers=2)
     assert running.unwritten(jobs) == jobs[1:2], "the other engine has finished"
@@ -156,7 +156,7 @@ class Counting:
 
     def make(self, job, bar) -> None:
         job.path.write_text("whole")
-        self.done.append(job.index)
+        self.done.append(int(job.path.stem.removeprefix("shard-")))
 
     def finish(self) -> None:
         pass
@@ -164,7 +164,7 @@ class Counting:
 
 def test_commands_that_share_the_work_do_each_job_once(tmp_path: Path):
     """The second starts when shards 0 and 3 are there, and lists only what is missing then."""
-    jobs = [ShardJob(tmp_path, index, []) for index in range(7)]
+    jobs = [ShardJob(shard_path(tmp_path, index), []) for index in range(7)]
     done: dict[int, list[int]] = {1: [], 2: []}
 
     def command(number: int, found: list[ShardJob]) -> threading.Thread:
@@ -223,9 +223,9 @@ def test_a_command_is_one_harvester_of_a_spool(recipe_in):
 
 @pytest.mark.parametrize("damage", [flip_bit, lambda path: shutil.copy(shard_path(path.parent, 0), path)])
 def test_a_shard_that_was_changed_is_not_skipped(tmp_path: Path, damage: Callable[[Path], object]):
-    jobs = [ShardJob(tmp_path, index, [response(f"{index}", 2, 7)]) for index in range(3)]
-    for job in jobs[:2]:
-        write_shard(job.path, [sequence(f"{job.index}", 9)], num_target_layers=5)
+    jobs = [ShardJob(shard_path(tmp_path, index), [response(f"{index}", 2, 7)]) for index in range(3)]
+    for index, job in enumerate(jobs[:2]):
+        write_shard(job.path, [sequence(f"{index}", 9)], num_target_layers=5)
     assert to_do(jobs) == jobs[2:]
     damage(jobs[1].path)
     with pytest.raises(ArtifactError, match="shard-00001.safetensors"):

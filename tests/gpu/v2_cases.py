@@ -52,7 +52,8 @@ def test_one_pass_stores_what_transformers_computes(tmp_path):
         responses = engine.generate(requests)
         texts = [prompt + response.token_ids for prompt, response in zip(prompts, responses, strict=True)]
         engine.store(
-            [ShardSlot(str(tmp_path), 0, i, 3, str(i), len(p), RESPONSE) for i, p in enumerate(prompts)], texts
+            [ShardSlot(str(shard_path(tmp_path, 0)), i, 3, str(i), len(p), RESPONSE) for i, p in enumerate(prompts)],
+            texts,
         )
         engine.finish()
     model = AutoModelForCausalLM.from_pretrained(recipe.target_path, dtype=torch.float32).eval()
