@@ -16,7 +16,7 @@ found late.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -117,25 +117,24 @@ class Alarm:
     requests: int
 
 
-class Watch:
+def charts_of(reference: Sequence[Record], requests_per_day: float) -> dict[str, Chart]:
     """Charts of all requests together, and of each workload that the reference has enough of."""
+    large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
+    kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
+    per_request = _DAYS * requests_per_day * len(kept) / len(reference)
+    charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in kept.items()}
+    return {name: chart for name, chart in charts.items() if chart}
 
-    def __init__(self, reference: Sequence[Record], requests_per_day: float) -> None:
-        large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
-        kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
-        per_request = _DAYS * requests_per_day * len(kept) / len(reference)
-        charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in kept.items()}
-        self.charts = {name: chart for name, chart in charts.items() if chart}
 
-    def alarm(self, records: Sequence[Record]) -> Alarm | None:
-        """The first alarm over the requests since the reference; None where there is none."""
-        found = []
-        for name, chart in self.charts.items():
-            rows = [r for r in records if name in (ALL, r["workload"])]
-            if (places := chart.alarm(*_columns(rows))) is not None:
-                seen, began = places
-                found.append(Alarm(name, rows[began]["at"], rows[seen]["at"], seen - began + 1))
-        return min(found, key=lambda alarm: alarm.seen, default=None)
+def first_alarm(charts: Mapping[str, Chart], records: Sequence[Record]) -> Alarm | None:
+    """The first alarm over the requests since the reference; None where there is none."""
+    found = []
+    for name, chart in charts.items():
+        rows = [r for r in records if name in (ALL, r["workload"])]
+        if (places := chart.alarm(*_columns(rows))) is not None:
+            seen, began = places
+            found.append(Alarm(name, rows[began]["at"], rows[seen]["at"], seen - began + 1))
+    return min(found, key=lambda alarm: alarm.seen, default=None)
 
 
 def by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:

@@ -185,7 +185,8 @@ class Loop:
             reference, later = own[: settings.reference_requests], own[settings.reference_requests :]
         enough = settings.reference_requests if not state.probation else drift.LEAST
         few = len(reference) < enough
-        alarm = None if few else drift.Watch(reference, settings.requests_per_day).alarm(later)
+        charts = {} if few else drift.charts_of(reference, settings.requests_per_day)
+        alarm = drift.first_alarm(charts, later)
         if alarm is None:
             if state.probation and (few or len(later) >= settings.reference_requests):
                 state.probation = False

@@ -72,7 +72,7 @@ class Renderer:
         """
         Args:
             tokenizer: with a chat template.
-            day: the date given to a template that reads the clock; None: today.
+            day: see `template_day`; without one a template that reads the clock gets today's.
         """
         self._tokenizer = tokenizer
         self._clock: dict[str, Any] = {} if day is None else {"strftime_now": day.strftime}
@@ -168,23 +168,22 @@ class KeptResponses:
 
 def renderer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> Renderer:
     """A function (prompt, reasoning effort) -> token ids, generation prompt included."""
-    return Renderer(tokenizer, template_day(recipe) if reads_clock(tokenizer) else None)
+    return Renderer(tokenizer, template_day(recipe, tokenizer))
 
 
-def template_day(recipe: Recipe) -> date:
-    """The day given to chat templates: the recipe's, or the one on which its prompts were made (UTC).
+def template_day(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase") -> date | None:
+    """The day given to the chat template: the recipe's, or the one on which its prompts were made (UTC).
+
+    None where the template's text does not depend on the day.
 
     Raises:
         FileNotFoundError: the recipe names no day and has no prompts yet.
     """
+    if "strftime_now" not in str(tokenizer.chat_template):
+        return None
     if recipe.prompts.date:
         return recipe.prompts.date
     return date.fromisoformat(read_json(recipe.prompts_dir / MANIFEST)["made_by"]["created"][:10])
-
-
-def reads_clock(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether the chat template's text depends on the day."""
-    return "strftime_now" in str(tokenizer.chat_template)
 
 
 # ---- From generated token ids back to the message that a server would hand to its client ----

@@ -31,7 +31,7 @@ from drafthead.artifacts import ArtifactError, begin, finish, reference, require
 from drafthead.config import Recipe
 from drafthead.data.prompts import KIND as PROMPTS
 from drafthead.data.prompts import Prompt, read_prompts
-from drafthead.data.rendering import reads_clock, template_day
+from drafthead.data.rendering import template_day
 from drafthead.data.responses import KIND, part_path, read_left_out, read_part, read_parts, write_part
 from drafthead.engine.generate import CapturingEngine, Engine, capturing_engine
 from drafthead.engine.offline import offline_engine
@@ -68,11 +68,12 @@ def regenerate(recipe: Recipe, run: Runner = run_here, run_kept: Runner = run_he
             "delete it and run: python data_gen/prompts.py RECIPE"
         )
     tokenizer = load_tokenizer(recipe, templated=True)
-    day = {"template_day": str(template_day(recipe))} if reads_clock(tokenizer) else {}
+    day = template_day(recipe, tokenizer)
+    dated = {"template_day": str(day)} if day else {}
     unfinished = [
         split
         for split in SPLITS
-        if not begin(recipe.responses_dir(split), KIND, _identity(recipe, spec, prompts, split) | day)
+        if not begin(recipe.responses_dir(split), KIND, _identity(recipe, spec, prompts, split) | dated)
     ]
     for generated in (False, True):  # data without a response to learn from is refused before an engine starts
         splits = [split for split in unfinished if settings.regenerates(split) == generated]

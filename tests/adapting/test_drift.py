@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drafthead.adapting.drift import ALL, Watch, make_chart, token_distance, what_changed
+from drafthead.adapting.drift import ALL, charts_of, first_alarm, make_chart, token_distance, what_changed
 from tests.adapting.records import requests
 
 
@@ -50,22 +50,22 @@ def test_the_alarm_says_where_the_fall_began():
 
 def test_a_fall_of_one_workload_is_named_where_the_others_hide_it():
     steady, other = requests(1700, 0.58, workload="chat"), requests(150, 0.58, workload="code", seed=1)
-    watch = Watch([*steady[:400], *other], requests_per_day=1000)
-    assert set(watch.charts) == {ALL, "chat", "code"}
+    charts = charts_of([*steady[:400], *other], requests_per_day=1000)
+    assert set(charts) == {ALL, "chat", "code"}
     fallen = requests(150, 0.40, workload="code", seed=2)
     mixed = [r for i, row in enumerate(steady[400:]) for r in ([row, fallen[i // 9]] if i % 9 == 0 else [row])]
-    alarm = watch.alarm(mixed)
+    alarm = first_alarm(charts, mixed)
     assert alarm is not None
     assert alarm.workload == "code"
-    assert watch.alarm([r for r in mixed if r["workload"] == "chat"]) is None
+    assert first_alarm(charts, [r for r in mixed if r["workload"] == "chat"]) is None
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 3])
 def test_a_workload_of_constant_acceptance_has_no_chart(accepted):
     steady = requests(200, 0.58)
     constant = [row | {"workload": "code", "accepted": accepted * row["drafts"]} for row in requests(100, 0.5, seed=1)]
-    assert set(Watch([*steady, *constant], requests_per_day=1000).charts) == {ALL, "chat"}
-    assert Watch(constant, requests_per_day=1000).alarm(constant) is None
+    assert set(charts_of([*steady, *constant], requests_per_day=1000)) == {ALL, "chat"}
+    assert not charts_of(constant, requests_per_day=1000)
 
 
 def test_what_changed_shows_shares_lengths_and_acceptance_of_each_workload():

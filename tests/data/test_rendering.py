@@ -61,17 +61,16 @@ def test_whatever_a_template_raises_is_a_refusal(tokenizer, template):
 
 
 def test_a_template_that_reads_the_clock_is_given_the_day_of_the_prompts(tokenizer, tmp_path):
-    tokenizer = copy.deepcopy(tokenizer)
-    assert not rendering.reads_clock(tokenizer)
-    tokenizer.chat_template = "Current date: {{ strftime_now('%Y-%m-%d') }}. {{ messages[0].content }}"
-    assert rendering.reads_clock(tokenizer)
+    clocked = copy.deepcopy(tokenizer)
+    clocked.chat_template = "Current date: {{ strftime_now('%Y-%m-%d') }}. {{ messages[0].content }}"
     options = (f"output_dir={tmp_path}", "prompts.max_train=2", "prompts.validation=1")
     recipe = load_recipe(overrides=options)
     with pytest.raises(FileNotFoundError):
-        rendering.template_day(recipe)
+        rendering.template_day(recipe, clocked)
     make_prompts(recipe)
-    assert rendering.template_day(recipe) == datetime.now(UTC).date()
+    assert rendering.template_day(recipe, tokenizer) is None
+    assert rendering.template_day(recipe, clocked) == datetime.now(UTC).date()
     pinned = load_recipe(overrides=[*options, "prompts.date=2025-08-05"])
     make_prompts(pinned)  # another day makes no other prompts
-    written = tokenizer.decode(rendering.renderer(pinned, tokenizer)(prompt_of("Hello"), "low"))
+    written = tokenizer.decode(rendering.renderer(pinned, clocked)(prompt_of("Hello"), "low"))
     assert written == "Current date: 2025-08-05. Hello"
