@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from drafthead.section import Section, Seed
 
@@ -147,15 +147,8 @@ class TrafficConfig(Section):
     """What the deployment serves; the verdict is about this and nothing else."""
 
     # Requests in flight -> share of the time; None: every measured load alike.
-    concurrency: dict[int, float] | None = None
+    concurrency: dict[PositiveInt, PositiveFloat] | None = None
     workload: str | None = None  # of those measured; None: all prompts, and conversations where the head loses on them
-
-    @model_validator(mode="after")
-    def _check_shares(self) -> Self:
-        for load, share in (self.concurrency or {}).items():
-            if load <= 0 or share <= 0:
-                raise ValueError(f"traffic.concurrency {load}: {share} must both be positive; leave out an empty load")
-        return self
 
     def shares(self, measured: tuple[int, ...]) -> dict[int, float]:
         """Requests in flight -> share, summing to 1; every measured load alike where the recipe says nothing."""
