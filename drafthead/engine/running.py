@@ -95,15 +95,15 @@ def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
         alone: one engine unless the command line wants more.
 
     Raises:
-        ValueError: options contradict each other.
+        ValueError: options contradict each other, or no engine is wanted.
     """
+    workers = node_engines(gpus, 1 if alone and args.workers is None else args.workers)
     if args.cluster:
         if args.part is not None:
             raise ValueError(f"--part {args.part} shares work without Ray, --cluster with it; give one of them")
         from drafthead.engine.cluster import run_on_cluster  # Ray is an extra
 
         return partial(run_on_cluster, workers=args.workers)
-    workers = node_engines(gpus, 1 if alone and args.workers is None else args.workers)
     return by_part(args, run_here if workers == 1 else partial(run_on_node, workers=workers))
 
 

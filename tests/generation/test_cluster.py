@@ -191,6 +191,12 @@ def test_a_part_that_is_none_is_refused(part):
         running._part(part)
 
 
+@pytest.mark.parametrize("cluster", [False, True])
+def test_no_worker_does_no_work(cluster):
+    with pytest.raises(ValueError, match="--workers 0"):
+        running.runner(Namespace(cluster=cluster, workers=0, part=None), gpus=1)
+
+
 def test_a_part_of_a_cluster_is_refused():
     with pytest.raises(ValueError, match="--part 1/2 .*--cluster"):
         running.runner(Namespace(cluster=True, workers=None, part="1/2"), gpus=1)
