@@ -24,6 +24,7 @@ import numpy as np
 
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.engine.server import Server, ServerError, parse_metrics
+from drafthead.files import foreign
 from drafthead.progress import progress_bar
 from drafthead.statistics import Array
 
@@ -196,7 +197,7 @@ def endpoint_server(endpoint: EndpointConfig) -> Server:
     """A server that was started elsewhere (SGLang, TensorRT-LLM, vLLM), after it has named the model.
 
     Raises:
-        ServerError: it does not answer, refuses the key, or serves other models.
+        ServerError: it does not answer, refuses the key, serves other models, or is no such server.
     """
     where, variable = f"endpoint {endpoint.name}", endpoint.api_key_env
     key = os.environ.get(variable, "") if variable else ""
@@ -209,7 +210,8 @@ def endpoint_server(endpoint: EndpointConfig) -> Server:
             response.raise_for_status()
     except httpx.HTTPError as error:
         raise ServerError(f"{where} at {server.base_url}: {error}; see url and api_key_env") from error
-    served = [model["id"] for model in response.json()["data"]]
+    with foreign(f"{where} at {server.base_url}: its list of models", "Correct url", ServerError):
+        served = [model["id"] for model in response.json()["data"]]
     if endpoint.model not in served:
         raise ServerError(f"{where} serves {', '.join(served)}, not {endpoint.model}: correct model")
     return server
