@@ -13,6 +13,7 @@ told which head to load whenever it has another one. Captured text is copied int
 077; in memory where captured text is encrypted), which are deleted when the candidate is judged.
 """
 
+import json
 import logging
 import shutil
 import tempfile
@@ -318,8 +319,9 @@ class Loop:
 
     def _overrides(self) -> list[str]:
         """What the stages are told: the recipe, which rows, which weights, which heads are compared."""
-        served = self.head_dir(self.served.name)
-        source = f"{{name: captured, path: {self._rows}, train: 1000000000, heldout: 1000000000}}"
+        paths = self.head_dir(self.served.name), self._rows
+        served, rows = (json.dumps(str(path), ensure_ascii=False) for path in paths)  # quoted, which YAML reads
+        source = f"{{name: captured, path: {rows}, train: 1000000000, heldout: 1000000000}}"
         return [
             *self.command, f"name={self.candidate.name}", "data=null", "prompts.path=null",
             f"prompts.sources=[{source}]", "prompts.max_train=null", "prompts.max_heldout=null",

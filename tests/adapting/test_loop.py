@@ -10,6 +10,7 @@ from drafthead.adapting.control import folder
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import Head, Loop, in_memory
 from drafthead.artifacts import begin, finish
+from drafthead.config import load_recipe
 from tests.adapting.records import captured, requests, write
 from tests.recipes import changed, tiny_recipe
 
@@ -137,6 +138,13 @@ def test_heads_take_turns_in_a_trial_and_only_then(loop, monkeypatch):
     assert [name == "tiny-adapt-1" for name in seen] == [False, True, True, False, False]
     loop.state.phase = "watch"
     assert loop._in_turn() == "tiny"
+
+
+def test_the_stages_understand_any_name_of_a_folder(loop):
+    loop.recipe = loop.recipe.model_copy(update={"output_dir": "/some, where: #1"})
+    recipe = load_recipe(overrides=[f"output_dir={loop.recipe.output_dir!r}", *loop._overrides()])
+    assert recipe.prompts.sources[0].path == "/some, where: #1/data/tiny-adapt-0/captured.jsonl"
+    assert recipe.eval.methods[0].head == "/some, where: #1/heads/tiny"
 
 
 def test_the_folder_is_the_owners(loop):
