@@ -21,6 +21,7 @@ from drafthead.adapting.control import Control, folder, read_traffic, send_traff
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import Loop, run_loop
 from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config.evaluation import LoadConfig
 
 OPTIONS = (
     ("--serve", {"action": "store_true", "help": "only serve, until stopped"}),
@@ -48,8 +49,9 @@ def main() -> None:
     locks.hold(folder(recipe))
     loop = Loop.opened(recipe, command)
     requests = read_traffic(recipe, args.traffic) if args.traffic else []
+    load = LoadConfig(request_rate=args.rate, concurrency=recipe.engine.max_num_seqs)
     with serving(recipe, loop.head_dir(loop.served.name)) as control:
-        traffic = send_traffic(recipe, control.server, requests, args.rate) if args.traffic else None
+        traffic = send_traffic(recipe, control.server, requests, load) if args.traffic else None
         run_loop(loop, control, traffic.done if traffic else lambda: False, write_history)
         if traffic:
             sent = traffic.result()

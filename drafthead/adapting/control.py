@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from drafthead.adapting.capture import capture_key
 from drafthead.adapting.endpoint import FLAGS, KEY, ROUTE, SETTINGS
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
@@ -73,10 +74,16 @@ class Control:
 
 @contextmanager
 def serving(recipe: Recipe, head: Path) -> Iterator[Control]:
-    """The server that another process of the loop has started, or one of our own with a head, while the block runs."""
+    """The server that another process of the loop has started, or one of our own with a head, while the block runs.
+
+    Raises:
+        CaptureError: the environment holds no key where it should.
+        ServerError: our own does not start.
+    """
     if control := Control.running(recipe):
         yield control
         return
+    capture_key()  # the server would refuse it after it has loaded its weights
     path, key = folder(recipe) / "server.json", secrets.token_urlsafe(24)
     speculative = drafter_of(recipe.head).vllm.speculative_config(str(head), recipe.eval.num_draft_tokens)
     values = {"directory": str(folder(recipe)), "head": str(head), "settings": recipe.adapt.model_dump(mode="json")}
@@ -115,14 +122,15 @@ def read_traffic(recipe: Recipe, path: Path) -> list[LoadRequest]:
     return requests
 
 
-def send_traffic(recipe: Recipe, server: Server, requests: Sequence[LoadRequest], rate: float) -> "Future[LoadResult]":
-    """Send requests from a thread of its own, at `rate` a second.
+def send_traffic(
+    recipe: Recipe, server: Server, requests: Sequence[LoadRequest], load: LoadConfig
+) -> "Future[LoadResult]":
+    """Send requests from a thread of its own.
 
     For a loop without clients of its own: what tests and the embedded target use. Temperature and length are the first
     of the recipe's responses section.
     """
     settings = recipe.responses
-    load = LoadConfig(request_rate=rate, concurrency=recipe.engine.max_num_seqs)
     temperature = next(iter(settings.temperatures))
     return ThreadPoolExecutor(1).submit(
         run_load, server, requests, load=load, max_tokens=settings.max_tokens, temperature=temperature, title="traffic"

@@ -9,9 +9,11 @@ from cryptography.fernet import Fernet
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
+from drafthead.adapting import control
 from drafthead.adapting.capture import KEY, CaptureError, Log, capture_key, redaction
 from drafthead.adapting.endpoint import _CLIENT, MIXED, Client, Recorder, client_of
 from drafthead.config.recipe import AdaptConfig
+from tests.recipes import tiny_recipe
 
 SECRET = [4711, 4712]
 
@@ -26,6 +28,13 @@ def test_records_come_back_in_order_from_files_that_only_the_owner_reads(tmp_pat
     assert log.read(position)[0] == [{"i": 5}]
     assert (tmp_path / "captured").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in log.segments()} == {0o600}
+
+
+def test_what_is_no_key_is_refused_before_a_server_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv(KEY, "no key")
+    monkeypatch.setattr(control, "running_server", None)
+    with pytest.raises(CaptureError, match=KEY), control.serving(tiny_recipe(tmp_path), tmp_path):
+        pass
 
 
 def test_a_line_that_a_kill_tore_is_left_out_and_a_new_process_writes_elsewhere(tmp_path):
