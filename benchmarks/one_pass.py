@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -26,7 +27,7 @@ from tqdm import tqdm
 from drafthead.artifacts import made_by
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
-from drafthead.data.responses import read_responses
+from drafthead.data.responses import read_parts
 from drafthead.generation.harvest import backend
 from drafthead.generation.regenerate import list_parts, part_worker
 from drafthead.generation.shards import list_jobs
@@ -101,7 +102,7 @@ def run_block(recipe: Recipe, spec: TargetSpec, prompts: int) -> tuple[list[Take
             here = recipe.model_copy(update={"output_dir": directory})
             shutil.copytree(recipe.prompts_dir, here.prompts_dir)
             runs[run].append(run(here, spec, prompts))
-            responses = read_responses(here.responses_dir("train"))
+            responses = list(chain.from_iterable(read_parts(here.responses_dir("train")).values()))
             shards = len(list(Path(directory).rglob("shard-*.safetensors")))
     tokens = [sum(len(getattr(r, name)) for r in responses) for name in ("prompt_ids", "response_ids")]
     made = f"{len(responses)} answers of {tokens[1]:,} tokens to prompts of {tokens[0]:,}, {shards} shards"

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from drafthead import artifacts
 from drafthead.config import Recipe
 from drafthead.data import responses
@@ -40,6 +42,11 @@ def write_response_artifact(directory: Path, given: list[Response]) -> str:
     prompts, generated = sum(len(r.prompt_ids) for r in given), sum(len(r.response_ids) for r in given)
     counts = {"responses": len(given), "prompt_tokens": prompts, "response_tokens": generated}
     return artifacts.reference(artifacts.finish(directory, counts))
+
+
+def read_responses(directory: Path) -> list[Response]:
+    """All responses of an artifact, with their texts, in prompt order."""
+    return [Response(**row) for part in sorted(directory.glob("part-*")) for row in pq.read_table(part).to_pylist()]
 
 
 def cached_snapshot(hub: Path, repository: str, commit: str) -> Path:

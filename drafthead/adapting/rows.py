@@ -9,6 +9,7 @@ decoded prompts).
 import json
 import random
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from drafthead.adapting.drift import by_workload
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
 from drafthead.data.prompts import prompt_id, read_trained_on
-from drafthead.data.responses import read_responses
+from drafthead.data.responses import read_parts
 from drafthead.files import atomic_path
 from drafthead.target.tokenizer import load_tokenizer, special_tokens
 
@@ -53,10 +54,11 @@ def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: 
     rows = [("train", r) for r in [*new, *replayed]] + [("heldout", r) for r in heldout]
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number, (split, record) in enumerate(rows):
-            ids, text = record["prompt_ids"], _comparable(tokenizer, special, record["prompt_ids"], number)
+            ids = list(record["prompt_ids"])
+            text = _comparable(tokenizer, special, ids, number)
             row = {"prompt_ids": ids, "category": record["workload"], "split": split, "text_input": text}
             if split == "train":  # those held out are answered again
-                row["response_ids"] = record["response_ids"]
+                row["response_ids"] = list(record["response_ids"])
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
@@ -90,5 +92,6 @@ def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:
 def _first_training(recipe: Recipe) -> list[Record]:
     """What the first head was trained on, like captured requests; nothing where its responses are gone."""
     directory = recipe.responses_dir("train")
-    found = read_responses(directory) if (directory / MANIFEST).exists() else []
+    parts = read_parts(directory).values() if (directory / MANIFEST).exists() else ()
+    found = chain.from_iterable(parts)
     return [{"prompt_ids": r.prompt_ids, "response_ids": r.response_ids, "workload": r.category} for r in found]

@@ -103,15 +103,6 @@ def write_part(path: Path, responses: Sequence[Response], left_out: Sequence[Lef
         pq.write_table(pa.Table.from_pylist([asdict(r) for r in responses], schema=schema), temporary)
 
 
-def read_responses(directory: Path) -> list[Response]:
-    """All responses of an artifact, in prompt order.
-
-    Raises:
-        ArtifactError: the directory has no part.
-    """
-    return [response for part in _parts(directory) for response in read_part(part)]
-
-
 @dataclass(frozen=True)
 class ResponseRows:
     """Rows of parts, read when they are iterated over: a plan of a billion tokens holds none of them.
@@ -162,12 +153,12 @@ def read_parts(directory: Path) -> dict[str, ResponseRows]:
     Raises:
         ArtifactError: the directory has no part.
     """
-    return {part.stem: ResponseRows([(part, 0, pq.read_metadata(part).num_rows)]) for part in _parts(directory)}
+    return {part.stem: read_part(part) for part in _parts(directory)}
 
 
-def read_part(path: Path) -> list[Response]:
+def read_part(path: Path) -> ResponseRows:
     """The responses of one part."""
-    return [Response(**row) for row in pq.read_table(path).to_pylist()]
+    return ResponseRows([(path, 0, pq.read_metadata(path).num_rows)])
 
 
 def read_left_out(directory: Path) -> list[LeftOut]:

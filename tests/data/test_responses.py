@@ -15,11 +15,10 @@ from drafthead.data.responses import (
     loops,
     part_path,
     read_parts,
-    read_responses,
     repeated_share,
     write_part,
 )  # fmt: skip
-from tests.artifacts import response
+from tests.artifacts import read_responses, response
 
 WANTED = [response("a", 2, 3, 1), response("b", 1, 0), response("c", 4, 2), response("d", 1, 1), response("e", 2, 2)]
 

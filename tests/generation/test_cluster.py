@@ -17,13 +17,12 @@ import pytest
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import REPO_ROOT, Recipe
-from drafthead.data.responses import read_responses
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
 from drafthead.engine import running
 from drafthead.generation.harvest import SPLITS, harvest
 from drafthead.generation.shards import ShardJob, to_do
-from tests.artifacts import response
+from tests.artifacts import read_responses, response
 from tests.damage import flip_bit
 from tests.data.sequences import sequence
 from tests.generation.small import SMALL, copy_of, never

@@ -11,7 +11,6 @@ import torch
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
-from drafthead.data.responses import read_responses
 from drafthead.data.shard import Shard, quantise, shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
 from drafthead.drafters.batch import dequantise
@@ -21,6 +20,7 @@ from drafthead.planning import Assumed
 from drafthead.planning.stages import amount_of, states_bytes
 from drafthead.target.pieces import load_target_spec
 from tests import artifacts
+from tests.artifacts import read_responses
 from tests.damage import edit_config, half_written
 from tests.generation.small import copy_of, never, small_recipe
 from tests.recipes import changed

@@ -16,10 +16,11 @@ from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import BEYOND_VOCABULARY, NO_RESPONSE, NO_ROOM
-from drafthead.data.responses import ResponseTokens, read_left_out, read_responses
+from drafthead.data.responses import ResponseTokens, read_left_out
 from drafthead.engine import running
 from drafthead.generation import regenerate as stage
 from drafthead.generation.prompts import make_prompts
+from tests.artifacts import read_responses
 from tests.generation.chats import write_chats
 from tests.generation.small import SMALL, never
 from tests.recipes import changed

@@ -12,7 +12,7 @@ import torch
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
-from drafthead.data.responses import read_left_out, read_responses
+from drafthead.data.responses import read_left_out
 from drafthead.data.store import StateStore, verify_store
 from drafthead.generation import regenerate as stage
 from drafthead.generation.harvest import SPLITS, harvest
@@ -20,6 +20,7 @@ from drafthead.generation.prompts import make_prompts
 from drafthead.generation.shards import captured_dir, claim_captured
 from drafthead.target.pieces import load_target_spec
 from drafthead.training.inputs import open_inputs
+from tests.artifacts import read_responses
 from tests.generation.chats import chat_recipe
 from tests.generation.small import SMALL, copy_of, never
 from tests.recipes import changed

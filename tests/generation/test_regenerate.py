@@ -8,10 +8,9 @@ from drafthead.artifacts import ArtifactError
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN, NO_ROOM
-from drafthead.data.responses import read_responses
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import SplitRules, open_dialogue, prepare
-from tests.artifacts import ask
+from tests.artifacts import ask, read_responses
 from tests.generation.small import never
 from tests.recipes import changed
 

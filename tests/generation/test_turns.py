@@ -9,12 +9,13 @@ from drafthead.artifacts import begin, read_json
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import renderer, response_parser
-from drafthead.data.responses import KIND, part_path, read_left_out, read_responses, write_part
+from drafthead.data.responses import KIND, part_path, read_left_out, write_part
 from drafthead.generation import regenerate as stage
 from drafthead.generation.dialogue import ENDED, SplitRules
 from drafthead.generation.prompts import make_prompts
 from drafthead.progress import progress_bar
 from drafthead.target.pieces import load_target_spec
+from tests.artifacts import read_responses
 from tests.generation.chats import chat_recipe
 from tests.recipes import changed
 

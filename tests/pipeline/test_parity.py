@@ -11,7 +11,7 @@ from torch import Tensor
 from drafthead.artifacts import IDENTITY, begin, read_json
 from drafthead.data.packing import Window, pack, whole
 from drafthead.data.responses import KIND as RESPONSES
-from drafthead.data.responses import part_path, read_responses, write_part
+from drafthead.data.responses import part_path, write_part
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftModule, frozen_copy
 from drafthead.drafters.batch import PackedBatch
@@ -27,6 +27,7 @@ from drafthead.generation.regenerate import finish_split, regenerate
 from drafthead.losses.fused import first_drafts
 from drafthead.target.pieces import load_pieces
 from drafthead.training.rejection import verified
+from tests.artifacts import read_responses
 from tests.exporting.runs import shape_of
 from tests.pipeline.model_runners import accepted
 from tests.recipes import changed, tiny_recipe
