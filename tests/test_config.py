@@ -4,6 +4,7 @@ import pytest
 
 from drafthead.config import RENAMED, REPO_ROOT, load_recipe
 from drafthead.config.recipe import PromptsConfig, ResponsesConfig
+from drafthead.generation.prompts import locate_sources
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,11 @@ def test_only_a_size_chosen_by_coverage_follows_the_vocabulary():
     assert load_recipe().head.sized(320).draft_vocab_size == 2048  # a mismatch is for the export to refuse
 
 
-def test_a_tilde_in_output_dir_is_the_home_folder(monkeypatch, tmp_path):
+def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert load_recipe(overrides=["output_dir=~/x"]).results_dir == tmp_path / "x" / "results" / "tiny"
+    (tmp_path / "models" / "one").mkdir(parents=True)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Hi"}\n')
+    recipe = load_recipe(overrides=["output_dir=~/x", "target.path=~/models/one", "prompts.path=~/p.jsonl"])
+    assert recipe.results_dir == tmp_path / "x" / "results" / "tiny"
+    assert recipe.target_path == str(tmp_path / "models" / "one")
+    assert locate_sources(recipe.prompts)[0].files == [tmp_path / "p.jsonl"]

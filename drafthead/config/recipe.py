@@ -6,6 +6,7 @@ prompt's id (drafthead/generation/dialogue.py), so a restart draws the same.
 """
 
 import datetime
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -257,7 +258,7 @@ class Recipe(Section):
 
     def directory(self, *parts: str) -> Path:
         """A folder below output_dir; a relative output_dir counts from the checkout."""
-        return REPO_ROOT.joinpath(Path(self.output_dir).expanduser(), *parts)
+        return on_disk(self.output_dir).joinpath(*parts)
 
     @property
     def prompts_dir(self) -> Path:
@@ -283,16 +284,21 @@ class Recipe(Section):
         return self.directory("results", self.name)
 
 
+def on_disk(path: str) -> Path:
+    """A path of a recipe: relative ones count from the checkout, ~ is the home folder."""
+    return REPO_ROOT / os.path.expanduser(path)  # where there is no such user, what pathlib raises names nothing
+
+
 def local_or_hub(key: str, path: str) -> str:
     """A model as a path from the checkout when it is one, else the hub id as written.
 
     Raises:
         FileNotFoundError: it looks like a path and does not exist; the message names `key`.
     """
-    local = REPO_ROOT / path
+    local = on_disk(path)
     if local.exists():
         return str(local)
-    if path.startswith((".", "/")) or path.count("/") > 1:
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise FileNotFoundError(
             f"{key} {path} does not exist (looked at {local}): "
             "give a directory with config.json, or a hub id such as openai/gpt-oss-120b"

@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel
 
 from drafthead.artifacts import digest
-from drafthead.config.recipe import REPO_ROOT, PromptSource
+from drafthead.config.recipe import REPO_ROOT, PromptSource, on_disk
 from drafthead.data.prompts import Conversation, Message, RowError, parse_json, parse_messages, question, token_ids
 from drafthead.files import foreign, sha256_file
 
@@ -114,7 +114,7 @@ def locate(config: PromptSource) -> Located:
             "give it a path to read a file of your own"
         )
     entry = CATALOGUE.get(config.name, LOCAL)
-    place = REPO_ROOT / (config.path or f"data/sources/{config.name}")
+    place = on_disk(config.path or f"data/sources/{config.name}")
     if config.path or place.is_dir():
         files, heldout = find(place, entry.files or ("*",)), find(place, entry.heldout_files)
         if place.is_file():
