@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel
 
 from drafthead.artifacts import digest
-from drafthead.config.recipe import REPO_ROOT, PromptSource, on_disk
+from drafthead.config.recipe import PromptSource, on_disk
 from drafthead.data.prompts import Conversation, Message, RowError, parse_json, parse_messages, question, token_ids
 from drafthead.files import foreign, sha256_file
 
@@ -140,7 +140,7 @@ def locate(config: PromptSource) -> Located:
 def download_command(name: str, entry: Entry) -> str:
     """The command that brings a source to this machine."""
     if not entry.hub:
-        return entry.fetch.format(folder=REPO_ROOT / "data" / "sources" / name)
+        return entry.fetch.format(folder=on_disk(f"data/sources/{name}"))
     patterns = " ".join(f'--include "{pattern}"' for pattern in (*entry.files, *entry.heldout_files))
     return f"hf download {entry.hub} --repo-type dataset {patterns}"
 
@@ -333,7 +333,7 @@ def human_eval(row: Row) -> Row:
 
 def instruct_coder(row: Row) -> Row:
     """Code to edit and what to do with it, in the wording of vLLM's benchmark."""
-    code = row.get("input") or ""
+    code = str(row.get("input") or "")
     request = f"{_need(row, 'instruction')} Just output the code, do not include any explanation."
     return {"prompt": f"{code}\n\n{request}" if code.strip() else request}
 
@@ -348,9 +348,13 @@ def burst_gpt(row: Row) -> Row:
     """A trace of lengths: the text is filler of that many words, good for throughput only.
 
     Raises:
-        RowError: the request failed (a length of 0).
+        RowError: the request failed (a length of 0), or a length is no number.
     """
-    count, response = int(_need(row, "Request tokens")), int(_need(row, "Response tokens"))
+    lengths = [_need(row, f"{side} tokens") for side in ("Request", "Response")]
+    try:
+        count, response = map(int, lengths)
+    except (TypeError, ValueError, OverflowError):
+        count = response = 0
     if count < 1 or response < 1:
         raise RowError("a failed request")
     drawn = np.random.default_rng(int(digest({k: str(v) for k, v in row.items()})[:12], 16)).integers(0, 26, (count, 3))
@@ -363,7 +367,7 @@ def speed_bench(row: Row) -> Row:
     Raises:
         RowError: it is one of them.
     """
-    if any("USING SPECDEC_BENCH" in str(turn) for turn in row.get("turns") or ()):
+    if "USING SPECDEC_BENCH" in str(row.get("turns")):
         raise RowError(WITHHELD)
     return row
 

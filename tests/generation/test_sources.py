@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from drafthead.config import recipe
 from drafthead.config.recipe import PromptSource
-from drafthead.data.prompts import Prompt
-from drafthead.generation import sources
+from drafthead.data.prompts import Prompt, RowError
 from drafthead.generation.prompts import Pool, gather
-from drafthead.generation.sources import CATALOGUE, download_command, find, locate, read
+from drafthead.generation.sources import CATALOGUE, download_command, find, locate, read, read_row
 from tests.artifacts import cached_snapshot
 from tests.generation.published_rows import PUBLISHED, write_rows
 
@@ -160,7 +160,7 @@ def test_a_missing_shard_is_noticed(tmp_path):
 @pytest.fixture
 def no_network(hub_cache, monkeypatch, tmp_path):
     """A folder that stands for a machine: `hub`, its cache of the hub, and `checkout`."""
-    monkeypatch.setattr(sources, "REPO_ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(recipe, "REPO_ROOT", tmp_path / "checkout")
     return tmp_path
 
 
@@ -212,3 +212,18 @@ def test_unknown_names_and_paths_are_refused(no_network):
         locate(PromptSource(name="sharegpt", path="nowhere.json"))
     with pytest.raises(ValueError, match=r"own\.parquet\.gz: the extension must be"):
         list(read(Path("own.parquet.gz")))
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("burstgpt", {"Request tokens": "text", "Response tokens": 3}),
+        ("burstgpt", {"Request tokens": {"a": 1}, "Response tokens": 3}),
+        ("burstgpt", {"Request tokens": 3, "Response tokens": float("inf")}),
+        ("speed-bench", {"turns": True}),
+        ("instruct-coder", {"input": 1.5}),
+    ],
+)
+def test_a_row_of_another_file_is_refused_under_the_name_of_a_data_set(name, row):
+    with pytest.raises(RowError):
+        read_row(row, name)
