@@ -229,6 +229,8 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
         if tensor.shape != shape:
             found, wanted = tuple(tensor.shape), f"config.json says {shape}"
             raise ForeignFileError(f"{file} has {name} of shape {found}, and {wanted}. {AGAIN}")
+        if tensor.itemsize < 2:  # its scale is a tensor of another name
+            raise ForeignFileError(f"{file} has {name} in {tensor.dtype}: give a target where it is not quantised")
         return tensor
 
     embed_tokens = read(_EMBEDDING, spec.vocab_size, spec.hidden_size)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from drafthead.config import load_recipe
 from drafthead.target.files import pinned_revision
+from drafthead.files import ForeignFileError
 from drafthead.target.pieces import (
     FrozenTarget,
     TargetHead,
@@ -83,6 +84,15 @@ def test_pieces_are_found_in_shards_and_in_tied_embeddings(target: Path):
     edit_config(target, tie_word_embeddings=True)
     tied = load_pieces(str(target))
     assert tied.lm_head is tied.embed_tokens
+
+
+def test_a_quantised_lm_head_is_refused(target: Path):
+    """Its values mean nothing without their scale, which no argmax shows where there is one for all."""
+    path = target / "model.safetensors"
+    weights = load_file(path)
+    save_file(weights | {"lm_head.weight": weights["lm_head.weight"].to(torch.float8_e4m3fn)}, path)
+    with pytest.raises(ForeignFileError, match="lm_head.weight in torch.float8_e4m3fn"):
+        load_pieces(str(target))
 
 
 def test_pieces_of_an_mxfp4_checkpoint_are_read_without_its_experts(target: Path):
