@@ -335,6 +335,7 @@ async def stream_request(
                     continue
                 now, chunk = time.perf_counter(), json.loads(data)
                 usage = chunk.get("usage") or usage
+                error = str(chunk.get("error") or error)[:300]
                 if chunk.get("choices"):
                     pieces.append(chunk["choices"][0].get("text") or "")
                     arrivals.append(now - sent)

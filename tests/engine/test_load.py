@@ -56,9 +56,11 @@ def test_a_stream_is_timed_chunk_by_chunk():
     assert _received([cut[:20], cut[20:], USAGE]).text == "ab"  # a message in two pieces
 
 
-@pytest.mark.parametrize("end", [[], [DONE], [DEAD]])
-def test_a_response_that_breaks_off_is_a_failure(end):
-    assert "cut short" in _received([*_texts("Yes"), *end]).error
+@pytest.mark.parametrize(
+    ("end", "error"), [([], "cut short"), ([DONE], "cut short"), ([DEAD], "engine dead"), ([DEAD, DONE], "engine dead")]
+)
+def test_a_response_that_breaks_off_is_a_failure(end, error):
+    assert error in _received([*_texts("Yes"), *end]).error
 
 
 @pytest.mark.parametrize("chunk", [b'data: {"choices": [\n\n', b'data: {"\xff"}\n\n'])
