@@ -68,7 +68,7 @@ def _bracketed(interval: Interval) -> str:
 
 
 def _percent(level: Level, key: str) -> str:
-    interval = level.changes[key].interval
+    interval = level.changes[key]
     value, low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (interval.value, interval.low, interval.high))
     return f"{value} % [{low}, {high}]" if interval.low == interval.low else f"{value} %, no interval"
 

@@ -38,11 +38,10 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance
-from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.reporting.tables import change_cell, interval_text
 from drafthead.exporting.check import Document, choose_documents, replayed_rounds
 from drafthead.files import write_json
-from drafthead.statistics import Interval, acceptance_length_interval, few, length_change
+from drafthead.statistics import Change, Interval, acceptance_length_interval, few, length_change
 from drafthead.target.pieces import TargetPieces, load_pieces
 from drafthead.training.inputs import Inputs, draft_vocabulary, open_inputs, survey
 
@@ -309,7 +308,7 @@ def summarise(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.
     }  # fmt: skip
 
 
-def ahead(ours: Point, other: Point) -> Interval:
+def ahead(ours: Point, other: Point) -> Change:
     """Acceptance length of one contestant over another's, less 1, paired by prompt."""
     (drafts, accepted), others = ((np.transpose([p.drafts]), np.transpose([p.accepted])) for p in (ours, other))
     return length_change((drafts, accepted), others)
@@ -328,7 +327,7 @@ def report(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.Nam
         "acceptance length at the end", *(f"{name} is longer by, %" for name in ours), title=title,
     )  # fmt: skip
     for row in summary["contestants"]:
-        longer = {name: Change(Interval(**found)) for name, found in row["ahead"].items()}
+        longer = {name: Change(**found) for name, found in row["ahead"].items()}
         reached = ["not reached", "-", "-"]
         if row["steps"] is not None:
             reached = [f"{row['seconds']:.1f}", f"{row['steps']}", f"{row['tokens']:,}"]

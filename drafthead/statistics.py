@@ -44,6 +44,19 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Change(Interval):
+    """A relative difference between two methods, as a fraction; positive is better: 0.05 is 5 % better than the other.
+
+    Its bounds are NaN where resampling prompts gives no interval at all.
+    """
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval leaves zero out; otherwise nothing can be said about the sign."""
+        return bool(self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
 class PositionAcceptance:
     """Acceptance by draft position, each (K,) and in [0, 1].
 
@@ -70,11 +83,6 @@ def acceptance_length(drafts: ArrayLike, accepted: ArrayLike) -> float:
 def few(prompts: int) -> str:
     """What is written behind an acceptance length from so few prompts that it decides nothing; empty otherwise."""
     return f" (of {prompts} prompts only: decides nothing)" if prompts < FEWEST_PROMPTS else ""
-
-
-def acceptance_rate(proposed: ArrayLike, accepted: ArrayLike) -> float:
-    """Share of the proposed draft tokens that were accepted: Σ accepted / Σ proposed."""
-    return float(ratio_of_sums(accepted, proposed))
 
 
 def acceptance_by_position(
@@ -123,7 +131,7 @@ def length_difference(
 
 def length_change(
     ours: tuple[ArrayLike, ArrayLike], others: tuple[ArrayLike, ArrayLike], same_seeds: bool = False
-) -> Interval:
+) -> Change:
     """Acceptance length over that of another head, less 1, with an interval over prompts and seeds of training.
 
     Prompts are drawn once for both heads, seeds for each (the pigeonhole bootstrap, Owen 2007) or, where both have the
@@ -152,7 +160,7 @@ def length_change(
     bounds = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     low, high = np.nanquantile(found, bounds) if P >= FEWEST_PROMPTS else (np.nan, np.nan)
     value = acceptance_length(drafts.ravel(), accepted.ravel()) / acceptance_length(*(a.ravel() for a in other)) - 1
-    return Interval(value, float(low), float(high))
+    return Change(value, float(low), float(high))
 
 
 def proportion_interval(successes: int, total: int) -> Interval:
@@ -163,13 +171,6 @@ def proportion_interval(successes: int, total: int) -> Interval:
 
     bounds = stats.binomtest(successes, total).proportion_ci(CONFIDENCE, method="wilson")
     return Interval(successes / total, bounds.low, bounds.high)
-
-
-def geometric_mean(values: ArrayLike) -> float:
-    """exp of the mean logarithm; the ratio of two geometric means is the geometric mean of the ratios."""
-    from scipy import stats
-
-    return float(stats.gmean(np.asarray(values, float)))
 
 
 def ratio_of_sums(top: ArrayLike, bottom: ArrayLike, axis: int = -1) -> Array:
@@ -187,13 +188,13 @@ def bootstrap_interval(given: tuple[ArrayLike, ...], statistic: Callable[..., Ar
     # Identical prompts leave nothing to resample, and BCa divides by their spread.
     if len(data[0]) < 2 or all(np.ptp(array) == 0 for array in data):
         return Interval(value, value, value) if len(data[0]) > 1 else Interval(value, np.nan, np.nan)
-    bounds = resampled_bounds(data, statistic, 0, method)
+    bounds = resampled_bounds(data, statistic, method)
     if np.isnan(bounds.low) and method == "BCa":
-        bounds = resampled_bounds(data, statistic, 0, "percentile")
+        bounds = resampled_bounds(data, statistic, "percentile")
     return Interval(value, float(bounds.low), float(bounds.high))
 
 
-def resampled_bounds(data: tuple[Array, ...], statistic: Callable[..., Array], seed: int, method: str) -> Any:
+def resampled_bounds(data: tuple[Array, ...], statistic: Callable[..., Array], method: str) -> Any:
     """The bounds alone, with attributes `low` and `high`."""
     from scipy import stats
 
@@ -201,7 +202,7 @@ def resampled_bounds(data: tuple[Array, ...], statistic: Callable[..., Array], s
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # NaN bounds say it, and callers look at them
         return stats.bootstrap(
             data, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES,
-            confidence_level=CONFIDENCE, method=method, rng=np.random.default_rng(seed),
+            confidence_level=CONFIDENCE, method=method, rng=np.random.default_rng(0),
         ).confidence_interval  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from drafthead.statistics import (
     acceptance_by_position,
     acceptance_length,
     acceptance_length_interval,
-    acceptance_rate,
     length_change,
     length_difference,
     proportion_interval,
@@ -19,7 +18,6 @@ from drafthead.statistics import (
 def test_acceptance_is_a_ratio_of_sums():
     drafts, accepted = [10, 1], [10, 3]
     assert acceptance_length(drafts, accepted) == pytest.approx(1 + 13 / 11)  # the mean of ratios is 3.0
-    assert acceptance_rate([30, 3], accepted) == pytest.approx(13 / 33)
 
 
 def test_acceptance_by_position_is_unconditional_and_conditional():

@@ -8,7 +8,6 @@ P prompts, L loads, B blocks.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from drafthead.statistics import (
     FEWEST_PROMPTS,
     RESAMPLES,
     Array,
-    Interval,
+    Change,
     resampled_bounds,
     stratified_draws,
 )
@@ -28,30 +27,8 @@ from drafthead.statistics import (
 _FEWEST_WAVES = 10
 
 
-@dataclass(frozen=True)
-class Change:
-    """A relative difference between two methods, as a fraction; positive is better.
-
-    Attributes:
-        interval: 0.05 says that the treated method is 5 % better than the baseline.
-            Its bounds are NaN where resampling prompts gives no interval at all.
-        resolved: the interval leaves zero out; otherwise nothing can be said about the sign.
-    """
-
-    interval: Interval
-
-    @property
-    def resolved(self) -> bool:
-        return bool(self.interval.low > 0 or self.interval.high < 0)
-
-
 def throughput_change(
-    tokens: ArrayLike,
-    share_s: ArrayLike,
-    other_tokens: ArrayLike,
-    other_share_s: ArrayLike,
-    weights: ArrayLike = 1.0,
-    seed: int = 0,
+    tokens: ArrayLike, share_s: ArrayLike, other_tokens: ArrayLike, other_share_s: ArrayLike, weights: ArrayLike = 1.0
 ) -> Change:
     """Relative change of output tokens per second at equal requests in flight, at one load or over a mix of loads.
 
@@ -68,7 +45,6 @@ def throughput_change(
             at every load; 0 where a load did not send the prompt.
         other_tokens, other_share_s: of the baseline, the same prompts in the same order.
         weights: (L,) share of the baseline's time at each load.
-        seed: of the resampling.
     """
     arrays = [np.atleast_2d(np.asarray(a, float)) for a in (tokens, share_s, other_tokens, other_share_s)]
     share = np.asarray(weights, float) / np.sum(weights)
@@ -81,10 +57,10 @@ def throughput_change(
     sent = arrays[3] > 0  # (L, P)
     value = float(log_ratio(np.ones(sent.shape[1])))
     if sent.sum(axis=1).min() < FEWEST_PROMPTS:
-        return _as_change(Interval(value, np.nan, np.nan))
-    drawn = log_ratio(stratified_draws(sent, RESAMPLES, np.random.default_rng(seed)))
+        return _as_change(value, np.nan, np.nan)
+    drawn = log_ratio(stratified_draws(sent, RESAMPLES, np.random.default_rng(0)))
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return _as_change(Interval(value, float(low), float(high)))
+    return _as_change(value, low, high)
 
 
 def across_blocks(change: Change, by_block: ArrayLike) -> Change:
@@ -103,17 +79,12 @@ def across_blocks(change: Change, by_block: ArrayLike) -> Change:
         return change
     spread = np.std(np.log1p(by_block), ddof=1) / np.sqrt(blocks)
     starts = stats.t.ppf((1 + CONFIDENCE) / 2, blocks - 1) * spread
-    value, low, high = np.log1p([change.interval.value, change.interval.low, change.interval.high])
-    return _as_change(Interval(value, value - np.hypot(value - low, starts), value + np.hypot(high - value, starts)))
+    value, low, high = np.log1p([change.value, change.low, change.high])
+    return _as_change(value, value - np.hypot(value - low, starts), value + np.hypot(high - value, starts))
 
 
 def statistic_change(
-    values: ArrayLike,
-    baseline: ArrayLike,
-    statistic: Callable[..., Any] = np.mean,
-    *,
-    waves: int = 1,
-    seed: int = 0,
+    values: ArrayLike, baseline: ArrayLike, statistic: Callable[..., Any] = np.mean, *, waves: int = 1
 ) -> Change:
     """Relative change of a statistic (mean, median, a percentile) of per-request times, paired by prompt.
 
@@ -126,11 +97,10 @@ def statistic_change(
         statistic: reduces an array along `axis`, such as `np.median` or `percentile(95)`.
         waves: requests that are sent together and may share their wait. Where neighbours resemble each other, waves
             are resampled instead of requests, and with fewer than ten of them there is no interval.
-        seed: of the resampling.
     """
     arrays = [np.atleast_2d(np.asarray(times, float).T).T for times in (values, baseline)]  # (P, B)
     if not arrays[0].size:
-        return Change(Interval(np.nan, np.nan, np.nan))
+        return Change(np.nan, np.nan, np.nan)
     least = min(array[array > 0].min(initial=np.inf) for array in arrays)
     if waves < 2 or not _clumped(np.subtract(*(np.log(np.maximum(array, least)).mean(-1) for array in arrays)), waves):
         waves = 1
@@ -145,9 +115,9 @@ def statistic_change(
 
     value = float(log_ratio(*(array.ravel() for array in arrays)))
     if len(members) < (_FEWEST_WAVES if waves > 1 else FEWEST_PROMPTS):
-        return _as_change(Interval(value, np.nan, np.nan))
-    bounds = resampled_bounds((np.arange(len(members), dtype=float),), of_waves, seed, "percentile")
-    return _as_change(Interval(value, float(bounds.low), float(bounds.high)))
+        return _as_change(value, np.nan, np.nan)
+    bounds = resampled_bounds((np.arange(len(members), dtype=float),), of_waves, "percentile")
+    return _as_change(value, bounds.low, bounds.high)
 
 
 def percentile(q: float) -> Callable[..., Any]:
@@ -155,13 +125,12 @@ def percentile(q: float) -> Callable[..., Any]:
     return lambda values, axis=-1: np.percentile(values, q, axis=axis)
 
 
-def _as_change(log_ratio: Interval) -> Change:
-    value, low, high = (float(np.expm1(x)) for x in (log_ratio.value, log_ratio.low, log_ratio.high))
-    width = log_ratio.high - log_ratio.low
+def _as_change(value: float, low: float, high: float) -> Change:
+    """Of the logarithm of a ratio and its bounds."""
     # An estimate on its own bound, as a percentile in a clump of equal values has it, gets no interval.
-    if width > 1e-9 and min(log_ratio.value - log_ratio.low, log_ratio.high - log_ratio.value) <= 0.01 * width:
+    if high - low > 1e-9 and min(value - low, high - value) <= 0.01 * (high - low):
         low = high = np.nan
-    return Change(Interval(value, low, high))
+    return Change(*(float(np.expm1(x)) for x in (value, low, high)))
 
 
 def _clumped(log_ratios: Array, waves: int) -> bool:

@@ -122,7 +122,7 @@ def test_intervals_of_prices_cover_pairs_that_were_never_run():
     keys = [(b, K) for b in (1, 8, 32, 128) for K in (None, 1, 3)]
     tokens = rng.integers(40, 192, prompts)
     covered = []
-    for seed in range(8):
+    for _ in range(8):
         base = np.array([machine.step(b, K) / LENGTHS.get(K, 1.0) for b, K in keys])
         samples = SpeedSamples(
             keys=[(float(b), K, LENGTHS.get(K, 1.0)) for b, K in keys],
@@ -130,6 +130,6 @@ def test_intervals_of_prices_cover_pairs_that_were_never_run():
             tokens=np.tile(tokens, (len(keys), 1)).astype(float),
             positions=tuple(np.diff([1.0, *(LENGTHS[k] for k in (1, 2, 3))])),
         )
-        priced = price(samples, (4, 16, 64), 128, seed=seed)
+        priced = price(samples, (4, 16, 64), 128)
         covered += [s.low <= machine.speedup(*pair) <= s.high for pair, s in priced.speedups.items()]
     assert np.mean(covered) >= 0.9

@@ -65,9 +65,9 @@ def test_positive_is_better_and_a_regression_is_negative(levels):
     for measure in ("output_tokens_per_s", "tpot_mean", "ttft_p50", "e2e_p50"):
         faster, slower = levels[1].changes[measure], levels[32].changes[measure]
         assert faster.resolved
-        assert faster.interval.value == pytest.approx(0.3, abs=0.1)
+        assert faster.value == pytest.approx(0.3, abs=0.1)
         assert slower.resolved
-        assert slower.interval.value == pytest.approx(-0.3, abs=0.1)
+        assert slower.value == pytest.approx(-0.3, abs=0.1)
         assert (change_cell(faster).tone, change_cell(slower).tone) == ("better", "worse")
     assert change_cell(levels[8].changes[THROUGHPUT.key]).tone == "unresolved"  # noise
 

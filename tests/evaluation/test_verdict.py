@@ -11,7 +11,6 @@ import pytest
 
 from drafthead.artifacts import ArtifactError
 from drafthead.config.evaluation import SLOConfig, TrafficConfig
-from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, plain_verdict, verdicts_of
 from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
@@ -19,7 +18,7 @@ from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO
 from drafthead.evaluation.reporting.measured_tables import brief_table, levels_table, memory_table
 from drafthead.evaluation.results.levels import Level, ServingRows, completed, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
-from drafthead.statistics import Interval
+from drafthead.statistics import Change
 from tests.evaluation.rows import each, served, slower, together
 from tests.recipes import tiny_recipe
 
@@ -68,7 +67,7 @@ def test_the_four_decisions(levels, loads, decision, up_to):
 def test_a_loss_over_the_traffic_is_not_deployed_however_it_is_spread(levels, shares):
     """A loss of 20 % at 2 requests at once, itself unresolved, beside a gain at 4."""
     by_load = {level.concurrency: level for level in levels if level.K == 3}
-    loss = Change(Interval(-0.2, -0.5, 0.1))
+    loss = Change(-0.2, -0.5, 0.1)
     unresolved = dict.fromkeys(by_load[32].changes, loss)
     verdict = decide([replace(by_load[32], concurrency=2, changes=unresolved), by_load[4], by_load[8]], shares)
     assert [at.decision for at in verdict.levels] == [UNKNOWN, DEPLOY, UNKNOWN][: len(shares)]
@@ -110,7 +109,7 @@ def test_requests_that_wait_in_one_block_only_count_as_they_are(one_load):
     blocks = together(*(each(one_load, lambda f, block=block: late(f, block)) for block in range(3)))
     (level,) = summarise_serving(blocks)
     assert level.values["ttft_p95"][1] == 4.0
-    assert level.changes["ttft_p95"].interval.value == pytest.approx(level.values["ttft_p95"][0] / 4 - 1)
+    assert level.changes["ttft_p95"].value == pytest.approx(level.values["ttft_p95"][0] / 4 - 1)
     assert judge(level, SLOConfig(ttft_ms=2000)).decision == DO_NOT
 
 
@@ -144,7 +143,7 @@ def test_requests_that_failed_are_no_gain(one_load, failed, decision):
 def test_answers_of_one_token_have_no_time_per_token(one_load):
     requests = one_load.requests.assign(output_tokens=1, tpot_s=np.nan, itl_s=np.nan)
     (level,) = summarise_serving(ServingRows(requests, one_load.runs))
-    assert np.isnan(level.changes["tpot_p95"].interval.value)
+    assert np.isnan(level.changes["tpot_p95"].value)
     assert judge(level, SLOConfig(tpot_ms=20)).decision == UNKNOWN
 
 
@@ -153,7 +152,7 @@ def test_blocks_that_disagree_decide_nothing(one_load):
     plain, head = (each(one_load, lambda f, arm=arm: f[f["arm"] == arm].assign(block=1)) for arm in ("none", "eagle3"))
     blocks = together(one_load, plain, each(head, lambda f: slower(f, 1.5)))
     (level,), (alone,) = summarise_serving(blocks), summarise_serving(one_load)
-    first = alone.changes["output_tokens_per_s"].interval.value
+    first = alone.changes["output_tokens_per_s"].value
     assert level.by_block["output_tokens_per_s"] == pytest.approx([first, (1 + first) / 1.5 - 1])
     assert judge(alone).decision == DEPLOY
     assert judge(level).decision == UNKNOWN
@@ -223,7 +222,7 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speeds, reached, doub
     assert doubt in advice.text
     (variant,) = compare_variants(beside, "all", verdicts_of(beside, levels), levels)
     assert list(variant.by_load) == [1, 4][: 1 + reached]
-    assert variant.change.interval.value == pytest.approx(np.mean([*speeds.values()][: 1 + reached]) - 1)
+    assert variant.change.value == pytest.approx(np.mean([*speeds.values()][: 1 + reached]) - 1)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def shares_at(traffic: TrafficConfig, levels: Sequence[Level]) -> dict[int, floa
 def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:
     """Whether the head is deployed, and the change over the whole traffic: none above c*, where nothing is drafted."""
     share = sum(share for c, share in shares.items() if verdict.up_to is None or c <= verdict.up_to)
-    value = 1 / (share / (1 + verdict.change.interval.value) + 1 - share) - 1
+    value = 1 / (share / (1 + verdict.change.value) + 1 - share) - 1
     return verdict.decision in (DEPLOY, UP_TO), -np.inf if np.isnan(value) else value
 
 

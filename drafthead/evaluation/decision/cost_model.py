@@ -337,14 +337,13 @@ class Priced:
         return sorted({concurrency for concurrency, _ in self.speedups})
 
 
-def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, seed: int = 0) -> Priced:
+def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int) -> Priced:
     """Fit the cost model and price every load at every draft length whose acceptance is known.
 
     Args:
         samples: decoding times by prompt.
         concurrency: loads to price, run or not.
         max_batch: the engine's max_num_seqs; a load above it decodes as that batch.
-        seed: of the resampling.
 
     Raises:
         ValueError: there are no runs without or none with drafts.
@@ -353,7 +352,7 @@ def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int, see
     pairs = [(c, K) for c in concurrency for K in model.curve]
     at = [min(c, max_batch) for c, _ in pairs], [K for _, K in pairs]
     lengths = np.log([model.curve[K] for _, K in pairs])
-    draws = stratified_draws(samples.tokens > 0, _RESAMPLES, np.random.default_rng(seed))
+    draws = stratified_draws(samples.tokens > 0, _RESAMPLES, np.random.default_rng(0))
     fits = [_fit(samples.points(drawn), samples.positions, model.work) for drawn in draws]
     logs = [lengths - np.log(one.step_ratio(*at)) for one in fits]  # (N, pairs)
     value = lengths - np.log(model.step_ratio(*at))

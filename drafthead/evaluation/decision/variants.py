@@ -24,7 +24,6 @@ import numpy as np
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, OWN, LoadConfig, MethodConfig
-from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_samples
 from drafthead.evaluation.decision.verdict import (
     DEPLOY,
@@ -40,6 +39,7 @@ from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady, summarise_serving
 from drafthead.evaluation.workload import HEAD, NAMES, method_of
+from drafthead.statistics import Change
 
 KEY = "num_speculative_tokens_per_batch_size"
 # A longer schedule for less than this is noise, and every draft length has CUDA graphs of its own.
@@ -105,7 +105,7 @@ def compare_variants(
         lost = sorted(w for method, w in losing if method == verdict.method and (first.method, w) not in losing)
         doubt = _doubt(verdict, first, lost, change, by_load, method_of(recipe, verdict.method).extra.get(KEY))
         found.append(Variant(verdict, first.method, best, change, by_load, doubt))
-    return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.interval.value))
+    return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.value))
 
 
 def _doubt(
@@ -123,9 +123,9 @@ def _doubt(
         return f"{verdict.decision} against no speculation"
     if _highest(verdict) < _highest(plain):
         return f"{verdict.headline}, where the other is {plain.headline}"
-    if not change.interval.low > 0:
+    if not change.low > 0:
         return "no resolved gain"
-    worse = [str(c) for c, at in by_load.items() if at.resolved and at.interval.high < 0]
+    worse = [str(c) for c, at in by_load.items() if at.resolved and at.high < 0]
     if worse:
         return f"it loses at concurrency {', '.join(worse)}"
     for first, last, K in schedule or ():

@@ -15,10 +15,10 @@ import pandas as pd
 from scipy import stats
 
 from drafthead.config.evaluation import SLOConfig
-from drafthead.evaluation.comparison import Change, across_blocks, throughput_change
+from drafthead.evaluation.comparison import across_blocks, throughput_change
 from drafthead.evaluation.results.levels import THROUGHPUT, Level
 from drafthead.evaluation.workload import BASELINE, NAMES
-from drafthead.statistics import CONFIDENCE, Array, Interval
+from drafthead.statistics import CONFIDENCE, Array, Change
 
 Kept = Literal["kept", "unresolved", "missed"]
 _ORDER = get_args(Kept)
@@ -104,8 +104,8 @@ def judge(level: Level, slo: SLOConfig | None = None) -> LevelVerdict:
     rules = (
         (wrong, UNKNOWN, wrong),
         (keeps == "missed", DO_NOT, "service level missed"),
-        (throughput.resolved and throughput.interval.value < 0, DO_NOT, "slower"),
-        (latency.resolved and latency.interval.value < 0, DO_NOT, "requests take longer"),
+        (throughput.resolved and throughput.value < 0, DO_NOT, "slower"),
+        (latency.resolved and latency.value < 0, DO_NOT, "requests take longer"),
         (keeps == "unresolved", UNKNOWN, f"service level {unresolved}"),
         (throughput.resolved, DEPLOY, "faster"),
         (True, UNKNOWN, unresolved),
@@ -132,7 +132,7 @@ def unfit(level: Level) -> str:
             "(too few prompts) or waited in the engine's queue (eval.max_num_seqs, KV cache)"
         )
     # More than one token's time per accepted draft: no head can do that.
-    if level.changes[THROUGHPUT.key].interval.low > level.acceptance_length - 1:
+    if level.changes[THROUGHPUT.key].low > level.acceptance_length - 1:
         noise = f"gains more than its acceptance length of {level.acceptance_length:.2f} allows"
         return f"{noise}, so the machine was not the same for both"
     return ""
@@ -167,7 +167,7 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
     else:
         decision, change = UP_TO, _over([level for level in reached if level.concurrency <= up_to], shares)
         text = f"{reason}; up to {up_to} {change_text(change)} output throughput"
-    if change.resolved and change.interval.value < 0:  # loads that are each unresolved may lose together
+    if change.resolved and change.value < 0:  # loads that are each unresolved may lose together
         up_to, decision = None, DO_NOT
     return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
 
@@ -181,7 +181,7 @@ def traffic_change(pairs: Mapping[int, pd.DataFrame], weights: Mapping[int, floa
         by_block: (L, B) the change at every load in every block of server starts alone, as a fraction.
     """
     if not pairs:
-        return Change(Interval(np.nan, np.nan, np.nan))
+        return Change(np.nan, np.nan, np.nan)
 
     def stacked(column: str) -> Array:  # (L, P)
         return pd.DataFrame({c: pair[column] for c, pair in pairs.items()}).fillna(0.0).to_numpy(float).T
@@ -202,8 +202,7 @@ def _over(levels: Sequence[Level], shares: dict[int, float]) -> Change:
 
 def change_text(change: Change) -> str:
     """A change with its interval in percent, and whether it says anything."""
-    i = change.interval
-    if np.isnan(i.value):
+    if np.isnan(change.value):
         return "unknown"
-    text = f"{i.value:+.1%} [{i.low:+.1%}, {i.high:+.1%}]" if np.isfinite(i.low) else f"{i.value:+.1%} without interval"
-    return text if change.resolved else f"{text} (unresolved)"
+    bounds = f"[{change.low:+.1%}, {change.high:+.1%}]" if np.isfinite(change.low) else "without interval"
+    return f"{change.value:+.1%} {bounds}" + " (unresolved)" * (not change.resolved)

@@ -22,7 +22,6 @@ from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.drafters.replay import Acceptance
-from drafthead.evaluation.comparison import Change
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, length_cell, number, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level
@@ -121,4 +120,4 @@ def change_against(own: pd.DataFrame, other: pd.DataFrame) -> Cell | None:
     shared = own.index.intersection(other.index)
     ours, others = ((one["drafts"].loc[shared], one["accepted"].loc[shared]) for one in (own, other))
     same_seeds = own["drafts"].columns.equals(other["drafts"].columns)
-    return change_cell(Change(length_change(ours, others, same_seeds))) if len(shared) else None
+    return change_cell(length_change(ours, others, same_seeds)) if len(shared) else None

@@ -117,7 +117,7 @@ def published_table(levels: Sequence[Level], target: str) -> Table | None:
             ours = [mean.change for mean in means if mean.measure.key == figure.key]
         else:
             at = [level.changes for level in same if level.load == figure.statistic]
-            ours = [changes[figure.key].interval.value for changes in at if figure.key in changes]
+            ours = [changes[figure.key].value for changes in at if figure.key in changes]
         if ours:
             change = number(100 * figure.change, sign="+").text
             rows.append({

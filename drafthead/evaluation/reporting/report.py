@@ -182,7 +182,7 @@ def tracked(analysis: Analysis) -> dict[str, float | str]:
         found[f"evaluation/verdict/{verdict.workload}/{verdict.method}-k{verdict.K}"] = verdict.headline
     for level in analysis.levels:
         name = f"evaluation/change/{level.workload}/{level.load}/{level.method}-k{level.K}"
-        found |= {f"{name}/{key}": change.interval.value for key, change in level.changes.items()}
+        found |= {f"{name}/{key}": change.value for key, change in level.changes.items()}
     return found
 
 

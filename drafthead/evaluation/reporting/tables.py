@@ -11,9 +11,8 @@ import yaml
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from drafthead.evaluation.comparison import Change
 from drafthead.progress import terminal
-from drafthead.statistics import Array, Interval, few
+from drafthead.statistics import Array, Change, Interval, few
 
 Tone = Literal["", "better", "worse", "unresolved"]
 _NOTES: dict[str, str] = yaml.safe_load((resources.files(__package__) / "templates/notes.yaml").read_text("utf-8"))
@@ -110,7 +109,7 @@ def change_cell(change: Change, reached: bool = True) -> Cell:
         change: the change and whether its sign is resolved.
         reached: whether the load was what it says; otherwise the methods were not compared at that load.
     """
-    i = change.interval.scaled(100)
+    i = change.scaled(100)
     if np.isnan(i.value):
         return Cell("–")
     text = f"{i.value:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" if np.isfinite(i.low) else f"{i.value:+.1f} no interval,"

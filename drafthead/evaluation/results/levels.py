@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import gmean
 
 from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
-from drafthead.evaluation.comparison import Change, across_blocks, percentile, statistic_change, throughput_change
+from drafthead.evaluation.comparison import across_blocks, percentile, statistic_change, throughput_change
 from drafthead.evaluation.workload import BASELINE
-from drafthead.statistics import Array, acceptance_length, geometric_mean, ratio_of_sums
+from drafthead.statistics import Array, Change, acceptance_length, ratio_of_sums
 
 _KEYS = ["workload", "load", "concurrency"]
 
@@ -178,7 +179,7 @@ class Level:
 
     def change(self, measure: Measure) -> float:
         """The change of a measure as a fraction."""
-        return self.changes[measure.key].interval.value
+        return self.changes[measure.key].value
 
 
 class GeometricMean(NamedTuple):
@@ -242,8 +243,8 @@ def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> li
     chosen = [level for level in levels if level.steady and (level.reached or not only_reached)]
     found = []
     for measure in (MEASURE[key] for key in (chosen[0].values if len(chosen) > 1 else ())):
-        values = [geometric_mean([level.values[measure.key][side] for level in chosen]) for side in (0, 1)]
-        change = geometric_mean([1 + level.change(measure) for level in chosen]) - 1
+        values = [gmean([level.values[measure.key][side] for level in chosen]) for side in (0, 1)]
+        change = gmean([1 + level.change(measure) for level in chosen]) - 1
         worst = min(chosen, key=lambda level: level.change(measure))
         signs = {int(np.sign(x.change(measure))) if x.changes[measure.key].resolved else 0 for x in chosen}
         found.append(GeometricMean(measure, values, change, worst, signs.pop() if len(signs) == 1 else 0))

@@ -16,7 +16,6 @@ from drafthead.statistics import (
     PositionAcceptance,
     acceptance_by_position,
     acceptance_length_interval,
-    acceptance_rate,
     proportion_interval,
     ratio_of_sums,
 )
@@ -180,7 +179,7 @@ def counted(rows: pd.DataFrame, K: int, reached_at: Array | None = None) -> tupl
         reached_at: as in `acceptance_by_position`.
     """
     positions = acceptance_by_position(rows["drafts"], _stacked(rows["accepted_at"], K), reached_at)
-    return acceptance_rate(rows["proposed"], rows["accepted"]), positions
+    return float(ratio_of_sums(rows["accepted"], rows["proposed"])), positions
 
 
 def _stacked(lists: pd.Series, width: int) -> Array:
