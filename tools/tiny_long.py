@@ -9,8 +9,6 @@ questions. Held-out prompts are the same in both files, 16 of each length. To tr
 prompts; `mix.jsonl` 200 fewer, and 40 long ones of each length instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

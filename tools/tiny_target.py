@@ -9,8 +9,6 @@ The result depends on the Python version (its library is the corpus) and on the 
 up to floating-point order. Held-out prompts come from `HELDOUT_MODULES` in tools/tiny/corpus.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import random
@@ -19,14 +17,15 @@ import sys
 import time
 from pathlib import Path
 
+from drafthead.files import write_json
 from tools.tiny.architecture import ARCHITECTURES, target_config
 from tools.tiny.batches import encode_samples, group
 from tools.tiny.corpus import HELDOUT_MODULES, read_library
-from tools.tiny.files import read_prompts, read_record, save_target, write_prompts, write_record
+from tools.tiny.files import RECORD, read_prompts, read_record, save_target, write_prompts
 from tools.tiny.measure import check, generate, report
 from tools.tiny.samples import Sample, build_samples, prompt_rows
 from tools.tiny.tokenizer import train_tokenizer
-from tools.tiny.trainer import Schedule, answer_loss, new_model, train
+from tools.tiny.trainer import answer_loss, new_model, train
 
 PROMPTS_PER_CATEGORY = {"train": 600, "heldout": 50}
 ROUNDS = 2
@@ -70,7 +69,7 @@ def train_target(samples: list[Sample], directory: Path, architecture: str, step
     heldout_batches = group(encode_samples(heldout, tokenizer, MAX_LENGTH, seed), TOKENS_PER_BATCH, pad, seed)
 
     print(f"{model.num_parameters():,} parameters, {steps} of {len(batches)} batches", flush=True)
-    measured = train(model, batches, Schedule(), steps)
+    measured = train(model, batches, steps)
     record: dict[str, object] = {
         "command": shlex.join(["python", "-m", "tools.tiny_target", *sys.argv[1:]]),
         "python": platform.python_version(),
@@ -83,7 +82,7 @@ def train_target(samples: list[Sample], directory: Path, architecture: str, step
         "wall_seconds": round(time.monotonic() - started, 1),
     }
     save_target(model, tokenizer, directory)
-    write_record(record, directory)
+    write_json(directory / RECORD, record)
     print(f"saved to {directory}: held-out answer loss {record['heldout_answer_loss']}", flush=True)
 
 
@@ -91,9 +90,9 @@ def record_measurement(output: Path, directory: Path) -> None:
     """Serve the target, count good answers on the held-out prompts, and add them to the record."""
     record = read_record(directory)
     rows = [row for row in read_prompts(output / "prompts.jsonl") if row["split"] == "heldout"]
-    result = report(generate(directory, rows, effort="medium"))
+    result = report(generate(directory, rows))
     record["greedy_heldout_answers"] = result
-    write_record(record, directory)
+    write_json(directory / RECORD, record)
     for name, numbers in result.items():
         print(name, numbers)
     check(result)

@@ -12,12 +12,13 @@ import pytest
 import torch
 from transformers import GptOssForCausalLM
 
+from drafthead.data.prompts import prompt_id
 from tools.tiny.architecture import ARCHITECTURES, target_config
 from tools.tiny.batches import encode_sample, group
 from tools.tiny.corpus import Function, is_heldout, read_library
 from tools.tiny.files import read_prompts, read_record
 from tools.tiny.measure import Answer, check, report
-from tools.tiny.samples import CATEGORIES, Sample, build_samples, prompt_id, prompt_rows
+from tools.tiny.samples import CATEGORIES, Sample, build_samples, prompt_rows
 from tools.tiny.tokenizer import SPECIAL_TOKENS
 from tools.tiny.trainer import answer_loss, new_model
 

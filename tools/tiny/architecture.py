@@ -4,8 +4,6 @@ Gives up: MXFP4 experts and gpt-oss's 32 to 128 experts; the weights are plain b
 Alternative: a dense model alone trains faster, but exercises none of the code a gpt-oss head needs.
 """
 
-from __future__ import annotations
-
 from transformers import GptOssConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
 CONTEXT_LENGTH = 2048
@@ -17,9 +15,6 @@ def target_config(tokenizer: PreTrainedTokenizerFast, architecture: str) -> PreT
     bos, eos, pad = (
         tokenizer.convert_tokens_to_ids(token) for token in ("<|startoftext|>", "<|return|>", "<|endoftext|>")
     )
-    assert isinstance(bos, int)
-    assert isinstance(eos, int)
-    assert isinstance(pad, int)
     shared = {
         "vocab_size": len(tokenizer),
         "hidden_size": 192,

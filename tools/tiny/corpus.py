@@ -4,8 +4,6 @@ Gives up: C modules and the few packages in `SKIPPED_PACKAGES` (tests, tools, an
 Alternative: a downloaded code corpus; it would cost the recipe its "runs offline, same result" property.
 """
 
-from __future__ import annotations
-
 import ast
 import sysconfig
 from collections.abc import Iterator

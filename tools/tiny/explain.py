@@ -4,8 +4,6 @@ Gives up: free-form answers; every sentence follows from the syntax tree or from
 Alternative: answer with the docstring alone; a head would then see one kind of text per request.
 """
 
-from __future__ import annotations
-
 import random
 
 from tools.tiny.corpus import Class, Function

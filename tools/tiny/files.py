@@ -4,13 +4,15 @@ Gives up: partial updates; each file is written whole.
 Alternative: the Hugging Face Hub; the embedded default must work without a network.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from drafthead.artifacts import read_json
+
+RECORD = "training.json"  # beside the weights
 
 
 def write_prompts(rows: list[dict[str, object]], path: Path) -> None:
@@ -40,15 +42,9 @@ def save_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, dire
     tokenizer.save_pretrained(directory)
 
 
-def write_record(record: dict[str, object], directory: Path) -> None:
-    """Write `training.json` next to the weights."""
-    (directory / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
 def read_record(directory: Path) -> dict[str, object]:
-    """Read `training.json`."""
-    path = directory / "training.json"
+    """Read how the target was trained."""
+    path = directory / RECORD
     if not path.is_file():
         raise FileNotFoundError(f"no training record at {path}: run tools/tiny_target.py first")
-    record: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-    return record
+    return read_json(path)

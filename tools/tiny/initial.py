@@ -10,8 +10,6 @@ Gives up: a plain random start.
 Alternative: train far longer; without the circuit no name was copied after 1.3 million tokens.
 """
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedModel
 

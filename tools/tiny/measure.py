@@ -4,18 +4,15 @@ Gives up: any judgement of content; an answer can be good here and wrong about t
 Alternative: `transformers.generate`, slower by far and not the engine that heads are measured with.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tools.tiny.samples import repeated_share
+from drafthead.data.responses import LOOP_LIMIT, repeated_share
 
 MAX_TOKENS = 256
-MAX_REPEATED = 0.10
 REQUIRED_SHARE = 0.80
 
 
@@ -30,13 +27,11 @@ class Answer:
     @property
     def is_good(self) -> bool:
         """Ended by itself, with under a tenth of its 8-grams seen earlier in the answer."""
-        return self.ended and repeated_share(self.token_ids) < MAX_REPEATED
+        return self.ended and repeated_share(self.token_ids) < LOOP_LIMIT
 
 
-def generate(
-    target: Path, rows: list[dict[str, Any]], effort: str, dtype: Literal["bfloat16", "float32"] = "bfloat16"
-) -> list[Answer]:
-    """Answer every row's messages greedily with vLLM."""
+def generate(target: Path, rows: list[dict[str, Any]]) -> list[Answer]:
+    """Answer every row's messages greedily with vLLM, at medium effort."""
     if not rows:
         raise ValueError("no prompts to measure with: run with --prompts-only first")
     # Read by vLLM at import time; the default reserves far more than this model can use.
@@ -45,11 +40,11 @@ def generate(
         from vllm import LLM, SamplingParams
     except ImportError as error:
         raise RuntimeError("measuring needs vLLM: install the gpu or cpu extra, or pass --skip-measure") from error
-    llm = LLM(str(target), dtype=dtype, enforce_eager=True, max_model_len=1024)
+    llm = LLM(str(target), dtype="bfloat16", enforce_eager=True, max_model_len=1024)
     outputs = llm.chat(
         [row["messages"] for row in rows],
         SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, skip_special_tokens=False),
-        chat_template_kwargs={"reasoning_effort": effort},
+        chat_template_kwargs={"reasoning_effort": "medium"},
         use_tqdm=False,
     )
     return [

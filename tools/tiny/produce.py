@@ -4,8 +4,6 @@ Gives up: long programs; a model of this size repeats itself after some ten line
 Alternative: complete the library's long bodies as well; they are what drives a small model into loops.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

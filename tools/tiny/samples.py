@@ -4,14 +4,11 @@ Gives up: balance inside a workload; a style appears as often as functions allow
 Alternative: take requests from public chat data; it would need a download and a larger model.
 """
 
-from __future__ import annotations
-
-import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from drafthead.data.prompts import prompt_id
 from tools.tiny import explain, produce
 from tools.tiny.corpus import Class, Function, is_heldout
 from tools.tiny.wording import called, count, listed, purpose, raised, returns_value
@@ -46,8 +43,6 @@ class Sample:
 
 def build_samples(functions: list[Function], classes: list[Class], rounds: int, seed: int) -> list[Sample]:
     """Return samples without duplicate requests; each round picks other styles for the same sources."""
-    if rounds < 1:
-        raise ValueError(f"rounds is {rounds}: pass at least 1")
     seen: set[str] = set()
     samples: list[Sample] = []
     for round_number in range(rounds):
@@ -72,18 +67,6 @@ def prompt_rows(
             picked = random.Random(f"{seed}/{split}/{category}").sample(pool, wanted)
             rows.extend(_row(sample) for sample in picked)
     return rows
-
-
-def repeated_share(items: list[str] | list[int], size: int = 8) -> float:
-    """Share of the `size`-grams that already occurred earlier in the same sequence."""
-    grams = [tuple(items[i : i + size]) for i in range(len(items) - size + 1)]
-    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def prompt_id(messages: list[dict[str, str]]) -> str:
-    """First 16 hex digits of the SHA-256 of the messages' canonical JSON."""
-    canonical = json.dumps(messages, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:16]
 
 
 def _row(sample: Sample) -> dict[str, object]:
@@ -149,5 +132,6 @@ def _shown_source(owner: Class) -> str:
 
 def _is_usable(answer: str) -> bool:
     """Keep answers that a small model can finish: neither tiny nor long, plain and free of repetition."""
-    fits = ANSWER_CHARS[0] <= len(answer) <= ANSWER_CHARS[1]
-    return fits and answer.isascii() and repeated_share(answer.split(), size=6) == 0.0
+    fits, words = ANSWER_CHARS[0] <= len(answer) <= ANSWER_CHARS[1], answer.split()
+    grams = [tuple(words[i : i + 6]) for i in range(len(words) - 5)]
+    return fits and answer.isascii() and len(set(grams)) == len(grams)

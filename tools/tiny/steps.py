@@ -4,8 +4,6 @@ Gives up: depth; only the outer level of the body and the first line of each blo
 Alternative: unparse each statement into the answer, which any prompt-lookup drafter would copy for free.
 """
 
-from __future__ import annotations
-
 import ast
 
 from tools.tiny.corpus import Function
@@ -25,7 +23,7 @@ OPERATORS = {
 }
 
 
-def steps_of(function: Function, most: int = 5) -> list[str]:
+def steps_of(function: Function, most: int) -> list[str]:
     """Describe up to `most` statements in the imperative, without a final full stop."""
     return [step(statement) for statement in function.node.body[:most]]
 
@@ -68,9 +66,7 @@ def _block(statement: ast.stmt) -> str:
             return f"try to {step(first)} {guard}"
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return f"define the helper `{name}`"
-        case ast.Import(names=[alias, *_]):
-            return f"import `{alias.name}`"
-        case ast.ImportFrom(names=[alias, *_]):
+        case ast.Import(names=[alias, *_]) | ast.ImportFrom(names=[alias, *_]):
             return f"import `{alias.name}`"
         case ast.Assert(test=test):
             return f"make sure that {condition(test)}"

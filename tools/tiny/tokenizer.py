@@ -4,8 +4,6 @@ Gives up: a vocabulary as large as gpt-oss's 201,088 entries; text outside Pytho
 Alternative: reuse the o200k_harmony vocabulary, whose embedding alone would be ten times this model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,24 +30,21 @@ SPECIAL_TOKENS = (
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Learn the merges from `texts` and return a tokenizer that carries the chat template."""
-    smallest = 256 + len(SPECIAL_TOKENS)
-    if vocab_size < smallest:
-        raise ValueError(f"vocab_size is {vocab_size}: byte-level BPE needs at least {smallest}")
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=VOCAB_SIZE,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer=trainer)
-    if bpe.get_vocab_size() != vocab_size:
-        raise ValueError(f"the corpus yields only {bpe.get_vocab_size()} of {vocab_size} entries: pass more text")
+    if bpe.get_vocab_size() != VOCAB_SIZE:
+        raise ValueError(f"the corpus yields only {bpe.get_vocab_size()} of {VOCAB_SIZE} entries: pass more text")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token="<|startoftext|>",

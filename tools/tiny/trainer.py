@@ -4,11 +4,8 @@ Gives up: mixed precision and more than one process; two CPU cores gain nothing 
 Alternative: `transformers.Trainer`; it hides the per-token weights that make short training enough.
 """
 
-from __future__ import annotations
-
 import math
 import time
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -18,28 +15,22 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tools.tiny.batches import Batch
 from tools.tiny.initial import write_copying_circuit
 
+LEARNING_RATE, FINAL_RATE = 2e-3, 5e-5
+WARMUP_STEPS, DECAY_STEPS = 80, 1400
+WEIGHT_DECAY = 0.05
+ROUTER_WEIGHT = 0.01
+CLIP = 1.0
 
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast to learn."""
 
-    learning_rate: float = 2e-3
-    final_rate: float = 5e-5
-    warmup_steps: int = 80
-    decay_steps: int = 1400
-    weight_decay: float = 0.05
-    router_weight: float = 0.01
-    clip: float = 1.0
+def rate_at(step: int, steps: int) -> float:
+    """Learning rate at `step` of `steps`: a linear rise, a plateau, half a cosine at the end.
 
-    def rate(self, step: int, steps: int) -> float:
-        """Learning rate at `step` of `steps`: a linear rise, a plateau, half a cosine at the end.
-
-        The plateau keeps a longer run identical to a shorter one up to where the shorter one decays.
-        """
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        progress = max(0.0, (step - (steps - self.decay_steps)) / self.decay_steps)
-        return self.final_rate + (self.learning_rate - self.final_rate) * 0.5 * (1 + math.cos(math.pi * progress))
+    The plateau keeps a longer run identical to a shorter one up to where the shorter one decays.
+    """
+    if step < WARMUP_STEPS:
+        return LEARNING_RATE * (step + 1) / WARMUP_STEPS
+    progress = max(0.0, (step - (steps - DECAY_STEPS)) / DECAY_STEPS)
+    return FINAL_RATE + (LEARNING_RATE - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def new_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
@@ -57,20 +48,20 @@ def _routed(model: PreTrainedModel) -> bool:
     return hasattr(model.config, "num_local_experts")
 
 
-def train(model: PreTrainedModel, batches: list[Batch], schedule: Schedule, steps: int) -> dict[str, float]:
+def train(model: PreTrainedModel, batches: list[Batch], steps: int) -> dict[str, float]:
     """Run `steps` steps over the batches in order and return loss, token count and seconds."""
     if not 1 <= steps <= len(batches):
         raise ValueError(f"steps is {steps}, but there are {len(batches)} batches: choose 1 to {len(batches)}")
-    optimizer = torch.optim.AdamW(_parameter_groups(model, schedule), betas=(0.9, 0.97), lr=schedule.learning_rate)
+    optimizer = torch.optim.AdamW(_parameter_groups(model), betas=(0.9, 0.97), lr=LEARNING_RATE)
     model.train()
     smooth, tokens, started = 0.0, 0, time.monotonic()
     bar = tqdm(batches[:steps], unit="step", mininterval=5)
     for step, batch in enumerate(bar):
         for group in optimizer.param_groups:
-            group["lr"] = schedule.rate(step, steps)
+            group["lr"] = rate_at(step, steps)
         loss, balance = batch_loss(model, batch)
-        (loss + schedule.router_weight * balance).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
+        (loss + ROUTER_WEIGHT * balance).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         smooth = loss.item() if step == 0 else 0.98 * smooth + 0.02 * loss.item()
@@ -106,11 +97,11 @@ def _token_losses(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
 
 
-def _parameter_groups(model: PreTrainedModel, schedule: Schedule) -> list[dict[str, object]]:
+def _parameter_groups(model: PreTrainedModel) -> list[dict[str, object]]:
     """Weight decay for matrices only; biases, norms and sinks stay free."""
     matrices = [p for n, p in model.named_parameters() if p.ndim >= 2 and "bias" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim < 2 or "bias" in n]
     return [
-        {"params": matrices, "weight_decay": schedule.weight_decay},
+        {"params": matrices, "weight_decay": WEIGHT_DECAY},
         {"params": others, "weight_decay": 0.0},
     ]

@@ -4,8 +4,6 @@ Gives up: meaning that is only in the body; "`parse_rate`" becomes "parses the r
 Alternative: have a large model write the answers; then the recipe could no longer run offline from scratch.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache
