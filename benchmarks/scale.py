@@ -18,13 +18,29 @@ import math
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+
+import torch
+from stepbench.memory import PeakMemory
+
+from drafthead import artifacts
+from drafthead.config import REPO_ROOT, load_recipe
+from drafthead.data import responses as answers
+from drafthead.data import store as states
+from drafthead.data.packing import cut, plan_epoch
+from drafthead.data.shard import StateSequence, shard_path, write_shard
+from drafthead.drafters.registry import drafter_of
+from drafthead.generation.prompts import make_prompts
+from drafthead.generation.shards import list_jobs
+from drafthead.processes import end_with_pool
 
 WORDS = 120  # of a conversation
 ANSWER = 40  # tokens
@@ -35,9 +51,6 @@ _LINKS = 50_000
 
 def prompts(count: int, folder: Path) -> Callable[[], object]:
     """From a file of conversations to the three splits, the guard against overlaps included."""
-    from drafthead.config import load_recipe
-    from drafthead.generation.prompts import make_prompts
-
     chooser, path = random.Random(0), folder / "conversations.jsonl"
     words = ["".join(chooser.choices("abcdefghijklmnopqrstuvwxyz", k=chooser.randint(2, 9))) for _ in range(20_000)]
     with path.open("w") as file:
@@ -51,49 +64,32 @@ def prompts(count: int, folder: Path) -> Callable[[], object]:
 
 def responses(count: int, folder: Path) -> Callable[[], object]:
     """Answers listed as the shards of a harvest."""
-    from drafthead import artifacts
-    from drafthead.config import load_recipe
-    from drafthead.data.responses import KIND, Response, part_path, write_part
-    from drafthead.generation.shards import list_jobs
-
     recipe = load_recipe(overrides=[f"output_dir={folder}"])
     directory = recipe.responses_dir("train")
-    artifacts.begin(directory, KIND, {})
-    one = Response("", "chat", list(range(ANSWER)), list(range(ANSWER)), [], "text " * ANSWER, "stop", 1.0, "low", 0)
-    write_part(part_path(directory, 0), [replace(one, id=f"{i:064x}") for i in range(min(count, PART))])
-    _link(part_path(directory, 0), [part_path(directory, part) for part in range(1, count // PART)])
+    artifacts.begin(directory, answers.KIND, {})
+    ids, text = list(range(ANSWER)), "text " * ANSWER
+    one = answers.Response("", "chat", ids, ids, [], text, "stop", 1.0, "low", 0)
+    first, *others = (answers.part_path(directory, part) for part in range(max(1, count // PART)))
+    answers.write_part(first, [replace(one, id=f"{i:064x}") for i in range(min(count, PART))])
+    _link(first, others)
     artifacts.finish(directory, {})
     return lambda: sum(job.num_tokens for job in list_jobs(recipe, "train"))
 
 
 def store(count: int, folder: Path) -> Callable[[], object]:
     """So many shards opened at once, and a token read of each."""
-    import torch
-
-    from drafthead.data.shard import StateSequence, shard_path, write_shard
-    from drafthead.data.store import StateStore
-
-    ids, mask, rows = torch.arange(8).int(), torch.ones(8, dtype=torch.uint8), torch.zeros(8, 16).bfloat16()
-    sequence = StateSequence("p", ids, mask, {2: rows}, rows, ids, torch.zeros(8))
-    write_shard(shard_path(folder, 0), [sequence], 8)
-    _link(shard_path(folder, 0), [shard_path(folder, index) for index in range(1, count)])
+    _write_shards(folder, count, tokens=8, hidden=16, layers=(2,))
 
     def opened() -> None:
-        states = StateStore(folder)
-        for index in range(len(states)):
-            states.tokens(index)
+        found = states.StateStore(folder)
+        for index in range(len(found)):
+            found.tokens(index)
 
     return opened
 
 
 def epoch(count: int, folder: Path) -> Callable[[], object]:
     """Documents cut into windows, packed into batches and ordered."""
-    import torch
-
-    from drafthead.config import load_recipe
-    from drafthead.data.packing import cut, plan_epoch
-    from drafthead.drafters.registry import drafter_of
-
     drafter, mask = drafter_of(load_recipe().head), torch.ones(DOCUMENT, dtype=torch.bool)
     mask[:50] = False
     return lambda: plan_epoch([w for i in range(count) for w in cut(i, mask, 4096, drafter)], 4096, 0, 0)
@@ -101,34 +97,33 @@ def epoch(count: int, folder: Path) -> Callable[[], object]:
 
 def verify(count: int, folder: Path) -> Callable[[], object]:
     """So many MiB of shards of 16 MiB, read from memory where they fit."""
-    import torch
-
-    from drafthead import artifacts
-    from drafthead.data.shard import StateSequence, shard_path, write_shard
-    from drafthead.data.store import KIND, verify_store
-
-    artifacts.begin(folder / "states", KIND, {})
-    ids, mask, rows = torch.arange(1024).int(), torch.ones(1024, dtype=torch.uint8), torch.rand(1024, 2048).bfloat16()
-    sequence = StateSequence("p", ids, mask, {2: rows, 4: rows, 6: rows}, rows, ids, torch.zeros(1024))
-    write_shard(shard_path(folder / "states", 0), [sequence], 8)
-    _link(shard_path(folder / "states", 0), [shard_path(folder / "states", i) for i in range(1, count // 16)])
+    artifacts.begin(folder / "states", states.KIND, {})
+    _write_shards(folder / "states", count // 16, tokens=1024, hidden=2048, layers=(2, 4, 6))
     artifacts.finish(folder / "states", {})
 
     def verified() -> None:
-        assert not verify_store(folder / "states")
+        assert not states.verify_store(folder / "states")
 
     return verified
 
 
 def results(count: int, folder: Path) -> Callable[[], object]:
     """So many measurements of a server, half of them of the baseline."""
-    from drafthead.config import load_recipe
     from drafthead.evaluation.results.levels import read_serving, summarise_serving
     from tests.evaluation.rows import write_results
 
     recipe = load_recipe(overrides=[f"output_dir={folder}"])
     write_results(recipe, head_speed=dict.fromkeys(range(1, count // 2 + 1), 1.2))
     return lambda: summarise_serving(read_serving(recipe.results_dir / "serving"))
+
+
+def _write_shards(folder: Path, count: int, tokens: int, hidden: int, layers: Sequence[int]) -> None:
+    ids, mask = torch.arange(tokens).int(), torch.ones(tokens, dtype=torch.uint8)
+    rows = torch.rand(tokens, hidden).bfloat16()
+    first, *others = (shard_path(folder, index) for index in range(max(1, count)))
+    sequence = StateSequence("p", ids, mask, dict.fromkeys(layers, rows), rows, ids, torch.zeros(tokens))
+    write_shard(first, [sequence], 8)
+    _link(first, others)
 
 
 def _link(first: Path, others: Sequence[Path]) -> None:
@@ -144,57 +139,39 @@ SUBJECTS = {
 }  # fmt: skip
 
 
-def measure(name: str, count: int) -> None:
-    """Print what one size takes, as JSON."""
-    with tempfile.TemporaryDirectory() as folder:
+def measure(name: str, count: int) -> tuple[float, float]:
+    """CPU seconds and MiB of one size."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         work = SUBJECTS[name](count, Path(folder))
-        held = _resident()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        wall, cpu = time.perf_counter(), time.process_time()
-        kept = work()
-        seconds, wall = time.process_time() - cpu, time.perf_counter() - wall
-        peak = int(_status("VmHWM")) * 1024
-        print(json.dumps({"cpu_s": seconds, "wall_s": wall, "memory_mib": (peak - held) / 2**20, "kept": bool(kept)}))
-
-
-def _resident() -> int:
-    return int(_status("VmRSS")) * 1024
-
-
-def _status(key: str) -> str:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(line.split()[1] for line in lines if line.startswith(f"{key}:"))
+        with PeakMemory("cpu") as memory:
+            start = time.process_time()
+            work()
+            seconds = time.process_time() - start
+        return seconds, memory.needed / 2**20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=[10_000, 30_000, 100_000])
     parser.add_argument("--only", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.measure:
-        measure(args.measure[0], int(args.measure[1]))
-        return
+    sys.path.insert(0, str(REPO_ROOT))  # made-up rows of the tests
     print("| what | size | CPU seconds | exponent | memory MiB | exponent |\n|---|---|---|---|---|---|")
     for name in args.only:
-        before = None
+        before: tuple[float, ...] = ()
         for size in args.sizes:
-            command = [sys.executable, __file__, "--measure", name, str(size)]
-            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-            result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-            if result.returncode:
-                print(f"| {name} | {size:,} | failed: {result.stderr.strip().splitlines()[-1]} | | | |", flush=True)
+            try:
+                with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
+                    seconds, memory = process.submit(measure, name, size).result()
+            except Exception as error:
+                print(f"| {name} | {size:,} | failed: {type(error).__name__}: {error} | | | |", flush=True)
                 break
-            found = json.loads(result.stdout.splitlines()[-1])
-            exponents = ["", ""]
-            if before:
-                exponents = [
-                    f"{math.log(max(found[key], 1e-3) / max(before[key], 1e-3)) / math.log(size / before['size']):.2f}"
-                    for key in ("cpu_s", "memory_mib")
-                ]
-            cells = f"{found['cpu_s']:.1f} | {exponents[0]} | {found['memory_mib']:,.0f} | {exponents[1]}"
+            found = (size, max(seconds, 1e-3), max(memory, 1e-3))
+            growth = [math.log(now / then) for now, then in zip(found, before, strict=False)]
+            exponents = [f"{grown / growth[0]:.2f}" for grown in growth[1:]] or ["", ""]
+            cells = f"{seconds:.1f} | {exponents[0]} | {memory:,.0f} | {exponents[1]}"
             print(f"| {name} | {size:,} | {cells} |", flush=True)
-            before = found | {"size": size}
+            before = found
 
 
 if __name__ == "__main__":
