@@ -16,11 +16,11 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -32,23 +32,25 @@ from drafthead.generation.shards import ShardJob, list_jobs
 from drafthead.target.pieces import TargetSpec, load_target_spec
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Seconds by three clocks."""
+class Taken(NamedTuple):
+    """Seconds by three clocks; on CPU the engine runs in the calling thread."""
 
     wall: float
     engine_cpu: float
     process_cpu: float
 
 
-def now() -> Taken:
-    """The clocks; on CPU the engine runs in the calling thread."""
-    return Taken(time.perf_counter(), time.thread_time(), time.process_time())
+def taken(work: Callable[[], object]) -> Taken:
+    """What it takes."""
+    clocks = (time.perf_counter, time.thread_time, time.process_time)
+    start = [clock() for clock in clocks]
+    work()
+    return Taken(*(clock() - begun for clock, begun in zip(clocks, start, strict=True)))
 
 
-def since(start: Taken) -> Taken:
-    """Seconds passed on each clock."""
-    return Taken(*(b - a for a, b in zip(astuple(start), astuple(now()), strict=True)))
+def mean(runs: Iterable[Taken]) -> Taken:
+    """By clock."""
+    return Taken(*map(statistics.mean, zip(*runs, strict=True)))
 
 
 def jobs_of(recipe: Recipe, directory: Path, sequences: int) -> list[ShardJob]:
@@ -74,34 +76,41 @@ def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
 
     with plain_engine(recipe) as llm:
         engine = Engine(llm)
-        engine.generate([GenerationRequest(ids, 1, 0.0, None) for ids in jobs[0].sequences()[:32]])
-        started = now()
-        for job in jobs:
-            engine.generate([GenerationRequest(ids, 1, 0.0, None) for ids in job.sequences()])
-        return since(started)
+
+        def read(texts: Iterable[list[int]]) -> None:
+            engine.generate([GenerationRequest(ids, 1, 0.0, None) for ids in texts])
+
+        read(jobs[0].sequences()[:32])
+        return taken(lambda: [read(job.sequences()) for job in jobs])
 
 
 def time_harvest(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> Taken:
     """Time to read all texts and have their states on disk."""
     with backend(recipe, spec) as harvester, tqdm(disable=True) as bar:
-        harvester.make(replace(jobs[0], index=99999, responses=jobs[0].responses[:32]), bar)
-        harvester.finish()
-        started = now()
+        first = replace(jobs[0], path=jobs[0].path.with_stem("warm"), responses=jobs[0].responses[:32])
+        return time_jobs(harvester, first, jobs, bar)
+
+
+def time_jobs(worker: Any, first: Any, jobs: Sequence[Any], bar: tqdm) -> Taken:
+    """Time until a worker has its jobs on disk, once the first is done."""
+
+    def make(jobs: Sequence[Any]) -> None:
         for job in jobs:
-            harvester.make(job, bar)
-        harvester.finish()
-        return since(started)
+            worker.make(job, bar)
+        worker.finish()
+
+    make([first])
+    return taken(lambda: make(jobs))
 
 
 def run_block(recipe: Recipe, spec: TargetSpec, sequences: int) -> tuple[Taken, Taken]:
     """Plain, harvest, harvest, plain: mean times of either."""
-    taken: dict[str, list[Taken]] = {"plain": [], "harvest": []}
+    runs: dict[str, list[Taken]] = {"plain": [], "harvest": []}
     for kind in ("plain", "harvest", "harvest", "plain"):
         with tempfile.TemporaryDirectory(dir=recipe.directory()) as directory:
             jobs = jobs_of(recipe, Path(directory), sequences)
-            taken[kind].append(time_plain(recipe, jobs) if kind == "plain" else time_harvest(recipe, spec, jobs))
-    plain, harvest = (Taken(*map(statistics.mean, zip(*map(astuple, t), strict=True))) for t in taken.values())
-    return plain, harvest
+            runs[kind].append(time_plain(recipe, jobs) if kind == "plain" else time_harvest(recipe, spec, jobs))
+    return mean(runs["plain"]), mean(runs["harvest"])
 
 
 def main() -> None:
@@ -124,6 +133,10 @@ def main() -> None:
             f"of the process {harvest.process_cpu / plain.process_cpu:.3f}",
             flush=True,
         )
+    print_median(ratios)
+
+
+def print_median(ratios: Sequence[float]) -> None:
     print(f"median ratio {statistics.median(ratios):.3f} (lowest {min(ratios):.3f}, highest {max(ratios):.3f})")
 
 

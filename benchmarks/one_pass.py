@@ -6,81 +6,47 @@ One process, the recipe's engine settings, its first training prompts (`python d
 passes: a plain engine answers and parts are written, then a harvesting engine reads prompt and answer. One pass: a
 capturing engine answers, parts and shards are written. Both end with everything on disk. They follow one another as
 two, one, one, two (ABBA) in every block, so that what else the machine does hits both alike. Engine starts are not
-counted, of which two passes need two; each engine answers or reads eight texts untimed first.
+counted, of which two passes need two; each engine answers eight or reads 32 texts untimed first.
 
 Beside wall time stand the CPU seconds of the process, which hardly depend on what else the machine does.
 """
 
 import os
 import shutil
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from harvest import Taken, mean, print_median, time_harvest, time_jobs
 from tqdm import tqdm
 
 from drafthead.artifacts import made_by
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
 from drafthead.data.responses import read_parts
-from drafthead.generation.harvest import backend
 from drafthead.generation.regenerate import list_parts, part_worker
 from drafthead.generation.shards import list_jobs
 from drafthead.target.pieces import TargetSpec, load_target_spec
 
 
-@dataclass
-class Taken:
-    """Seconds of wall clock and of CPU."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Add what the block takes."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        yield
-        self.wall += time.perf_counter() - wall
-        self.cpu += time.process_time() - cpu
-
-
 def answer(recipe: Recipe, spec: TargetSpec, prompts: int) -> Taken:
     """Answer the first prompts; with states.one_pass their states are stored too."""
-    taken = Taken()
     parts, left = [], prompts
     for part in list_parts(recipe, "train"):
         if left > 0:
             parts.append(replace(part, prompts=part.prompts[:left]))
         left -= len(part.prompts)
     with part_worker(recipe, spec) as answerer, tqdm(disable=True) as bar:
-        answerer.make(replace(parts[0], path=recipe.directory("warm", "part"), prompts=parts[0].prompts[:8]), bar)
-        answerer.finish()
-        with taken.counting():
-            for part in parts:
-                answerer.make(part, bar)
-            answerer.finish()
-    return taken
+        first = replace(parts[0], path=recipe.directory("warm", "part"), prompts=parts[0].prompts[:8])
+        return time_jobs(answerer, first, parts, bar)
 
 
 def harvest(recipe: Recipe, spec: TargetSpec) -> Taken:
     """Read prompts and answers once more, and store the states."""
-    taken = Taken()
     recipe.states_dir("train").mkdir(parents=True)
-    jobs = list_jobs(recipe, "train")
-    with backend(recipe, spec) as harvester, tqdm(disable=True) as bar:
-        harvester.make(replace(jobs[0], index=99999, responses=jobs[0].responses[:8]), bar)
-        harvester.finish()
-        with taken.counting():
-            for job in jobs:
-                harvester.make(job, bar)
-            harvester.finish()
-    return taken
+    return time_harvest(recipe, spec, list_jobs(recipe, "train"))
 
 
 def run_two(recipe: Recipe, spec: TargetSpec, prompts: int) -> list[Taken]:
@@ -106,11 +72,8 @@ def run_block(recipe: Recipe, spec: TargetSpec, prompts: int) -> tuple[list[Take
             shards = len(list(Path(directory).rglob("shard-*.safetensors")))
     tokens = [sum(len(getattr(r, name)) for r in responses) for name in ("prompt_ids", "response_ids")]
     made = f"{len(responses)} answers of {tokens[1]:,} tokens to prompts of {tokens[0]:,}, {shards} shards"
-    means = [
-        [Taken(statistics.mean(t.wall for t in p), statistics.mean(t.cpu for t in p)) for p in zip(*r, strict=True)]
-        for r in runs.values()
-    ]
-    return means[0], means[1], made
+    two, one = ([mean(times) for times in zip(*found, strict=True)] for found in runs.values())
+    return two, one, made
 
 
 def main() -> None:
@@ -127,11 +90,11 @@ def main() -> None:
         print(
             f"block {block + 1}: {what}: answers {answers.wall:.2f} s + states {states.wall:.2f} s, "
             f"one pass {both.wall:.2f} s, ratio {ratios[-1]:.3f}; "
-            f"CPU {answers.cpu:.2f} + {states.cpu:.2f}, {both.cpu:.2f}, "
-            f"ratio {both.cpu / (answers.cpu + states.cpu):.3f}",
+            f"CPU {answers.process_cpu:.2f} + {states.process_cpu:.2f}, {both.process_cpu:.2f}, "
+            f"ratio {both.process_cpu / (answers.process_cpu + states.process_cpu):.3f}",
             flush=True,
         )
-    print(f"median ratio {statistics.median(ratios):.3f} (lowest {min(ratios):.3f}, highest {max(ratios):.3f})")
+    print_median(ratios)
 
 
 if __name__ == "__main__":
