@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from stepbench.clock import seconds_of
 
 from drafthead.losses import fused as losses
 from drafthead.losses import objectives
@@ -19,20 +20,11 @@ from drafthead.losses.fused import HeadRows, Teacher, head_loss
 from drafthead.losses.objectives import OBJECTIVES
 
 
-def seconds(work: Callable, device: str, repeats: int = 3) -> float:
+def seconds(work: Callable, device: str) -> float:
     """Best of several runs, after one that warms up."""
     work()
-    if device == "cuda":
-        torch.cuda.synchronize()
     clock = time.perf_counter if device == "cuda" else time.process_time
-    times = []
-    for _ in range(repeats):
-        start = clock()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(clock() - start)
-    return min(times)
+    return min(seconds_of(work, device, clock) for _ in range(3))
 
 
 def main() -> None:

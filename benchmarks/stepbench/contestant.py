@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from stepbench import training
+from stepbench.clock import seconds_of
 from stepbench.memory import PeakMemory
 from stepbench.shapes import SHAPES, Shape
 
@@ -126,26 +126,15 @@ def _first(step: TrainStep, device: str) -> dict:
 def _over_products(step: TrainStep, device: str) -> float:
     """Time of one more step over that of its matrix products, attention's among them, by torch's profiler."""
     with profile() as found:
-        start = time.perf_counter()
-        step()
-        _wait(device)
-        whole = time.perf_counter() - start
+        whole = seconds_of(step, device)
     products = {str(packet).replace(".", "::") for packet in flop_registry} | _ATTENTION
     kind = f"self_{'device' if device == 'cuda' else device}_time_total"  # microseconds
     return whole / sum(getattr(e, kind) / 1e6 for e in found.key_averages() if e.key in products)
 
 
 def _timed(step: TrainStep, device: str) -> dict:
-    _wait(device)
-    start = time.perf_counter()
-    done = step()
-    _wait(device)
-    return {"seconds": time.perf_counter() - start, **done._asdict()}
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    done: list[Done] = []
+    return {"seconds": seconds_of(lambda: done.append(step()), device), **done[0]._asdict()}
 
 
 def _private_stdout() -> IO[str]:

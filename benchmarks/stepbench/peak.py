@@ -5,10 +5,11 @@ once and into memory that is already there. The peak is the fastest of the three
 share of it is never flattered by a noisy moment.
 """
 
-import time
+from functools import partial
 
 import torch
 
+from stepbench.clock import seconds_of
 from stepbench.shapes import Shape
 
 _REPEATS = 3
@@ -34,21 +35,10 @@ class HeadProducts:
     def play(self) -> None:
         """Time each product; the best of a few repeats counts as this round's rate (FLOP/s)."""
         for name, (left, right, out) in self._products.items():
-            torch.mm(left, right, out=out)
-            self.rates[name].append(self._flops / min(self._once(left, right, out) for _ in range(_REPEATS)))
+            times = [seconds_of(partial(torch.mm, left, right, out=out), self.device) for _ in range(1 + _REPEATS)]
+            self.rates[name].append(self._flops / min(times[1:]))  # the first warms up
 
     @property
     def best(self) -> float:
         """FLOP/s of the fastest product in any round."""
         return max(max(rates) for rates in self.rates.values())
-
-    def _once(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> float:
-        self._wait()
-        start = time.perf_counter()
-        torch.mm(left, right, out=out)
-        self._wait()
-        return time.perf_counter() - start
-
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()

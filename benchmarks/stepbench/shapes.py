@@ -1,9 +1,9 @@
 """The shapes that are measured, and how many floating-point operations one optimiser step of each takes.
 
-Operations are those of the matrix products, two per multiply-add, the backward counted as twice the
-forward. They are those of a plain unroll, for every contestant: what a trainer recomputes to save memory does
-not count, and ours is not charged less for forming the embeddings' half of q, k and v once for all TTT steps
-(`spared_flops`). Norms, softmax and the optimiser are left out.
+Operations are those of the matrix products, two per multiply-add, the backward counted as twice the forward.
+They are those of a plain unroll, for every contestant: what a trainer recomputes to save memory does not
+count, and ours is not charged less for forming the embeddings' half of q, k and v once for all TTT steps.
+Norms, softmax and the optimiser are left out.
 All R = B x T rows count at every step, although the last ones of a document predict past its end: that is
 at most (K + 1) / T of them. Attention of TTT step k reads (T + 1) / 2 step-0 keys on average and k of the
 row's own.
@@ -103,12 +103,6 @@ def step_flops(shape: Shape) -> float:
     rows = 6 * (block_macs(shape) + H * D) * shape.ttt_steps + 6 * attention_macs(shape)
     fc, teacher = 4 * shape.layers * H * H, 2 * H * D
     return shape.tokens_per_step * (rows + fc + teacher)
-
-
-def spared_flops(shape: Shape) -> float:
-    """Those of `step_flops` that our step leaves out: the embeddings' half of q, k and v in all TTT steps but one."""
-    half = shape.hidden * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    return 6 * shape.tokens_per_step * half * (shape.ttt_steps - 1)
 
 
 def parameters(shape: Shape) -> int:
