@@ -169,8 +169,14 @@ def write_inputs(
     if args.steps is not None and args.steps > len(steps):
         raise ValueError(f"--steps {args.steps}: the recipe has {len(steps)}; raise train.epochs")
     replay = Replay(recipe, inputs, pieces, vocabulary.target_ids)
+    shape = Shape(
+        "store", inputs.spec.hidden_size, recipe.head.intermediate_size, recipe.head.num_attention_heads,
+        recipe.head.num_key_value_heads, recipe.head.head_dim, inputs.spec.vocab_size, len(vocabulary.target_ids),
+        tokens=inputs.spec.max_position_embeddings // 2, batch=1, ttt_steps=drafter.num_positions,
+        layers=len(recipe.target.aux_layer_ids),
+    )  # fmt: skip
     plan = Plan(
-        args.recipe, overrides, str(recipe.states_dir("train")), str(recipe.states_dir("validation")),
+        shape, args.recipe, overrides, str(recipe.states_dir("train")), str(recipe.states_dir("validation")),
         steps[: args.steps], replay.documents[0].index, config.learning_rate,
     )  # fmt: skip
     head = recipe.head.model_copy(update={"norm_before_fc": False, "fc_norm": False})
@@ -182,14 +188,7 @@ def write_inputs(
         "lm_head": pieces.lm_head.float(), "target_ids": vocabulary.target_ids,
         **{f"draft.{name}": value for name, value in draft.state_dict().items()},
     }  # fmt: skip
-    shape = Shape(
-        "store", inputs.spec.hidden_size, recipe.head.intermediate_size, recipe.head.num_attention_heads,
-        recipe.head.num_key_value_heads, recipe.head.head_dim, inputs.spec.vocab_size, len(vocabulary.target_ids),
-        tokens=inputs.spec.max_position_embeddings // 2, batch=1, ttt_steps=drafter.num_positions,
-        layers=len(recipe.target.aux_layer_ids),
-    )  # fmt: skip
     save_file(tensors, directory / "tensors.safetensors")
-    shape.write(directory / "shape.json")
     plan.write(directory / "plan.json")
     write_target(directory / "target", shape, tensors)
     return replay, plan

@@ -93,13 +93,14 @@ def serve(
         name: value.clone().to(arguments.device)
         for name, value in load_file(arguments.inputs / "tensors.safetensors").items()
     }
-    shape = Shape.read(arguments.inputs / "shape.json") if arguments.train else SHAPES[arguments.shape]
+    plan = training.Plan.read(arguments.inputs / "plan.json") if arguments.train else None
+    shape = plan.shape if plan else SHAPES[arguments.shape]
     assignment = Assignment(
         shape, arguments.device, arguments.variant, arguments.drafter, tensors, arguments.inputs / "target"
     )
     ready = {"ready": True, "version": version(package), "torch": torch.__version__}
-    if arguments.train:
-        trainee = build_trainee(assignment, training.Plan.read(arguments.inputs / "plan.json"))
+    if plan:
+        trainee = build_trainee(assignment, plan)
         torch.set_num_threads(arguments.threads)  # a trainer may have set its own
         _answer(answers, ready | {"head": trainee.head, "rope": trainee.rope})
         training.run(trainee, sys.stdin, partial(_answer, answers))

@@ -17,9 +17,7 @@ Letters: B batch, T tokens of a document, H hidden, F feed-forward, Q and G quer
 head dimension, N aux layers, D draft vocabulary, V target vocabulary, K TTT steps.
 """
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,6 @@ class Shape:
     def tokens_per_step(self) -> int:
         """Tokens of one optimiser step."""
         return self.batch * self.tokens
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, path: Path) -> "Shape":
-        return cls(**json.loads(path.read_text()))
 
 
 SHAPES = {

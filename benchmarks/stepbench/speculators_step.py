@@ -41,7 +41,7 @@ def build(assignment: Assignment) -> TrainStep:
     model.train()
     on_cpu = assignment.device == "cpu"
     loss_config = resolve_loss_config("kl_div", "eager" if on_cpu else "fused")
-    documents = [shifted(assignment, number) for number in range(shape.batch)]
+    documents = [shifted(document) for document in stored(assignment)]
     sequences = [packed(documents)] if layout == "packed" else [packed([d]) for d in documents]
     optimizer = adamw([p for p in model.parameters() if p.requires_grad])
 
@@ -74,7 +74,7 @@ def build_parallel(assignment: Assignment) -> TrainStep:
     options = {"num_depths": shape.ttt_steps} if assignment.drafter == "peagle" else {}
     loss_config = resolve_loss_config("kl_div", "eager" if assignment.device == "cpu" else "fused")
     align = shifted if assignment.drafter == "peagle" else unshifted
-    sequences = [packed([align(assignment, number)]) for number in range(shape.batch)]
+    sequences = [packed([align(document)]) for document in stored(assignment)]
     optimizer = adamw([p for p in model.parameters() if p.requires_grad])
 
     def step() -> Done:
@@ -139,21 +139,26 @@ def with_target(assignment: Assignment, module: str, layers: str, **own: Any) ->
     return model.to(assignment.device, getattr(torch, shape.dtype))
 
 
-def unshifted(assignment: Assignment, number: int) -> dict[str, Tensor]:
+def stored(assignment: Assignment) -> list[dict[str, Tensor]]:
+    """The B documents of a step, as `Documents` gives those of a store."""
+    names = ("input_ids", "aux", "last_hidden", "loss_mask")
+    return [{name: assignment.tensors[name][i] for name in names} for i in range(assignment.shape.batch)]
+
+
+def unshifted(document: dict[str, Tensor]) -> dict[str, Tensor]:
     """One document as it is: T positions."""
-    tensors, T = assignment.tensors, assignment.shape.tokens
     return {
-        "input_ids": tensors["input_ids"][number],
-        "hidden_states": tensors["aux"][number],
-        "verifier_last_hidden_states": tensors["last_hidden"][number],
-        "loss_mask": tensors["loss_mask"][number],
-        "position_ids": torch.arange(T),
+        "input_ids": document["input_ids"],
+        "hidden_states": document["aux"],
+        "verifier_last_hidden_states": document["last_hidden"],
+        "loss_mask": document["loss_mask"],
+        "position_ids": torch.arange(len(document["input_ids"])),
     }
 
 
-def shifted(assignment: Assignment, number: int) -> dict[str, Tensor]:
+def shifted(document: dict[str, Tensor]) -> dict[str, Tensor]:
     """One document through its own shift: T - 1 positions."""
-    return shift_batch({**unshifted(assignment, number), "lengths": torch.tensor([assignment.shape.tokens])})
+    return shift_batch({**unshifted(document), "lengths": torch.tensor([len(document["input_ids"])])})
 
 
 def packed(documents: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -196,7 +201,7 @@ class SpeculatorsTrainee:
         self._model.zero_grad()
 
     def prepare(self, step: int) -> list[dict[str, Tensor]]:
-        return [self._sequence(self._documents[index]) for index in self._plan.steps[step]]
+        return [packed([shifted(self._documents[index])]) for index in self._plan.steps[step]]
 
     def step(self, batch: list[dict[str, Tensor]]) -> None:
         self._backward(batch)
@@ -211,26 +216,13 @@ class SpeculatorsTrainee:
         return {name.replace("layers.0.", "midlayer."): value for name, value in found.items()}
 
     def drafts(self) -> Tensor:
-        drafts, *_ = self._model(**self._sequence(self._validation[self._plan.checked]), **self._unroll)
+        drafts, *_ = self._model(**packed([shifted(self._validation[self._plan.checked])]), **self._unroll)
         return torch.cat(drafts)
 
     def _backward(self, batch: list[dict[str, Tensor]]) -> None:
         for sequence in batch:
             _, loss, _ = self._model(**sequence, **self._unroll)
             (loss / len(batch)).backward()
-
-    @staticmethod
-    def _sequence(document: dict[str, Tensor]) -> dict[str, Tensor]:
-        T = len(document["input_ids"])
-        whole = {
-            "input_ids": document["input_ids"],
-            "hidden_states": document["aux"],
-            "verifier_last_hidden_states": document["last_hidden"],
-            "loss_mask": document["loss_mask"],
-            "position_ids": torch.arange(T),
-            "lengths": torch.tensor([T]),
-        }
-        return packed([shift_batch(whole)])
 
 
 if __name__ == "__main__":

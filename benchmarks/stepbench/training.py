@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead.data.store import StateStore
+from stepbench.shapes import Shape
 
 DRAFTS = "own_drafts"  # beside the weights, (K, T): draft ids from every root
 EMBEDDING = "embed_tokens"
@@ -30,6 +31,7 @@ class Plan:
     """What everybody trains on.
 
     Attributes:
+        shape: of the head.
         recipe, overrides: of ours.
         train, validation: directories of the states.
         steps: documents of every optimiser step.
@@ -37,6 +39,7 @@ class Plan:
         learning_rate: of AdamW in the variant `same`.
     """
 
+    shape: Shape
     recipe: str
     overrides: list[str]
     train: str
@@ -50,7 +53,8 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
-        return cls(**json.loads(path.read_text()))
+        read = json.loads(path.read_text())
+        return cls(**read | {"shape": Shape(**read["shape"])})
 
 
 class Trainee(Protocol):
