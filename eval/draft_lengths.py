@@ -24,8 +24,8 @@ OPTIONS = (
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
-    schedule = args.schedule or modelled_schedule(recipe)
-    if len(schedule) == 1 and not args.schedule:
+    schedule = modelled_schedule(recipe) if args.schedule is None else args.schedule
+    if args.schedule is None and len(schedule) == 1:
         ((_, last, K),) = schedule
         print(
             f"K = {K} at every load: of the lengths that were served, no other is faster by a per cent at any batch of "

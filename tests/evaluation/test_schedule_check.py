@@ -1,5 +1,7 @@
 """A schedule beside fixed draft lengths, on rows in which it drafts as the best length does at every load."""
 
+from typing import Any
+
 import pytest
 
 from drafthead.evaluation.decision.analysis import compare_schedule
@@ -82,6 +84,7 @@ def test_nothing_is_served_that_compares_nothing(tmp_path):
     with pytest.raises(ValueError, match="eval.num_draft_tokens"):
         modelled_schedule(tiny_recipe(tmp_path))
     overlap, late, backwards = [[1, 4, 3], [4, 64, 1]], [[2, 4, 3], [5, 64, 1]], [[4, 1, 3], [5, 64, 1]]
-    for schedule in ([[1, 64, 3]], [[1, 2, 9], [3, 64, 1]], overlap, late, backwards):
+    unreadable: tuple[Any, ...] = ([], 3, [[1, 2], [3, 64]], [[1, 2, None], [3, 64, 1]], {"1": 2})
+    for schedule in ([[1, 64, 3]], [[1, 2, 9], [3, 64, 1]], overlap, late, backwards, *unreadable):
         with pytest.raises(ValueError, match="--schedule"):
             measure_schedule(tiny_recipe(tmp_path, "eval.num_draft_tokens=[3,1]"), schedule)

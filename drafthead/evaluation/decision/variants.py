@@ -18,7 +18,7 @@ head is the better half of two.
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -227,9 +227,12 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
     return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
 
 
-def _readable(schedule: Schedule) -> bool:
-    """Whether vLLM takes it: ranges in any order, the first from 1 on, without overlaps."""
-    ranges = sorted(schedule)
+def _readable(schedule: Any) -> bool:
+    """Whether vLLM takes it: ranges in any order, the first from 1 on, without overlaps; as a user gave it."""
+    entries = schedule if isinstance(schedule, list) else []
+    if not entries or any(not isinstance(entry, list) or [*map(type, entry)] != [int] * 3 for entry in entries):
+        return False
+    ranges = sorted(entries)
     ends = [0, *(last for _, last, _ in ranges)]
     inside = [end < first <= last and K >= 0 for end, (first, last, K) in zip(ends, ranges, strict=False)]
     return ranges[0][0] == 1 and all(inside)
