@@ -38,7 +38,7 @@ from drafthead.training.trainer import LossModule
 sys.path.insert(0, str(REPO_ROOT))  # tests' references and synthetic states
 
 # Of a data sheet: dense bf16 TFLOP/s. MFU is never against a rate that was just measured.
-DATA_SHEET = {"H100 PCIe": 756, "H100": 989, "H200": 989, "H20": 148, "GH200": 989, "B200": 2250, "A100": 312}
+DATA_SHEET = {"H100 PCIe": 756, "H100": 989, "H200": 989, "H20": 148, "B200": 2250, "A100": 312}
 # A modelled H100's milliseconds of a step (tests/gpu/test_step.py's model, forward and backward) by tokens.
 MODELLED_MS = {4096: 88, 8192: 177, 16384: 373}
 # Regions of the profile, by names of kernels, the first that fits; and the model's milliseconds at 8,192 tokens.

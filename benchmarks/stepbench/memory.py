@@ -13,7 +13,6 @@ import gc
 import re
 import threading
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -43,9 +42,7 @@ class PeakMemory:
         self.before = _status("VmRSS")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
             self.peak = torch.cuda.max_memory_allocated()
