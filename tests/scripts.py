@@ -61,14 +61,16 @@ def run_here(script: str, *arguments: str) -> int:
     """Run a script in this process, where torch is loaded already; returns what it ends with. Never what starts n-gram
     drafting, which leaves a process unable to start a further engine.
     """
-    before, sys.argv = sys.argv, [script, *arguments]
+    before, folders = sys.argv, sys.path[:]
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str((REPO_ROOT / script).parent))  # as Python does for a script
     try:
         with contextlib.chdir(REPO_ROOT):
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
-        sys.argv = before
+        sys.argv, sys.path[:] = before, folders
     return 0
 
 
