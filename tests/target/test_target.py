@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from drafthead.config import load_recipe
-from drafthead.target.files import pinned_revision
 from drafthead.files import ForeignFileError
+from drafthead.target.files import pinned_revision
 from drafthead.target.pieces import (
     FrozenTarget,
     TargetHead,
