@@ -99,11 +99,6 @@ def test_a_promoted_head_that_accepts_less_is_rolled_back(loop, before, after, r
     assert why in loop.state.history[-1]["why"]
 
 
-def test_the_first_head_cannot_be_rolled_back(loop):
-    with pytest.raises(ValueError, match="first head"):
-        loop.request_roll_back()
-
-
 def test_a_roll_back_that_was_asked_for_is_done_by_the_loop(loop):
     promoted(loop, NOW + 1000)
     assert loop.request_roll_back().name == "tiny"
@@ -127,17 +122,6 @@ def test_real_requests_decide_after_the_replay(loop, served, candidate, wanted):
     write(folder(loop.recipe) / "counts", rows)
     loop.step(None)
     assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == wanted
-
-
-def test_heads_take_turns_in_a_trial_and_only_then(loop, monkeypatch):
-    loop.state.phase, loop.state.cycle, loop.state.reference_from = "trial", 1, 0.0
-    seen = []
-    for seconds in (1, 16, 31, 46, 61):
-        monkeypatch.setattr(time, "time", lambda s=seconds: float(s))
-        seen.append(loop._in_turn())
-    assert [name == "tiny-adapt-1" for name in seen] == [False, True, True, False, False]
-    loop.state.phase = "watch"
-    assert loop._in_turn() == "tiny"
 
 
 def test_the_stages_understand_any_name_of_a_folder(loop):
