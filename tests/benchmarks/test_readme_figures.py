@@ -2,7 +2,7 @@
 
 import re
 
-from benchmarks.readme_figures import IMAGES, PICTURE, acceptance_lines, serving_lines
+from benchmarks.readme_figures import acceptance_lines, serving_lines
 from drafthead.config import REPO_ROOT
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
 from drafthead.evaluation.results.levels import read_serving, summarise_serving
@@ -27,10 +27,3 @@ def test_the_tables_have_the_form_of_those_in_the_readme(tmp_path):
     optional = re.compile(r"no interval|median time to first token")  # small waves have no interval
     assert len(printed) == 12
     assert [line for line in printed if _form(line) not in written and not optional.search(line)] == []
-
-
-def test_the_picture_is_small_and_shown():
-    picture = IMAGES / PICTURE
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size < 150_000
-    assert f"](docs/images/{PICTURE})" in (REPO_ROOT / "README.md").read_text()
