@@ -32,6 +32,22 @@ def layer_entry(layer: DraftLayer, state: Tensor, embedding: Tensor):
     return mixed, normed if layer.norm_before_residual else state
 
 
+def attend(queries: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """(heads * D,): one softmax for each head of (heads, D) over a list of (groups, D)."""
+    outputs, per_group = [], len(queries) // len(keys[0])
+    for head, query in enumerate(queries):
+        group = head // per_group
+        weights = (torch.stack([query @ key[group] for key in keys]) / queries.shape[1] ** 0.5).softmax(0)
+        outputs.append(sum(w * value[group] for w, value in zip(weights, values, strict=True)))
+    return torch.cat(outputs)
+
+
+def add_mlp(layer, state: Tensor) -> Tensor:
+    inner, mlp = rms_norm(state, layer.post_attention_layernorm), layer.mlp
+    gated = torch.nn.functional.silu(mlp.gate_proj.weight @ inner) * (mlp.up_proj.weight @ inner)
+    return state + mlp.down_proj.weight @ gated
+
+
 def run_layer(layer: DraftLayer, state, embedding, position, entries, frequencies, factor) -> Tensor:
     """One position through one layer; appends its key and value to `entries`."""
     attention, dim = layer.self_attn, layer.self_attn.head_dim
@@ -39,18 +55,8 @@ def run_layer(layer: DraftLayer, state, embedding, position, entries, frequencie
     query = rotate_one((attention.q_proj.weight @ mixed).view(-1, dim), position, frequencies, factor)
     key = rotate_one((attention.k_proj.weight @ mixed).view(-1, dim), position, frequencies, factor)
     entries.append((key, (attention.v_proj.weight @ mixed).view(-1, dim)))
-    outputs = []
-    for head in range(query.shape[0]):
-        group = head // (query.shape[0] // key.shape[0])
-        seen = entries[-attention.window :] if attention.window else entries
-        scores = torch.stack([query[head] @ k[group] for k, _ in seen]) / dim**0.5
-        weights = scores.softmax(0)
-        outputs.append(sum(w * v[group] for w, (_, v) in zip(weights, seen, strict=True)))
-    state = residual + attention.o_proj.weight @ torch.cat(outputs)
-    inner = rms_norm(state, layer.post_attention_layernorm)
-    mlp = layer.mlp
-    gated = torch.nn.functional.silu(mlp.gate_proj.weight @ inner) * (mlp.up_proj.weight @ inner)
-    return state + mlp.down_proj.weight @ gated
+    seen = entries[-attention.window :] if attention.window else entries
+    return add_mlp(layer, residual + attention.o_proj.weight @ attend(query, *map(list, zip(*seen, strict=True))))
 
 
 def combine(model: DraftModel, aux: Tensor) -> Tensor:

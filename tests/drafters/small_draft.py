@@ -18,19 +18,12 @@ YARN = {
 }  # fmt: skip
 
 
-def small_model(num_aux_layers=3, num_layers=1, rope=YARN, seed=0, **own) -> DraftModel:
-    head = Eagle3Head(
-        type="eagle3", draft_vocab_size=11, num_layers=num_layers, intermediate_size=12, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, **own,
-    )  # fmt: skip
-    shape = DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)
-    torch.manual_seed(seed)
-    model = DraftModel(shape).double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(torch.rand_like(parameter) + 0.5)
-    return model
+SIZES = {"intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+MASK = 19
+
+
+def small_model(num_aux_layers=3, num_layers=1, rope=YARN, **own) -> DraftModel:
+    return _float64(DraftModel, Eagle3Head, num_layers, num_aux_layers, rope, **own)
 
 
 def eagle3(num_steps: int) -> Eagle3:
@@ -38,30 +31,26 @@ def eagle3(num_steps: int) -> Eagle3:
     return Eagle3(small_model().shape.head.model_copy(update={"num_ttt_steps": num_steps}))
 
 
-SIZES = {"intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-MASK = 19
-
-
 def dflash_model(num_layers=1, num_aux_layers=3, **head) -> DFlashModel:
-    return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers, **head)
+    return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers, mask_token_id=MASK, **head)
 
 
 def dspark_model(num_layers=1, num_aux_layers=3, **head) -> DSparkModel:
-    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, markov_rank=3, **head)
+    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, mask_token_id=MASK, markov_rank=3, **head)
 
 
 def peagle_model(num_layers=1, num_aux_layers=3, **head) -> PEagleModel:
-    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, **head)
+    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, mask_token_id=MASK, **head)
     model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
     return model
 
 
-def _float64(model_class, head_class, num_layers, num_aux_layers, **own):
+def _float64(model_class, head_class, num_layers, num_aux_layers, rope=YARN, **own):
     kind = head_class.model_fields["type"].annotation.__args__[0]
     sizes = {"draft_vocab_size": 11, "num_layers": num_layers, **SIZES}
-    head = head_class(type=kind, mask_token_id=MASK, **sizes, **own)
+    head = head_class(type=kind, **sizes, **own)
     torch.manual_seed(num_layers)
-    model = model_class(DraftShape(head, 8, 20, num_aux_layers, 1e-5, YARN, 256)).double()
+    model = model_class(DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

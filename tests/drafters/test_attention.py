@@ -28,17 +28,6 @@ def dense_attention_reference(query, keys, values, cu_queries, cu_keys, window=N
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), all_values)
 
 
-def test_the_mask_of_the_definition_is_the_expected_matrix():
-    # Two documents of 2 and 1 tokens at step 1: causal block | own index.
-    query = torch.zeros(3, 1, 2)
-    keys = [torch.zeros(3, 1, 2)] * 2
-    values = [torch.eye(3)[:, None, :2].contiguous(), torch.zeros(3, 1, 2)]
-    out = dense_attention_reference(query, keys, values, torch.tensor([0, 2, 3]), torch.tensor([0, 2, 3]))
-    # uniform weights: 1/2 over {own, diagonal}, 1/3 over {0, 1, diagonal}, 1/2 over {own, diagonal}
-    expected = torch.tensor([[1 / 2, 0], [1 / 3, 1 / 3], [0, 0]])
-    torch.testing.assert_close(out[:, 0], expected)
-
-
 def random_problem(num_steps, heads, rows, lengths, dim=8, dtype=torch.float64, device="cpu"):
     """Query, keys, values, cu_queries, cu_keys and weights of the output in a scalar loss."""
     generator = torch.Generator().manual_seed(num_steps * 10 + heads[1])

@@ -18,39 +18,27 @@ from tests.drafters.small_draft import eagle3, small_model
 from tests.training.synthetic import small_recipe, synthetic_store
 
 
-def test_replay_walks_from_round_to_round():
-    # index      0  1  2  3  4  5  6      tokens 2..6 generated, so the first root is 1
-    mask = torch.tensor([0, 0, 1, 1, 1, 1, 1])
-    matches = torch.zeros(2, 7, dtype=torch.bool)
-    matches[:, 1] = True  # round at 1 accepts both drafts, the next root is 1 + 2 + 1 = 4
-    matches[0, 4] = True  # round at 4 accepts one, the next root is 6: token 6 ended the response
-    assert replay(matches, mask) == Acceptance(drafts=2, accepted_per_position=(2, 1))
-
-
-def test_positions_no_round_starts_at_do_not_count():
-    mask = torch.tensor([0, 1, 1, 1, 1, 1])
-    matches = torch.ones(1, 6, dtype=torch.bool)
-    # roots 0, 2 (4 would follow the last token)
-    assert replay(matches, mask).drafts == 2
-    assert replay(matches, mask).length == 2.0
-
-
-def test_rounds_end_where_serving_ends():
-    mask, matches = torch.tensor([0, 1, 1, 1, 1, 1, 1]), torch.ones(1, 7, dtype=torch.bool)
-    # roots 0 and 2; the tokens served are 1..3, and what the second round accepts behind them counts, as in an engine
-    assert replay(matches, mask, 4) == Acceptance(2, (2,))
-    assert replay(matches, mask, 3) == Acceptance(1, (1,))
-    assert replay(matches, mask) == Acceptance(3, (3,))
-
-
-def test_only_the_last_generated_run_is_replayed():
-    mask = torch.tensor([0, 1, 1, 0, 1, 1, 1])
-    assert replay(torch.zeros(1, 7, dtype=torch.bool), mask) == Acceptance(2, (0,))
-
-
-def test_a_one_token_answer_has_no_round():
-    assert replay(torch.ones(1, 3, dtype=torch.bool), torch.tensor([0, 0, 1])) == Acceptance(0, (0,))
-    assert replay(torch.ones(1, 3, dtype=torch.bool), torch.tensor([0, 0, 0])) == Acceptance(0, (0,))
+@pytest.mark.parametrize(
+    ("generated", "first", "second", "limit", "wanted"),
+    [
+        # 1 accepts both drafts, so the next root is 1 + 2 + 1 = 4; 4 accepts one, the next is 6: token 6 was the last
+        ([0, 0, 1, 1, 1, 1, 1], [1, 4], [1], None, Acceptance(2, (2, 1))),
+        # roots 0 and 2; 4 would follow the last token, and no round starts at 1 or 3
+        ([0, 1, 1, 1, 1, 1], range(6), (), None, Acceptance(2, (2, 0))),
+        # what the second round accepts behind the tokens served counts, as in an engine
+        ([0, 1, 1, 1, 1, 1, 1], range(7), (), 4, Acceptance(2, (2, 0))),
+        ([0, 1, 1, 1, 1, 1, 1], range(7), (), 3, Acceptance(1, (1, 0))),
+        ([0, 1, 1, 1, 1, 1, 1], range(7), (), None, Acceptance(3, (3, 0))),
+        # the last generated run alone
+        ([0, 1, 1, 0, 1, 1, 1], (), (), None, Acceptance(2, (0, 0))),
+        ([0, 0, 1], range(3), range(3), None, Acceptance(0, (0, 0))),
+        ([0, 0, 0], range(3), range(3), None, Acceptance(0, (0, 0))),
+    ],
+)
+def test_replay_walks_from_round_to_round_where_serving_would(generated, first, second, limit, wanted):
+    matches = torch.zeros(2, len(generated), dtype=torch.bool)
+    matches[0, list(first)] = matches[1, list(second)] = True
+    assert replay(matches, torch.tensor(generated), limit) == wanted
 
 
 def test_pooled_length_counts_the_bonus_token():
@@ -126,12 +114,6 @@ def test_expected_rounds_are_those_of_rejection_sampling(greedy):
     if greedy:  # and what is no longer by chance are the rounds of a replay
         matches = torch.tensor(given).bool()
         assert replay(matches, mask).drafts == predicted[-1].drafts
-
-
-def test_of_one_likely_text_the_expected_rounds_are_the_replayed_ones():
-    mask, matches = torch.tensor([0, 0, 1, 1, 1, 1, 1]), torch.rand(2, 7, generator=torch.manual_seed(0)) > 0.5
-    assert expected(matches.double(), matches.double(), mask, 4) == replay(matches, mask, 4)
-    assert expected(matches.double(), matches.double(), torch.zeros(7)) == Acceptance(0, (0, 0))
 
 
 def test_more_drafts_than_steps_of_training_begin_with_those(tmp_path):

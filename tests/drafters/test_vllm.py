@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from drafthead.artifacts import read_json
 from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
@@ -13,7 +12,6 @@ from drafthead.drafters.vllm import check_config, check_tensors
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.export import export_head
 from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
-from tests.recipes import changed
 
 LAYER_IDS = (2, 4, 6)
 FOUR_LAYERS = ("target.aux_layer_ids=[0,2,5,8]", "head.norm_before_residual=false", "head.fc_norm=true")
@@ -33,14 +31,6 @@ def two_layers(tmp_path):
 def tensors(two_layers):
     vocabulary = choose_vocabulary(torch.arange(3072), two_layers.head.draft_vocab_size, torch.tensor([1]))
     return {**DraftModel(two_layers).state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
-
-
-def test_only_the_first_layer_reads_embeddings(two_layers, tensors):
-    check_tensors(tensors, two_layers)
-    size = two_layers.hidden_size
-    assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * size
-    assert tensors["layers.1.self_attn.q_proj.weight"].shape[1] == size
-    assert "layers.1.hidden_norm.weight" not in tensors
 
 
 def test_every_defect_is_named(two_layers, tensors):
@@ -124,22 +114,6 @@ def test_a_rotation_that_states_a_key_as_null_is_the_same_rotation(recipe):
     check_config(config_of(recipe), stated, LAYER_IDS, 1024)
 
 
-def test_both_layouts_hold_the_same_head(tmp_path):
-    recipe = recipe_at(tmp_path, *FOUR_LAYERS, "export.format=speculators")
-    write_run(recipe)
-    ours, theirs = (
-        export_head(changed(recipe, "export", format=layout), serve_check=False) for layout in ("vllm", "speculators")
-    )
-    assert (ours.name, theirs.name) == ("tiny", "tiny-speculators")
-    one, other = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
-    assert "layers.0.hidden_norm.weight" in other
-    other = Eagle3.vllm.checkpoint_tensors(other)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    plain, nested = (Eagle3.vllm.served_values(read_json(directory / "config.json")) for directory in (ours, theirs))
-    assert plain == nested
-
-
 def test_a_key_left_where_vllm_does_not_look_is_refused(tmp_path):
     recipe = recipe_at(tmp_path, *FOUR_LAYERS, "export.format=speculators")
     config, shape = config_of(recipe), shape_of(recipe)
@@ -163,23 +137,3 @@ def test_a_mask_token_may_be_token_0(tmp_path):
     config = read_json(export_head(recipe, serve_check=False) / "config.json")
     config["mask_token_id"] = config.pop("ptd_token_id")  # as speculators' heads name it
     assert drafter_of(recipe.head).vllm.served_values(config)["ptd_token_id"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("head", "architecture"), [((), "Eagle3"), (PEAGLE, "Peagle")])
-def test_vllm_reads_what_we_say_it_reads(tmp_path, head, architecture):
-    from drafthead.engine.offline import import_vllm
-
-    import_vllm()
-    from vllm.transformers_utils.config import get_config, maybe_override_with_speculators
-
-    recipe = recipe_at(tmp_path, *FOUR_LAYERS, *head, "export.format=speculators")
-    write_run(recipe)
-    directory = export_head(recipe, serve_check=False)
-    parsed = get_config(str(directory), trust_remote_code=False)
-    assert type(parsed).__name__ == "SpeculatorsConfig"
-    assert parsed.architectures == [f"{architecture}LlamaForCausalLM"]
-    check_config(parsed.to_dict(), shape_of(recipe), recipe.target.aux_layer_ids, 1024)
-    model, tokenizer, speculative = maybe_override_with_speculators(str(directory), None, False)
-    assert model == tokenizer == recipe.target_path
-    assert speculative == drafter_of(recipe.head).vllm.speculative_config(directory, 3)

@@ -236,10 +236,12 @@ def test_a_config_that_cannot_be_represented_is_refused(public, change, message)
         import_head(recipe, str(source))
 
 
-@pytest.mark.parametrize("kind", ["peagle", "dflash", "dspark"])
-def test_heads_of_other_types_come_back_and_are_not_taken_for_one_another(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "more"), [("peagle", ()), ("dflash", ()), ("dflash", ("head.causal=false",)), ("dspark", ())]
+)
+def test_heads_of_other_types_come_back_and_are_not_taken_for_one_another(tmp_path, kind, more):
     types = ("head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2", "target.dtype=float32")
-    recipe = recipe_at(tmp_path, f"head.type={kind}", *types)
+    recipe = recipe_at(tmp_path, f"head.type={kind}", *types, "head.sliding_window=32", *more)
     weights = random_weights(shape_of(recipe))
     write_run(recipe, weights)
     head = bare_copy(export_head(recipe, serve_check=False), tmp_path / "public")
