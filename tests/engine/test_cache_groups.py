@@ -58,11 +58,6 @@ def test_one_group_is_asked_for_where_vllm_would_make_several(tmp_path, name, al
     assert seen == {True, False}
 
 
-def test_five_layers_for_gpt_oss_120b_need_no_flag_and_nine_do(tmp_path):
-    assert groups_with_a_draft(TARGETS["gpt-oss-120b"], 5, 8, 64) == 1
-    assert groups_with_a_draft(TARGETS["gpt-oss-120b"], 9, 8, 64) == 2
-
-
 def test_nothing_is_asked_for_without_attention_or_a_draft_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa", "num_hidden_layers": 1}))
     for head in (str(tmp_path), None, "org/not-here"):

@@ -57,19 +57,17 @@ def test_a_stream_is_timed_chunk_by_chunk():
 
 
 @pytest.mark.parametrize(
-    ("end", "error"), [([], "cut short"), ([DONE], "cut short"), ([DEAD], "engine dead"), ([DEAD, DONE], "engine dead")]
+    ("chunks", "status", "error"),
+    [
+        ([], 200, "cut short"),
+        ([DONE], 200, "cut short"),
+        ([DEAD, DONE], 200, "engine dead"),
+        *(([chunk, USAGE, DONE], 200, "DecodeError") for chunk in (b'data: {"choices": [\n\n', b'data: {"\xff"}\n\n')),
+        ([], 503, "503"),
+    ],
 )
-def test_a_response_that_breaks_off_is_a_failure(end, error):
-    assert error in _received([*_texts("Yes"), *end]).error
-
-
-@pytest.mark.parametrize("chunk", [b'data: {"choices": [\n\n', b'data: {"\xff"}\n\n'])
-def test_a_chunk_that_is_no_json_is_a_failure_of_its_request(chunk):
-    assert "DecodeError" in _received([*_texts("Yes"), chunk, USAGE, DONE]).error
-
-
-def test_a_refusal_is_named():
-    assert "503" in _received([b"busy"], status=503).error
+def test_a_response_that_breaks_off_or_is_none_is_a_failure_of_its_request(chunks, status, error):
+    assert error in _received([*_texts("Yes"), *chunks], status).error
 
 
 @pytest.mark.parametrize(
