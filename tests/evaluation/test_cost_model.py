@@ -108,14 +108,6 @@ def test_schedule_drafts_less_as_batches_grow():
     assert (schedule[0][0], schedule[-1][1]) == (1, 256)
 
 
-@pytest.mark.slow
-def test_schedule_is_what_vllm_reads():
-    """vLLM's own expansion of the entries gives the K that was meant, at every batch size."""
-    utils = pytest.importorskip("vllm.v1.spec_decode.dynamic.utils")
-    dense_lookup = utils.build_dynamic_sd_schedule_lookup([[1, 20, 5], [21, 90, 3], [91, 128, 1]], 200, 5)
-    assert dense_lookup[1:] == [5] * 20 + [3] * 70 + [1] * 110
-
-
 def test_intervals_of_prices_cover_pairs_that_were_never_run():
     """Noise by prompt; a third of the pairs is priced without having been run."""
     machine, rng, prompts = Machine(sparse), np.random.default_rng(1), 100

@@ -7,7 +7,6 @@ import pytest
 from drafthead.evaluation.decision.analysis import compare_schedule
 from drafthead.evaluation.decision.variants import (
     SCHEDULED,
-    gain_over,
     measure_schedule,
     modelled_schedule,
     with_schedule,
@@ -71,13 +70,6 @@ def test_a_gain_that_collapses_at_one_load_is_not_advised(tmp_path, rows):
     found = compare_schedule(tiny_recipe(tmp_path, *shares), SCHEDULE, K1)
     assert found.change.low > 0
     assert "concurrency 32" in found.doubt
-
-
-def test_a_load_alone_is_its_own_traffic(rows):
-    levels = {(x.method, x.K, x.concurrency): x for x in _levels(rows, {1: 3, 32: 1})}
-    change = gain_over({1: levels["eagle3", 3, 1]}, {1: levels["eagle3", 1, 1]}, {1: 1.0})
-    ratio = (1 + levels["eagle3", 3, 1].change(THROUGHPUT)) / (1 + levels["eagle3", 1, 1].change(THROUGHPUT))
-    assert change.value == pytest.approx(ratio - 1)
 
 
 def test_nothing_is_served_that_compares_nothing(tmp_path):

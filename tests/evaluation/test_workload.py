@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from drafthead.artifacts import ArtifactError, begin, finish
+from drafthead.config import REPO_ROOT
 from drafthead.data.prompts import Prompt, prompt_id, write_trained_on
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.engine.offline import on_cpu
@@ -102,19 +103,27 @@ def test_prompts_without_token_ids_for_the_target_are_counted(tmp_path):
     assert workload.unrenderable == {CONTROL_TOKEN: 1}
 
 
-def test_each_method_has_the_speculative_config_that_vllm_takes(tmp_path):
-    recipe = tiny_recipe(tmp_path, "eval.num_draft_tokens=2")
+@pytest.mark.parametrize(
+    ("entry", "config"),
+    [
+        ("suffix", {"method": "suffix"}),
+        ("mtp", {"method": "mtp"}),
+        ("ngram_gpu", {"method": "ngram_gpu", "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
+        ("{name: m, method: medusa, head: org/m}", {"method": "medusa", "model": "org/m"}),
+        ("{name: d, method: dflash, head: org/d}", {"method": "dflash", "model": "org/d"}),
+        ("{name: d, method: dspark, head: org/d}", {"method": "dspark", "model": "org/d"}),
+        (
+            "{name: dynamic, method: eagle3, head: data_gen/tiny/target, extra: {parallel_drafting: true}}",
+            {"method": "eagle3", "model": str(REPO_ROOT / "data_gen/tiny/target"), "parallel_drafting": True},
+        ),
+    ],
+)
+def test_a_method_of_one_line_has_the_speculative_config_that_vllm_takes(tmp_path, entry, config):
+    recipe = tiny_recipe(tmp_path, f"eval.methods=[{entry}]")
+    (method,) = recipe.eval.methods
+    assert speculative_config(recipe, method.name) == {**config, "num_speculative_tokens": 3}
     assert speculative_config(recipe, "none") is None
-    head = speculative_config(recipe, "eagle3")
-    assert head == {"method": "eagle3", "model": str(tmp_path / "heads" / "tiny"), "num_speculative_tokens": 2}
-    assert speculative_config(recipe, "ngram")["num_speculative_tokens"] == 2
-
-
-def test_extra_keys_and_heads_reach_vllm(tmp_path):
-    schedule = "{name: dynamic, method: eagle3, head: data_gen/tiny/target, extra: {parallel_drafting: true}}"
-    recipe = tiny_recipe(tmp_path, f"eval.methods=[ngram,{schedule}]")
-    assert speculative_config(recipe, "dynamic", 2) == {
-        "method": "eagle3", "model": recipe.target_path, "num_speculative_tokens": 2, "parallel_drafting": True,
-    }  # fmt: skip
-    with pytest.raises(ValueError, match="public .*eval.methods.* eagle3, ngram, .*dynamic"):
+    own = {"method": "eagle3", "model": str(tmp_path / "heads" / "tiny"), "num_speculative_tokens": 2}
+    assert speculative_config(recipe, "eagle3", 2) == own
+    with pytest.raises(ValueError, match=f"public .*eval.methods.*{method.name}"):
         speculative_config(recipe, "public")
