@@ -1,7 +1,6 @@
 """The import rule: recipes, then stages that never import each other, then down to the foundations."""
 
 import ast
-import re
 import sys
 from pathlib import Path
 
@@ -104,13 +103,6 @@ def test_lower_layers_import_without_engines(layers, absent):
     program = f"import sys; {blocked}import importlib; [importlib.import_module(m) for m in {modules!r}]"
     result = run_python("-c", program)
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("path", sorted((REPO_ROOT / "tests").rglob("*.py")), ids=lambda p: p.stem)
-def test_what_tests_share_lies_in_a_helper(path):
-    """A test file that another one imports could not be changed by itself."""
-    shared = [name for name in imported_names(path) if re.match(r"tests\.(\w+\.)?(test_\w+|conftest)", name)]
-    assert not shared, f"{path} imports {shared}: move what both need to a module beside them"
 
 
 def test_the_library_does_not_import_what_uses_it():
