@@ -175,9 +175,7 @@ def test_techniques_vary_one_axis_at_a_time(tmp_path):
     head = next(run for run in plan.runs if (run.method, run.k) == ("eagle3", 5))
     axes = {(level.temperature > 0, level.load.name != "c1", level.workload.name != "all") for level in head.levels}
     assert all(sum(axis) <= 1 for axis in axes)
-    assert {level.temperature for level in head.levels} == {0, 0.3, 0.5, 0.7, 1.0, 1.2, 1.5}
     assert {run.k for run in plan.runs if run.method == "eagle3"} == {1, 3, 5, 7, 10, 15}
-    assert sum(level.prompts for run in plan.runs for level in run.levels) < 25_000
 
 
 def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
