@@ -5,6 +5,7 @@ import pytest
 
 from drafthead import statistics
 from drafthead.statistics import (
+    acceptance_by_position,
     acceptance_length,
     acceptance_length_interval,
     length_change,
@@ -17,6 +18,14 @@ from drafthead.statistics import (
 def test_acceptance_is_a_ratio_of_sums():
     drafts, accepted = [10, 1], [10, 3]
     assert acceptance_length(drafts, accepted) == pytest.approx(1 + 13 / 11)  # the mean of ratios is 3.0
+
+
+def test_acceptance_by_position_is_unconditional_and_conditional():
+    # 10 drafts of three: position 0 kept 8 times, 1 kept 4 times, 2 kept once.
+    result = acceptance_by_position([4, 6], [[3, 1, 0], [5, 3, 1]])
+    np.testing.assert_allclose(result.unconditional, [0.8, 0.4, 0.1])
+    np.testing.assert_allclose(result.conditional, [0.8, 0.5, 0.25])
+    assert acceptance_length([10], [13]) == pytest.approx(1 + result.unconditional.sum())
 
 
 def test_nothing_drafted_is_not_a_number():
