@@ -116,6 +116,12 @@ def test_expected_rounds_are_those_of_rejection_sampling(greedy):
         assert replay(matches, mask).drafts == predicted[-1].drafts
 
 
+def test_of_one_likely_text_the_expected_rounds_are_the_replayed_ones():
+    mask, matches = torch.tensor([0, 0, 1, 1, 1, 1, 1]), torch.rand(2, 7, generator=torch.manual_seed(0)) > 0.5
+    assert expected(matches.double(), matches.double(), mask, 4) == replay(matches, mask, 4)
+    assert expected(matches.double(), matches.double(), torch.zeros(7)) == Acceptance(0, (0, 0))
+
+
 def test_more_drafts_than_steps_of_training_begin_with_those(tmp_path):
     """What `eval/compare.py --lengths` asks of a head that was trained at fewer steps."""
     store, model, found = store_of(tmp_path, sequence("a", 20, layers=(1, 2, 3), hidden=8)), small_model(), []
