@@ -45,13 +45,6 @@ def test_loss_and_gradients_equal_dense(monkeypatch, objective, num_steps, chunk
     assert (ours.predictions == best).all()
 
 
-def test_a_perfect_draft_has_no_loss_and_no_gradient():
-    rows, _, teacher, scale = random_problem(1, 10)
-    rows = replace(rows, states=teacher.hidden.roll(-1, 0).requires_grad_())
-    loss = head_loss(rows, teacher.weight, teacher, scale).loss
-    assert_same([loss, *gradients(loss, rows.states)], [torch.zeros_like(loss), torch.zeros_like(rows.states)])
-
-
 def test_no_scored_row_is_zero_loss():
     rows, weight, teacher, scale = random_problem(2, 8)
     scored = head_loss(replace(rows, teacher=torch.full_like(rows.teacher, -1)), weight, teacher, scale)
@@ -70,14 +63,6 @@ def test_draft_positions_may_have_different_numbers_of_rows():
         predictions = scored.predictions[some.teacher >= 0]
         results.append([scored.position_sums, predictions, *gradients(scored.loss, rows.states, weight)])
     assert_same(*results)
-
-
-def test_chunks_list_every_scored_row_once_beside_its_teacher(monkeypatch):
-    monkeypatch.setitem(fused.CHUNK_ROWS, "cpu", 7)
-    # 3 draft positions of 5, 3 and 4 rows, chunks of two teacher tokens
-    teacher = torch.tensor([1, 2, -1, 4, -1, 2, -1, 4, -1, 4, -1, -1])
-    found = [tuple(part.tolist() for part in chunk) for chunk in fused.cut(teacher, 3, "cpu").split()]
-    assert found == [([1, 2], [0, 1, 5], [0, 1, 1]), ([4], [3, 7, 9], [0, 0, 0])]  # tokens, rows, met
 
 
 def test_bfloat16_follows_float32():

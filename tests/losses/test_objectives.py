@@ -86,14 +86,6 @@ def test_a_logit_of_minus_infinity_never_trains_wrongly(objective, masked, draft
     torch.testing.assert_close(grad[whole], wanted_grad[whole])
 
 
-@pytest.mark.parametrize("objective", [*OBJECTIVES, MIXTURE], ids=str)
-@pytest.mark.parametrize("spread", [0.1, 3.0])
-def test_loss_and_gradient_are_those_of_the_function(objective, spread):
-    rows = random_rows(spread)
-    for ours, wanted in zip(scored(objective, *rows), by_autograd(objective, *rows), strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_extreme_logits_stay_finite(objective):
     target_logits = torch.tensor([[-1e4, 0.0, 1e4]])
