@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from drafthead.cli import run_recipe
 from drafthead.config.recipe import PromptSource
-from drafthead.data.shard import Shard, shard_path
 from drafthead.drafters.vllm import check_files
 from drafthead.exporting.importing import import_head
 from drafthead.generation.prompts import gather
@@ -26,7 +25,6 @@ from drafthead.target.pieces import load_pieces, load_target_spec, model_config
 from drafthead.target.tokenizer import special_tokens
 from tests.exporting.runs import recipe_at
 from tests.recipes import tiny_recipe
-from tests.training.synthetic import small_recipe, synthetic_store
 
 Damage = Callable[[bytes], bytes]
 
@@ -223,17 +221,3 @@ def test_any_head(head, tmp_path_factory, damage):
     with damaged(head / damage[0], damage[1]):
         read_or_refused(lambda: check_files(head, spec), head)
         read_or_refused(lambda: import_head(recipe, str(head)), head, "the recipe describes another head")
-
-
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory) -> Path:
-    recipe = small_recipe(tmp_path_factory.mktemp("store"))
-    synthetic_store(recipe, "train", 2, seed=0)
-    return shard_path(recipe.states_dir("train"), 0)
-
-
-@settings(max_examples=60)
-@given(tensors)
-def test_any_shard(shard, damage):
-    with damaged(shard, damage):
-        read_or_refused(lambda: Shard(shard).check(), shard)

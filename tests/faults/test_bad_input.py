@@ -108,9 +108,3 @@ def test_any_file_is_a_recipe_or_says_why_not(tmp_path_factory, content):
 )
 def test_any_override_applies_or_is_named(key, ending, text):
     loads_or_says_why(overrides=[f"{'.'.join(key)}{ending}={text}"])
-
-
-@pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
-def test_a_number_that_is_not_finite_is_refused(value):
-    with pytest.raises(ValueError, match="train.learning_rate: Input should be"):
-        load_recipe(overrides=[f"train.learning_rate={value}"])

@@ -1,7 +1,6 @@
 """`responses.regenerate: false`: the responses of the data, from the prompts to tokens with a mask; no engine runs."""
 
 import json
-import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,20 +122,6 @@ def test_answers_of_token_ids_are_taken_as_they_are(recipe_in: Callable[..., Rec
     # Where they are not wanted that is said.
     assert run_here("data_gen/prompts.py", *options, "responses.regenerate=true", "name=other") == 0
     assert "come with response_ids, which are left out" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("last", "message"),
-    [
-        ({"response_id": [7], "answer": "x"}, r"ids.jsonl:12: unknown key answer, response_id; known: "),
-        ({"prompt_ids": None, "prompt": "text"}, r"ids.jsonl:12: response_ids without prompt_ids"),
-        ({"response_ids": []}, r"ids.jsonl:12: token ids must be a non-empty list"),
-    ],
-)
-def test_what_nothing_reads_is_refused_by_name_with_its_line(tmp_path: Path, capsys, last, message):
-    path, _ = answered_ids(tmp_path, **last)
-    assert run_here("data_gen/prompts.py", f"prompts.path={path}", f"output_dir={tmp_path}") == 2
-    assert re.search(message, capsys.readouterr().err)
 
 
 def test_data_without_an_answer_is_refused_before_an_engine_starts(recipe_in: Callable[..., Recipe], tmp_path: Path):

@@ -116,28 +116,6 @@ def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
     assert all(p.response == {"role": "assistant", "content": "b"} for p in prompts)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"prompt": "a"}\n{"prompt": ', r"own\.jsonl:2: not JSON in UTF-8"),
-        (b'{"prompt": "\xff"}', r"own\.jsonl:1: not JSON in UTF-8"),
-        (b"[1]\n", r"own\.jsonl:1: found \[1\]"),
-        (b'{"prompt": "a"}\n{"prompt": {"a": 1}}\n', r"1 of 2 rows(.|\n)*own\.jsonl:2: .*not text"),
-        (b'{"prompt": "a"}\n{"prompt": "\\ud800"}\n', r"own\.jsonl:2: .*lone surrogate"),
-        (b'{"prompt": "a", "split": "test"}\n', r"own\.jsonl:1: split is 'test'"),
-        (b'{"prompt": "a", "tools": ["f"]}\n', r"own\.jsonl:1: tools must be"),
-        (b'{"question": "a", "text": "b"}\n', r"own\.jsonl:1: text would not be read"),
-        (b'{"prompt": "a", "input": "b"}\n', r"own\.jsonl:1: input would not be read"),
-        (b'{"prompt_ids": [1], "system": "b"}\n', r"own\.jsonl:1: system would not be read"),
-        (b'{"promt": "a"}\n', r"own\.jsonl:1: unknown key promt; known: .*messages"),
-    ],
-)
-def test_a_bad_row_of_ones_own_file_is_named_with_its_line(tmp_path, content, message):
-    (tmp_path / "own.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        pool_of("mine", tmp_path / "own.jsonl")
-
-
 def test_a_few_bad_rows_of_a_public_data_set_are_counted_not_fatal(tmp_path):
     rows = [{"question": f"question {i}"} for i in range(9)] + [{"question": "\ud800"}]
     pool = pool_of("gsm8k", write_rows(tmp_path / "rows.jsonl", rows))
