@@ -160,15 +160,6 @@ def test_parquet_of_prompts(tmp_path_factory, found, damage):
     read_prompts_of(path)
 
 
-@settings(max_examples=30)
-@given(st.lists(st.sampled_from(_KEYS), min_size=1, max_size=3), st.text(max_size=30) | st.binary(max_size=30))
-def test_csv_of_prompts(tmp_path_factory, keys, rest):
-    path = tmp_path_factory.getbasetemp() / "p.csv"
-    data = rest if isinstance(rest, bytes) else rest.encode("utf-8", "surrogatepass")
-    path.write_bytes(",".join(keys).encode() + b"\n" + data)
-    read_prompts_of(path)
-
-
 # Targets, tokenizers and tensors
 
 

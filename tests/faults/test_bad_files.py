@@ -153,12 +153,13 @@ def other_version(path: Path) -> None:
         other_version,
     ],
 )
-def test_training_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path, damage: Callable[[Path], object]):
+def test_training_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path, caplog, damage: Callable[[Path], object]):
     older, newer = steps_at(tmp_path, 3, 6)
     assert checkpoint.newest(tmp_path)[0] == newer
     damage(newer)
     found = checkpoint.newest(tmp_path)
     assert found[0] == older
+    assert f"checkpoint {newer.name} is damaged" in caplog.text
     assert found[1].step == 3
     damage(older)
     assert checkpoint.newest(tmp_path) is None

@@ -20,7 +20,7 @@ ENGINES = ("eval/head.py", "eval/explain.py")
 # Of a benchmark that takes minutes otherwise; all subjects of scale.py go the same way.
 LESS = {
     "benchmarks/harvest.py": ("--sequences", "16", "--blocks", "1"),
-    "benchmarks/scale.py": ("--only", "results"),
+    "benchmarks/scale.py": ("--only", "results", "--sizes", "20", "40"),
 }
 # What a command needs before it, by key.
 AFTER = {"eval/report.py": "eval/head.py"}

@@ -21,8 +21,6 @@ from drafthead.target.pieces import (
     check_aux_layer_ids,
     load_pieces,
     load_target_spec,
-    target_identity,
-    target_names,
 )
 from tests.damage import edit_config
 
@@ -159,16 +157,6 @@ def test_nothing_lies_outside_of_a_whole_vocabulary_at_any_temperature():
     for T in (0.7, 1.5):
         found = target.lse_at(T, states, logits.logsumexp(-1))
         torch.testing.assert_close(found, (logits / T).logsumexp(-1), rtol=0, atol=1e-3)
-
-
-def test_two_targets_are_named_with_revision_and_fingerprint_and_one_that_moved_is_the_same():
-    recipe, spec = load_recipe(), load_target_spec(TARGET)
-    other = {"path": "openai/gpt-oss-20b", "revision": "v1", "fingerprint": "c0ffee" * 6}
-    found, wanted = target_names(other, recipe, spec)
-    assert found == "openai/gpt-oss-20b at revision v1 (fingerprint c0ffeec0ffee)"
-    assert wanted == f"{recipe.target.path} (fingerprint {spec.fingerprint[:12]})"
-    moved = {**target_identity(recipe, spec), "path": "/elsewhere"}
-    assert target_names(moved, recipe, spec) == (wanted, wanted)
 
 
 def test_what_is_fetched_later_is_of_the_commit_that_was_fetched_first(hub_cache, monkeypatch):

@@ -65,12 +65,6 @@ class TestTemplate:
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
         assert "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>" in render(tokenizer, messages)
 
-    def test_control_tokens_in_content_need_splitting(self, tokenizer: Any) -> None:
-        """As in gpt-oss the template does not escape; `split_special_tokens` is the documented way."""
-        assert tokenizer.encode("<|end|>") == [tokenizer.convert_tokens_to_ids("<|end|>")]
-        split = tokenizer.encode("<|end|>", split_special_tokens=True)
-        assert not set(split) & set(tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
-
 
 class TestShippedTarget:
     def test_text_comes_back_from_its_tokens_and_control_tokens_come_first(self, tokenizer: Any) -> None:

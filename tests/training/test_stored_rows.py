@@ -70,11 +70,3 @@ def test_a_store_of_another_format_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match=r"format: found 'bf16', wanted 'fp8'"):
         open_inputs(small_recipe(tmp_path, "states.format=fp8"))
     assert open_inputs(recipe).train[0].aux[2].dtype == torch.bfloat16
-
-
-def test_training_reads_an_fp8_store(tmp_path):
-    recipe = small_recipe(tmp_path, "states.format=fp8")
-    synthetic_stores(recipe, 3, 3)
-    sequence = open_inputs(recipe).train[0]
-    assert sequence.aux[2].dtype == torch.bfloat16
-    assert sequence.last_hidden.dtype == torch.bfloat16
