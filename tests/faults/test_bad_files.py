@@ -83,42 +83,15 @@ class TestShards:
         assert not recipe.run_dir.exists()
 
 
-class TestManifests:
-    def test_a_stage_makes_again_what_its_artifact_has_lost(self, tmp_path, caplog):
-        def make() -> bool:
-            if artifacts.begin(tmp_path / "a", "states", {"aux layers": [2]}):
-                return False
-            for name in ("one", "two"):
-                (tmp_path / "a" / name).exists() or (tmp_path / "a" / name).write_text(name)
-            artifacts.finish(tmp_path / "a", {})
-            return True
-
-        assert [make(), make()] == [True, False]
-        (tmp_path / "a" / "one").unlink()
-        (tmp_path / "a" / "two").write_text("tw")
-        with pytest.raises(ArtifactError, match="one, two"):
-            artifacts.require(tmp_path / "a", "states", "make it")
-        assert [make(), make()] == [True, False]
-        assert artifacts.verify_files(tmp_path / "a") == []
-
-    def test_changed_bytes_are_refused_where_all_are_read(self, tmp_path):
-        artifacts.begin(tmp_path, "prompts", {})
-        (tmp_path / "file").write_text("abc")
-        artifacts.finish(tmp_path, {})
-        flip_bit(tmp_path / "file")
-        artifacts.require(tmp_path, "prompts", "make it")
-        with pytest.raises(ArtifactError, match="file .*SHA-256.*make it"):
-            artifacts.require(tmp_path, "prompts", "make it", every_byte=True)
-
-    @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b"])
-    def test_no_manifest_names_a_file_elsewhere(self, tmp_path, name):
-        artifacts.begin(tmp_path, "states", {})
-        manifest = artifacts.finish(tmp_path, {})
-        manifest["files"] = {name: {"bytes": 1, "sha256": "x"}}
-        write_json(tmp_path / "manifest.json", manifest)
-        for reading in (artifacts.verify_files, lambda d: artifacts.begin(d, "states", {})):
-            with pytest.raises(ArtifactError, match="manifest.json .*files"):
-                reading(tmp_path)
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "a\0b"])
+def test_no_manifest_names_a_file_elsewhere(tmp_path, name):
+    artifacts.begin(tmp_path, "states", {})
+    manifest = artifacts.finish(tmp_path, {})
+    manifest["files"] = {name: {"bytes": 1, "sha256": "x"}}
+    write_json(tmp_path / "manifest.json", manifest)
+    for reading in (artifacts.verify_files, lambda d: artifacts.begin(d, "states", {})):
+        with pytest.raises(ArtifactError, match="manifest.json .*files"):
+            reading(tmp_path)
 
 
 def steps_at(run_dir: Path, *steps: int) -> list[Path]:

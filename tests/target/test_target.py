@@ -18,7 +18,6 @@ from drafthead.target.pieces import (
     TargetHead,
     TargetPieces,
     captured_ids,
-    check_aux_layer_ids,
     load_pieces,
     load_target_spec,
 )
@@ -51,12 +50,6 @@ def test_what_is_missing_is_named(target: Path):
     (target / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         load_target_spec(str(target))
-
-
-def test_a_layer_id_beyond_the_last_layer_is_refused():
-    with pytest.raises(ValueError, match=r"\[9\] exceed the 8 layers"):
-        check_aux_layer_ids(load_target_spec(TARGET), (2, 9))
-    check_aux_layer_ids(load_target_spec(TARGET), (0, 8))
 
 
 def assert_same(found: TargetPieces, expected: TargetPieces) -> None:

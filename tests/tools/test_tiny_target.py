@@ -28,11 +28,6 @@ TARGET = TINY / "target"
 MAX_ANSWER_LOSS = 1.0
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    return read_prompts(TINY / "prompts.jsonl")
-
-
 def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
@@ -105,22 +100,17 @@ def test_a_target_starts_with_a_head_that_looks_one_position_back(tokenizer: Any
     assert attention.diagonal(-1).min() > 0.6
 
 
-class TestShippedPrompts:
-    def test_each_workload_has_as_many_prompts(self, rows: list[dict[str, Any]]) -> None:
-        counts = Counter((row["split"], row["category"]) for row in rows)
-        assert counts == {(s, c): n for s, n in (("train", 600), ("heldout", 50)) for c in CATEGORIES}
-
-    def test_every_row_has_the_schema_and_the_id_of_its_messages(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            assert set(row) == {"id", "source", "category", "split", "module", "messages"}
-            assert row["source"] == "tiny"
-            assert row["id"] == prompt_id(row["messages"])
-            assert [message["role"] for message in row["messages"]] == ["user"]
-
-    def test_splits_share_no_module_and_no_content(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            assert (row["split"] == "heldout") == is_heldout(row["module"])
-        assert len({row["id"] for row in rows}) == len(rows)
+def test_shipped_prompts_are_whole_and_their_splits_share_no_module() -> None:
+    rows = read_prompts(TINY / "prompts.jsonl")
+    counts = Counter((row["split"], row["category"]) for row in rows)
+    assert counts == {(s, c): n for s, n in (("train", 600), ("heldout", 50)) for c in CATEGORIES}
+    assert len({row["id"] for row in rows}) == len(rows)
+    for row in rows:
+        assert set(row) == {"id", "source", "category", "split", "module", "messages"}
+        assert row["source"] == "tiny"
+        assert row["id"] == prompt_id(row["messages"])
+        assert [message["role"] for message in row["messages"]] == ["user"]
+        assert (row["split"] == "heldout") == is_heldout(row["module"])
 
 
 class TestRules:

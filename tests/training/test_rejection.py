@@ -11,8 +11,7 @@ from drafthead.data.packing import cut, pack, whole
 from drafthead.data.shard import StateSequence
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import replay
-from drafthead.training.rejection import started, verified
+from drafthead.training.rejection import started
 from drafthead.training.trainer import LossModule
 from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import dflash_model, dspark_model, eagle3, peagle_model, small_model
@@ -92,21 +91,6 @@ def test_loss_and_gradients_are_those_of_rounds_walked_one_by_one(store, build, 
     ):  # fmt: skip
         assert (one is None) == (other is None)
         assert one is None or (one - other).abs().max() < 1e-9
-
-
-def test_rounds_are_those_that_validation_replays(store):
-    drafter = eagle3(3)
-    for i in range(len(store)):
-        batch = pack(store, [whole(i, store.tokens(i)[1], drafter)], drafter)
-        drafts = torch.randint(0, 11, batch.scored.shape, generator=torch.Generator().manual_seed(i))
-        drafts = torch.where(batch.scored, drafts, -1)
-        accepted, rejected = verified(drafts, TARGET_IDS, batch, "rounds")
-        assert (rejected.sum(0) <= 1).all()
-        last = int((~batch.loss_mask).nonzero()[-1])  # the root of the last answer
-        matches = (accepted.cumprod(0).bool() | verified(drafts, TARGET_IDS, batch, "all")[0]) & batch.scored
-        found = replay(matches, batch.loss_mask)
-        assert found.accepted_per_position == tuple(accepted[:, last:].sum(1).tolist())
-        assert found.drafts == (accepted[0, last:] | rejected[0, last:]).sum()
 
 
 def test_a_window_within_a_response_begins_with_a_round(store):
