@@ -24,17 +24,18 @@ def spelled(messages) -> str:
 
 
 @pytest.mark.parametrize(
-    ("conversation", "histories"),
+    ("conversation", "turn_by_turn", "histories"),
     [
-        ("u1", ["u1"]),
-        ("s u1 a1 u2 a2 u3", ["s u1", "s u1 A1 u2", "s u1 A1 u2 A2 u3"]),
-        ("u1 a1 a2 u2 u3", ["u1", "u1 A1 u2 u3"]),
-        ("a0 u1 a1 u2", ["a0 u1", "a0 u1 A1 u2"]),
-        ("u1 a1 t1 a2 u2", ["u1 a1 t1 a2 u2"]),  # a tool's result belongs to the call of whoever made it
+        ("u1", True, ["u1"]),
+        ("s u1 a1 u2 a2 u3", True, ["s u1", "s u1 A1 u2", "s u1 A1 u2 A2 u3"]),
+        ("u1 a1 a2 u2 u3", True, ["u1", "u1 A1 u2 u3"]),
+        ("a0 u1 a1 u2", True, ["a0 u1", "a0 u1 A1 u2"]),
+        ("u1 a1 t1 a2 u2", True, ["u1 a1 t1 a2 u2"]),  # a tool's result belongs to the call of whoever made it
+        ("u1 a1 u2", False, ["u1 a1 u2"]),  # a given history
     ],
 )
-def test_every_turn_follows_the_targets_own_responses(conversation, histories):
-    opened = open_dialogue(prompt(conversation), turn_by_turn=True)
+def test_every_turn_follows_the_targets_own_responses(conversation, turn_by_turn, histories):
+    opened = open_dialogue(prompt(conversation), turn_by_turn)
     found, ids, dialogue = [], [], opened
     while dialogue:
         assert dialogue.turns_left == len(histories) - len(found)
@@ -44,13 +45,6 @@ def test_every_turn_follows_the_targets_own_responses(conversation, histories):
     assert found == histories
     name = opened.prompt.id
     assert ids == ([name] if len(histories) == 1 else [f"{name}-{n}" for n in range(1, len(histories) + 1)])
-
-
-def test_a_given_history_is_one_turn():
-    dialogue = open_dialogue(prompt("u1 a1 u2"), turn_by_turn=False)
-    assert spelled(dialogue.messages) == "u1 a1 u2"
-    assert dialogue.after(ParsedResponse("A2")) is None
-    assert dialogue.id == dialogue.prompt.id
 
 
 @pytest.mark.parametrize(

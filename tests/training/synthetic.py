@@ -6,9 +6,12 @@ import torch
 
 from drafthead import artifacts
 from drafthead.config import Recipe
+from drafthead.data import spool as spools
 from drafthead.data.shard import StateSequence, shard_path, write_shard
+from drafthead.data.spool import Spool, open_spool
 from drafthead.data.store import KIND
 from drafthead.target.pieces import TargetHead, load_pieces, load_target_spec, target_identity
+from tests.artifacts import response, write_response_artifact
 from tests.recipes import SMALL_HEAD, tiny_recipe
 
 SMALL = (
@@ -74,3 +77,15 @@ def synthetic_sequences(
         name = f"{split}{i:04d}"
         sequences.append(StateSequence(name, tokens[:-1].int(), mask, aux, states.bfloat16(), argmax, lse))
     return sequences
+
+
+def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
+    """Responses that say what the sequences say, and an empty spool made from them."""
+    given = [response(s.id, 4, s.num_tokens - 8, 4, ids=s.input_ids.tolist()) for s in sequences]
+    made_from = write_response_artifact(recipe.responses_dir("train"), given)
+    identity = {
+        **spools.terms(recipe), "responses": made_from, "aux_layer_ids": list(recipe.target.aux_layer_ids),
+        "target": target_identity(recipe, load_target_spec(recipe.target_path)), "format": recipe.states.format,
+    }  # fmt: skip
+    artifacts.begin(recipe.states_dir("train"), spools.KIND, identity)
+    return open_spool(recipe, len(sequences))

@@ -6,12 +6,11 @@ from drafthead import artifacts
 from drafthead.data import spool as spools
 from drafthead.data import store
 from drafthead.data.packing import Window, plan_stream
-from drafthead.target.pieces import load_target_spec, target_identity
 from drafthead.training.feed import SpoolFeed, _shards_of_steps
 from drafthead.training.inputs import open_inputs
 from tests.artifacts import response, write_response_artifact
 from tests.data.spools import planned
-from tests.training.synthetic import small_recipe, synthetic_store
+from tests.training.synthetic import claim_spool, small_recipe, synthetic_sequences, synthetic_store
 
 
 def batches(*documents: tuple[int, ...]) -> list[list[Window]]:
@@ -58,12 +57,7 @@ def test_a_whole_store_is_no_spool_and_a_spool_no_whole_store(tmp_path):
 def test_a_spool_of_other_terms_is_refused_by_value(tmp_path):
     recipe = small_recipe(tmp_path, "states.spool_shards=4")
     synthetic_store(recipe, "validation", 2, seed=1)
-    made_from = write_response_artifact(recipe.responses_dir("train"), [response("a", 2, 3)])
-    identity = {
-        **spools.terms(recipe), "responses": made_from, "aux_layer_ids": [2, 4, 8], "format": recipe.states.format,
-        "target": target_identity(recipe, load_target_spec(recipe.target_path)),
-    }  # fmt: skip
-    artifacts.begin(recipe.states_dir("train"), spools.KIND, identity)
+    claim_spool(recipe, synthetic_sequences(recipe, "train", 1, seed=0))
     assert len(open_inputs(recipe).train) == 1
     with pytest.raises(artifacts.ArtifactError, match=r"spool_shards: found 4, wanted 6"):
         open_inputs(small_recipe(tmp_path, "states.spool_shards=6"))

@@ -7,32 +7,17 @@ from itertools import chain
 import pytest
 
 from drafthead import artifacts, locks
-from drafthead.config import Recipe
 from drafthead.data import spool as spools
 from drafthead.data.shard import StateSequence, write_shard
-from drafthead.data.spool import Spool, open_spool
-from drafthead.target.pieces import load_target_spec, target_identity
-from tests.artifacts import response, write_response_artifact
+from drafthead.data.spool import Spool
 from tests.training.launching import entries, launch, run
-from tests.training.synthetic import small_recipe, synthetic_sequences, synthetic_store
+from tests.training.synthetic import claim_spool, small_recipe, synthetic_sequences, synthetic_store
 
 pytestmark = pytest.mark.slow
 
 ONLINE = (
     "train.batches_per_step=2", "states.spool_shards=4", "states.sequences_per_shard=6", "train.checkpoint_every=1000",
 )  # fmt: skip
-
-
-def claim_spool(recipe: Recipe, sequences: list[StateSequence]) -> Spool:
-    """Responses that say what the sequences say, and an empty spool made from them."""
-    given = [response(s.id, 4, s.num_tokens - 8, 4, ids=s.input_ids.tolist()) for s in sequences]
-    made_from = write_response_artifact(recipe.responses_dir("train"), given)
-    identity = {
-        **spools.terms(recipe), "responses": made_from, "aux_layer_ids": list(recipe.target.aux_layer_ids),
-        "target": target_identity(recipe, load_target_spec(recipe.target_path)), "format": recipe.states.format,
-    }  # fmt: skip
-    artifacts.begin(recipe.states_dir("train"), spools.KIND, identity)
-    return open_spool(recipe, len(sequences))
 
 
 def feed(spool: Spool, sequences: list[StateSequence], size: int, most: list[int], wrote: list[int]) -> None:
