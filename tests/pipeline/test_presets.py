@@ -1,13 +1,11 @@
 """Published experiments in miniature, through real servers (`make presets`)."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
-import pandas as pd
 import pytest
 
 from drafthead.artifacts import require, verify_files
@@ -15,7 +13,6 @@ from drafthead.engine.server import parse_metrics, server_environment
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.measuring.presets import load_preset, preset_names
 from drafthead.evaluation.reporting.decision_tables import CAN, CANNOT, DEPENDS
-from drafthead.evaluation.results.levels import MEASURE
 from drafthead.progress import wait_until
 from tests.pipeline.small_run import overrides_for
 from tests.scripts import free_port, run_ok
@@ -38,28 +35,9 @@ def _run(recipe, preset: str, *more: str):
     assert (sent.groupby(["workload", "load"]).nunique() == 1).all()
     drafted = runs[runs["k"] > 0]
     assert (drafted["accepted"] == drafted["accepted_at"].map(sum)).all()
-    _check_report(recipe.results_dir / f"{preset}-miniature", load_preset(preset), runs)
+    report = (recipe.results_dir / f"{preset}-miniature" / "report.md").read_text()
+    assert all(f"## {sweep.title}\n" in report for sweep in load_preset(preset).sweeps)
     return printed, runs
-
-
-def _check_report(directory: Path, preset, runs) -> None:
-    """A section for every table of the post, with its measures; every throughput is tokens over time."""
-    text = (directory / "report.md").read_text()
-    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    tables = dict(re.findall(r"^### (.*)\n\n((?:\|.*\n)+)", text, re.MULTILINE))
-    for sweep in preset.sweeps:
-        assert sweep.title in headings
-        header, _, *rows = tables[sweep.title].splitlines()
-        assert all(MEASURE[key].label in header for key in sweep.measures)
-        assert rows
-        column = header.split("|").index(f" {MEASURE['output_tokens_per_s'].label} (tok/s) ")
-        shown = {float(row.split("|")[column].split()[0]) for row in rows}
-        assert shown <= {round(float(value), 1) for value in runs["output_tokens_per_s"]}
-    assert "Cost per 1M output tokens and per request" in tables
-    pictures = re.findall(r"\]\((.+?\.png)\)", text)
-    assert all((directory / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
-    assert "data:image/png" in (directory / "report.html").read_text() or not pictures
-    assert len(pd.read_parquet(directory / "runs.parquet")) == len(runs)
 
 
 @pytest.mark.presets
