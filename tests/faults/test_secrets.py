@@ -14,19 +14,18 @@ from drafthead.exporting.importing import import_head
 from tests.exporting.runs import recipe_at, write_run
 from tests.faults.secrets import MARKER, files_with, set_secrets
 from tests.generation.small import SMALL
-from tests.scripts import run_python
+from tests.scripts import run_here
 
 
-def test_stages_write_down_nothing_of_the_environment(tmp_path, monkeypatch):
+def test_stages_write_down_nothing_of_the_environment(tmp_path, monkeypatch, capsys):
     set_secrets(monkeypatch)
     first, recipe = recipe_at(tmp_path / "first"), recipe_at(tmp_path)
     write_run(first)
     import_head(recipe, str(export_head(first, serve_check=False)))
     export_head(recipe, serve_check=False)
     write_card(recipe, recipe.run_dir)
-    result = run_python("data_gen/prompts.py", f"output_dir={tmp_path}", *SMALL)
-    assert result.returncode == 0, result.stderr
-    assert MARKER not in result.stdout + result.stderr
+    assert run_here("data_gen/prompts.py", f"output_dir={tmp_path}", *SMALL) == 0
+    assert MARKER not in "".join(capsys.readouterr())
     assert not files_with(tmp_path, MARKER)
     assert files_with(tmp_path, "data_gen/prompts.py") == []  # the search itself: the command is there by its name
     assert files_with(tmp_path, '"prompts.py"')
