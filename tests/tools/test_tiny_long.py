@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from tests.scripts import run_ok
 from tools.tiny.files import read_prompts
-from tools.tiny_long import EMBEDDED
+from tools.tiny_long import EMBEDDED, main
 
 
-def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path):
-    run_ok("-m", "tools.tiny_long", str(tmp_path))
+def test_prompts_have_their_lengths_and_the_sibling_reads_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["tools.tiny_long", str(tmp_path)])
+    main()
     config = AutoConfig.from_pretrained(tmp_path / "target")
     assert config.rope_parameters["factor"] == 32
     assert (tmp_path / "target" / "model.safetensors").stat().st_size > 7e6
