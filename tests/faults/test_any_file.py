@@ -178,30 +178,21 @@ def damaged(path: Path, damage: Damage) -> Iterator[None]:
         path.write_bytes(before)
 
 
-@settings(max_examples=60)
-@given(anything)
-def test_a_target_described_in_any_way(target, damage):
+# What reads each file of a target.
+READERS = {
+    "config.json": lambda recipe: (load_target_spec(recipe.target_path), model_config(recipe)),
+    "model.safetensors": lambda recipe: load_pieces(recipe.target_path),
+    **dict.fromkeys(("tokenizer.json", "tokenizer_config.json", "generation_config.json"), special_tokens),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@settings(max_examples=30)
+@given(st.data())
+def test_any_file_of_a_target(target, name, data):
     recipe = tiny_recipe("/tmp", f"target.path={target}")
-    with damaged(target / "config.json", damage):
-        read_or_refused(lambda: (load_target_spec(str(target)), model_config(recipe)), target)
-
-
-_TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(_TOKENIZER), anything)
-def test_any_tokenizer(target, name, damage):
-    recipe = tiny_recipe("/tmp", f"target.path={target}")
-    with damaged(target / name, damage):
-        read_or_refused(lambda: special_tokens(recipe), target)
-
-
-@settings(max_examples=60)
-@given(tensors)
-def test_any_tensors_of_a_target(target, damage):
-    with damaged(target / "model.safetensors", damage):
-        read_or_refused(lambda: load_pieces(str(target)), target)
+    with damaged(target / name, data.draw(tensors if name == "model.safetensors" else anything)):
+        read_or_refused(lambda: READERS[name](recipe), target)
 
 
 @settings(max_examples=40)

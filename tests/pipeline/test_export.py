@@ -7,18 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafthead.artifacts import require
-from drafthead.exporting.check import TOLERANCE, check_serving
+from drafthead.exporting.check import check_serving
 from drafthead.exporting.export import open_checkpoint
 from drafthead.target.pieces import load_target_spec
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_exported_head_was_served_as_predicted(tiny_run):
-    check = require(tiny_run.head_dir, "head", "")["counts"]["serve_check"]
-    assert check["prompts"] + check["looping"] == 24
-    assert check["predicted"] > 1.3, "a head that is never accepted proves nothing"
-    assert check["served"] == pytest.approx(check["predicted"], rel=TOLERANCE)
 
 
 def test_the_card_says_what_the_head_was_made_from(tiny_run):

@@ -57,20 +57,23 @@ def assert_same(found: TargetPieces, expected: TargetPieces) -> None:
         torch.testing.assert_close(getattr(found, piece), getattr(expected, piece), rtol=0, atol=0)
 
 
+def in_shards(target: Path, *shards: dict[str, torch.Tensor]) -> None:
+    """Replace the file of weights by 0.safetensors, 1.safetensors and their index."""
+    (target / "model.safetensors").unlink()
+    weight_map = {name: f"{i}.safetensors" for i, shard in enumerate(shards) for name in shard}
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for i, shard in enumerate(shards):
+        save_file(shard, target / f"{i}.safetensors")
+
+
 def test_pieces_are_found_in_shards_and_in_tied_embeddings(target: Path):
     whole = load_file(target / "model.safetensors")
     expected = load_pieces(str(target))
     torch.testing.assert_close(expected.lm_head, whole["lm_head.weight"], rtol=0, atol=0)
 
     names = sorted(whole)
-    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, members in halves.items():
-        save_file({name: whole[name] for name in members}, target / file)
-    weight_map = {name: file for file, members in halves.items() for name in members}
-    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (target / "model.safetensors").unlink()
-    found = load_pieces(str(target))
-    assert_same(found, expected)
+    in_shards(target, *({name: whole[name] for name in names[first::2]} for first in (0, 1)))
+    assert_same(load_pieces(str(target)), expected)
 
     edit_config(target, tie_word_embeddings=True)
     tied = load_pieces(str(target))
@@ -98,18 +101,12 @@ def test_pieces_of_an_mxfp4_checkpoint_are_read_without_its_experts(target: Path
         for part in ("blocks", "scales")
     }
     assert packed
-    plain = {name: tensor for name, tensor in whole.items() if ".experts." not in name}
-    save_file(plain, target / "plain.safetensors")
-    experts = target / "experts.safetensors"
-    save_file(packed, experts)
+    in_shards(target, {name: tensor for name, tensor in whole.items() if ".experts." not in name}, packed)
+    experts = target / "1.safetensors"
     os.truncate(experts, experts.stat().st_size - sum(tensor.nbytes for tensor in packed.values()))
     with pytest.raises(SafetensorError):
         safe_open(experts, framework="pt")
-    weight_map = dict.fromkeys(plain, "plain.safetensors") | dict.fromkeys(packed, "experts.safetensors")
-    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (target / "model.safetensors").unlink()
-    found = load_pieces(str(target))
-    assert_same(found, expected)
+    assert_same(load_pieces(str(target)), expected)
 
 
 def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):
