@@ -184,7 +184,9 @@ class TestHeads:
         [
             ({"hidden_size": 128, "target_hidden_size": 128}, "128.* 192"),
             ({"vocab_size": 999}, "vocab_size: found 999.* 3072"),
+            ({"hidden_size": [1], "target_hidden_size": None}, "192"),
             ('{"a', "config.json is damaged"),
+            ("[]", "config.json"),
         ],
     )
     def test_somebody_elses_config_is_read_before_an_engine_starts(self, head, tmp_path, change, message):

@@ -137,6 +137,8 @@ def line_of(content: Any, role: Any = "user", **more: Any) -> bytes:
         (b'{"prompt": "a", "input": "b"}', "input would not be read"),
         (b'{"prompt_ids": [1], "system": "b"}', "system would not be read"),
         (b'{"promt": "a"}', "unknown key promt; known: .*messages"),
+        (b'{"turns": 3}', "no turns"),
+        (b'{"id": "x"}', "no column prompt"),
         (b'{"prompt": "a", "response_ids": [4]}', "response_ids without prompt_ids"),
         (b'{"prompt_ids": [4], "response_ids": []}', "token ids must be a non-empty list"),
     ],

@@ -46,6 +46,9 @@ def test_stops_are_the_tokenizers_and_those_of_generation_config(with_code):
     both = stop_tokens(load_recipe(), plain)
     assert plain.eos_token_id in both
     assert len(both) > 1
+    (with_code / "generation_config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"generation_config\.json"):
+        stop_tokens(recipe_of(with_code), plain)
     (with_code / "generation_config.json").unlink()
     assert stop_tokens(recipe_of(with_code), plain) == {plain.eos_token_id}
 
