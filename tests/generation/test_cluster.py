@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from argparse import Namespace
@@ -16,7 +15,7 @@ import psutil
 import pytest
 
 from drafthead.artifacts import ArtifactError, read_json
-from drafthead.config import REPO_ROOT, Recipe
+from drafthead.config import Recipe
 from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
 from drafthead.engine import running
@@ -26,7 +25,7 @@ from tests.artifacts import read_responses, response
 from tests.damage import flip_bit
 from tests.data.sequences import sequence
 from tests.generation.small import SMALL, copy_of, never
-from tests.scripts import environment
+from tests.scripts import start
 
 RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
 
@@ -53,7 +52,7 @@ def undisturbed(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -
     return checksums(recipe)
 
 
-def busy_engines(driver: psutil.Popen) -> Iterator[int]:
+def busy_engines(driver: psutil.Process) -> Iterator[int]:
     """Process ids of the engines that Ray runs for a driver."""
     for process in driver.children(recursive=True):
         try:
@@ -73,19 +72,18 @@ def lose_a_worker(script: str, overrides: list[str], written: Callable[[], list[
         of: how many there will be.
         log: of the output of the stage, which is returned.
     """
-    command = [sys.executable, script, "--cluster", "--workers", "2", *overrides]
+    command = (script, "--cluster", "--workers", "2", *overrides)
     with log.open("w") as file:
-        driver = psutil.Popen(command, cwd=REPO_ROOT, env=environment(**RAY_OF_ITS_OWN), stdout=file, stderr=file)
+        driver = start(*command, variables=RAY_OF_ITS_OWN, stdout=file, stderr=file)
     try:
         while not written():
             assert driver.poll() is None, log.read_text()[-3000:]
             time.sleep(0.01)
-        os.kill(next(busy_engines(driver)), signal.SIGKILL)
+        os.kill(next(busy_engines(psutil.Process(driver.pid))), signal.SIGKILL)
         assert len(written()) < of, "it was to die in the middle"
         assert driver.wait(timeout=1200) == 0, log.read_text()[-3000:]
     finally:
-        if driver.is_running():
-            driver.kill()
+        driver.kill()
     return log.read_text()
 
 

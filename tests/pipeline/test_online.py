@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from drafthead import artifacts
-from drafthead.config import REPO_ROOT, Recipe
+from drafthead.config import Recipe
 from drafthead.data.spool import Spool, open_spool
 from drafthead.generation import harvest as stage
 from drafthead.generation.harvest import harvest
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import regenerate
 from tests.recipes import tiny_recipe
-from tests.scripts import accelerate, environment
+from tests.scripts import accelerate, start
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +41,7 @@ class Side:
     """Harvester or trainer: a process group with a log, so that a kill leaves no worker behind."""
 
     def __init__(self, script: tuple[str, ...], root: Path, *overrides: str):
-        self._command = [sys.executable, *script, f"output_dir={root}", *SMALL, *overrides]
+        self._command = (*script, f"output_dir={root}", *SMALL, *overrides)
         self._log = root / f"{Path(script[-1]).stem}.log"
         self.process: subprocess.Popen | None = None
         self.start()
@@ -51,10 +50,7 @@ class Side:
         if self.process is not None:
             self.process.wait()
         with self._log.open("a") as log:
-            self.process = subprocess.Popen(
-                self._command, cwd=REPO_ROOT, env=environment(), stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+            self.process = start(*self._command, stdout=log, stderr=log, start_new_session=True)
 
     def finish(self) -> None:
         assert self.process.wait(timeout=600) == 0, self.printed[-3000:]
