@@ -1,5 +1,6 @@
 """What acceptance counts in real vLLM, with random drafts; what trained ones and n-gram bring: tests/pipeline."""
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafthead.artifacts import verify_files
 from drafthead.config import Recipe
@@ -19,6 +23,50 @@ from tests.artifacts import ask, write_prompt_artifact
 from tests.exporting.runs import recipe_at, write_random_head
 from tests.recipes import tiny_recipe
 from tests.warm import run_warm
+
+
+def write_llama(directory: Path, recipe: Recipe, layers: int = 1) -> Path:
+    """A Llama with the target's vocabulary and width, for draft_model."""
+    target = json.loads((Path(recipe.target_path) / "config.json").read_text())
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=target["vocab_size"], hidden_size=target["hidden_size"], intermediate_size=256,
+        num_hidden_layers=layers, num_attention_heads=target["num_attention_heads"],
+        num_key_value_heads=target["num_key_value_heads"], head_dim=target["head_dim"],
+        max_position_embeddings=target["max_position_embeddings"], tie_word_embeddings=False,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def write_eagle(directory: Path, recipe: Recipe) -> Path:
+    """One Llama block behind a projection of embedding and hidden state, for eagle."""
+    write_llama(directory, recipe)
+    config = json.loads((directory / "config.json").read_text())
+    size = config["hidden_size"]
+    state = LlamaForCausalLM.from_pretrained(directory).state_dict()
+    kept = {
+        name.removeprefix("model."): tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in state.items()
+        if ".layers.0." in name and "input_layernorm" not in name  # EAGLE's block reads its input as it is
+    }
+    save_file({**kept, "fc.weight": torch.randn(size, 2 * size).to(torch.bfloat16)}, directory / "model.safetensors")
+    return directory
+
+
+def write_medusa(directory: Path, recipe: Recipe, heads: int = 3) -> Path:
+    """Residual blocks and vocabulary heads, for medusa."""
+    target = json.loads((Path(recipe.target_path) / "config.json").read_text())
+    size, vocabulary = target["hidden_size"], target["vocab_size"]
+    directory.mkdir(parents=True)
+    config = {"model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": size, "vocab_size": vocabulary}
+    config |= {"num_heads": heads, "num_hidden_layers": 1, "truncated_vocab_size": vocabulary}
+    (directory / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(0)
+    tensors = {f"blocks.{i}.layers.0.weight": torch.zeros(size, size) for i in range(heads)}
+    tensors |= {f"lm_heads.{i}.weight": torch.randn(vocabulary, size) for i in range(heads)}
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, directory / "model.safetensors")
+    return directory
 
 
 def _prompts(kind: str, count: int) -> list[Prompt]:
@@ -120,3 +168,23 @@ def test_shares_are_as_long_as_engines_allow(tmp_path):
         jobs = _shared(tmp_path, found, {"medium": workload}, workers)
         assert tuple(Counter((j.conditions[0].method, j.conditions[0].k) for j in jobs).values()) == shares
         assert sum(job.size for job in jobs) == 7 * 10
+
+
+@pytest.mark.presets
+def test_drafts_of_others_are_served_side_by_side(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    made = {
+        "draft_model": write_llama(tmp_path / "llama", recipe),
+        "eagle": write_eagle(tmp_path / "eagle", recipe),
+        "medusa": write_medusa(tmp_path / "medusa", recipe),
+    }
+    methods = ",".join(f"{{name: {method}, method: {method}, head: {path}}}" for method, path in made.items())
+    settings = (f"output_dir={tmp_path}", f"eval.methods=[{methods}]", "eval.max_tokens=16", "eval.num_draft_tokens=2")
+    write_some_prompts(recipe)
+    run_warm("eval/acceptance.py", *settings)
+    rows = read_acceptance(recipe.results_dir / "acceptance")
+    for method in made:
+        own = rows[rows["arm"] == method]
+        assert (own["proposed"] == 2 * own["drafts"]).all()
+        assert own["drafts"].sum() > 0
+    assert rows.groupby("arm")["output_sha256"].agg(frozenset).nunique() == 1  # drafts never change greedy text
