@@ -42,7 +42,7 @@ def test_device_and_types_hold_and_the_step_stays_within_its_budget(step):
 
 def test_the_host_waits_for_the_device_nowhere_else(step):
     assert step["waits"] == {
-        "drafter.py:rope _to_copy": 1,  # in the first step
+        "layers.py:__call__ _to_copy": 1,  # frequencies of the rotary embedding, in the first step
         "trainer.py:step _to_copy": 1,  # once a step: the sums of all micro batches
     }
 
