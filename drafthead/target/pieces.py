@@ -235,7 +235,7 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
 
     embed_tokens = read(_EMBEDDING, spec.vocab_size, spec.hidden_size)
     tied = spec.tie_word_embeddings
-    if tied is None:  # Gemma's config.json is silent, and its checkpoints hold no lm_head
+    if tied is None:  # transformers' default is to tie
         tied = weight_map.keys().isdisjoint(_HEAD)
     lm_head = embed_tokens if tied else read(_HEAD, spec.vocab_size, spec.hidden_size)
     final_norm = read(_NORM, spec.hidden_size)
