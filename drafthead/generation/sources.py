@@ -207,7 +207,7 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, row in enumerate([value] if line else value, start=1):
             where = f"{path}:{line}" if line else f"{path}:row {number}"
             if not isinstance(row, dict):
-                raise ValueError(f"{where}: found {row!r:.60}, wanted an object")
+                raise ValueError(f"{where}: found {row!r:.60}, wanted an object; correct or remove it")
             yield where, row
 
 

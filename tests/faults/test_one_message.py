@@ -33,7 +33,7 @@ GOOD = [
     for split in ("train", "heldout")
     for i in range(3)
 ]
-_ACTION = r"; \w|\. [A-Z]|: give|not valid:|correct or remove|must be|wanted an"
+_ACTION = r"; \w|\. [A-Z]|: give|not valid:|correct or remove|must be"
 
 
 def refused(capsys: pytest.CaptureFixture, script: str, *arguments: str) -> str:
