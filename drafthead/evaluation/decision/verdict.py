@@ -205,4 +205,5 @@ def change_text(change: Change) -> str:
     if np.isnan(change.value):
         return "unknown"
     bounds = f"[{change.low:+.1%}, {change.high:+.1%}]" if np.isfinite(change.low) else "without interval"
-    return f"{change.value:+.1%} {bounds}" + " (unresolved)" * (not change.resolved)
+    text = f"{change.value:+.1%} {bounds}"
+    return text if change.resolved else f"{text} (unresolved)"
