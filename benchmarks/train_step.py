@@ -118,7 +118,7 @@ def processor(device: str) -> str:
 
 def report(summary: dict, options: argparse.Namespace) -> None:
     """The table, the goals, what failed; and the file."""
-    if options.markdown:
+    if options.markdown and summary["contestants"]:
         print(results.markdown(summary))
     else:
         Console(width=130).print(results.rich_table(summary))

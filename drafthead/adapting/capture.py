@@ -134,10 +134,11 @@ class Log:
             ) from None
 
     def purge(self, days: float, mib: float) -> None:
-        """Delete segments whose first record is older than `days`, then the oldest while all are above `mib` MiB."""
+        """Delete segments whose first record is older than `days`, then the oldest while they are above `mib` MiB."""
         oldest, left = time.time() - days * DAY_S, self.segments()
         with suppress(FileNotFoundError):  # another process deletes them, too
             while left and (
-                int(left[0].name.split("-")[0]) / 1e6 < oldest or sum(p.stat().st_size for p in left) > mib * 2**20
+                int(left[0].name.split("-")[0]) / 1e6 < oldest
+                or (len(left) > 1 and sum(p.stat().st_size for p in left) > mib * 2**20)  # the last is being written
             ):
                 left.pop(0).unlink()

@@ -39,12 +39,12 @@ class Control:
     key: str
 
     def head(self) -> str | None:
-        """The directory of the head that drafts; None when the server does not answer."""
+        """The directory of the head that drafts; None when the server does not answer, or is another service."""
         try:
             response = self._request("GET")
-        except ServerError:
+            return response.json()["head"] if response.is_success else None
+        except (ServerError, ValueError, LookupError, TypeError):
             return None
-        return response.json()["head"] if response.is_success else None
 
     def load(self, head: Path) -> None:
         """See that a head drafts, by swapping it in if another one does.

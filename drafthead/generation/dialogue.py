@@ -9,10 +9,9 @@ states are harvested, once per turn.
 A round of turns is one batch for the engine, see `make_responses`. Responses that the data has take the same form.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
 
 from tqdm import tqdm
@@ -141,8 +140,8 @@ def _number(*key: int | str) -> int:
 
 def _weighted(weights: Mapping[_T, int], number: int) -> _T:
     """The value on which a large number falls, modulo the sum of the weights."""
-    values = list(Counter(weights).elements())
-    return values[number % len(values)]
+    place = number % sum(weights.values())
+    return next(value for value, end in zip(weights, accumulate(weights.values()), strict=True) if place < end)
 
 
 @dataclass(frozen=True)

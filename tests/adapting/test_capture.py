@@ -71,6 +71,10 @@ def test_segments_are_deleted_at_their_age_and_when_all_are_too_large(tmp_path):
     log.purge(days=2.5, mib=250 / 2**20)
     assert len(log.segments()) == 2
     assert float(log.segments()[0].name.split("-")[0]) / 1e6 == pytest.approx(now - 0.5 * 86_400)
+    log.purge(days=2.5, mib=10 / 2**20)
+    assert len(log.segments()) == 1  # which a server writes to
+    log.purge(days=0.0, mib=1.0)
+    assert not log.segments()
 
 
 def test_a_hook_that_does_not_exist_is_named():

@@ -82,6 +82,10 @@ def test_a_load_that_was_not_run_is_never_deployed_at(levels):
     assert by_load[2].decision == UNKNOWN
     assert "add 2 to eval.concurrency" in by_load[2].reason
     assert decide(own, {256: 1.0}).levels[0].decision == UNKNOWN
+    most = decide(own, {1: 0.2, 2: 0.7, 4: 0.1})
+    assert (most.decision, most.up_to) == (UNKNOWN, None)
+    assert "30% of the traffic" in most.reason
+    assert decide(own, {1: 0.2, 2: 0.7, 8: 0.1}).headline == "DEPLOY UP TO concurrency 1"
 
 
 def test_a_missed_service_level_is_no_load_to_deploy_at(levels):

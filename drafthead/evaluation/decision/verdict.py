@@ -3,7 +3,8 @@
 Level by level the rule looks at output throughput at equal requests in flight and at the median latency of a request,
 which is what the operator pays and what the user feels, and at the service level if the recipe has one. A level whose
 load was not reached, whose requests failed, whose interval includes zero, or whose gain exceeds what its acceptance can
-give (a step with drafts is never shorter than one without), decides nothing. Over all levels the traffic decides.
+give (a step with drafts is never shorter than one without), decides nothing. Over all levels the traffic decides, and
+nothing is deployed for a traffic of which less than half was measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,7 @@ def _keeps(times: pd.Series, limit: float, percentile: int) -> tuple[Kept, str]:
 
 # Of the requests: those that failed may be the slow ones, and the others had the server to themselves.
 MOST_FAILED = 0.01
+LEAST_SHARE = 0.5  # of the time that a head would be deployed for: at loads that were run and reached
 DEPLOY, UP_TO, DO_NOT, UNKNOWN = "DEPLOY", "DEPLOY UP TO", "DO NOT DEPLOY", "INCONCLUSIVE"
 
 
@@ -169,6 +171,11 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
         text = f"{reason}; up to {up_to} {change_text(change)} output throughput"
     if change.resolved and change.value < 0:  # loads that are each unresolved may lose together
         up_to, decision = None, DO_NOT
+    covered = {c: share for c, share in shares.items() if up_to is None or c <= up_to}
+    ran = sum(covered.get(level.concurrency, 0.0) for level in reached) / sum(covered.values())
+    if decision in (DEPLOY, UP_TO) and ran < LEAST_SHARE:
+        up_to, decision = None, UNKNOWN
+        text = f"{text}; but these loads are {ran:.0%} of the traffic that would be served so"
     return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
 
 

@@ -151,10 +151,10 @@ def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, list
         return sweep, []
     there = {(prompt.source, prompt.category) for prompt in read_prompts(recipe.prompts_dir, "heldout")}
     kept = tuple(w for w in sweep.workloads if w.random or any(w.holds(*found) for found in there))
-    count = sweep.prompts_per_level * max(1, len(sweep.concurrency))
+    levels = sweep.levels(recipe)
     missing = [
-        f"workload {w.name}: the recipe holds out no prompts of {w.wanted}; add "
-        f"{{name: {w.source}, heldout: {w.prompts or count}}} to prompts.sources and make the prompts again"
+        f"workload {w.name}: the recipe holds out no prompts of {w.wanted}; add {{name: {w.source}, heldout: "
+        f"{max(x.first + x.prompts for x in levels if x.workload == w)}}} to prompts.sources and make the prompts again"
         for w in sweep.workloads
         if w not in kept
     ]
