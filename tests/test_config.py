@@ -34,7 +34,6 @@ from drafthead.generation.prompts import locate_sources
         ("eval.methods=[{name: x, method: ngram, head: y}]", "x.*ngram.*`head`"),
         ("eval.methods=[{name: x, method: ngram, extra: {model: y}}]", "`extra` .*model"),
         ("eval.endpoints=[{name: none, url: 'http://a:1', model: m}]", "none"),
-        ("eval.loads=[{request_rate: 2.5, ramp: linear}]", "2.5"),
         ("eval.loads=[{burstiness: 2}]", "concurrency.*request_rate"),
         ("eval.loads=[{concurrency: 2, burstiness: 2}]", "request_rate"),
         ("states.spool_shards=1", r"states.spool_shards.*'?1'?"),

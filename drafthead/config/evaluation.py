@@ -93,27 +93,21 @@ class LoadConfig(Section):
     concurrency: int | None = Field(default=None, gt=0)  # None: no cap, which needs a rate
     request_rate: float | None = Field(default=None, gt=0)  # requests per second; None: as places become free
     burstiness: float = Field(default=1.0, gt=0)  # shape of the gamma-distributed gaps: 1 Poisson, below 1 burstier
-    ramp: Literal["linear", "exponential"] | None = None  # from ramp_start to request_rate
-    ramp_start: float = Field(default=1.0, gt=0)  # requests per second
 
     @model_validator(mode="after")
     def _check_load(self) -> Self:
         if self.concurrency is None and self.request_rate is None:
             raise ValueError("a load needs concurrency, request_rate or both")
-        if self.request_rate is None and (self.ramp or self.burstiness != 1.0):
-            raise ValueError(f"burstiness {self.burstiness} and ramp {self.ramp} shape a request_rate: give one")
-        rates = (self.ramp_start, self.request_rate or 0)
-        if self.ramp and (any(rate != int(rate) for rate in rates) or rates[0] > rates[1]):
-            raise ValueError(f"a ramp goes up in whole requests per second, not from {rates[0]:g} to {rates[1]:g}")
+        if self.request_rate is None and self.burstiness != 1.0:
+            raise ValueError(f"burstiness {self.burstiness} shapes a request_rate: give one")
         return self
 
     @property
     def name(self) -> str:
-        """Short and fit for a file name: c8, r8-b0.2-c32, r1to8linear."""
+        """Short and fit for a file name: c8, r8, r8-b0.2-c32."""
         parts = []
         if self.request_rate is not None:
-            start = f"{self.ramp_start:g}to" if self.ramp else ""
-            parts.append(f"r{start}{self.request_rate:g}{self.ramp or ''}")
+            parts.append(f"r{self.request_rate:g}")
             if self.burstiness != 1.0:
                 parts.append(f"b{self.burstiness:g}")
         if self.concurrency is not None:

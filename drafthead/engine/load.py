@@ -265,20 +265,13 @@ def run_load(
 def send_times(load: LoadConfig, count: int) -> Array:
     """Seconds after the start at which each of `count` requests is due, (count,); zeros where places alone decide.
 
-    Gaps are gamma-distributed with shape `burstiness`, scaled so that they add up to Σ 1 / rate (as vLLM's benchmark
-    client does); every method gets the same draw. Of n requests, a linear ramp sends request i at
-    start + (end - start) · i / (n - 1) per second, an exponential one at start · (end / start)^(i / (n - 1)).
+    Gaps are gamma-distributed with shape `burstiness`, scaled so that their mean is 1 / rate (as vLLM's benchmark client
+    does); every method gets the same draw.
     """
     if load.request_rate is None:
         return np.zeros(count)
-    done = np.arange(count) / max(count - 1, 1)
-    start = load.ramp_start if load.ramp else load.request_rate
-    if load.ramp == "linear":
-        rates = start + (load.request_rate - start) * done
-    else:
-        rates = start * (load.request_rate / start) ** done
-    gaps = np.random.default_rng(count).gamma(load.burstiness, 1 / load.burstiness, count) / rates
-    return np.cumsum(gaps * (1 / rates).sum() / gaps.sum())
+    gaps = np.random.default_rng(count).gamma(load.burstiness, 1 / load.burstiness, count)
+    return np.cumsum(gaps) * count / load.request_rate / gaps.sum()
 
 
 async def _send_all(

@@ -59,9 +59,6 @@ def test_requests_are_due_at_the_rate_on_average():
         due = send_times(LoadConfig(request_rate=2, burstiness=burstiness), 50)
         assert (due[-1], (due[1:] >= due[:-1]).all()) == (pytest.approx(25), True)
     assert np.diff(send_times(LoadConfig(request_rate=2, burstiness=1e6), 9)) == pytest.approx(0.5, rel=0.05)
-    ramp = LoadConfig(request_rate=4, ramp="exponential", ramp_start=1)
-    assert send_times(ramp, 3)[-1] == pytest.approx(1 + 1 / 2 + 1 / 4)
-    assert send_times(ramp.model_copy(update={"ramp": "linear"}), 3)[-1] == pytest.approx(1 + 1 / 2.5 + 1 / 4)
 
 
 def test_what_waits_in_the_engine_does_not_run():

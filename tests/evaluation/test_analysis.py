@@ -15,12 +15,12 @@ from tests.recipes import tiny_recipe
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> tuple[Recipe, ServingRows]:
-    """Faster at 1 and 8 at once; slower at a rate capped at 8, and along a ramp without a cap."""
+    """Faster at 1 and 8 at once; slower at a rate capped at 8, and at one without a cap."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("rates"))
     rows = served(recipe, head_speed={1: 1.3, 8: 1.3, 9: 0.7, 10: 0.7}, prompts=64)
     for frame in rows:
         frame["load"] = "c" + frame["concurrency"].astype(str)
-        frame["load"] = frame["load"].replace({"c9": "r4-c8", "c10": "r2to8linear"})
+        frame["load"] = frame["load"].replace({"c9": "r4-c8", "c10": "r16"})
         frame["concurrency"] = frame["concurrency"].replace({9: 8, 10: 0})
     return recipe, rows
 
@@ -29,20 +29,20 @@ def test_the_verdict_is_by_requests_in_flight(measured, capsys):
     analysis = analyse(*measured)
     (verdict,) = analysis.verdicts
     assert (verdict.decision, [v.concurrency for v in verdict.levels]) == ("DEPLOY", [1, 8])
-    assert {level.load for level in analysis.levels} == {"c1", "c8", "r4-c8", "r2to8linear"}
+    assert {level.load for level in analysis.levels} == {"c1", "c8", "r4-c8", "r16"}
     assert {level.load for level in analysis.levels_of(analysis.main)} == {"c1", "c8"}
     measures, means = levels_table("Every load", analysis.levels), means_table(analysis.levels)
-    assert {row[1].text for row in measures.rows} == {"1", "8", "r4-c8", "r2to8linear"}
+    assert {row[1].text for row in measures.rows} == {"1", "8", "r4-c8", "r16"}
     assert "the verdict leaves such loads out" in measures.note
     assert means.rows[0][3].tone == "better"  # at both loads of fixed concurrency
     print_brief(measured[0], analysis)
-    assert "linear" not in capsys.readouterr().out
+    assert "r16" not in capsys.readouterr().out
 
 
 def test_rates_alone_give_no_verdict(measured):
     recipe, rows = measured
     rates = ServingRows(*(frame[frame["load"].str.startswith("r")] for frame in rows))
-    with pytest.raises(ValueError, match=r"request rate \(r2to8linear, r4-c8\).*add some with eval.concurrency"):
+    with pytest.raises(ValueError, match=r"request rate \(r16, r4-c8\).*add some with eval.concurrency"):
         analyse(recipe, rates)
 
 
