@@ -53,7 +53,7 @@ evaluate: install
 test: install  ## everything, with real vLLM and real DeepSpeed
 	$(RUN) -m pytest tests -m "not soak and not presets" $(WORKERS)
 
-soak: install  ## thirty random kills, some of every stage; prints the table of docs/faults.md
+soak: install  ## random kills of every stage; prints the table of docs/faults.md
 	$(RUN) -m pytest tests -m soak -s
 
 crash-points: install  ## a kill and each kind of I/O error at every file operation of every stage; hours, POINTS chooses; needs gcc
