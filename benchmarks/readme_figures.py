@@ -1,4 +1,4 @@
-"""The README's two tables and its picture, from the results of a finished quickstart.
+"""The README's two tables, without the rows of conversations, and its picture, from the results of a quickstart.
 
     python benchmarks/readme_figures.py                    # of results/tiny; the picture goes to docs/images
     python benchmarks/readme_figures.py output_dir=OUT     # of another run of the recipe
