@@ -42,7 +42,7 @@ class Response:
         reasoning_effort: as given to the chat template.
         seed: sampling seed; None: it was not sampled.
         turn: of a conversation that is generated turn by turn, from 0.
-        flags: what is wrong with it (generation.judging), where the recipe keeps it nevertheless.
+        flags: what is wrong with it (generation.dialogue), where the recipe keeps it nevertheless.
     """
 
     id: str

@@ -23,7 +23,7 @@ from drafthead.target.pieces import TargetSpec, captured_ids, compute_dtype, rec
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them
 _BF16, _FLOAT32 = 2, 4
-_HELDOUT = 2_400  # as many as the preset `standard` holds out
+_HELDOUT = 2_400  # as many as configs/gpt-oss-120b.yaml holds out
 
 
 @dataclass(frozen=True)

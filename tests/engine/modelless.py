@@ -45,7 +45,7 @@ def made_up(tokens: list[int], start: int) -> Tensor:
 
 
 class Engine:
-    """A worker of `drafthead.generation.running` that generates each text and keeps its states meanwhile."""
+    """A worker of `drafthead.engine.running` that generates each text and keeps its states meanwhile."""
 
     def __init__(self, blocks: int):
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole

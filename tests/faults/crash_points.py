@@ -120,7 +120,7 @@ _SPOOL = ("name=spool", "states.spool_shards=8")  # with room for all that train
 SUBJECTS = {
     subject.stage.name: subject
     for subject in (
-        _subject("", "prompts", "data_gen/prompts.py", f"data/{NAME}/prompts results/{NAME}/prompts"),
+        _subject("", "prompts", "data_gen/prompts.py", f"data/{NAME}/prompts"),
         _subject("prompts", "regenerate", _REGENERATE, f"data/{NAME}/responses"),
         _subject(
             "prompts", "one-pass", _REGENERATE, "data/once/responses data/once/one-pass data/once/states", "name=once",

@@ -91,7 +91,7 @@ RESULTS = f"results/{NAME}"
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts", f"{RESULTS}/prompts")),
+        Stage("prompts", "data_gen/prompts.py", (f"data/{NAME}/prompts",)),
         Stage("regenerate", "data_gen/regenerate.py", (f"data/{NAME}/responses",)),
         Stage("harvest", "data_gen/harvest.py", (f"data/{NAME}/states",)),
         Stage("train, 1 rank", TRAIN, (f"runs/{NAME}",), ranks=1),
