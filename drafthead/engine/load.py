@@ -265,8 +265,8 @@ def run_load(
 def send_times(load: LoadConfig, count: int) -> Array:
     """Seconds after the start at which each of `count` requests is due, (count,); zeros where places alone decide.
 
-    Gaps are gamma-distributed with shape `burstiness`, scaled so that their mean is 1 / rate (as vLLM's benchmark client
-    does); every method gets the same draw.
+    Gaps are gamma-distributed with shape `burstiness`, scaled so that their mean is 1 / rate (as vLLM's benchmark
+    client does); every method gets the same draw.
     """
     if load.request_rate is None:
         return np.zeros(count)
