@@ -49,6 +49,8 @@ def main() -> None:
     locks.hold(folder(recipe))
     loop = Loop.opened(recipe, command)
     requests = read_traffic(recipe, args.traffic) if args.traffic else []
+    if not args.rate > 0:
+        raise ValueError(f"--rate {args.rate:g}: give requests per second, more than 0")
     load = LoadConfig(request_rate=args.rate, concurrency=recipe.engine.max_num_seqs)
     with serving(recipe, loop.head_dir(loop.served.name)) as control:
         traffic = send_traffic(recipe, control.server, requests, load) if args.traffic else None

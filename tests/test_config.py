@@ -162,3 +162,5 @@ def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
     assert recipe.results_dir == tmp_path / "x" / "results" / "tiny"
     assert recipe.target_path == str(tmp_path / "models" / "one")
     assert locate_sources(recipe.prompts)[0].files == [tmp_path / "p.jsonl"]
+    with pytest.raises(ValueError, match="~no-such-user/x"):
+        load_recipe(overrides=["output_dir=~no-such-user/x"]).directory()

@@ -285,8 +285,14 @@ class Recipe(Section):
 
 
 def on_disk(path: str) -> Path:
-    """A path of a recipe: relative ones count from the checkout, ~ is the home folder."""
-    return REPO_ROOT / os.path.expanduser(path)  # where there is no such user, what pathlib raises names nothing
+    """A path of a recipe: relative ones count from the checkout, ~ is the home folder.
+
+    Raises:
+        ValueError: the home folder is not known.
+    """
+    if (expanded := os.path.expanduser(path)).startswith("~"):
+        raise ValueError(f"{path}: the home folder of that user is not known; write the path out")
+    return REPO_ROOT / expanded
 
 
 def local_or_hub(key: str, path: str) -> str:

@@ -85,7 +85,11 @@ def test_a_load_that_was_not_run_is_never_deployed_at(levels):
     most = decide(own, {1: 0.2, 2: 0.7, 4: 0.1})
     assert (most.decision, most.up_to) == (UNKNOWN, None)
     assert "30% of the traffic" in most.reason
-    assert decide(own, {1: 0.2, 2: 0.7, 8: 0.1}).headline == "DEPLOY UP TO concurrency 1"
+    up_to = decide(own, {1: 0.2, 2: 0.7, 8: 0.1})
+    assert up_to.headline == "DEPLOY UP TO concurrency 1"
+    below = decide(own, {1: 0.1, 2: 0.6, 4: 0.1, 8: 0.1, 32: 0.1})  # gains at 4, but mostly not run up to there
+    assert (below.decision, below.up_to) == (UNKNOWN, None)
+    assert below.change.value < 0.2  # of all loads that were run, not only of those that gain
 
 
 def test_a_missed_service_level_is_no_load_to_deploy_at(levels):

@@ -174,7 +174,7 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
     covered = {c: share for c, share in shares.items() if up_to is None or c <= up_to}
     ran = sum(covered.get(level.concurrency, 0.0) for level in reached) / sum(covered.values())
     if decision in (DEPLOY, UP_TO) and ran < LEAST_SHARE:
-        up_to, decision = None, UNKNOWN
+        up_to, decision, change = None, UNKNOWN, _over(reached, shares)
         text = f"{text}; but these loads are {ran:.0%} of the traffic that would be served so"
     return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
 
