@@ -46,11 +46,11 @@ def main() -> None:
     if args.roll_back:
         roll_back(Loop.opened(recipe, command))
         return
+    if not args.rate > 0:
+        raise ValueError(f"--rate {args.rate:g}: give requests per second, more than 0")
     locks.hold(folder(recipe))
     loop = Loop.opened(recipe, command)
     requests = read_traffic(recipe, args.traffic) if args.traffic else []
-    if not args.rate > 0:
-        raise ValueError(f"--rate {args.rate:g}: give requests per second, more than 0")
     load = LoadConfig(request_rate=args.rate, concurrency=recipe.engine.max_num_seqs)
     with serving(recipe, loop.head_dir(loop.served.name)) as control:
         traffic = send_traffic(recipe, control.server, requests, load) if args.traffic else None

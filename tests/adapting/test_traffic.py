@@ -1,11 +1,16 @@
 """Traffic from a file: what a client would send, or an error with file and line before a server starts."""
 
+import functools
 import json
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from drafthead.adapting.control import read_traffic
+from drafthead.adapting.control import Control, folder, read_traffic
+from drafthead.adapting.endpoint import ROUTE
 from tests.recipes import tiny_recipe
+from tests.scripts import run_here
 
 
 def test_a_chat_is_sent_up_to_its_last_question(tmp_path, tokenizer):
@@ -22,3 +27,23 @@ def test_a_row_that_cannot_be_sent_is_named(row, tmp_path):
     (tmp_path / "t.jsonl").write_text(f'{{"prompt": "a"}}\n{json.dumps(row)}')
     with pytest.raises(ValueError, match=r"t\.jsonl:2: "):
         read_traffic(tiny_recipe(tmp_path), tmp_path / "t.jsonl")
+
+
+def test_a_rate_of_nothing_is_refused_by_its_name(tmp_path, capsys):
+    assert run_here("data_gen/adapt.py", f"output_dir={tmp_path}", "--rate", "0") == 2
+    assert "--rate 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("content", "head"), [("<html>", None), ("[]", None), ("7", None), ('{"head": "a"}', "a")])
+def test_another_service_at_the_port_of_a_killed_server_is_not_taken_for_it(content, head, tmp_path):
+    recipe, site = tiny_recipe(tmp_path), tmp_path / "site"
+    site.mkdir()
+    (site / ROUTE.strip("/")).write_text(content)
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(SimpleHTTPRequestHandler, directory=site)) as http:
+        threading.Thread(target=http.serve_forever).start()
+        folder(recipe).mkdir(parents=True)
+        known = {"url": f"http://127.0.0.1:{http.server_port}", "api_key": "a", "key": "b"}
+        (folder(recipe) / "server.json").write_text(json.dumps(known))
+        control = Control.running(recipe)
+        assert (control and control.head()) == head
+        http.shutdown()

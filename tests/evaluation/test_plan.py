@@ -185,6 +185,8 @@ def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
     plan = preset_plan(recipe, preset)
     assert {level.workload.name for run in plan.runs for level in run.levels} == {"sharegpt"}
     assert any("{name: swe-bench, heldout: 600}" in line for line in plan.skipped)
+    shared = preset_plan(recipe, load_preset("ruiz"))  # whose loads share their prompts: as many as the highest needs
+    assert any("{name: mt-bench, heldout: 640}" in line for line in shared.skipped)
     nothing = preset_plan(recipe, preset.model_copy(update={"sweeps": preset.sweeps[1:]}))
     assert not nothing.runs
     with pytest.raises(ValueError, match="mlperf-gpt-oss, heldout: 600"):

@@ -164,18 +164,19 @@ def decide(levels: Sequence[Level], shares: dict[int, float], slo: SLOConfig | N
     up_to, decision = max((c for c in good if not any(b < c for b in bad)), default=None), DEPLOY
     if up_to is None:  # gains nowhere, or only above a load where it loses
         decision = DO_NOT if bad and not good else UNKNOWN
-    elif up_to == max(shares):
-        up_to = None
     else:
-        decision, change = UP_TO, _over([level for level in reached if level.concurrency <= up_to], shares)
-        text = f"{reason}; up to {up_to} {change_text(change)} output throughput"
+        below = [level for level in reached if level.concurrency <= up_to]
+        ran = sum(shares[level.concurrency] for level in below) / sum(shares[c] for c in shares if c <= up_to)
+        if ran < LEAST_SHARE:
+            text = f"{text}; only {ran:.0%} of the traffic up to {up_to} was measured"
+            up_to, decision = None, UNKNOWN
+        elif up_to == max(shares):
+            up_to = None
+        else:
+            decision, change = UP_TO, _over(below, shares)
+            text = f"{reason}; up to {up_to} {change_text(change)} output throughput"
     if change.resolved and change.value < 0:  # loads that are each unresolved may lose together
         up_to, decision = None, DO_NOT
-    covered = {c: share for c, share in shares.items() if up_to is None or c <= up_to}
-    ran = sum(covered.get(level.concurrency, 0.0) for level in reached) / sum(covered.values())
-    if decision in (DEPLOY, UP_TO) and ran < LEAST_SHARE:
-        up_to, decision, change = None, UNKNOWN, _over(reached, shares)
-        text = f"{text}; but these loads are {ran:.0%} of the traffic that would be served so"
     return Verdict(levels[0].workload, levels[0].method, levels[0].K, decision, up_to, change, text, tuple(found))
 
 
