@@ -13,7 +13,7 @@ from drafthead.evaluation.decision.analysis import analyse
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.measured_tables import acceptance_table
-from drafthead.evaluation.reporting.report import build_report, print_brief, render, write_pages
+from drafthead.evaluation.reporting.report import build_report, print_brief, render, workloads_table, write_pages
 from drafthead.evaluation.reporting.tables import change_cell, interval_text
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.summary import summarise_acceptance
@@ -152,6 +152,11 @@ def test_the_tables_hold_what_the_rows_were_made_with(report):
     assert -5 < float(change) < -2
     assert -31 < float(worst) < -28
     assert cell.tone == "unresolved"  # better at one load, worse at another
+
+
+def test_a_gain_at_a_load_that_was_not_reached_is_grey_beside_the_workloads(analysis):
+    (row,) = workloads_table(analysis).frame.to_dict("records")
+    assert [row[f"c = {c} (%)"].tone for c in SPEEDS] == ["better", "unresolved", "worse", "unresolved"]
 
 
 def test_the_brief_fits_one_screen(recipe, analysis, capsys):

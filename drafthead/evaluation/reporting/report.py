@@ -30,7 +30,7 @@ from drafthead.evaluation.reporting import measured_tables as measured
 from drafthead.evaluation.reporting.decision_tables import cost_model_tables
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, length_cell, note, print_table, table
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, print_table, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import NAMES
@@ -195,7 +195,10 @@ def workloads_table(analysis: Analysis) -> Table:
             "Verdict": Cell(verdict.headline, _TONES.get(verdict.decision, "unresolved")),
             "Over the traffic (%)": verdict.change,
         }
-        | {f"c = {x.concurrency} (%)": x.changes[THROUGHPUT.key] for x in analysis.levels_of(verdict)}
+        | {
+            f"c = {x.concurrency} (%)": change_cell(x.changes[THROUGHPUT.key], x.reached)
+            for x in analysis.levels_of(verdict)
+        }
         for verdict in analysis.verdicts
     ]
     return table("Every workload", rows, note("workloads"))
