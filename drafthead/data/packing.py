@@ -1,22 +1,22 @@
 """Packed micro batches: documents, or windows of long ones, end to end in a token budget, each attending to itself.
 
-A window is a stretch of one document with its true positions. Its loss rows are half the budget, the rest is the
-context before them, so no row sees less than about half a budget of text; every loss row of the document belongs
-to exactly one window. A window runs past its last loss row as far as the drafter's loss looks ahead. Truncating instead
-would drop the end of exactly the long responses; what windows give up is attention to what lies further back than the
-budget. Of a head with a sliding window only what its rows depend on is read, and where the budget holds that, windows
-give up nothing: a document that is spread over ranks is trained as on one. With a loss that looks two tokens ahead:
+A window is a stretch of one document with its true positions. Its loss rows are half the budget; every loss row of the
+document belongs to exactly one window. A window runs past its last loss row as far as the drafter's loss looks ahead,
+and begins with the document, up to twice the budget in all: context takes a fraction of a loss row's memory. So a
+document of up to two budgets is trained alike whole and in windows, which may be spread over ranks; in a longer one the
+last rows do not attend to its first tokens. Truncating instead would drop the end of exactly the long responses. Of a
+head with a sliding window only what its rows depend on is read. With a loss that looks two tokens ahead:
 
     tokens   0 1 2 3 4 5 6 7 8 9 10 11      rows 4..11 carry loss, budget 8
-    first        [ . . R R R . . ]          tokens 1..8, rows 4..6
-    second             [ . . R R R .  . ]   and so on
+    first    [ . . . . R R R . . ]          tokens 0..8, rows 4..6
+    second   [ . . . . . . . R R R .  .     tokens 0..11, rows 7..9, and so on
 
 The plan of an epoch is a pure function of the windows' lengths, the seed and the epoch: a list of micro batches that
 every rank computes alike. Optimiser step s takes the next `ranks x accumulation` of them, and rank r those at r,
 r + ranks, ... So the data of a step does not depend on how many ranks share it, and resuming needs no more than the
 step number. Micro batches that ranks compute side by side cost about the same (`leveled`). There is no padding at all:
-a batch is as long as its documents, at most the budget. Windows are placed first-fit into a few open batches; a perfect
-packing would fill budgets tighter but tie their order to their lengths.
+a batch is as long as its documents, at most the budget, or is one window that exceeds it. Windows are placed first-fit
+into a few open batches; a perfect packing would fill budgets tighter but tie their order to their lengths.
 
 Shapes: T tokens, R rows, K draft positions.
 """
@@ -37,6 +37,7 @@ _OPEN_BATCHES = 8
 _POOL = (
     32  # optimiser steps whose micro batches change places; with 8 ranks, 3 % of their time is spent waiting or less
 )
+_CONTEXT = 3  # tokens that only give context for the memory of a row with loss; more where no step is recomputed
 _ROW_COST = 12  # of a row with loss at all positions, in tokens that only give context (tests/gpu, gpt-oss-120b)
 
 
@@ -81,7 +82,7 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
 def cut(
     document: int, loss_mask: Tensor, budget: int, drafter: Drafter, thin: bool = True, draw: int = 0
 ) -> list[Window]:
-    """The windows of a document, each at most `budget` tokens; none without a row that carries loss.
+    """The windows of a document; none without a row that carries loss.
 
     Args:
         document: index in the store.
@@ -103,20 +104,22 @@ def cut(
     if not loss_mask.any():
         return []
     length, begin = loss_mask.shape[0], drafter.first_row(loss_mask)
-    if length - max(0, begin - drafter.reach) <= budget:
-        rows = length
-    else:
-        rows = max(rows, budget - drafter.lookahead - drafter.reach)
+    alone = length - max(0, begin - drafter.reach) <= budget
+    rows = length if alone else max(rows, budget - drafter.lookahead - drafter.reach)
     windows, scored = [], drafter.trained_rows(loss_mask, draw) if thin else drafter.loss_rows(loss_mask)
     for first in range(begin, length, rows):
         end = min(first + rows, length)
         stop = min(end + drafter.lookahead, length)
         valid = tuple(scored[:, first:end].sum(1).tolist())
         if valid[0]:
-            windows.append(
-                Window(document, max(0, first - drafter.reach, stop - budget), stop, first, end, valid, draw)
-            )
+            start = max(0, first - drafter.reach, stop - window_tokens(budget, rows))
+            windows.append(Window(document, start, stop, first, end, valid, draw))
     return windows
+
+
+def window_tokens(budget: int, rows: int) -> int:
+    """Most tokens of a window with so many loss rows: what the others of a budget leave is context."""
+    return budget + (_CONTEXT - 1) * max(0, budget - rows)
 
 
 def plan_stream(

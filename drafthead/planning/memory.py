@@ -19,6 +19,7 @@ import torch
 
 from drafthead.config import Recipe
 from drafthead.config.train import TrainConfig
+from drafthead.data.packing import window_tokens
 from drafthead.drafters.base import DraftShape, num_parameters
 from drafthead.drafters.registry import drafter_of
 from drafthead.engine.generate import BATCHED_TOKENS, reserved_bytes
@@ -158,7 +159,9 @@ def check_fits(recipe: Recipe) -> None:
         raise ValueError(why)
 
 
-def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: str = "cuda") -> dict[str, int]:
+def training_memory(
+    shape: DraftShape, config: TrainConfig, ranks: int, device: str = "cuda", longest: int = 0
+) -> dict[str, int]:
     """Bytes on one rank, by part; a test holds their sum against the memory that one step takes on a CPU.
 
     Args:
@@ -166,6 +169,7 @@ def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: 
         config: the recipe's train section.
         ranks: that share the run.
         device: "cuda" or "cpu", whose chunks differ.
+        longest: tokens of a document; one beyond train.tokens_per_batch is read in windows that exceed it, too.
 
     Returns:
         weights (in the compute type, with the float32 masters), gradients, optimizer (moments and moving average),
@@ -179,6 +183,7 @@ def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: 
     moments = 2 + (config.ema_decay is not None)
     H, V, D, tokens = shape.hidden_size, shape.vocab_size, shape.head.draft_vocab_size, config.tokens_per_batch
     masters = 0 if stage == 0 else _FLOAT32 * share
+    read = max(tokens, min(longest, window_tokens(tokens, tokens // 2)))
     rows = CHUNK_ROWS[device]
     teacher_rows = rows // shape.head.num_positions
     return {
@@ -187,7 +192,7 @@ def training_memory(shape: DraftShape, config: TrainConfig, ranks: int, device: 
         "optimizer": moments * _FLOAT32 * (parameters if stage == 0 else share),
         "buckets": 2 * width * bucket_elements(parameters) if device == "cuda" and stage else 0,
         "target": width * (V + D) * H,
-        "batch": 2 * width * tokens * (shape.num_aux_layers + 1) * H,
+        "batch": 2 * width * read * (shape.num_aux_layers + 1) * H,
         "activations": width * tokens * _kept_per_row(shape, config),
         "loss": rows * D * (_FLOAT32 + (0 if width == _FLOAT32 else width)) + teacher_rows * D * _FLOAT32
         + D * H * _FLOAT32,

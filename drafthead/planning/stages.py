@@ -196,7 +196,8 @@ class _Planner:
                 "with --gpus"
             )
         shape = draft_shape(self.recipe.head, self.spec, self.recipe.target.aux_layer_ids)
-        parts, parameters = training_memory(shape, train, ranks), num_parameters(shape)
+        parameters = num_parameters(shape)
+        parts = training_memory(shape, train, ranks, longest=self.recipe.engine.max_model_len)
         notes = [amount.note, "train: " + ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())]
         if self.recipe.head.coverage is not None:
             notes.append("head.coverage: counted with the whole vocabulary, an upper bound")

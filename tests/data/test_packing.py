@@ -82,7 +82,14 @@ def test_a_short_document_is_one_window():
 def test_the_example_of_the_docstring():
     mask = (torch.arange(12) >= 6).long()
     spans = [(w.start, w.stop, w.first_row, w.end_row) for w in cut(0, mask, budget=8, drafter=eagle3(1))]
-    assert spans == [(1, 9, 4, 7), (4, 12, 7, 10)]
+    assert spans == [(0, 9, 4, 7), (0, 12, 7, 10)]
+
+
+def test_a_window_takes_no_more_memory_than_a_budget_of_rows():
+    """Rows 6.. of 40 tokens, three in a window, each as much as three tokens of context."""
+    windows = cut(0, torch.arange(40) >= 8, budget=8, drafter=eagle3(1))
+    assert {w.end_row - w.first_row for w in windows[:-1]} == {3}
+    assert [w.num_tokens for w in windows] == [min(w.stop, 8 + 2 * 5) for w in windows]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=120), st.integers(10, 40), st.integers(1, 7))
@@ -91,7 +98,7 @@ def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
     windows = cut(0, mask, budget, eagle3(num_steps))
     seen = torch.zeros(num_steps, len(mask), dtype=torch.long)
     for window in windows:
-        assert window.num_tokens <= budget
+        assert window.num_tokens <= 2 * budget + num_steps
         assert window.start <= window.first_row < window.end_row <= window.stop
         # What the window itself can see is what it counts.
         inside = eagle3(num_steps).loss_rows(mask[window.start : window.stop])

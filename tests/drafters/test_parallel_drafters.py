@@ -249,18 +249,20 @@ def test_of_a_head_with_a_sliding_window_only_what_its_rows_depend_on_is_read(bu
     assert (window.start, window.stop, window.first_row) == (28 - 5 * num_layers, 40, 28)
 
 
-@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize(("window", "num_layers"), [(None, 1), (None, 2), (6, 1), (6, 2)])
 @pytest.mark.parametrize("build", SHARES)
-def test_windows_of_a_long_document_give_its_whole_gradient(build, num_layers, tmp_path):
-    """Of a head with a sliding window: ranks that share a document train as one that has all of it."""
+def test_windows_of_a_long_document_give_its_whole_gradient(build, window, num_layers, tmp_path):
+    """Ranks that share a document train as one that has all of it."""
     model = build(
-        num_layers=num_layers, sliding_window=6, **({} if build is small_model else {"num_draft_positions": 4})
+        num_layers=num_layers, sliding_window=window, **({} if build is small_model else {"num_draft_positions": 4})
     )
     drafter, document = drafter_of(model.shape.head), sequence("a", 200, layers=(1, 2, 3), hidden=8)
     document.input_ids[:] = document.input_ids % 20
     store = store_of(tmp_path, document)
-    parts = cut(0, document.loss_mask, 60, drafter, thin=False)
-    assert [part.end_row - part.first_row for part in parts[:-1]] == [60 - 5 - 5 * num_layers] * (len(parts) - 1)
+    budget, rows = (100, 47) if window is None else (60, 60 - 5 - 5 * num_layers)
+    parts = cut(0, document.loss_mask, budget, drafter, thin=False)
+    assert [part.end_row - part.first_row for part in parts[:-1]] == [rows] * (len(parts) - 1)
+    assert len(parts) > 3
     generator = torch.Generator().manual_seed(1)
     embeddings, weights = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (20, 800))
     trained, found = [p for n, p in model.named_parameters() if "confidence" not in n and n != "lm_head.weight"], []

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from drafthead.config import load_recipe
+from drafthead.data.packing import window_tokens
 from drafthead.drafters.base import DraftShape, num_parameters, valid_positions
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.eagle3.config import Eagle3Head
@@ -29,20 +30,26 @@ def config(**changed):
     return load_recipe(overrides=[f"train.{key}={value}" for key, value in options.items()]).train
 
 
-def kept_by_the_unroll(recompute: bool) -> int:
-    """Bytes that autograd holds on to between forward and backward, each storage once, but for weights and inputs."""
+def kept_by_the_unroll(recompute: bool, tokens: int = TOKENS, first: int = 0) -> int:
+    """Bytes that autograd holds on to between forward and backward, each storage once, but for weights and inputs.
+
+    Args:
+        recompute: whether steps are recomputed.
+        tokens: of one window.
+        first: its first row with loss.
+    """
     torch.manual_seed(0)
     sizes = shape()
     module = LossModule(DraftModel(sizes))
     module.draft.recompute = recompute
     H, V, D = sizes.hidden_size, sizes.vocab_size, sizes.head.draft_vocab_size
     target = FrozenTarget(torch.randn(V, H), torch.ones(H), torch.randn(D, H), 1e-5, torch.arange(D))
-    ones = torch.ones(TOKENS, dtype=torch.bool)
+    rows, ones = tokens - first, torch.ones(tokens - first, dtype=torch.bool)
     batch = PackedBatch(
-        layout=tail_layout([TOKENS], [0]), input_ids=torch.randint(0, V, (TOKENS,)),
-        positions=torch.arange(TOKENS), aux=torch.randn(TOKENS, 3 * H), last_hidden=torch.randn(TOKENS, H),
-        loss_mask=ones, scored=valid_positions(ones, STEPS), of_row=torch.arange(TOKENS),
-        argmax=torch.zeros(TOKENS, dtype=torch.long), lse=torch.full((TOKENS,), 20.0),
+        layout=tail_layout([tokens], [first]), input_ids=torch.randint(0, V, (tokens,)),
+        positions=torch.arange(tokens), aux=torch.randn(tokens, 3 * H), last_hidden=torch.randn(rows, H),
+        loss_mask=ones, scored=valid_positions(ones, STEPS), of_row=torch.arange(rows),
+        argmax=torch.zeros(rows, dtype=torch.long), lse=torch.full((rows,), 20.0),
     )  # fmt: skip
     with torch.profiler.profile(profile_memory=True) as profile:
         scored = module(batch, target, torch.ones(STEPS))
@@ -67,6 +74,14 @@ def test_recomputed_steps_keep_less_and_no_more_than_announced():
     measured = kept_by_the_unroll(True) - HEAD_GRADIENT
     assert measured < recomputed["activations"] < plain["activations"]
     assert measured > 0.5 * recomputed["activations"]
+
+
+def test_a_window_with_its_context_keeps_less_than_a_batch_of_rows():
+    window = window_tokens(TOKENS, TOKENS // 2)
+    assert window == 2 * TOKENS
+    assert kept_by_the_unroll(False, window, window - TOKENS // 2) < kept_by_the_unroll(False)
+    documents = [training_memory(shape(), config(), ranks=1, longest=n)["batch"] for n in (TOKENS, window, 9 * TOKENS)]
+    assert documents == [documents[0], 2 * documents[0], 2 * documents[0]]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
