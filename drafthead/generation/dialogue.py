@@ -35,6 +35,7 @@ _T = TypeVar("_T")
 
 TRUNCATED, REFUSED, LOOPING = FLAGS = get_args(Fault)
 GIVEN, LENGTH = "given", "length"  # finish_reason of a response that the data had, and of one that was cut off
+_PAST_STOP = 16  # tokens
 DROPPED = "dropped"  # the reason why a response with a flag is missing
 ENDED = "an earlier answer of the conversation was "  # as it is stored in the parts
 
@@ -90,8 +91,11 @@ def open_dialogue(prompt: Prompt, turn_by_turn: bool) -> Dialogue:
 
 
 def continuation(head: HeadConfig, split: str) -> int:
-    """Tokens generated past the stop: K where acceptance is replayed, because vLLM counts before it trims."""
-    return head.num_positions if split == "validation" else 0
+    """Tokens generated past the stop where acceptance is replayed, because vLLM counts before it trims: K at least.
+
+    Enough for other heads as well that are trained on the same states.
+    """
+    return max(head.num_positions, _PAST_STOP) if split == "validation" else 0
 
 
 class SplitRules:

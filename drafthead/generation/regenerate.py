@@ -1,9 +1,9 @@
 """The target generates the responses to the training and validation prompts, so that a head learns the target's text.
 
-Training responses are sampled at a temperature drawn for each conversation, validation responses greedily and K tokens
-past the stop, because acceptance is replayed over the target's own T = 0 text (K draft positions). Temperature,
-effort and seed follow from responses.seed and the prompt's id alone. With responses.regenerate false the training split
-keeps the responses of the data instead.
+Training responses are sampled at a temperature drawn for each conversation, validation responses greedily and some
+tokens past the stop, because acceptance is replayed over the target's own T = 0 text. Temperature, effort and seed
+follow from responses.seed and the prompt's id alone. With responses.regenerate false the training split keeps the
+responses of the data instead.
 
 A part is the unit of work: a fixed slice of a split's prompts, generated alone and skipped when present. Given up: the
 same text on other hardware or with parts of another size; bf16 sums depend on both.

@@ -31,7 +31,7 @@ def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe]):
     (train,), _ = prepare(SplitRules(recipe, "train", tokenizer), [dialogue])
     (validation,), _ = prepare(SplitRules(recipe, "validation", tokenizer), [dialogue])
     assert train.request.max_tokens == min(1000, 1024 - 1 - len(train.request.prompt_ids))
-    assert train.request.max_tokens - validation.request.max_tokens == 3  # head.num_ttt_steps
+    assert train.request.max_tokens - validation.request.max_tokens == 16
 
 
 def test_missing_prompts_and_layers_beyond_the_target_are_refused(recipe_in: Callable[..., Recipe]):
@@ -55,7 +55,7 @@ def test_responses_are_token_exact(regenerated: Recipe):
             assert f"Reasoning: {response.reasoning_effort}" in tokenizer.decode(response.prompt_ids)
             stopped = response.response_ids[-1] == tokenizer.eos_token_id
             assert stopped == (response.finish_reason == "stop")
-            assert len(response.continuation_ids) == (3 if split == "validation" else 0)
+            assert len(response.continuation_ids) == (16 if split == "validation" else 0)
             assert response.temperature == (0.0 if split == "validation" else 0.7)
 
 

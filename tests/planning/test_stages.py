@@ -46,7 +46,7 @@ def test_tokens_and_bytes_are_those_counted_by_hand(overrides, per_token, per_ro
     assert states_bytes(recipe, load_target_spec(recipe.target_path), amount) == 22 * (per_token + 5) + 12 * (
         per_row + 8
     )
-    assert amount_of(recipe, "validation", Assumed()).tokens == 22 + 3 * recipe.head.num_positions
+    assert amount_of(recipe, "validation", Assumed()).tokens == 22 + 3 * 16
 
 
 def test_a_spool_harvests_every_epoch_and_holds_few_shards(tmp_path):
