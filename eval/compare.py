@@ -10,7 +10,8 @@ that changes the data gets data of its own. Every head is trained, exported, and
 is trained once more without hidden states (`--no-control`: not). With --serve the first seed's heads are served under
 load beside the baseline, and the report's verdict picks one of them by measured speed.
 
-Interrupted, the same command continues; so it does with more heads, layers or seeds.
+Interrupted, the same command continues; so it does with more heads, layers or seeds. Once the data is there, commands
+with other heads, layers or seeds may run side by side; the whole one after them prints the table.
 """
 
 import json
