@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafthead.data.packing import Window, cut, pack, plan_epoch, whole
+from drafthead.data.packing import Window, cut, pack, plan_epoch, whole, window_tokens
 from tests.data.sequences import sequence, store_of
 from tests.drafters.small_draft import eagle3
 
@@ -98,7 +98,7 @@ def test_every_valid_position_is_in_exactly_one_window(bits, budget, num_steps):
     windows = cut(0, mask, budget, eagle3(num_steps))
     seen = torch.zeros(num_steps, len(mask), dtype=torch.long)
     for window in windows:
-        assert window.num_tokens <= 2 * budget + num_steps
+        assert window.num_tokens <= window_tokens(budget, (budget - num_steps - 1) // 2)
         assert window.start <= window.first_row < window.end_row <= window.stop
         # What the window itself can see is what it counts.
         inside = eagle3(num_steps).loss_rows(mask[window.start : window.stop])
