@@ -5,8 +5,8 @@ PYTHON ?= python3
 RECIPE ?= configs/tiny.yaml
 OVERRIDES ?=
 VENV := .venv
-# Four on two cores: a third of its time a test waits for servers and other processes that it started.
-WORKERS ?= -n 4 --no-loadscope-reorder
+# Three on two cores, with four it takes longer: a third of its time a test waits for servers and other processes that it started.
+WORKERS ?= -n 3 --no-loadscope-reorder
 RUN := $(VENV)/bin/python
 # The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
 STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
