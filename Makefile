@@ -5,7 +5,7 @@ PYTHON ?= python3
 RECIPE ?= configs/tiny.yaml
 OVERRIDES ?=
 VENV := .venv
-# Three on two cores, with four it takes longer: a third of its time a test waits for servers and other processes that it started.
+# Three on two cores: a third of its time a test waits for servers and other processes that it started. Four take longer.
 WORKERS ?= -n 3 --no-loadscope-reorder
 RUN := $(VENV)/bin/python
 # The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
