@@ -18,9 +18,13 @@ from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from pathlib import Path
 
-# OpenMP threads that wait for one another spin, and starve whatever runs beside them. Read when torch is loaded, after
-# this module in every script, and inherited by engines, servers and ranks; what a user has set stays.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# How OpenMP threads wait for one another. Those that spin for long starve whatever runs beside them; those that sleep
+# at once are late for each of a step's thousands of operations. libgomp's look so often before they sleep; others sleep.
+# Read when torch is loaded, after this module in every script, and inherited by engines, servers and ranks; what a user
+# has set stays.
+WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"}
+if not WAITING.keys() & os.environ.keys():
+    os.environ.update(WAITING)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PARENT = "DRAFTHEAD_END_WITH_PARENT"  # process id of the parent

@@ -108,7 +108,7 @@ def serve(
     step = build(assignment)
     _answer(answers, ready)
     for number, _ in enumerate(sys.stdin):
-        _answer(answers, _first(step, arguments.device) if number == 0 else _timed(step, arguments.device))
+        _answer(answers, _first(step, arguments.device) if number == 0 else _round(step, arguments.device))
 
 
 def _first(step: TrainStep, device: str) -> dict:
@@ -120,17 +120,19 @@ def _first(step: TrainStep, device: str) -> dict:
         "memory_bytes": memory.needed,
         "before_bytes": memory.before,
         "memory_from": memory.how,
-        "over_products": _over_products(step, device),
     }
 
 
-def _over_products(step: TrainStep, device: str) -> float:
-    """Time of one more step over that of its matrix products, attention's among them, by torch's profiler."""
+def _round(step: TrainStep, device: str) -> dict:
+    """A timed step, and another whose matrix products are timed, attention's among them, by torch's profiler. Its own
+    work is none of theirs."""
+    timed = _timed(step, device)
     with profile() as found:
-        whole = seconds_of(step, device)
+        seconds_of(step, device)
     products = {str(packet).replace(".", "::") for packet in flop_registry} | _ATTENTION
     kind = f"self_{'device' if device == 'cuda' else device}_time_total"  # microseconds
-    return whole / sum(getattr(e, kind) / 1e6 for e in found.key_averages() if e.key in products)
+    seconds = sum(getattr(e, kind) / 1e6 for e in found.key_averages() if e.key in products)
+    return {**timed, "over_products": timed["seconds"] / seconds}
 
 
 def _timed(step: TrainStep, device: str) -> dict:

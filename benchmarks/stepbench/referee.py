@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drafthead.processes import ends_with_parent
+from drafthead.processes import WAITING, ends_with_parent
 from stepbench.environments import Contestant
 
 PARTS = Path(__file__).resolve().parents[1]
@@ -28,6 +28,7 @@ class Entry:
         version: of its package.
         first: its answer to the first step (memory_bytes, before_bytes, memory_from, flops, losses, rows).
         seconds: one per round.
+        over_products: the same step's time over that of the matrix products of the next, one per round.
         error: why it left, or None.
     """
 
@@ -35,6 +36,7 @@ class Entry:
     version: str = ""
     first: dict = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+    over_products: list[float] = field(default_factory=list)
     error: str | None = None
 
 
@@ -48,9 +50,12 @@ class Player:
             str(python), "-m", contestant.module, *arguments, "--variant", variant, "--threads", str(threads),
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, (str(PARTS), os.environ.get("PYTHONPATH"))))
+        # Threads of ours wait as its scripts have them wait, a peer's as torch has them.
+        ours = set() if contestant.name == "ours" else WAITING.items()
+        environment = dict(os.environ.items() - ours)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+            env={**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
             preexec_fn=ends_with_parent(),
         )  # fmt: skip
 
@@ -66,9 +71,10 @@ class Player:
         return ready
 
     def play(self) -> None:
-        """One timed step."""
+        """One timed step, and one whose products are."""
         if answer := self.ask("step"):
             self.entry.seconds.append(answer["seconds"])
+            self.entry.over_products.append(answer["over_products"])
 
     def close(self) -> None:
         """Let the process end."""

@@ -67,7 +67,7 @@ def _row(shape: Shape, entry: Entry, ours: Entry | None, peak: float, entropy: f
         "memory_from": entry.first["memory_from"],
         "ours_memory_share": ours.first["memory_bytes"] / entry.first["memory_bytes"] if ours else None,
         "share_of_peak": flops / median(entry.seconds) / peak,
-        "over_products": entry.first["over_products"],
+        "over_products": median(entry.over_products),
         "loss_per_position": losses,
     }
 

@@ -47,7 +47,7 @@ class Layout:
 
     def at(self, k: int, per_row: Tensor) -> Tensor:
         """(P_k, ...) of (R, ...): of the rows that draft position k is computed for."""
-        return per_row[self.roots[k]] if self.roots else per_row
+        return per_row.index_select(0, self.roots[k]) if self.roots else per_row
 
     def counts(self, num_positions: int) -> tuple[int, ...]:
         """(K,) numbers of rows that the draft positions are computed for."""

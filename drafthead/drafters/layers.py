@@ -91,23 +91,31 @@ def by_head(states: Tensor, rope: Tensor) -> Tensor:
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys (T, heads, head_dim); halves are paired, as in Llama and gpt-oss."""
-    if kernels := kernels_for(states):
-        return _Rotated.apply(states, cos, sin, kernels)
-    first, second = states.chunk(2, dim=-1)
-    turned = torch.cat([-second, first], dim=-1)
-    return (states * cos + turned * sin).to(states.dtype)
+    return _Rotated.apply(states, cos, sin)
 
 
 class _Rotated(torch.autograd.Function):
-    """By one kernel: a rotation's gradient is rotated back."""
+    """A rotation's gradient is rotated back."""
 
     @staticmethod
-    def forward(ctx, states, cos, sin, kernels):
+    def forward(ctx, states, cos, sin):
         ctx.save_for_backward(cos, sin)
-        ctx.kernels = kernels
-        return kernels.rotate(states, cos, sin)
+        return _rotated(states, cos, sin, back=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        return ctx.kernels.rotate(grad, *ctx.saved_tensors, back=True), None, None, None
+        cos, sin = ctx.saved_tensors
+        return _rotated(grad, cos, sin, back=True), None, None
+
+
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
+    if kernels := kernels_for(states):
+        return kernels.rotate(states, cos, sin, back)
+    wide, sign = states.to(cos.dtype), -1 if back else 1
+    out = wide * cos
+    (first, second), (out_first, out_second) = wide.chunk(2, -1), out.chunk(2, -1)
+    sin_first, sin_second = sin.chunk(2, -1)
+    out_first.addcmul_(second, sin_first, value=-sign)
+    out_second.addcmul_(first, sin_second, value=sign)
+    return out.to(states.dtype)

@@ -91,7 +91,8 @@ class _RMSNorm(torch.autograd.Function):
             normed, scale = kernels.rms_norm(states, weight, eps)
         else:
             wide = states.to(torch.promote_types(states.dtype, torch.float32))
-            scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)  # (R, 1)
+            size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+            scale = torch.rsqrt(size.square() / wide.shape[-1] + eps)  # (R, 1)
             normed = (wide * scale).mul_(weight).to(states.dtype)
         # A copy of the weight: under ZeRO-3 the parameter is empty whenever its own module does not run.
         ctx.save_for_backward(states, weight.detach().clone(), scale)
@@ -106,11 +107,14 @@ class _RMSNorm(torch.autograd.Function):
         if kernels := kernels_for(states):
             return *kernels.rms_norm_backward(grad, states, weight, scale, ctx.needs_input_grad[0]), None
         unit = states * scale  # (R, H), float32 or wider
-        grad_weight = (grad * unit).flatten(0, -2).sum(0).to(weight.dtype)
+        along = grad * unit
+        grad_weight = along.flatten(0, -2).sum(0).to(weight.dtype)
         if not ctx.needs_input_grad[0]:
             return None, grad_weight, None
+        weight = weight.to(unit.dtype)
+        mean = (along @ weight)[..., None] / len(weight)  # of inner * unit
         inner = grad * weight
-        grad_states = (inner - unit * (inner * unit).mean(-1, keepdim=True)) * scale
+        grad_states = inner.addcmul_(unit, mean, value=-1).mul_(scale)
         return grad_states.to(states.dtype), grad_weight, None
 
 

@@ -46,7 +46,7 @@ class EmbeddingProjections(NamedTuple):
 
     def of_rows(self, rows: Tensor) -> "EmbeddingProjections":
         """Those of the rows, (R, ...)."""
-        return EmbeddingProjections(*(t if len(t) == len(rows) else t[rows] for t in self))
+        return EmbeddingProjections(*(t if len(t) == len(rows) else t.index_select(0, rows) for t in self))
 
     def ahead(self, offset: int) -> "EmbeddingProjections":
         """Entry t + offset at index t. What wraps around at the end is read cache a document's end, and is not used."""
@@ -80,7 +80,7 @@ class StepLayout:
 
     def select(self, states: Tensor) -> Tensor:
         """The positions that go on."""
-        return states if self.queries is None else states[self.queries]
+        return states if self.queries is None else states.index_select(0, self.queries)
 
 
 class Attention(nn.Module):
@@ -98,7 +98,7 @@ class Attention(nn.Module):
 
     def project(self, embeddings: Tensor, rows: Tensor | None) -> EmbeddingProjections:
         """The left half of the input's products; queries for the rows only, or for all where rows is None."""
-        queried = embeddings if rows is None else embeddings[rows]
+        queried = embeddings if rows is None else embeddings.index_select(0, rows)
         parts = (self.q_proj, queried), (self.k_proj, embeddings), (self.v_proj, embeddings)
         return EmbeddingProjections(*(projection(states, self.embedded) for projection, states in parts))
 
