@@ -19,9 +19,9 @@ from multiprocessing import parent_process
 from pathlib import Path
 
 # How OpenMP threads wait for one another. Those that spin for long starve whatever runs beside them; those that sleep
-# at once are late for each of a step's thousands of operations. libgomp's look so often before they sleep; others sleep.
-# Read when torch is loaded, after this module in every script, and inherited by engines, servers and ranks; what a user
-# has set stays.
+# at once are late for each of a step's thousands of operations. libgomp's look so often, then sleep; others sleep. Read
+# when torch is loaded, after this module in every script, and inherited by engines, servers and ranks; what a user has
+# set stays.
 WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "3000"}
 if not WAITING.keys() & os.environ.keys():
     os.environ.update(WAITING)
