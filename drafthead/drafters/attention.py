@@ -16,8 +16,8 @@ Only rows that lead to a loss need a query: nothing but the row itself ever read
 are the last rows of each document, from where its loss begins, or some of them, while keys of the text cover all of it.
 CUDA's flash kernel, for half precision, takes all documents at once. Elsewhere each document's block is itself merged
 from two calls: all keys before the first query, and the causal square from there on; by torch's flash attention on CPU,
-by `dense_forward` for float32 on CUDA. With a sliding window of W keys these take W rows and at most 2 W - 1 keys at a
-time under a mask, so that time is linear in the length of a document.
+by `dense_forward` for float32 on CUDA. Some rows of a document, or those with a sliding window of W keys, are taken a
+block at a time under a mask, so that memory is linear in the length of a document, and with a window time too.
 
 Shapes: T tokens, R rows, P of them with a query, Q query heads, G key/value heads (Q a multiple of G), D head
 dimension, S documents, W keys of a window.
@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 
 from drafthead.drafters.recompute import kernels_for
+
+_BLOCK_ROWS = 256  # under one mask
 
 
 def draft_attention(
@@ -58,6 +60,8 @@ def draft_attention(
         (R, Q, D), or (P, Q, D).
     """
     pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
+    if within is not None and len(within[0]) == within[1]:
+        within = None
     text = (cu_queries, cu_keys, longest, None if window is None or window >= longest[1] else window)
     return _DraftAttention.apply(query, keys[0], values[0], text, within, *pairs)
 
@@ -66,10 +70,11 @@ class _DraftAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, text, within, *pairs):
         scale = query.shape[-1] ** -0.5
-        rows = _among_rows(query, within)
-        block_out, block_lse, saved_rng = _block_forward(rows, key, value, scale, *text)
-        if within is not None:
-            block_out, block_lse = block_out[within[0]], block_lse.T[:, within[0]].T
+        spread = within if _whole_batch(query) else None
+        rows = _among_rows(query, spread)
+        block_out, block_lse, saved_rng = _block_forward(rows, key, value, scale, within, *text)
+        if spread is not None:
+            block_out, block_lse = block_out[spread[0]], block_lse.T[:, spread[0]].T
         out, lse = _merge_pairs(query, pairs, block_out, block_lse, scale)
         ctx.save_for_backward(query, key, value, out, lse, *saved_rng, *pairs)
         ctx.num_rng, ctx.text, ctx.within = len(saved_rng), text, within
@@ -80,14 +85,15 @@ class _DraftAttention(torch.autograd.Function):
         query, key, value, out, lse, *rest = ctx.saved_tensors
         rng, pairs = rest[: ctx.num_rng], rest[ctx.num_rng :]
         groups, scale = key.shape[1], query.shape[-1] ** -0.5
+        spread = ctx.within if _whole_batch(query) else None
         grad_rows, query_rows, out_rows, lse_rows = (
-            _among_rows(part, ctx.within) for part in (grad_out.contiguous(), query, out, lse)
+            _among_rows(part, spread) for part in (grad_out.contiguous(), query, out, lse)
         )
         grad_query, grad_key, grad_value = _block_backward(
-            grad_rows, query_rows, key, value, out_rows, lse_rows, rng, scale, *ctx.text
+            grad_rows, query_rows, key, value, out_rows, lse_rows, rng, scale, ctx.within, *ctx.text
         )
-        if ctx.within is not None:
-            grad_query = grad_query[ctx.within[0]]
+        if spread is not None:
+            grad_query = grad_query[spread[0]]
         if pairs and (kernels := kernels_for(query)):
             grads = kernels.merge_backward(grad_out.contiguous(), query, pairs, out, lse.T, grad_query, scale)
             return grad_query, grad_key, grad_value, None, None, *grads
@@ -103,8 +109,8 @@ class _DraftAttention(torch.autograd.Function):
 
 
 def _among_rows(part: Tensor, within: tuple[Tensor, int] | None) -> Tensor:
-    """(R, ...) of (P, ...): a row between them has a query of zeros, and a gradient of zeros. The kernels' causal edge
-    needs every row of a document's tail; their share of a step is small."""
+    """(R, ...) of (P, ...): a row between them has a query of zeros, and a gradient of zeros. The causal edge of CUDA's
+    kernel needs every row of a document's tail; its share of a step is small."""
     if within is None:
         return part
     return part.new_zeros(within[1], *part.shape[1:]).index_copy_(0, within[0], part)
@@ -143,7 +149,7 @@ def _grouped_dot(query: Tensor, states: Tensor) -> Tensor:
     return torch.einsum("rgqd,rgd->rgq", grouped.to(wide), states.to(wide)).flatten(1)
 
 
-def _block_forward(query, key, value, scale, cu_queries, cu_keys, longest, window):
+def _block_forward(query, key, value, scale, within, cu_queries, cu_keys, longest, window):
     """Causal attention within each document: output (R, Q, D), log-sum-exp (R, Q), backward's extras."""
     if _whole_batch(query):
         # With fewer queries than keys the kernel aligns them at the document's end. lse is (Q, R) float32.
@@ -152,8 +158,9 @@ def _block_forward(query, key, value, scale, cu_queries, cu_keys, longest, windo
         )  # fmt: skip
         return out, lse.T, (rng, unused)
     attend, _ = _document_kernels(query)
-    heads, outs, lses = query.shape[1], [], []
-    for rows, pieces in _pieces(cu_queries, cu_keys, window, query):
+    heads, wide = query.shape[1], torch.promote_types(query.dtype, torch.float32)
+    outs, lses = [query[:0]], [query.new_empty(0, heads, dtype=wide)]
+    for rows, pieces in _pieces(cu_queries, cu_keys, window, within, query):
         q, parts = _heads_first(query[rows], heads), []
         for piece, causal, mask in pieces:
             k, v = _heads_first(key[piece], heads), _heads_first(value[piece], heads)
@@ -164,7 +171,7 @@ def _block_forward(query, key, value, scale, cu_queries, cu_keys, longest, windo
     return torch.cat(outs), torch.cat(lses), ()
 
 
-def _block_backward(grad_out, query, key, value, out, lse, rng, scale, cu_queries, cu_keys, longest, window):
+def _block_backward(grad_out, query, key, value, out, lse, rng, scale, within, cu_queries, cu_keys, longest, window):
     """Gradients of the block part, given the merged output and log-sum-exp."""
     if _whole_batch(query):
         return torch.ops.aten._flash_attention_backward(
@@ -174,7 +181,7 @@ def _block_backward(grad_out, query, key, value, out, lse, rng, scale, cu_querie
     _, differentiate = _document_kernels(query)
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     heads, groups = query.shape[1], key.shape[1]
-    for rows, pieces in _pieces(cu_queries, cu_keys, window, query):
+    for rows, pieces in _pieces(cu_queries, cu_keys, window, within, query):
         q, wide_out, wide_grad = (_heads_first(states[rows], heads) for states in (query, out, grad_out))
         row_lse = lse[rows].T[None].contiguous()
         total = torch.zeros_like(q)
@@ -212,23 +219,31 @@ def _left(window: int | None) -> dict[str, int]:
 
 
 def _pieces(
-    cu_queries: Tensor, cu_keys: Tensor, window: int | None, query: Tensor
+    cu_queries: Tensor, cu_keys: Tensor, window: int | None, within: tuple[Tensor, int] | None, query: Tensor
 ) -> Iterator[tuple[slice, list[tuple[slice, bool, Tensor | None]]]]:
-    """Query rows of one document, and the pieces they attend to: keys, whether causally, and what is added to scores
+    """Queries of one document, and the pieces they attend to: keys, whether causally, and what is added to scores
     (n, m), of the query's type."""
-    for (row, row_end), (start, end) in zip(pairwise(cu_queries.tolist()), pairwise(cu_keys.tolist()), strict=True):
-        first = end - (row_end - row)  # the token of the first query
-        if window is not None and window < end - start:
-            for token in range(first, end, window):
-                seen, stop = max(token - window + 1, start), min(token + window, end)
-                own = token - seen  # place of the first row's own key
-                near = torch.ones(stop - token, stop - seen, dtype=torch.bool, device=query.device)
-                near = near.tril(own).triu(own - window + 1)
-                mask = torch.zeros_like(near, dtype=query.dtype).masked_fill(~near, float("-inf"))
-                yield slice(token - first + row, stop - first + row), [(slice(seen, stop), False, mask)]
-        elif row_end > row:
+    of_query = torch.arange(len(query), device=query.device) if within is None else within[0]  # the row of each
+    begins = torch.searchsorted(of_query, cu_queries.to(of_query)).tolist()
+    documents = zip(pairwise(begins), pairwise(cu_queries.tolist()), pairwise(cu_keys.tolist()), strict=True)
+    for (low, high), (row, row_end), (start, end) in documents:
+        if low == high:
+            continue
+        first = end - (row_end - row)  # the token of the first row
+        if within is None and (window is None or window >= end - start):
             before = [(slice(start, first), False, None)] if first > start else []
-            yield slice(row, row_end), [(slice(first, end), True, None), *before]
+            yield slice(low, high), [(slice(first, end), True, None), *before]
+            continue
+        for queries in of_query[low:high].split(min(window or _BLOCK_ROWS, _BLOCK_ROWS)):
+            token = queries - row + first
+            seen, stop = start, int(token[-1]) + 1
+            if window is not None:
+                seen = max(int(token[0]) - window + 1, start)
+            back = token[:, None] - torch.arange(seen, stop, device=query.device)  # (n, m), how far
+            far = (back < 0) | (back >= (window or stop))
+            mask = torch.zeros_like(far, dtype=query.dtype).masked_fill(far, float("-inf"))
+            yield slice(low, low + len(token)), [(slice(seen, stop), False, mask)]
+            low += len(token)
 
 
 def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

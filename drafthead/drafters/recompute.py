@@ -111,8 +111,8 @@ class _RMSNorm(torch.autograd.Function):
         grad_weight = along.flatten(0, -2).sum(0).to(weight.dtype)
         if not ctx.needs_input_grad[0]:
             return None, grad_weight, None
-        weight = weight.to(unit.dtype)
-        mean = (along @ weight)[..., None] / len(weight)  # of inner * unit
+        # Not along @ weight: what MKL returns of a matrix and a vector depends on where they lie in memory.
+        mean = (along * weight).mean(-1, keepdim=True)  # of inner * unit
         inner = grad * weight
         grad_states = inner.addcmul_(unit, mean, value=-1).mul_(scale)
         return grad_states.to(states.dtype), grad_weight, None
