@@ -51,8 +51,8 @@ class Player:
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, (str(PARTS), os.environ.get("PYTHONPATH"))))
         # Threads of ours wait as its scripts have them wait, a peer's as torch has them.
-        ours = set() if contestant.name == "ours" else WAITING.items()
-        environment = dict(os.environ.items() - ours)
+        removed = () if contestant.name == "ours" else WAITING
+        environment = {key: value for key, value in os.environ.items() if key not in removed}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
             env={**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},

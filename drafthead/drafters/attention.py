@@ -236,12 +236,10 @@ def _pieces(
             continue
         for queries in of_query[low:high].split(min(window or _BLOCK_ROWS, _BLOCK_ROWS)):
             token = queries - row + first
-            seen, stop = start, int(token[-1]) + 1
-            if window is not None:
-                seen = max(int(token[0]) - window + 1, start)
+            seen, stop = start if window is None else max(int(token[0]) - window + 1, start), int(token[-1]) + 1
             back = token[:, None] - torch.arange(seen, stop, device=query.device)  # (n, m), how far
-            far = (back < 0) | (back >= (window or stop))
-            mask = torch.zeros_like(far, dtype=query.dtype).masked_fill(far, float("-inf"))
+            unseen = back < 0 if window is None else (back < 0) | (back >= window)
+            mask = torch.zeros_like(unseen, dtype=query.dtype).masked_fill(unseen, float("-inf"))
             yield slice(low, low + len(token)), [(slice(seen, stop), False, mask)]
             low += len(token)
 

@@ -165,15 +165,15 @@ def score_rows(
         z, rows = logits[block], met[block]
         token, values = argmax(z), target.values.index_select(0, rows)
         if objective == WRITTEN:
-            loss, gradient = _cross_entropy_written(z, token[:, None], values)
+            cross_entropy, gradient = _cross_entropy_written(z, token[:, None], values)
+            loss = cross_entropy + target.negentropy[rows]
         else:
             loss, gradient = _by_autograd(objective, z, Target(values, target.mass[rows]))
         if grad is not None:
             torch.mul(gradient, scale[block, None], out=grad[block])
         losses.append(loss)
         best.append(token)
-    loss = torch.cat(losses)
-    return RowLoss(loss + target.negentropy[met] if objective == WRITTEN else loss, torch.cat(best))
+    return RowLoss(torch.cat(losses), torch.cat(best))
 
 
 def argmax(z: Tensor, width: int = 128) -> Tensor:
