@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.reporting.heads import comparison_table
-from drafthead.evaluation.reporting.measured_tables import conditions_table
+from drafthead.evaluation.reporting.measured_tables import acceptance_table, conditions_table
 from drafthead.evaluation.reporting.report import acceptance_line
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_conditions
 
@@ -48,6 +48,15 @@ def test_a_length_of_too_few_prompts_is_marked(summaries):
     cell = conditions_table(summaries).rows[0][6]
     assert (cell.tone, cell.text.endswith("(of 2 prompts only: decides nothing)")) == ("unresolved", True)
     assert "of 2 prompts only" in acceptance_line(AcceptanceSummary(0.0, 3, 1, 1.0, summaries, {}))
+
+
+@pytest.mark.parametrize(("accepted", "prompts", "told"), [(0, 16, True), (1, 16, False), (0, 15, False)])
+def test_a_head_that_is_hardly_accepted_is_explained(accepted, prompts, told):
+    names = [f"p{i}" for i in range(prompts)]
+    rows = [_row("none", 0, p, []) for p in names] + [_row("head", 2, p, [(2, accepted)] * 4) for p in names]
+    summary = AcceptanceSummary(0.0, prompts, 0, 1.0, summarise_conditions(pd.DataFrame(rows)), {})
+    for text in (acceptance_line(summary), acceptance_table(summary).note):
+        assert ("head: hardly a draft is accepted" in text and "--layer-ids-are" in text) == told
 
 
 def test_tables_name_the_condition(summaries):

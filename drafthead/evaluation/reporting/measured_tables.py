@@ -15,6 +15,7 @@ from drafthead.evaluation.results.summary import FIRST_BIN, AcceptanceSummary, M
 from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN, NAMES
 from drafthead.statistics import FEWEST_PROMPTS, acceptance_length
 
+_HARDLY = 1.1  # tokens a round
 _TONES: dict[int, Tone] = {1: "better", 0: "unresolved", -1: "worse"}
 
 
@@ -32,7 +33,15 @@ def acceptance_table(summary: AcceptanceSummary) -> Table:
     text = note("acceptance", kept=kept, prompts=summary.prompts, looping=summary.looping, ended=summary.ended)
     if again := summary.identical.get(BASELINE_AGAIN):
         text += " " + note("floor", again=number(again.scaled(100)).text)
+    text += hardly_accepted(summary)
     return conditions_table(sorted(summary.methods, key=lambda m: (m.category != ALL, m.category)), f"{text} ")
+
+
+def hardly_accepted(summary: AcceptanceSummary) -> str:
+    """What to look for where hardly a draft is accepted, after a space; empty where no method is so."""
+    pooled = (m for m in summary.methods if m.category == ALL and m.prompts >= FEWEST_PROMPTS)
+    names = ", ".join(sorted({NAMES[m.method] for m in pooled if m.length.value < _HARDLY}))
+    return " " + note("hardly", names=names) if names else ""
 
 
 def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> Table:

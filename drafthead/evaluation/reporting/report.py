@@ -224,7 +224,7 @@ def acceptance_line(summary: AcceptanceSummary) -> str:
     pooled = [m for m in summary.methods if m.category == ALL]
     lengths = ", ".join(f"{NAMES[m.method]} {length_cell(m.length, m.prompts).text} (K = {m.K})" for m in pooled)
     same = ", ".join(f"{NAMES[method]} {100 * share.value:.0f} %" for method, share in summary.identical.items())
-    text = f"Acceptance length at T = {summary.temperature:g}: {lengths}."
+    text = f"Acceptance length at T = {summary.temperature:g}: {lengths}.{measured.hardly_accepted(summary)}"
     return f"{text} Responses identical to the baseline's: {same}." if same else text
 
 
