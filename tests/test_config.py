@@ -123,9 +123,12 @@ def test_single_values_and_lists_mean_the_same():
     one, many = (load_recipe(overrides=[f"eval.{key}"]).eval for key in ("num_draft_tokens=2", "num_draft_tokens=[2]"))
     assert one == many
     assert load_recipe(overrides=["eval.reasoning_effort=low"]).eval.reasoning_efforts == ("low",)
-    arms = load_recipe(overrides=["eval.methods=[ngram,{name: deep, method: ngram, num_draft_tokens: [4,1]}]"]).eval
-    assert [(arm.name, arms.draft_tokens_of(arm)) for arm in arms.methods] == [("ngram", (3,)), ("deep", (4, 1))]
-    assert arms.num_draft_tokens == 3
+    section = load_recipe(overrides=["eval.methods=[ngram,{name: deep, method: ngram, num_draft_tokens: [4,1]}]"]).eval
+    assert [(method.name, section.draft_tokens_of(method)) for method in section.methods] == [
+        ("ngram", (3,)),
+        ("deep", (4, 1)),
+    ]
+    assert section.num_draft_tokens == 3
 
 
 @pytest.mark.parametrize(

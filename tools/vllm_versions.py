@@ -30,7 +30,7 @@ def harvested(folder: Path) -> str:
 
 def accepted(folder: Path) -> str:
     """Acceptance length by vLLM's counters in process."""
-    rows = pd.read_parquet(folder / "results/tiny/acceptance/arm-eagle3.parquet")
+    rows = pd.read_parquet(folder / "results/tiny/acceptance/method-eagle3.parquet")
     return f"acceptance length {1 + rows['accepted'].sum() / rows['drafts'].sum():.2f}"
 
 

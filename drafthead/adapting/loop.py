@@ -236,7 +236,7 @@ class Loop:
         state, candidate = self.state, self.candidate
         run_script("eval/acceptance.py", [*self._overrides(), "--no-tables"])
         rows = read_acceptance(acceptance_dir(candidate))
-        own, served = (rows[rows.arm == name] for name in (OWN, SERVED))
+        own, served = (rows[rows.method == name] for name in (OWN, SERVED))
         verdict = decide(served, own, self.recipe.adapt.worse_by)
         if verdict.promoted and self.recipe.adapt.trial_requests:
             state.phase, state.reference_from = "trial", time.time()

@@ -253,8 +253,7 @@ class Server:
         """The error for a server that stopped answering, with how that showed and the last lines of its log."""
         details = "; ".join(filter(None, (seen, self.how_it_ended(patience_s=2))))
         return ServerError(
-            f"{self.base_url} ({self.model}) stopped answering ({details}); what was measured before is kept, the "
-            f"same command continues. {_last_lines(self.log_path)}"
+            f"{self.base_url} ({self.model}) stopped answering ({details}). {_last_lines(self.log_path)}"
         )
 
     def reset_prefix_cache(self, patience_s: float = 30) -> bool:

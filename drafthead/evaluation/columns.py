@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from drafthead.artifacts import ArtifactError
 from drafthead.files import atomic_path
 
 _MEANING = yaml.safe_load((resources.files("drafthead.evaluation") / "columns.yaml").read_text(encoding="utf-8"))
@@ -23,6 +24,15 @@ def write_rows(rows: pd.DataFrame, path: Path) -> None:
 
 
 def read_rows(directory: Path, *patterns: str) -> pd.DataFrame:
-    """The rows of all files that match, by pattern and then by name."""
+    """The rows of all files that match, by pattern and then by name.
+
+    Raises:
+        ArtifactError: an earlier version wrote them.
+    """
     paths = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
-    return pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
+    found = [pd.read_parquet(path) for path in paths]
+    if not found or "method" not in found[0]:
+        raise ArtifactError(
+            f"{directory} is of an earlier version, which said `arm` for `method`: delete it, measure again"
+        )
+    return pd.concat(found, ignore_index=True)

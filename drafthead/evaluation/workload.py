@@ -205,7 +205,7 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
             made_from["head"] = head
         own = settings.model_dump(include={"name", "method", "extra"})
         described.append(own | {"head": head, "num_draft_tokens": list(recipe.eval.draft_tokens_of(settings))})
-    return made_from | {"arms": described}
+    return made_from | {"methods": described}
 
 
 def lacks(recipe: Recipe, method: str) -> str | None:

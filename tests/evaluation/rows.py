@@ -40,26 +40,26 @@ def write_results(
     rng = np.random.default_rng(0)
     directory = recipe.results_dir / "acceptance"
     begin(directory, "acceptance", _identity(recipe))
-    for arm, quality in (("none", None), ("eagle3", 0.7), ("ngram", 0.2)):
-        rows = [_answer(rng, arm, i, quality) for i in range(prompts)]
-        if arm == "none":
-            rows += [{**row, "arm": "none-again"} for row in rows]
-        pd.DataFrame(rows).to_parquet(directory / f"arm-{arm}.parquet")
-    finish(directory, {"prompts": prompts, "too_long": 0, "arms": 3})
+    for method, quality in (("none", None), ("eagle3", 0.7), ("ngram", 0.2)):
+        rows = [_answer(rng, method, i, quality) for i in range(prompts)]
+        if method == "none":
+            rows += [{**row, "method": "none-again"} for row in rows]
+        pd.DataFrame(rows).to_parquet(directory / f"method-{method}.parquet")
+    finish(directory, {"prompts": prompts, "too_long": 0, "methods": 3})
     directory = recipe.results_dir / "serving"
     begin(directory, "serving", _identity(recipe))
     series = [("none", 0), *(("eagle3", k) for k in lengths)]
-    for index, (arm, k) in enumerate(series):
+    for index, (method, k) in enumerate(series):
         requests, runs = [], []
         for workload in workloads:
             extra = {"k": k, "workload": workload}
             for concurrency, speed in head_speed.items():
                 faster = speed_at(speed, k) if k else 1.0
-                rows = [request_row(rng, arm, concurrency, i, faster) | extra for i in range(prompts)]
+                rows = [request_row(rng, method, concurrency, i, faster) | extra for i in range(prompts)]
                 requests += rows
-                runs.append(run_row(arm, concurrency, rows, k) | extra)
-        pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{arm}.parquet")
-        pd.DataFrame(runs).to_parquet(directory / f"runs-{index:02d}-{arm}.parquet")
+                runs.append(run_row(method, concurrency, rows, k) | extra)
+        pd.DataFrame(requests).to_parquet(directory / f"requests-{index:02d}-{method}.parquet")
+        pd.DataFrame(runs).to_parquet(directory / f"runs-{index:02d}-{method}.parquet")
     finish(directory, {"servers": 2, "device": "CPU"})
 
 
@@ -98,13 +98,13 @@ def _identity(recipe: Recipe) -> dict:
     }  # fmt: skip
 
 
-def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | None) -> dict:
+def _answer(rng: np.random.Generator, method: str, index: int, quality: float | None) -> dict:
     drafts = 0 if quality is None else int(rng.integers(20, 40))
     accepted_at = np.sort(rng.binomial(drafts, [(quality or 0) ** (k + 1) for k in range(K)]))[::-1]
     accepted_at = accepted_at[: K if quality is not None else 0]
     looping = index % 16 == 0
     return {
-        "arm": arm,
+        "method": method,
         "k": 0 if quality is None else K,
         "temperature": 0.0,
         "effort": "medium",
@@ -114,7 +114,9 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
         "prompt_tokens": 100,
         "output_ids": [1, 2, 3],
         "output_sha256": hashlib.sha256(f"{index}".encode()).hexdigest(),
-        "num_tokens": 1 + drafts + int(accepted_at.sum()) if arm == "eagle3" else 80,  # n-gram: steps without a draft
+        "num_tokens": 1 + drafts + int(accepted_at.sum())
+        if method == "eagle3"
+        else 80,  # n-gram: steps without a draft
         "drafts": drafts,
         "proposed": K * drafts,
         "accepted": int(accepted_at.sum()),
@@ -126,36 +128,37 @@ def _answer(rng: np.random.Generator, arm: str, index: int, quality: float | Non
     }
 
 
-def request_row(rng: np.random.Generator, arm: str, concurrency: int, index: int, speed: float) -> dict:
+def request_row(rng: np.random.Generator, method: str, concurrency: int, index: int, speed: float) -> dict:
     tokens = 60 + index % 30
     tpot = 0.004 * concurrency**0.5 / speed * rng.lognormal(0, 0.05)
     ttft = 0.02 / speed * rng.lognormal(0, 0.05)
-    return _level(arm, concurrency) | {
+    return _level(method, concurrency) | {
         "prompt_id": f"p{index:03d}", "error": "", "prompt_tokens": 100, "output_tokens": tokens,
         "start_s": 0.1 * index, "gaps_s": [tpot] * 3, "text": "", "ttfot_s": np.nan, "ttft_s": ttft,
         "e2e_s": ttft + tpot * (tokens - 1), "tpot_s": tpot, "itl_s": tpot, "tpot_all_s": ttft / tokens + tpot,
     }  # fmt: skip
 
 
-def run_row(arm: str, concurrency: int, rows: list[dict], k: int) -> dict:
+def run_row(method: str, concurrency: int, rows: list[dict], k: int) -> dict:
     duration = sum(r["e2e_s"] for r in rows) / concurrency
     tokens = sum(r["output_tokens"] for r in rows)
-    drafts = 1000 if arm == "eagle3" else 0
+    drafts = 1000 if method == "eagle3" else 0
     achieved = concurrency if concurrency < 100 else 48.0
-    return _level(arm, concurrency) | {
+    return _level(method, concurrency) | {
         "k": k, "requests": len(rows), "failed": 0, "achieved": achieved, "running": achieved, "waiting": 0.0,
         "reached": achieved >= 0.9 * concurrency, "duration_s": duration, "output_tokens": tokens,
         "prompt_tokens": 100 * len(rows), "output_tokens_per_s": tokens / duration, "server_start_s": 30.0,
         "weights_gib": np.nan, "server_command": "[]", "finished_at": 0.0, "drafts": drafts, "proposed": k * drafts,
         "accepted": round(sum(POSITIONS[:k]) * drafts),
         "accepted_at": [round(share * drafts) for share in POSITIONS[: k or K]],
-        "kv_cache_tokens": 90_000 if arm == "eagle3" else 100_000, "prefix_queries": 0, "prefix_hits": 0,
+        "kv_cache_tokens": 90_000 if method == "eagle3" else 100_000, "prefix_queries": 0, "prefix_hits": 0,
     }  # fmt: skip
 
 
-def _level(arm: str, concurrency: int) -> dict:
+def _level(method: str, concurrency: int) -> dict:
     """What requests and runs say of their level, the draft length excepted."""
     return {
-        "arm": arm, "block": 0, "tensor_parallel": 1, "workload": ALL, "throughput_only": False, "temperature": 0.0,
-        "load": f"c{concurrency}", "concurrency": concurrency, "request_rate": np.inf, "burstiness": 1.0,
+        "method": method, "block": 0, "tensor_parallel": 1, "workload": ALL, "throughput_only": False,
+        "temperature": 0.0, "load": f"c{concurrency}", "concurrency": concurrency, "request_rate": np.inf,
+        "burstiness": 1.0,
     }  # fmt: skip

@@ -100,16 +100,16 @@ def measured(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.mark.slow
 def test_every_request_is_counted(measured):
     rows, every = read_acceptance(measured[1]), read_conditions(measured[1])
-    assert rows.groupby("arm").size().to_dict() == {"none": 6, "none-again": 6, "random": 6}
-    assert (rows.loc[rows["arm"] != "random", "drafts"] == 0).all()
+    assert rows.groupby("method").size().to_dict() == {"none": 6, "none-again": 6, "random": 6}
+    assert (rows.loc[rows["method"] != "random", "drafts"] == 0).all()
     assert summarise_acceptance(rows).identical["random"].value == 1
     assert np.isfinite(rows["repeated"]).all()
-    assert every.groupby(["arm", "k", "temperature"]).size().to_dict() == {
+    assert every.groupby(["method", "k", "temperature"]).size().to_dict() == {
         ("none", 0, 0.0): 6, ("none", 0, 0.7): 6, ("none-again", 0, 0.0): 6,
         **{("random", k, t): 6 for k in (1, 3) for t in (0.0, 0.7)},
     }  # fmt: skip
     assert list(every.columns) == list(ACCEPTANCE_COLUMNS)
-    drafted = every[every["arm"] == "random"]
+    drafted = every[every["method"] == "random"]
     assert (drafted["drafts"] > 10).all()
     assert (drafted["proposed"] <= drafted["k"] * drafted["drafts"]).all()
     assert (drafted["proposed"] > (drafted["k"] - 1) * drafted["drafts"]).all()  # the last steps may propose fewer
@@ -130,13 +130,13 @@ def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path
     methods = f"eval.methods=[{{name: random, method: eagle3, head: {head}, num_draft_tokens: 1}}]"
     command = ("eval/acceptance.py", f"output_dir={tmp_path}", "target.dtype=float32", "data=tiny", *_SETTINGS, methods)
     told = run_warm(*command, "name=second")
-    assert f"those of {first}: arm-none.parquet" in told
+    assert f"those of {first}: method-none.parquet" in told
     assert damaged.name not in told
     second = tmp_path / "results" / "second" / directory.name
     assert verify_files(second) == []
-    assert (second / "arm-none.parquet").read_bytes() == (first / "arm-none.parquet").read_bytes()
+    assert (second / "method-none.parquet").read_bytes() == (first / "method-none.parquet").read_bytes()
     for rows in (read_acceptance(directory), read_acceptance(second)):
-        assert rows.groupby("arm").size().to_dict() == {"none": 6, "none-again": 6, "random": 6}
+        assert rows.groupby("method").size().to_dict() == {"none": 6, "none-again": 6, "random": 6}
     assert "baseline's rows" not in run_warm(*command, "name=third", "eval.max_tokens=23")  # another baseline
 
 
@@ -184,7 +184,7 @@ def test_drafts_of_others_are_served_side_by_side(tmp_path):
     run_warm("eval/acceptance.py", *settings)
     rows = read_acceptance(recipe.results_dir / "acceptance")
     for method in made:
-        own = rows[rows["arm"] == method]
+        own = rows[rows["method"] == method]
         assert (own["proposed"] == 2 * own["drafts"]).all()
         assert own["drafts"].sum() > 0
-    assert rows.groupby("arm")["output_sha256"].agg(frozenset).nunique() == 1  # drafts never change greedy text
+    assert rows.groupby("method")["output_sha256"].agg(frozenset).nunique() == 1  # drafts never change greedy text

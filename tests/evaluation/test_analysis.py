@@ -50,7 +50,7 @@ def test_rates_alone_give_no_verdict(measured):
 def test_a_report_is_made_of_whatever_was_answered(tmp_path, fault):
     recipe = tiny_recipe(tmp_path)
     requests, runs = served(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48)
-    head = requests["arm"] == "eagle3"
+    head = requests["method"] == "eagle3"
     if fault == "no shared prompt":  # at 1 the baseline answered the first half, the head the second
         requests.loc[(requests["concurrency"] == 1) & (head == (requests["prompt_id"] < "p024")), "error"] = "500"
         runs.loc[runs["concurrency"] == 1, "failed"] = 24
@@ -68,7 +68,7 @@ def test_every_workload_has_a_verdict_and_all_prompts_decide(tmp_path):
     """Faster everywhere, but on `long`: the report has them side by side, and `all` is what is advised."""
     recipe = tiny_recipe(tmp_path)
     rows = served(recipe, head_speed={1: 1.3, 8: 1.2}, prompts=48, workloads=("all", "code", "long"))
-    long = "workload == 'long' and arm == 'eagle3'"
+    long = "workload == 'long' and method == 'eagle3'"
     analysis = analyse(
         recipe, together(each(rows, lambda f: f.query(f"not ({long})")), each(rows, lambda f: slower(f.query(long), 2)))
     )

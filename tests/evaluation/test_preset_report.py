@@ -37,7 +37,7 @@ def _rows(plan):
 @pytest.mark.parametrize("loads", [(1, 5, 25, 50, 100, 200), (1, 5)])
 def test_a_published_mean_stands_beside_one_over_the_same_loads_at_the_same_temperature(tmp_path, loads):
     rows = served(tiny_recipe(tmp_path), head_speed=dict.fromkeys(loads, 1.3), prompts=2, workloads=("sharegpt",))
-    hot = completed(*each(rows, lambda f: slower(f, 1 + (f["arm"] != "none")).assign(temperature=1.0)))
+    hot = completed(*each(rows, lambda f: slower(f, 1 + (f["method"] != "none")).assign(temperature=1.0)))
     table = published_table(summarise_serving(together(rows, hot)), "openai/gpt-oss-120b")
     if len(loads) < 6:
         assert table is None

@@ -91,7 +91,7 @@ def test_acceptance_is_shown_by_position(recipe, report):
 def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):
     """Five n-gram tokens beside three of the head, of which n-gram proposes a second one every other time."""
     rows = acceptance.read_acceptance(recipe.results_dir / "acceptance").assign(temperature=0.7)
-    ngram = rows["arm"] == "ngram"
+    ngram = rows["method"] == "ngram"
     rows.loc[ngram, "k"] = 5
     counts: dict = {"drafts": 10, "accepted_at": [8, 2, 1, 0, 0], "reached_at": [10, 4, 2, 1, 0]}
     for column, value in counts.items():

@@ -29,7 +29,7 @@ def rows(tmp_path_factory) -> ServingRows:
 
 def _levels(rows: ServingRows, lengths: dict[int, int]) -> list[Level]:
     """With a schedule that is a copy of these lengths: load -> K."""
-    copied = each(rows, lambda f: f[f["k"] == f["concurrency"].map(lengths)].assign(arm=SCHEDULED, k=3))
+    copied = each(rows, lambda f: f[f["k"] == f["concurrency"].map(lengths)].assign(method=SCHEDULED, k=3))
     return summarise_serving(together(rows, copied))
 
 

@@ -10,11 +10,13 @@ from drafthead.evaluation.reporting.report import acceptance_line
 from drafthead.evaluation.results.summary import AcceptanceSummary, summarise_conditions
 
 
-def _row(arm: str, k: int, prompt: str, steps: list[tuple[int, int]], sha: str = "same", repeated: float = 0.0) -> dict:
+def _row(
+    method: str, k: int, prompt: str, steps: list[tuple[int, int]], sha: str = "same", repeated: float = 0.0
+) -> dict:
     """One prompt whose steps are (proposed, accepted)."""
     kept, drafted = np.array([a for _, a in steps], int), np.array([p for p, _ in steps], int)
     return {
-        "arm": arm, "k": k, "temperature": 0.0, "effort": "low", "prompt_id": prompt, "category": "chat",
+        "method": method, "k": k, "temperature": 0.0, "effort": "low", "prompt_id": prompt, "category": "chat",
         "drafts": len(steps), "proposed": drafted.sum(), "accepted": kept.sum(), "output_sha256": sha,
         "accepted_at": [(kept > i).sum() for i in range(k)],
         "reached_at": [((kept >= i) & (drafted > i)).sum() for i in range(k)],

@@ -109,9 +109,9 @@ def test_requests_that_wait_in_one_block_only_count_as_they_are(one_load):
     def late(frame: pd.DataFrame, block: int) -> pd.DataFrame:
         frame = frame.assign(block=block)
         if "ttft_s" in frame:
-            frame.loc[(frame["arm"] == "eagle3") & (frame["prompt_id"].str[1:].astype(int) % 8 == block), "ttft_s"] = (
-                4.0
-            )
+            frame.loc[
+                (frame["method"] == "eagle3") & (frame["prompt_id"].str[1:].astype(int) % 8 == block), "ttft_s"
+            ] = 4.0
         return frame
 
     blocks = together(*(each(one_load, lambda f, block=block: late(f, block)) for block in range(3)))
@@ -135,9 +135,9 @@ def one_load(rows) -> ServingRows:
 def _with_failures(rows: ServingRows, failed: int) -> ServingRows:
     """The first requests of the head failed at once, as seen by a client that keeps the times it has."""
     requests, runs = rows.requests.copy(), rows.runs.copy()
-    lost = requests[requests["arm"] == "eagle3"].groupby("concurrency").head(failed).index
+    lost = requests[requests["method"] == "eagle3"].groupby("concurrency").head(failed).index
     requests.loc[lost, ["error", "output_tokens", "e2e_s"]] = ["connection refused", 0, 0.0]
-    return ServingRows(requests, runs.assign(failed=(runs["arm"] == "eagle3") * failed))
+    return ServingRows(requests, runs.assign(failed=(runs["method"] == "eagle3") * failed))
 
 
 @pytest.mark.parametrize(("failed", "decision"), [(1, DEPLOY), (8, UNKNOWN), (160, UNKNOWN)])
@@ -157,7 +157,10 @@ def test_answers_of_one_token_have_no_time_per_token(one_load):
 
 def test_blocks_that_disagree_decide_nothing(one_load):
     """The head is half as fast again in one block of server starts, and as fast as the baseline in the next."""
-    plain, head = (each(one_load, lambda f, arm=arm: f[f["arm"] == arm].assign(block=1)) for arm in ("none", "eagle3"))
+    plain, head = (
+        each(one_load, lambda f, method=method: f[f["method"] == method].assign(block=1))
+        for method in ("none", "eagle3")
+    )
     blocks = together(one_load, plain, each(head, lambda f: slower(f, 1.5)))
     (level,), (alone,) = summarise_serving(blocks), summarise_serving(one_load)
     first = alone.changes["output_tokens_per_s"].value
@@ -221,7 +224,7 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speeds, reached, doub
     kept = "{name: kept, method: eagle3, extra: {disable_eagle_block_drop: true}}"
     beside = tiny_recipe(recipe.output_dir, f"eval.methods=[eagle3,{kept}]")
     few = each(rows, lambda f: f[f["concurrency"] < 8])
-    kept = each(few, lambda f: slower(f[f["k"] == 3].assign(arm="kept"), 1 / f["concurrency"].map(speeds)))
+    kept = each(few, lambda f: slower(f[f["k"] == 3].assign(method="kept"), 1 / f["concurrency"].map(speeds)))
     kept.runs.loc[kept.runs["concurrency"] == 4, "reached"] = reached
     both = together(few, kept)
     levels = [x for x in summarise_serving(both) if x.K == 3]
@@ -249,10 +252,10 @@ def test_the_verdict_picks_the_head_that_serves_fastest(recipe, rows, speeds, lo
     heads = "{name: other, method: dflash, head: org/other}, {name: third, method: eagle3, head: org/third}"
     several = tiny_recipe(recipe.output_dir, f"eval.methods=[eagle3,{heads}]")
     few = each(rows, lambda f: f[f["concurrency"] < 8])
-    found = [each(few, lambda f: f[f["arm"] == "none"])]
-    found += [each(few, lambda f, m=m: slower(f[f["k"] == 3].assign(arm=m), 1 / speeds[m])) for m in speeds]
+    found = [each(few, lambda f: f[f["method"] == "none"])]
+    found += [each(few, lambda f, m=m: slower(f[f["k"] == 3].assign(method=m), 1 / speeds[m])) for m in speeds]
     turns = [
-        each(part, lambda f: slower(f.assign(workload="multi-turn"), 3 if f["arm"].iat[0] in losing else 1))
+        each(part, lambda f: slower(f.assign(workload="multi-turn"), 3 if f["method"].iat[0] in losing else 1))
         for part in found
     ]
     both = together(*found, *turns)
@@ -275,9 +278,9 @@ def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_
     requests, runs = served(recipe, head_speed={8: 1.3}, prompts=96, workloads=("all", "multi-turn"))
     runs = runs.assign(prefix_queries=1000, prefix_hits=700)
     for rows, columns in ((requests, ["e2e_s", "ttft_s"]), (runs, ["duration_s"])):
-        slower = (rows["arm"] == "eagle3") & (rows["workload"] == "multi-turn")
+        slower = (rows["method"] == "eagle3") & (rows["workload"] == "multi-turn")
         rows.loc[slower, columns] += wait_s * (1 if rows is requests else 96 / 8)
-    runs.loc[(runs["arm"] == "eagle3") & (runs["workload"] == "multi-turn"), "prefix_hits"] = 1000 * hits
+    runs.loc[(runs["method"] == "eagle3") & (runs["workload"] == "multi-turn"), "prefix_hits"] = 1000 * hits
     verdict = plain_verdict(verdicts_of(recipe, summarise_serving(ServingRows(requests, runs))))
     assert verdict.decision == decision
     assert ("70.0% → 0.0%" in " ".join(level.reason for level in verdict.levels)) == (decision == DO_NOT)

@@ -44,8 +44,25 @@ def test_a_server_killed_in_the_middle_of_a_load_costs_that_server_alone(tmp_pat
     finish(stage, tmp_path, *overrides)
     assert first.items() <= stage.payload(tmp_path).items()
     rows = read_rows(tmp_path / stage.writes[0], "requests-*.parquet")
-    assert rows[rows["workload"] == "all"].groupby("arm").size().to_dict() == {"none": 8, "ngram": 8}
+    assert rows[rows["workload"] == "all"].groupby("method").size().to_dict() == {"none": 8, "ngram": 8}
     assert not rows["error"].any()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_server_that_does_not_start_does_not_keep_the_others_from_being_measured(tmp_path):
+    broken = "{name: broken, method: ngram, extra: {prompt_lookup_min: 9, prompt_lookup_max: 1}}"
+    overrides = (f"eval.methods=[{broken},ngram]", "eval.served=[broken,ngram]", "eval.workloads=all")
+    stage = STAGES["serving"]
+    finish(STAGES["prompts"], tmp_path, *overrides)
+    with started(stage, tmp_path, *overrides) as process:
+        assert process.wait(500) == 2
+    printed = log_of(stage, tmp_path)
+    assert re.search(r"\nServerError: vLLM ended with code 1 .*prompt_lookup_min", printed, re.DOTALL)
+    assert "Not measured: broken-k3-tp1. " in printed
+    assert "Traceback" not in printed.partition("\nServerError")[0].partition("is left out for now")[0]
+    measured = {path.name for path in (tmp_path / stage.writes[0]).glob("runs-*.parquet")}
+    assert measured == {"runs-00-none-k0-tp1.parquet", "runs-02-ngram-k3-tp1.parquet"}
 
 
 def _answered(log: Path, requests: int) -> bool:

@@ -41,7 +41,7 @@ def test_serving_survives_a_kill(campaign, chooser):
     assert measured.items() <= stage.payload(root).items()
     assert not stage.leftovers(root)
     rows = read_rows(root / stage.writes[0], "requests-*.parquet")
-    assert set(rows["arm"]) == {"none", "eagle3"}
+    assert set(rows["method"]) == {"none", "eagle3"}
     of_all = rows[rows["workload"] == "all"]
     assert of_all["prompt_id"].nunique() * 2 == len(of_all) == 16
     assert len(rows) > len(of_all), "conversations are measured too"

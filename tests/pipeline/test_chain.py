@@ -52,11 +52,11 @@ def _counters(recipe) -> dict[str, pd.DataFrame]:
     assert (rows["accepted"] <= rows["proposed"]).all()
     assert (rows["proposed"] <= rows["k"] * rows["drafts"]).all()
     assert all(list(a) == sorted(a, reverse=True) for a in rows["accepted_at"])  # a position implies those before
-    baseline = rows[rows["arm"] == "none"].set_index("prompt_id")
+    baseline = rows[rows["method"] == "none"].set_index("prompt_id")
     kept = set(baseline.index[baseline["repeated"] <= LOOP_LIMIT])
     rows = rows[rows["prompt_id"].isin(kept)]
     drafted = rows[rows["drafts"] > 0].set_index("prompt_id")
-    return {str(arm): group[["drafts", "accepted"]] for arm, group in drafted.groupby("arm")}
+    return {str(method): group[["drafts", "accepted"]] for method, group in drafted.groupby("method")}
 
 
 def overrides_of(recipe) -> tuple[str, ...]:

@@ -141,6 +141,6 @@ def test_served_under_load_every_head_has_its_line(compared):
     runs = read_rows(root / "results" / "all-served" / "serving", "runs-*.parquet")
     lines = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
     for kind in ("peagle", "dflash"):
-        own = runs[(runs["arm"] == f"{kind}_l2") & (runs["workload"] == "all")]
+        own = runs[(runs["method"] == f"{kind}_l2") & (runs["workload"] == "all")]
         line = next(line for line in lines if line[1:3] == [f"{kind}_l2", "2"])
         assert f"{own['output_tokens'].sum() / own['duration_s'].sum():.1f}" in line

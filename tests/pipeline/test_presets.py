@@ -31,7 +31,7 @@ def _run(recipe, preset: str, *more: str):
     assert list(runs.columns) == list(RUN_COLUMNS)
     assert not runs["failed"].any()
     # Every method gets the same prompts at a level.
-    sent = requests.groupby(["workload", "load", "arm", "k"])["prompt_id"].agg(frozenset)
+    sent = requests.groupby(["workload", "load", "method", "k"])["prompt_id"].agg(frozenset)
     assert (sent.groupby(["workload", "load"]).nunique() == 1).all()
     drafted = runs[runs["k"] > 0]
     assert (drafted["accepted"] == drafted["accepted_at"].map(sum)).all()
@@ -43,12 +43,12 @@ def _run(recipe, preset: str, *more: str):
 @pytest.mark.presets
 def test_redhat_runs_in_miniature(tiny_run):
     printed, runs = _run(tiny_run, "redhat")
-    assert set(zip(runs["arm"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}
+    assert set(zip(runs["method"], runs["k"], strict=True)) == {("none", 0), ("eagle3", 3)}
     assert set(runs["workload"]) == {"sharegpt", "mlperf", "swe-bench"}
     assert set(runs["load"]) == {"c1", "c2"}
     assert not runs["server_command"].str.contains("--stream-interval").any()
     assert "Geometric means" in (tiny_run.results_dir / "redhat-miniature" / "report.md").read_text()
-    assert (runs.loc[runs["arm"] == "eagle3", "drafts"] > 0).all()
+    assert (runs.loc[runs["method"] == "eagle3", "drafts"] > 0).all()
     assert "tensor parallelism 2" in " ".join(printed.split())
 
 
@@ -56,12 +56,12 @@ def test_redhat_runs_in_miniature(tiny_run):
 @pytest.mark.parametrize("preset", [name for name in preset_names() if name != "redhat"])
 def test_every_other_preset_runs_in_miniature(tiny_run, preset):
     printed, runs = _run(tiny_run, preset)
-    assert (runs.loc[runs["arm"] == "eagle3", "drafts"] > 0).all()
+    assert (runs.loc[runs["method"] == "eagle3", "drafts"] > 0).all()
     if preset == "techniques":
         assert "medusa: " in printed
         text = (tiny_run.results_dir / "techniques-miniature" / "report.md").read_text()
         assert "What keeps a service level" in text
-        head = runs[runs["arm"] == "eagle3"].groupby("temperature")[["drafts", "accepted"]].sum()
+        head = runs[runs["method"] == "eagle3"].groupby("temperature")[["drafts", "accepted"]].sum()
         lengths = 1 + head["accepted"] / head["drafts"]
         assert lengths[0.5] > 0.6 * lengths[0.0]  # the CPU build, unrepaired, accepts next to nothing above 0
 
@@ -77,10 +77,10 @@ def test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones(tiny_run):
     run_ok("eval/draft_lengths.py", *schedule, *overrides, timeout_s=_PATIENCE_S)
     directory = tiny_run.results_dir / "draft-lengths" / "schedule"
     runs = read_rows(directory, "runs-*.parquet").query("workload == 'all'")
-    assert [(run.arm, run.k) for run in runs[runs["block"] == 0].itertuples()][::2] == [
+    assert [(run.method, run.k) for run in runs[runs["block"] == 0].itertuples()][::2] == [
         ("none", 0), ("eagle3", 3), ("eagle3", 1), ("schedule", 3),
     ]  # fmt: skip
-    drafted = runs[runs["k"] > 0].groupby(["arm", "k", "concurrency"])[["proposed", "drafts"]].sum()
+    drafted = runs[runs["k"] > 0].groupby(["method", "k", "concurrency"])[["proposed", "drafts"]].sum()
     proposed = drafted["proposed"] / drafted["drafts"]
     assert proposed["eagle3", 3, 4] == pytest.approx(3, abs=0.2)
     assert proposed["schedule", 3, 1] == pytest.approx(3, abs=0.2)

@@ -67,7 +67,7 @@ def test_evaluation_leaves_out_the_same(tmp_path):
     counts = {"k": 1, "accepted_at": [0], "reached_at": [0], "num_tokens": 2}
     empty = dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | counts | {"category": "chat"}
     answers = {name: {"prompt_id": name, "repeated": repeated_share(t[2:])} for name, t in texts.items()}
-    rows = [empty | answer | {"arm": arm} for arm in ("none", "eagle3") for answer in answers.values()]
+    rows = [empty | answer | {"method": method} for method in ("none", "eagle3") for answer in answers.values()]
     summary = summarise_acceptance(pd.DataFrame(rows))
     assert summary.of("eagle3").prompts == len(replayed_documents(store, eagle3(NUM_STEPS), 99)[0]) == 1
 

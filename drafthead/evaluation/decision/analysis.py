@@ -192,7 +192,7 @@ def _priced(recipe: Recipe, rows: ServingRows, levels: Sequence[Level]) -> dict[
         powers = {2**i for i in range(max_batch.bit_length())}
         loads = sorted(asked | set(recipe.eval.traffic.concurrency or ()) | powers)
         here = steady(rows, workload)
-        if {BASELINE, HEAD} <= set(decoded(here.requests)["arm"]):
+        if {BASELINE, HEAD} <= set(decoded(here.requests)["method"]):
             found[workload] = price(speed_samples(here, HEAD, max_batch), loads, max_batch)
     return found
 

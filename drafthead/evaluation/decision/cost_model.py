@@ -91,10 +91,10 @@ def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSample
         method: name of the method that drafts.
         max_batch: the engine's max_num_seqs: more requests in flight wait and are not in the batch.
     """
-    requests, runs = (frame[frame["arm"].isin((BASELINE, method))] for frame in rows)
+    requests, runs = (frame[frame["method"].isin((BASELINE, method))] for frame in rows)
     good = decoded(requests)
     good = good.assign(decode_s=good["e2e_s"] - good["ttft_s"], tokens=good["output_tokens"] - 1)
-    levels = ["arm", "k", "load"]
+    levels = ["method", "k", "load"]
     seconds, tokens = (
         good.pivot_table(index=levels, columns="prompt_id", values=value, aggfunc="sum", fill_value=0.0)
         for value in ("decode_s", "tokens")
@@ -103,11 +103,11 @@ def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSample
     runs = runs.assign(batch=runs["running"].where(~runs["reached"].astype(bool), runs["concurrency"]))
     pooled = runs.groupby(levels).agg({"batch": "mean", "drafts": "sum", "accepted": "sum"}).loc[seconds.index]
     keys = []
-    for (arm, k, _), (batch, drafts, accepted) in zip(pooled.index, pooled.to_numpy(float), strict=True):
+    for (name, k, _), (batch, drafts, accepted) in zip(pooled.index, pooled.to_numpy(float), strict=True):
         length = acceptance_length(drafts, accepted) if drafts else 1.0
-        keys.append((min(batch, max_batch), None if arm == BASELINE else int(k), length))
+        keys.append((min(batch, max_batch), None if name == BASELINE else int(k), length))
     K = int(runs["k"].max())
-    longest = runs[(runs["arm"] == method) & (runs["k"] == K) & (runs["drafts"] > 0)]
+    longest = runs[(runs["method"] == method) & (runs["k"] == K) & (runs["drafts"] > 0)]
     positions = counted(longest, K)[1].unconditional if len(longest) else ()
     return SpeedSamples(keys, seconds.to_numpy(float), tokens.to_numpy(float), tuple(map(float, positions)))
 

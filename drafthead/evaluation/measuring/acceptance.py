@@ -81,7 +81,7 @@ class Condition:
     def path(self, directory: Path) -> Path:
         """The file of its rows."""
         if self.main:
-            return directory / f"arm-{self.method}.parquet"
+            return directory / f"method-{self.method}.parquet"
         return directory / f"also-{self.method}-k{self.k}-t{self.temperature:g}-{self.effort}.parquet"
 
 
@@ -138,11 +138,11 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     for left in directory.glob("part-*"):
         shutil.rmtree(left)
     counts = {"prompts": len(main.prompts), "too_long": main.too_long, "unrenderable": main.unrenderable}
-    finish(directory, counts | {"arms": len(methods), "conditions": len(found)})
+    finish(directory, counts | {"methods": len(methods), "conditions": len(found)})
     return directory
 
 
-_OF_DRAFTS = {"head", "arms", "num_draft_tokens"}  # of an identity: what the baseline does not depend on
+_OF_DRAFTS = {"head", "methods", "num_draft_tokens"}  # of an identity: what the baseline does not depend on
 
 
 def _take_baseline(paths: Sequence[Path], made_from: dict[str, Any], directory: Path) -> None:
@@ -210,12 +210,12 @@ def acceptance_dir(recipe: Recipe) -> Path:
 
 def read_acceptance(directory: Path) -> pd.DataFrame:
     """One row per request of the main conditions, the first of every list; see ACCEPTANCE_COLUMNS."""
-    return read_rows(directory, "arm-*.parquet")
+    return read_rows(directory, "method-*.parquet")
 
 
 def read_conditions(directory: Path) -> pd.DataFrame:
     """One row per request of every condition; see ACCEPTANCE_COLUMNS."""
-    return read_rows(directory, "arm-*.parquet", "also-*.parquet")
+    return read_rows(directory, "method-*.parquet", "also-*.parquet")
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _generate(
         for number, prompt in numbered
     ]
     generations = Engine(llm).generate(requests, bar)
-    key = {"arm": method, "k": condition.k, "temperature": temperature, "effort": condition.effort}
+    key = {"method": method, "k": condition.k, "temperature": temperature, "effort": condition.effort}
     return [key | _row(p, one, condition.k) for (_, p), one in zip(numbered, generations, strict=True)]
 
 

@@ -9,6 +9,7 @@ What is measured is a plan (drafthead/evaluation/measuring/plan.py), from the re
 
 import hashlib
 import json
+import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -35,6 +36,8 @@ from drafthead.evaluation.workload import (
 )
 from drafthead.target.tokenizer import load_tokenizer
 
+logger = logging.getLogger(__name__)
+
 KIND = "serving"
 _WARM_UP_PROMPTS, _WARM_UP_TOKENS = 8, 32
 _COUNTERS = {
@@ -59,7 +62,7 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
 
     Raises:
         ArtifactError: prompts or head are missing, or the directory holds another measurement.
-        ServerError: a server did not start, or died; an endpoint does not answer.
+        ServerError: a server did not start, or died; an endpoint does not answer. All the others were measured first.
         ValueError: a level cannot be reached with the prompts there are, or there is nothing to run.
     """
     workload = load_workload(recipe)
@@ -76,9 +79,19 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
     made_from = {"plan": servers, "seed": recipe.eval.seed, "endpoints": endpoints}
     if begin(directory, KIND, identity(recipe, workload, methods) | made_from, alone=True):
         return directory
+    failed: dict[str, ServerError] = {}
     for index, run in enumerate(plan.runs):
-        if not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
-            _run_server(recipe, directory, index, run, prompts)
+        if run.name not in failed and not (directory / f"runs-{index:02d}-{run.name}.parquet").exists():
+            try:
+                _run_server(recipe, directory, index, run, prompts)
+            except ServerError as error:
+                failed[run.name] = error
+                if run.method == BASELINE:  # what the others are compared with
+                    break
+                logger.warning("%s is left out for now: %s", run.name, error)
+    if failed:
+        errors = "\n".join(map(str, failed.values()))
+        raise ServerError(f"{errors}\nNot measured: {', '.join(failed)}. All else is kept, the same command continues")
     counts = {"servers": len(plan.runs), "skipped": list(plan.skipped)}
     counts["prompts_per_level"] = {level.name: len(requests) for level, requests in prompts.items()}
     finish(directory, counts | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"})
@@ -130,7 +143,7 @@ def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadR
     if not result.good:
         raise ServerError(
             f"every one of the {len(prompts)} requests of {level.name} failed ({run.name}), the first with: "
-            f"{result.requests[0].error.strip()[-300:]}. Servers measured before are kept, the same command continues"
+            f"{result.requests[0].error.strip()[-300:]}"
             + (f". The server's log: {server.log_path}" if server.log_path else "")
         )
 
@@ -144,7 +157,7 @@ def _run_level(server: Server, run: ServerRun, level: Level, prompts: list[LoadR
 
 def _key(run: ServerRun, level: Level) -> dict[str, Any]:
     return {key: getattr(run, key) for key in ("k", "block", "tensor_parallel")} | {
-        "arm": run.method,
+        "method": run.method,
         "workload": level.workload.name,
         "throughput_only": level.workload.throughput_only,
         "temperature": level.temperature,

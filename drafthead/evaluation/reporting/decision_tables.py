@@ -176,7 +176,7 @@ def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> 
     max_batch, K = served_recipe(recipe).engine.max_num_seqs, recipe.eval.num_draft_tokens
     samples = speed_samples(rows, HEAD, max_batch)
     model = fit(samples.points(), samples.positions)
-    loads = rows.runs.loc[rows.runs["arm"] == BASELINE, "concurrency"]
+    loads = rows.runs.loc[rows.runs["method"] == BASELINE, "concurrency"]
     shares = recipe.eval.traffic.shares(tuple(sorted({int(c) for c in loads})))
 
     def speedups(length: float) -> list[float]:

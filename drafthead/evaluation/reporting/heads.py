@@ -36,8 +36,8 @@ def served_rows(recipe: Recipe) -> pd.DataFrame:
     found, several = [], len(recipe.eval.reasoning_efforts) > 1
     measured = read_conditions(acceptance_dir(recipe))
     for (temperature, effort), rows in measured.groupby(["temperature", "effort"], sort=False):
-        baseline = rows[rows["arm"] == BASELINE].set_index("prompt_id")["repeated"]
-        own = rows[(rows["arm"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
+        baseline = rows[rows["method"] == BASELINE].set_index("prompt_id")["repeated"]
+        own = rows[(rows["method"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
         how = [SERVED, *[f"T = {temperature:g}"] * bool(temperature), *[f"effort {effort}"] * several]
         found.append(own.assign(how=", ".join(how)))
     return pd.concat(found)[["k", "prompt_id", "drafts", "accepted", "how"]].rename(columns={"prompt_id": "prompt"})

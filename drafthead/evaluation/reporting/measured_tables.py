@@ -180,7 +180,7 @@ def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
     """Acceptance by workload, method and K from the servers' counters; None where nothing meaningful was drafted."""
     drafted = runs[(runs["drafts"] > 0) & ~runs["throughput_only"].astype(bool)]
     rows: list[dict[str, Any]] = []
-    for (workload, method, K), own in drafted.groupby(["workload", "arm", "k"], sort=False):
+    for (workload, method, K), own in drafted.groupby(["workload", "method", "k"], sort=False):
         by_load = [acceptance_length(level["drafts"], level["accepted"]) for _, level in own.groupby("load")]
         rate, positions = counted(own, int(own["k"].iloc[0]))
         row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Rate (%)": number(100 * rate)}
@@ -244,7 +244,7 @@ def memory_table(runs: pd.DataFrame) -> Table | None:
     """GPU memory, KV cache and prefix-cache hits that a head takes away; None where the runs do not say."""
     queries = runs["prefix_queries"].where(runs["workload"].map(is_conversations) & (runs["prefix_queries"] > 0))
     runs = runs.assign(hits=100 * runs["prefix_hits"] / queries)  # prompts that share nothing have no hits to lose
-    found = runs.groupby(["arm", "k", "tensor_parallel"], sort=False)[list(_MEMORY)].mean()
+    found = runs.groupby(["method", "k", "tensor_parallel"], sort=False)[list(_MEMORY)].mean()
     known = [column for column in _MEMORY if found[column].fillna(0).any()]
     rows = []
     for (method, K, gpus), values in zip(found.index, found.to_dict("records"), strict=True):

@@ -285,7 +285,7 @@ def _rows_of(sweep: PlannedSweep, rows: ServingRows) -> ServingRows:
     levels = [(level.workload.name, level.load.name, level.temperature) for level in sweep.levels]
 
     def own(frame: pd.DataFrame) -> pd.DataFrame:
-        series = frame.set_index(["arm", "k"]).index.isin(sweep.series)
+        series = frame.set_index(["method", "k"]).index.isin(sweep.series)
         return frame[series & frame.set_index(["prompts_of", "load", "temperature"]).index.isin(levels)]
 
     return ServingRows(own(rows.requests), own(rows.runs))

@@ -207,12 +207,12 @@ def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES)
     levels = []
     requests = dict(iter(rows.requests.groupby(_KEYS, sort=False)))
     for key, runs in rows.runs.groupby(_KEYS, sort=False):
-        drafted = runs[runs["arm"] != BASELINE]
+        drafted = runs[runs["method"] != BASELINE]
         if len(drafted) == len(runs):
             continue
-        for method, K in dict.fromkeys(zip(drafted["arm"], drafted["k"], strict=True)):
+        for method, K in dict.fromkeys(zip(drafted["method"], drafted["k"], strict=True)):
             both = [
-                frame[(frame["arm"] == BASELINE) | ((frame["arm"] == method) & (frame["k"] == K))]
+                frame[(frame["method"] == BASELINE) | ((frame["method"] == method) & (frame["k"] == K))]
                 for frame in (requests[key], runs)
             ]
             levels.append(_level(str(method), int(K), measures, *both))
@@ -260,7 +260,7 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
         for b in sorted({*runs["block"]})
     ]
     # A run's share of its wall time is all of it.
-    methods = {name: runs[runs["arm"] == name].assign(share_s=runs["duration_s"]) for name in (BASELINE, method)}
+    methods = {name: runs[runs["method"] == name].assign(share_s=runs["duration_s"]) for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
     for measure in measures:
         key, (b, h) = measure.key, np.array([_over_prompts(measure, *block) for block in blocks]).T
@@ -316,14 +316,14 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> 
     which the requests were sent, so that those that wait together stand together.
     """
     good = requests[requests["error"] == ""].copy()
-    keys = ["arm", "block"]
+    keys = ["method", "block"]
     total = good.groupby(keys)["e2e_s"].transform("sum")
     duration = good.merge(runs[[*keys, "duration_s"]], on=keys)["duration_s"].to_numpy()
     good["share_s"] = good["e2e_s"] * duration / total
     answered = good.groupby("prompt_id").size()
     good = good[good["prompt_id"].isin(answered.index[answered == len(runs)])]
     times = {f"{time}_s": (f"{time}_s", list) for time in _TIMES}
-    pooled = good.groupby(["arm", "prompt_id"]).agg(
+    pooled = good.groupby(["method", "prompt_id"]).agg(
         output_tokens=("output_tokens", "sum"),
         total_tokens=("total_tokens", "sum"),
         answers=("error", "size"),
@@ -332,7 +332,7 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> 
         **times,
     )
     base, other = (
-        pd.DataFrame(pooled[pooled.index.get_level_values("arm") == name].droplevel("arm"))
+        pd.DataFrame(pooled[pooled.index.get_level_values("method") == name].droplevel("method"))
         for name in (BASELINE, method)
     )
     order = base.sort_values("sent", kind="stable").index

@@ -87,7 +87,7 @@ class AcceptanceSummary:
 
 def summarise_acceptance(rows: pd.DataFrame) -> AcceptanceSummary:
     """Aggregate the rows of `read_acceptance`, which have one condition."""
-    baseline = rows[rows["arm"] == BASELINE]
+    baseline = rows[rows["method"] == BASELINE]
     entries = summarise_conditions(rows)
     return AcceptanceSummary(
         temperature=float(baseline["temperature"].iloc[0]),
@@ -116,10 +116,10 @@ def summarise_places(rows: pd.DataFrame) -> Iterator[PlaceAcceptance]:
 
     Of a method that does not draft at every step, such as n-gram, it is not known where its rounds lie.
     """
-    baseline = rows[rows["arm"] == BASELINE]
+    baseline = rows[rows["method"] == BASELINE]
     kept = rows["prompt_id"].isin(baseline["prompt_id"][baseline["repeated"] <= LOOP_LIMIT]) & (rows["drafts"] > 0)
     always = 1 + rows["drafts"] + rows["accepted"] >= rows["num_tokens"]
-    for (method, _), own in rows[kept].groupby(["arm", "k"], sort=False):
+    for (method, _), own in rows[kept].groupby(["method", "k"], sort=False):
         if not always[own.index].all() or "accepted_by_step" not in own:  # rows of before it was noted
             continue
         steps = own[["prompt_id", "prompt_tokens", "accepted_by_step"]].explode("accepted_by_step")
@@ -142,9 +142,9 @@ def summarise_conditions(rows: pd.DataFrame) -> list[MethodAcceptance]:
     """
     found = []
     for _, setting in rows.groupby(["temperature", "effort"], sort=False):
-        baseline = setting[setting["arm"] == BASELINE].set_index("prompt_id")
+        baseline = setting[setting["method"] == BASELINE].set_index("prompt_id")
         kept = baseline.index[baseline["repeated"] <= LOOP_LIMIT]
-        for _, drafted in setting[setting["arm"] != BASELINE].groupby(["arm", "k"], sort=False):
+        for _, drafted in setting[setting["method"] != BASELINE].groupby(["method", "k"], sort=False):
             for category in (ALL, *sorted({*baseline["category"]} - {ALL})):
                 own = drafted if category == ALL else drafted[drafted["category"] == category]
                 found.append(_entry(drafted.iloc[0], category, own.set_index("prompt_id"), baseline, kept))
@@ -161,7 +161,7 @@ def _entry(
     steps = tokens - np.minimum(accepted, tokens - 1)
     rate, positions = counted(rows, K, _stacked(rows["reached_at"], K))
     return MethodAcceptance(
-        str(first["arm"]), category, K, float(first["temperature"]), str(first["effort"]), len(rows),
+        str(first["method"]), category, K, float(first["temperature"]), str(first["effort"]), len(rows),
         length=acceptance_length_interval(drafts, accepted),
         rate=rate,
         tokens_per_step=float(ratio_of_sums(tokens, steps)),
