@@ -122,21 +122,16 @@ def node_engines(gpus: int, wanted: int | None = None) -> int:
 
 
 def run_here(task: Task, jobs: Sequence[Job]) -> None:
-    """Do jobs with one worker of this process.
-
-    Raises:
-        ValueError: a file does not exist.
-    """
+    """Do jobs with one worker of this process."""
     with task.bar(jobs) as bar:
         _make(task, iter(jobs), bar)
-    _all_written(jobs)
 
 
 def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
     """Do jobs with several workers, each a process with GPUs of its own.
 
     Raises:
-        ValueError: a worker died, or a file does not exist.
+        ValueError: a worker died.
         Exception: whatever a worker raised.
     """
     workers = min(workers, len(jobs))
@@ -159,7 +154,6 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
                     raise ValueError("an engine's process died; what it said is above. Run the same command again")
                 if error:
                     raise error
-    _all_written(jobs)
 
 
 def run_part(task: Task, jobs: Sequence[Job], run: Runner, part: tuple[int, int]) -> None:
@@ -225,14 +219,6 @@ def _devices(gpus: int, workers: int) -> list[str | None]:
         return [None] * workers
     named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
     return [",".join(named[i * gpus : (i + 1) * gpus]) for i in range(workers)]
-
-
-def _all_written(jobs: Sequence[Job]) -> None:
-    if lacking := unwritten(jobs):
-        raise ValueError(
-            f"the engine returned but {len(lacking)} of {len(jobs)} files were not written, {lacking[0].path} first; "
-            "run the same command again"
-        )
 
 
 def unwritten(jobs: Sequence[AnyJob]) -> list[AnyJob]:
