@@ -40,7 +40,7 @@ from drafthead.data.shard import StateSequence, shard_path, write_shard
 from drafthead.drafters.registry import drafter_of
 from drafthead.generation.prompts import make_prompts
 from drafthead.generation.shards import list_jobs
-from drafthead.processes import end_with_pool
+from drafthead.processes import ends_with_parent
 
 WORDS = 120  # of a conversation
 ANSWER = 40  # tokens
@@ -161,7 +161,7 @@ def main() -> None:
         before: tuple[float, ...] = ()
         for size in args.sizes:
             try:
-                with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
+                with ProcessPoolExecutor(1, get_context("spawn"), ends_with_parent()) as process:
                     seconds, memory = process.submit(measure, name, size).result()
             except Exception as error:
                 print(f"| {name} | {size:,} | failed: {type(error).__name__}: {error} | | | |", flush=True)

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import parent_process
+from functools import partial
 from pathlib import Path
 
 # How OpenMP threads wait for one another. Those that spin for long starve whatever runs beside them; those that sleep
@@ -31,30 +31,18 @@ _PARENT = "DRAFTHEAD_END_WITH_PARENT"  # process id of the parent
 
 
 def ends_with_parent() -> Callable[[], None] | None:
-    """What `subprocess.Popen` takes as preexec_fn: the child is killed when this process dies."""
-    parent = os.getpid()
+    """What `subprocess.Popen` takes as preexec_fn, and a pool of spawned processes as initializer: the child is killed
+    when this process dies.
 
-    def request() -> None:
-        _end_with_parent()
-        if os.getppid() != parent:  # it died before the request
-            os._exit(1)
-
-    return request if sys.platform == "linux" else None
-
-
-def end_with_pool() -> None:
-    """Initialiser of a process pool's workers: they end with the process that made the pool.
-
-    Without it a worker would wait for its next task for ever.
+    A pool starts its processes in the thread that submits work, which has to be the main one.
     """
-    parent = parent_process()
-    assert parent is not None
+    return partial(_end_with, os.getpid()) if sys.platform == "linux" else None
 
-    def watch() -> None:
-        parent.join()
+
+def _end_with(parent: int) -> None:
+    _end_with_parent()
+    if os.getppid() != parent:  # it died before the request
         os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def end_with_launcher() -> None:

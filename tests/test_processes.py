@@ -26,8 +26,8 @@ STARTERS = {
         """,
     "a worker of a pool": """
         from concurrent.futures import ProcessPoolExecutor
-        from drafthead.processes import end_with_pool
-        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_pool)
+        from drafthead.processes import ends_with_parent
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), ends_with_parent())
         print(pool.submit(os.getpid).result(), flush=True)
         pool.submit(time.sleep, 3600)
         """,

@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 
 from drafthead.engine.offline import keep_engines_in_this_process
-from drafthead.processes import end_with_pool
+from drafthead.processes import ends_with_parent
 from drafthead.progress import progress_bar, wait_until
 
 LOOK_EVERY = 5.0  # seconds; how often the bar follows the files
@@ -137,14 +137,14 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
     workers = min(workers, len(jobs))
     context = multiprocessing.get_context("spawn")
     manager = SyncManager(ctx=context)
-    manager.start(end_with_pool)
+    manager.start(ends_with_parent())
     with manager, ExitStack() as stack, task.bar(jobs) as bar:
         queue = manager.Queue()
         for job in jobs:
             queue.put(job)
         running = set()
         for devices in _devices(task.gpus, workers):  # a pool each: one whose process died ends its other processes
-            pool = stack.enter_context(ProcessPoolExecutor(1, context, end_with_pool))
+            pool = stack.enter_context(ProcessPoolExecutor(1, context, ends_with_parent()))
             running.add(pool.submit(run_engine, task, queue.get_nowait, devices))
         while running:
             ended, running = wait(running, timeout=LOOK_EVERY, return_when=FIRST_EXCEPTION)

@@ -47,7 +47,7 @@ from drafthead.evaluation.workload import (
     speculative_config,
 )
 from drafthead.files import atomic_path, sha256_file
-from drafthead.processes import end_with_pool
+from drafthead.processes import ends_with_parent
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -240,7 +240,7 @@ class _Measuring:
         if self.alone and not ngram:
             _measure(self.recipe, share, self.workloads, bar)
             return
-        with ProcessPoolExecutor(1, get_context("spawn"), end_with_pool) as process:
+        with ProcessPoolExecutor(1, get_context("spawn"), ends_with_parent()) as process:
             process.submit(_measure, self.recipe, share, self.workloads).result()
         bar.update(share.size)
 
