@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import aiohttp
-import httpx
 import numpy as np
 
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
@@ -204,13 +203,9 @@ def endpoint_server(endpoint: EndpointConfig) -> Server:
     if variable and not key:
         raise ServerError(f"{where}: environment variable {variable} is not set")
     server = Server(endpoint.url.rstrip("/"), endpoint.model, key)
-    try:
+    with foreign(f"{where} at {server.base_url}: its list of models", "Correct url or api_key_env", ServerError):
         with server.client(30) as client:
-            response = client.get("/v1/models")
-            response.raise_for_status()
-    except httpx.HTTPError as error:
-        raise ServerError(f"{where} at {server.base_url}: {error}; see url and api_key_env") from error
-    with foreign(f"{where} at {server.base_url}: its list of models", "Correct url", ServerError):
+            response = client.get("/v1/models").raise_for_status()
         served = [model["id"] for model in response.json()["data"]]
     if endpoint.model not in served:
         raise ServerError(f"{where} serves {', '.join(served)}, not {endpoint.model}: correct model")
