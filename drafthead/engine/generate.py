@@ -14,12 +14,10 @@ What capturing costs on the device: the captured boundaries of every token in fl
 requests fit. On the host: the rows of all texts between two calls of `store`.
 """
 
-import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -85,7 +83,7 @@ class Engine:
 
     def generate(self, requests: Sequence[GenerationRequest], bar: tqdm | None = None) -> list[Generation]:
         """One generation per request, in their order; `bar` advances by one for each."""
-        from vllm import RequestOutput, SamplingParams, TokensPrompt
+        from vllm import SamplingParams, TokensPrompt
 
         params = [
             SamplingParams(
@@ -100,21 +98,13 @@ class Engine:
         ]
         prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_ids)) for request in requests]
         self._llm.enqueue(prompts, params, use_tqdm=False)
-        relay = False if bar is None else partial(_Relay, bar)
-        outputs = [output.outputs[0] for output in self._llm.wait_for_completion(RequestOutput, use_tqdm=relay)]
+        ended: list[Any] = []
+        while self._llm.llm_engine.has_unfinished_requests():  # LLM.wait_for_completion, with the stage's bar
+            ended += (new := [output for output in self._llm.llm_engine.step() if output.finished])
+            if bar is not None:
+                bar.update(len(new))
+        outputs = [output.outputs[0] for output in sorted(ended, key=lambda output: int(output.request_id))]
         return [Generation(list(o.token_ids), str(o.finish_reason), o.spec_decode_metrics) for o in outputs]
-
-
-class _Relay(tqdm):
-    """vLLM draws a bar of its own per call; this one forwards its steps to the stage's bar and shows nothing."""
-
-    def __init__(self, bar: tqdm, **options: Any):
-        super().__init__(**{**options, "file": io.StringIO()})
-        self._bar = bar
-
-    def update(self, n: float | None = 1) -> bool | None:
-        self._bar.update(n)
-        return super().update(n)
 
 
 class CapturingEngine(Engine):
