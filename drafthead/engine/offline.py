@@ -167,15 +167,25 @@ def offline_engine(recipe: Recipe, *, seeded: bool = False, **more: Any) -> Iter
             "on CPU the engine runs in one process; set it to 1"
         )
     arguments = engine_arguments(recipe, seeded=seeded, **more)
+    # What an engine inside this process changes for everyone else in it, and is put back.
+    functions = (torch.set_num_threads, torch.accelerator.synchronize, torch.accelerator.empty_cache)
+    threads, rng = torch.get_num_threads(), torch.get_rng_state()
     if on_cpu():
         repair_cpu_build()
-    with _process_state(in_process=on_cpu()):
+        keep_engines_in_this_process()
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, threads - 1))
+    try:
         with children_end_with_us():
             llm = vllm.LLM(**arguments)
         try:
             yield llm
         finally:
             llm.llm_engine.engine_core.shutdown()  # frees weights, caches and process groups, in this process too
+    finally:
+        torch.set_num_threads, torch.accelerator.synchronize, torch.accelerator.empty_cache = functions
+        torch.set_num_threads(threads)
+        torch.set_rng_state(rng)
 
 
 def on_cpu() -> bool:
@@ -189,23 +199,6 @@ def on_cpu() -> bool:
 def cpu_cache_gib() -> int:
     """GiB of KV cache of an engine on CPU: vLLM's own VLLM_CPU_KVCACHE_SPACE, or 1 where it is not set."""
     return int(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
-
-
-@contextmanager
-def _process_state(in_process: bool) -> Iterator[None]:
-    """Put back what an engine inside this process changes for everyone else in it."""
-    functions = (torch.set_num_threads, torch.accelerator.synchronize, torch.accelerator.empty_cache)
-    threads, rng = torch.get_num_threads(), torch.get_rng_state()
-    if in_process:
-        keep_engines_in_this_process()
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, threads - 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads, torch.accelerator.synchronize, torch.accelerator.empty_cache = functions
-        torch.set_num_threads(threads)
-        torch.set_rng_state(rng)
 
 
 def repair_cpu_build() -> None:
