@@ -8,7 +8,6 @@ large ones, so it gives up seeing a change that touches only bytes between the s
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -76,12 +75,6 @@ def fingerprint_of(path: str, revision: str | None = None) -> str:
     directory = local_files(path, revision, ("config.json",))
     if not Path(path).is_dir():
         return directory.name  # snapshots/<commit>
-    marks = tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(directory.iterdir()) if p.is_file())
-    return _fingerprint(directory, marks)
-
-
-@lru_cache(maxsize=8)
-def _fingerprint(directory: Path, marks: tuple) -> str:
     sha = hashlib.sha256()
     for name in (*_SMALL_FILES, INDEX):
         if (directory / name).is_file():
