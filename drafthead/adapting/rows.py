@@ -9,7 +9,7 @@ decoded prompts).
 import json
 import random
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,12 @@ def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: 
 
 
 def _comparable(tokenizer: Any, special: set[int], ids: Sequence[int], number: int) -> str:
-    """The text of a prompt, to look for overlaps in: a word of its own in place of every control token.
+    """The text of a prompt, to look for overlaps in: a word of its own in place of every run of control tokens.
 
     Without, the same few words of the chat template would make a run with whatever follows them.
     """
-    pieces: list[list[int]] = [[]]
-    for token in ids:
-        if token in special:
-            pieces.append([])
-        else:
-            pieces[-1].append(token)
-    return f" row{number} ".join(tokenizer.decode(piece) for piece in pieces)
+    pieces = (tokenizer.decode(list(part)) for control, part in groupby(ids, special.__contains__) if not control)
+    return f" row{number} ".join(pieces)
 
 
 def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:
