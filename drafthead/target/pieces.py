@@ -11,10 +11,10 @@ Shapes: T tokens, H hidden, V target vocabulary, L blocks.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field
 from safetensors import safe_open
 from torch import Tensor
 
@@ -41,15 +41,6 @@ CENTRED_NORMS = frozenset({
 
 
 _Count = Annotated[int, Field(gt=0, strict=True)]
-
-
-def _is_dtype(name: str) -> str:
-    if not isinstance(getattr(torch, name, None), torch.dtype):
-        raise ValueError(f"torch has no type {name!r}")
-    return name
-
-
-_Dtype = Annotated[str, AfterValidator(_is_dtype)]
 
 
 class _Rotation(BaseModel):
@@ -85,7 +76,7 @@ class TargetSpec(BaseModel, frozen=True):
     rope_parameters: dict[str, Any]
     max_position_embeddings: _Count
     tie_word_embeddings: bool | None
-    dtype: _Dtype
+    dtype: Literal["bfloat16", "float16", "float32"]
     model_type: str
     fingerprint: str
 
