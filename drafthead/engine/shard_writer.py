@@ -43,7 +43,7 @@ class ShardSlot:
     num_response_tokens: int
 
 
-class KeptRows:
+class KeptRows(dict[str, list[Tensor]]):
     """Rows of texts that have no slot yet, in host memory by the name of their request.
 
     While an engine generates, neither the length of a response is known nor its slot, nor whether the recipe drops it.
@@ -51,14 +51,11 @@ class KeptRows:
     that row, since no token follows it.
     """
 
-    def __init__(self) -> None:
-        self._rows: dict[str, list[Tensor]] = {}
-
     def add(self, name: str, start: int, rows: Tensor) -> None:
         """Take over rows (n, C, H) of the tokens from `start` on; 0 begins a sequence anew."""
         if start == 0:
-            self._rows[name] = []
-        self._rows[name].append(rows)
+            self[name] = []
+        self[name].append(rows)
 
     def take(self, name: str, num_tokens: int) -> Tensor:
         """(T, C, H): the rows of a sequence of that many tokens, the last one zero; they are kept no longer.
@@ -66,7 +63,7 @@ class KeptRows:
         Raises:
             ValueError: other rows were captured than the sequence's.
         """
-        rows = self._rows.pop(name, [])
+        rows = self.pop(name, [])
         found = sum(len(part) for part in rows)
         if found not in (num_tokens - 1, num_tokens) or not rows:
             raise ValueError(
@@ -77,16 +74,11 @@ class KeptRows:
             rows.append(torch.zeros_like(rows[-1][:1]))
         return torch.cat(rows)
 
-    def clear(self) -> None:
-        """Drop the rows that were not taken."""
-        self._rows.clear()
-
 
 class SideStream:
     """Where work on a GPU goes on beside the engine's next step; elsewhere everything happens at once."""
 
-    def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
+    _stream: torch.cuda.Stream | None = None
 
     @contextmanager
     def beside(self, device: torch.device, rows: Tensor | None = None) -> Iterator[None]:
