@@ -23,11 +23,7 @@ from drafthead.files import atomic_path, foreign, sha256_file, write_json
 from drafthead.target.files import INDEX, local_files, read_index
 from drafthead.target.pieces import check_aux_layer_ids, load_pieces, load_target_spec, target_identity
 
-# As training.checkpoint.TrainState writes it; nothing was trained or measured here.
-_STATE: dict[str, Any] = {
-    "step": 0, "world_size": 1, "zero_stage": 0, "acceptance_length": None, "best_step": 0,
-    "best_acceptance_length": None, "acceptance_per_position": [],
-}  # fmt: skip
+_STATE = {"step": 0, "acceptance_length": None}  # what export and train.init_from read; nothing was trained here
 _MASK = "mask_embedding.pt"  # vLLM reads it in place of the mask token's row
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ANOTHER = "Fetch the head again, or give one of head.type for this target"
