@@ -153,7 +153,7 @@ class Loop:
 
     # ---- The steps ----
 
-    def step(self, server: Control | None) -> None:
+    def step(self) -> None:
         """Do what is next, if anything is."""
         self.answer_request()
         if self.state.phase in ("train", "compare"):
@@ -162,13 +162,9 @@ class Loop:
             self._forget()
         settings = self.recipe.adapt
         Log(folder(self.recipe) / "captured").purge(settings.retention_days, settings.retention_mib)
-        if server is not None:
-            server.load(self.head_dir(self._in_turn()))
         getattr(self, f"_{self.state.phase}")()
-        if server is not None:  # what the step has decided
-            server.load(self.head_dir(self._in_turn()))
 
-    def _in_turn(self) -> str:
+    def in_turn(self) -> str:
         """The head that drafts now: that in service, but in a trial every other quarter of a minute the candidate."""
         turn = int((time.time() - self.state.reference_from) / TURN_S)
         return self.candidate.name if self.state.phase == "trial" and _TURNS[turn % 4] else self.served.name
@@ -349,9 +345,11 @@ def in_memory(directory: Path) -> None:
 def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Callable[[Loop], Any]) -> None:
     """Step until `ended` says so and nothing is in progress; `noted` is called after each event."""
     over, events = False, 0
+    server.load(loop.head_dir(loop.in_turn()))
     while not over:
         over = ended()  # before the step, which may be the one that sees the last requests
-        loop.step(server)
+        loop.step()
+        server.load(loop.head_dir(loop.in_turn()))
         if len(loop.state.history) > events:
             events, over = len(loop.state.history), False
             noted(loop)

@@ -42,7 +42,7 @@ def answered(loop: Loop, count: int, rate: float, start: float, workload: str = 
 
 def test_steady_traffic_changes_nothing(loop):
     answered(loop, 400, 0.6, NOW)
-    loop.step(None)
+    loop.step()
     assert loop.state.phase == "watch"
     assert [e["event"] for e in loop.state.history] == ["in service"]
 
@@ -50,14 +50,14 @@ def test_steady_traffic_changes_nothing(loop):
 def test_a_fall_is_noted_with_what_changed_and_tokens_are_collected(loop):
     answered(loop, 150, 0.6, NOW)
     answered(loop, 80, 0.35, NOW + 1000, "code")
-    loop.step(None)
+    loop.step()
     assert loop.state.phase == "collect"
     event = loop.state.history[-1]
     assert event["event"] == "drift"
     assert {row["workload"] for row in event["changed"]} == {"all", "chat", "code"}
     loop = reopened(loop)
     answered(loop, 40, 0.35, NOW + 2000, "code")
-    loop.step(None)
+    loop.step()
     assert loop.state.phase == "train"  # 100 requests or more of 70 tokens since
     assert loop.candidate.name == "tiny-adapt-1"
     page = write_history(loop).read_text()
@@ -68,10 +68,10 @@ def test_a_fall_is_noted_with_what_changed_and_tokens_are_collected(loop):
 def test_too_few_tokens_are_waited_for(loop):
     loop.state.phase, loop.state.alarmed = "collect", NOW
     answered(loop, 99, 0.5, NOW)
-    loop.step(None)
+    loop.step()
     assert loop.state.phase == "collect"
     answered(loop, 1, 0.5, NOW + 500)
-    loop.step(None)
+    loop.step()
     assert loop.state.phase == "train"
 
 
@@ -93,7 +93,7 @@ def test_a_promoted_head_that_accepts_less_is_rolled_back(loop, before, after, r
     answered(loop, before, 0.5, NOW)
     promoted(loop, NOW + 1000)
     answered(loop, after, rate, NOW + 1000)
-    loop.step(None)
+    loop.step()
     assert (reopened(loop).served.name, loop.state.probation) == (served, False)
     assert loop.state.history[-1]["event"] == event
     assert why in loop.state.history[-1]["why"]
@@ -103,10 +103,10 @@ def test_a_roll_back_that_was_asked_for_is_done_by_the_loop(loop):
     promoted(loop, NOW + 1000)
     assert loop.request_roll_back().name == "tiny"
     loop = reopened(loop)
-    loop.step(None)
+    loop.step()
     assert loop.served.name == "tiny"
     assert loop.state.history[-1]["why"] == "asked for"
-    loop.step(None)  # once
+    loop.step()  # once
     assert loop.served.name == "tiny"
 
 
@@ -120,7 +120,7 @@ def test_real_requests_decide_after_the_replay(loop, served, candidate, wanted):
     answered(loop, 120, served, NOW + 2000)
     rows = requests(120, candidate, head=str(loop.head_dir("tiny-adapt-1")), start=NOW + 2000, seed=9)
     write(folder(loop.recipe) / "counts", rows)
-    loop.step(None)
+    loop.step()
     assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == wanted
 
 
