@@ -155,7 +155,6 @@ class Loop:
 
     def step(self) -> None:
         """Do what is next, if anything is."""
-        self.answer_request()
         if self.state.phase in ("train", "compare"):
             self._begin_again()
         else:
@@ -345,11 +344,11 @@ def in_memory(directory: Path) -> None:
 def run_loop(loop: Loop, server: Control, ended: Callable[[], bool], noted: Callable[[Loop], Any]) -> None:
     """Step until `ended` says so and nothing is in progress; `noted` is called after each event."""
     over, events = False, 0
-    server.load(loop.head_dir(loop.in_turn()))
     while not over:
         over = ended()  # before the step, which may be the one that sees the last requests
-        loop.step()
+        loop.answer_request()  # made during a step of minutes; the server has been told already
         server.load(loop.head_dir(loop.in_turn()))
+        loop.step()
         if len(loop.state.history) > events:
             events, over = len(loop.state.history), False
             noted(loop)

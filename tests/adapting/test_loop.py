@@ -3,12 +3,13 @@
 import json
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from drafthead.adapting.control import folder
 from drafthead.adapting.history import write_history
-from drafthead.adapting.loop import Head, Loop, in_memory
+from drafthead.adapting.loop import Head, Loop, in_memory, run_loop
 from drafthead.artifacts import begin, finish
 from drafthead.config import load_recipe
 from tests.adapting.records import captured, requests, write
@@ -103,11 +104,28 @@ def test_a_roll_back_that_was_asked_for_is_done_by_the_loop(loop):
     promoted(loop, NOW + 1000)
     assert loop.request_roll_back().name == "tiny"
     loop = reopened(loop)
-    loop.step()
+    loop.answer_request()
     assert loop.served.name == "tiny"
     assert loop.state.history[-1]["why"] == "asked for"
-    loop.step()  # once
+    loop.answer_request()  # once
     assert loop.served.name == "tiny"
+
+
+def test_a_roll_back_during_a_training_is_not_undone(loop, monkeypatch):
+    """The server is told at once by who asks; the loop answers when its step ends."""
+    promoted(loop, NOW + 1000)
+    loop.state.phase, loads = "train", []
+    server = SimpleNamespace(load=lambda head: loads.append(head.name))
+
+    def train() -> None:
+        server.load(loop.head_dir(reopened(loop).request_roll_back().name))
+
+    monkeypatch.setattr(loop, "_train", train)
+    monkeypatch.setattr("drafthead.adapting.loop.POLL_S", 0)
+    run_loop(loop, server, lambda: "tiny" in loads, lambda _: None)
+    assert loads[:2] == ["tiny-adapt-1", "tiny"]
+    assert set(loads[2:]) == {"tiny"}
+    assert (reopened(loop).served.name, loop.state.phase) == ("tiny", "watch")
 
 
 @pytest.mark.parametrize(
