@@ -22,7 +22,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_files, check_tensor_files
 from drafthead.engine.offline import on_cpu
 from drafthead.target.files import fingerprint_of
-from drafthead.target.pieces import load_target_spec, name_target
+from drafthead.target.pieces import load_target_spec, recipe_spec, target_names
 from drafthead.target.tokenizer import load_tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -183,10 +183,9 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
         ArtifactError: a head is missing, half finished, or was made for another target.
         ValueError: a head was trained on prompts of the workload, or a method needs a package that is not installed.
     """
-    target = fingerprint_of(recipe.target_path, recipe.target.revision)
     made_from: dict[str, Any] = {
         "target": recipe.target.path,
-        "target_fingerprint": target,
+        "target_fingerprint": fingerprint_of(recipe.target_path, recipe.target.revision),
         "dtype": recipe.target.dtype,
         "prompts": workload.digest,
         "engine": recipe.engine.model_dump(),
@@ -200,7 +199,7 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
     for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
         if missing := lacks(recipe, settings.name):
             raise ValueError(f"method {settings.name}: {missing}; or leave the method out of eval.methods")
-        head = _head_reference(recipe, workload, target, settings)
+        head = _head_reference(recipe, workload, settings)
         if head and settings.name == HEAD:
             made_from["head"] = head
         own = settings.model_dump(include={"name", "method", "extra"})
@@ -219,7 +218,7 @@ def lacks(recipe: Recipe, method: str) -> str | None:
     return None
 
 
-def _head_reference(recipe: Recipe, workload: Workload, target: str, settings: MethodConfig) -> str | None:
+def _head_reference(recipe: Recipe, workload: Workload, settings: MethodConfig) -> str | None:
     """Of a head made here its manifest's reference; of another a fingerprint of its files."""
     head = head_of(recipe, settings)
     if head is None:
@@ -228,12 +227,10 @@ def _head_reference(recipe: Recipe, workload: Workload, target: str, settings: M
         _check_foreign(recipe, settings, head)
         return fingerprint_of(head)
     manifest = require(Path(head), "head", "python export/head.py RECIPE", every_byte=True)
-    made_for = manifest["identity"]["target"]
-    if made_for["fingerprint"] != target:
-        served = {"path": recipe.target.path, "revision": recipe.target.revision, "fingerprint": target}
+    made_for, served = target_names(manifest["identity"]["target"], recipe, recipe_spec(recipe))
+    if made_for != served:
         raise ArtifactError(
-            f"{head} was made for {name_target(made_for)}, but the recipe's target is {name_target(served)}: "
-            "train and export a head for it"
+            f"{head} was made for {made_for}, but the recipe's target is {served}: train and export a head for it"
         )
     _check_not_in_head(Path(head), workload, manifest)
     return reference(manifest)

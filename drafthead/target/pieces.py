@@ -167,10 +167,10 @@ def target_names(found: Mapping[str, Any], recipe: Recipe, spec: TargetSpec) -> 
     """
     wanted = target_identity(recipe, spec)
     same = found["fingerprint"] == wanted["fingerprint"]  # a directory may have moved
-    return name_target(wanted if same else found), name_target(wanted)
+    return _name_target(wanted if same else found), _name_target(wanted)
 
 
-def name_target(target: Mapping[str, Any]) -> str:
+def _name_target(target: Mapping[str, Any]) -> str:
     """A target in words: what the recipe calls it, and the start of its fingerprint."""
     at = f" at revision {target['revision']}" if target["revision"] else ""
     return f"{target['path']}{at} (fingerprint {target['fingerprint'][:12]})"
