@@ -29,8 +29,7 @@ def main() -> None:
     from drafthead.exporting.export import export_head
 
     directory = export_head(recipe, args.checkpoint, serve_check=not args.no_serve_check)
-    run_dir = args.checkpoint.resolve().parent.parent if args.checkpoint else recipe.run_dir
-    print(f"model card: {write_card(recipe, run_dir, measured_acceptance(recipe), published_as=args.push)}")
+    print(f"model card: {write_card(recipe, measured_acceptance(recipe), published_as=args.push)}")
     if args.push:
         print(f"pushed: {push_head(directory, args.push, args.public)}")
 

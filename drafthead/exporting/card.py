@@ -24,12 +24,11 @@ CARD = "README.md"
 _UPLOADED = ("config.json", "model.safetensors", CARD)
 
 
-def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as: str | None = None) -> Path:
+def write_card(recipe: Recipe, measured: Any = None, published_as: str | None = None) -> Path:
     """Write the card of the recipe's exported head.
 
     Args:
-        recipe: of the head.
-        run_dir: of the checkpoint it was exported from.
+        recipe: of the head, and of the run that it was exported from.
         measured: `rows` of evaluation's summary of acceptance with this very head, and `max_tokens`, if there are any.
         published_as: hub id for the serving commands, instead of the directory.
 
@@ -44,6 +43,7 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
         loader=jinja2.FileSystemLoader(folders), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     environment.filters |= {"plain": in_markdown, "few": few}
+    run_dir = recipe.run_dir
     run = artifacts.read_json(run_dir / artifacts.IDENTITY)
     config = artifacts.read_json(recipe.head_dir / "config.json")
     directory = published_as or f"heads/{recipe.head_dir.name}"
@@ -66,7 +66,7 @@ def write_card(recipe: Recipe, run_dir: Path, measured: Any = None, published_as
         "ancestors": _ancestors(run),
         "blocks": [layer_id - 1 for layer_id in run["aux_layer_ids"]],
         "trained": artifacts.read_manifest(run_dir)["counts"] if (run_dir / artifacts.MANIFEST).exists() else {},
-        "data": None if "imported" in run else _data(recipe, run_dir, manifest["identity"]["step"]),
+        "data": None if "imported" in run else _data(recipe, manifest["identity"]["step"]),
         "measured": measured,
     }
     text = environment.get_template("card.md.jinja").render(facts)
@@ -113,10 +113,10 @@ def _ancestors(run: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _data(recipe: Recipe, run_dir: Path, step: int) -> dict[str, Any] | None:
+def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
     """Counts and mix of what was trained on; None where the data has been moved away or the run is still going."""
     responses, prompts = recipe.responses_dir("train") / artifacts.MANIFEST, recipe.prompts_dir / "train.parquet"
-    run = run_dir / artifacts.MANIFEST
+    run = recipe.run_dir / artifacts.MANIFEST
     if not responses.exists() or not prompts.exists() or not run.exists():
         return None
     made, manifest = artifacts.read_json(run), artifacts.read_json(responses)

@@ -51,7 +51,7 @@ def api(monkeypatch):
 
 
 def test_a_card_names_what_is_known_and_what_is_not(head):
-    text = write_card(head, head.run_dir).read_text()
+    text = write_card(head).read_text()
     for part in (
         "eagle3", "tiny: an EAGLE-3 draft head for data_gen/tiny/target", "what it was trained on is not known here",
         "exported without starting an engine", "It has not been measured on held-out prompts",
@@ -66,7 +66,7 @@ def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path
     before = (head.head_dir / artifacts.MANIFEST).read_bytes()
     licensed = recipe_at(tmp_path / "second", "export.license=apache-2.0")
     export_head(licensed, serve_check=False)
-    text = write_card(licensed, head.run_dir, _MEASURED, "me/head").read_text()
+    text = write_card(licensed, _MEASURED, "me/head").read_text()
     assert "| measured on held-out prompts: all | 3 | 0.7 | 147 | 2.69 [2.62, 2.77] |" in text
     few = " (of 9 prompts only: decides nothing)"
     assert f"| measured on held-out prompts: a\\|b &lt;img> c | 5 | 0.7 | 9 | 1.50 [1.40, 1.60]{few} |" in text
@@ -80,7 +80,7 @@ def test_results_and_licence_appear_without_touching_the_artifact(head, tmp_path
 
 
 def test_a_push_is_private_and_holds_three_files(head, api):
-    write_card(head, head.run_dir)
+    write_card(head)
     assert push_head(head.head_dir, "me/head") == "https://hub/commit/1"
     api.create_repo.assert_called_once_with("me/head", private=True, exist_ok=True)
     patterns = api.upload_folder.call_args.kwargs["allow_patterns"]

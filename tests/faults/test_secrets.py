@@ -23,7 +23,7 @@ def test_stages_write_down_nothing_of_the_environment(tmp_path, monkeypatch, cap
     write_run(first)
     import_head(recipe, str(export_head(first, serve_check=False)))
     export_head(recipe, serve_check=False)
-    write_card(recipe, recipe.run_dir)
+    write_card(recipe)
     assert run_here("data_gen/prompts.py", f"output_dir={tmp_path}", *SMALL) == 0
     assert MARKER not in "".join(capsys.readouterr())
     assert not files_with(tmp_path, MARKER)

@@ -65,7 +65,7 @@ def test_patience_ends_a_run_that_no_longer_gains_whatever_stops_it_before(fresh
         assert losses(recipe.run_dir) == undisturbed
     recipe = fresh_recipe(*options)
     export_head(recipe, serve_check=False)
-    card = write_card(recipe, recipe.run_dir).read_text()
+    card = write_card(recipe).read_text()
     assert f"12 of {counts['total_steps']}, stopped by a patience of 2 validations" in card
     assert "at the best checkpoint, step 4" in card
 
@@ -85,7 +85,7 @@ def test_where_every_response_loops_the_best_is_chosen_and_said_to_be_of_loops(t
     best = max(lengths.values()) if not few else lengths[counts["step"]]
     assert counts["best_acceptance_length"] == lengths[counts["best_step"]] == best
     export_head(recipe, serve_check=False)
-    card = write_card(recipe, recipe.run_dir).read_text()
+    card = write_card(recipe).read_text()
     assert f"{prompts} validation prompts although every answer loops" in card
     assert "the first 192 tokens of each" in card
     assert ("decides nothing" in card) == bool(few)

@@ -73,7 +73,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     assert (record["path"], record["step"], record["imported"]["path"]) == ("runs/elsewhere", 0, str(head))
     exported = export_head(recipe, serve_check=False)
     assert read_json(exported / "manifest.json")["identity"]["started_from"] == record
-    card = write_card(recipe, recipe.run_dir).read_text()
+    card = write_card(recipe).read_text()
     assert f"started from `runs/elsewhere`, imported from `{head}`" in card
 
     undisturbed = losses(recipe.run_dir)
