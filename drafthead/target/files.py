@@ -104,7 +104,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional: bool) -> Path:
     from huggingface_hub import snapshot_download, try_to_load_from_cache  # lazily: a local target needs no hub client
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     neither = FileNotFoundError(
         f"target {path} does not exist: give a directory with config.json, or a hub id such as openai/gpt-oss-120b"
@@ -122,7 +122,7 @@ def _from_hub(path: str, revision: str | None, names: tuple[str, ...], optional:
     commit = cached.name if cached else revision
     try:
         return Path(snapshot_download(path, revision=commit, allow_patterns=list(names)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except OSError as error:
         if optional and cached:
             return cached
         at = f" at revision {revision}" if revision else ""
