@@ -31,7 +31,7 @@ from drafthead.adapting import drift
 from drafthead.adapting.capture import DAY_S, KEY, START, Log, Position, Record, capture_key
 from drafthead.adapting.control import Control, folder
 from drafthead.adapting.drift import Verdict, decide
-from drafthead.adapting.rows import write_rows
+from drafthead.adapting.rows import TooFewError, write_rows
 from drafthead.cli import run_script
 from drafthead.config import Recipe
 from drafthead.config.evaluation import OWN
@@ -218,7 +218,12 @@ class Loop:
             for directory in self._copies:
                 in_memory(directory)
         if not (path := self._rows).exists():
-            write_rows(path, self.recipe, self.records("captured"), self.state.alarmed, self.head_dir(self.served.name))
+            served = self.head_dir(self.served.name)
+            try:
+                write_rows(path, self.recipe, self.records("captured"), self.state.alarmed, served)
+            except TooFewError as error:  # by the next training more were captured
+                self._judge(Verdict(False, str(error), {}))
+                return
         for script, *options in (
             ("data_gen/prompts.py",), ("data_gen/regenerate.py",), ("data_gen/harvest.py",), ("train/eagle3.py",),
             ("export/head.py", "--no-serve-check"),  # it is served in vLLM to be compared

@@ -13,7 +13,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from drafthead.adapting.capture import Record
+from drafthead.adapting.capture import REST, Record
 from drafthead.adapting.drift import by_workload
 from drafthead.artifacts import MANIFEST, read_manifest
 from drafthead.config import Recipe
@@ -23,6 +23,10 @@ from drafthead.files import atomic_path
 from drafthead.target.tokenizer import load_tokenizer, special_tokens
 
 _HELD_OUT, _MOST_HELD_OUT = 0.2, 48  # of each workload: share, and prompts
+
+
+class TooFewError(ValueError):
+    """Too few requests were captured to train a head and to compare it."""
 
 
 def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: float, served: Path) -> None:
@@ -36,7 +40,7 @@ def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: 
         served: directory of the head in service.
 
     Raises:
-        ValueError: nothing is left to hold out.
+        TooFewError: nothing is left to train on, or to hold out.
     """
     known = read_trained_on(served, read_manifest(served)) or set()
     heldout = _held_out(captured, known)
@@ -46,7 +50,7 @@ def write_rows(path: Path, recipe: Recipe, captured: Sequence[Record], alarmed: 
     pool, share = [*old, *_first_training(recipe)], recipe.adapt.replay_share
     replayed = random.Random(0).sample(pool, min(len(pool), round(len(new) * share / (1 - share))))
     if not heldout or not new:
-        raise ValueError(
+        raise TooFewError(
             f"of {len(captured)} captured requests {len(new)} are to train on and {len(heldout)} to hold out: both are "
             "needed; raise adapt.min_tokens or adapt.rate"
         )
@@ -72,9 +76,11 @@ def _comparable(tokenizer: Any, special: set[int], ids: Sequence[int], number: i
 
 
 def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:
-    """The newest of each workload that no head has seen, each prompt once."""
-    found: list[Record] = []
-    for rows in by_workload(captured).values():
+    """The newest of each workload that no head has seen, each prompt once; workloads of one or two requests are one."""
+    found, groups = list[Record](), by_workload(captured)
+    small = [name for name, rows in groups.items() if not round(_HELD_OUT * len(rows))]
+    groups[REST] = [record for name in small for record in groups.pop(name)]
+    for rows in groups.values():
         wanted, ids = min(_MOST_HELD_OUT, round(_HELD_OUT * len(rows))), set(known)
         for record in sorted(rows, key=lambda r: -r["at"]):
             if wanted and (key := prompt_id((), record["prompt_ids"])) not in ids:

@@ -76,6 +76,18 @@ def test_too_few_tokens_are_waited_for(loop):
     assert loop.state.phase == "train"
 
 
+def test_too_few_to_hold_one_out_are_waited_for(loop):
+    loop.state.phase, loop.state.alarmed = "collect", NOW
+    loop.recipe = changed(loop.recipe, "adapt", min_tokens=100)
+    answered(loop, 2, 0.5, NOW)
+    for phase, attempt in (("train", 1), ("collect", 1), ("collect", 1)):
+        loop.step()
+        assert (loop.state.phase, loop.state.attempt) == (phase, attempt)
+    event = loop.state.history[-1]
+    assert event["event"] == "refused"
+    assert "adapt.min_tokens" in event["why"]
+
+
 def promoted(loop: Loop, at: float) -> None:
     loop.state.heads.append(Head(name="tiny-adapt-1", since=at))
     loop.state.probation, loop.state.reference_from, loop.state.alarmed = True, at, NOW

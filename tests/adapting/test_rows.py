@@ -45,6 +45,12 @@ def test_the_newest_of_every_workload_is_held_out(tmp_path, records):
     assert not {tuple(r["prompt_ids"]) for r in train} & newest
 
 
+def test_workloads_too_small_to_hold_one_out_are_held_out_from_together(tmp_path, records):
+    recipe, single = tiny_recipe(tmp_path), [r | {"workload": f"user {i}"} for i, r in enumerate(records)]
+    heldout = [r for r in rows_of(tmp_path, recipe, [*single[:200], *records[200:]], 1000.0) if r["split"] == "heldout"]
+    assert Counter(r["category"] == "code" for r in heldout) == {False: 40, True: 20}
+
+
 def test_what_a_head_was_trained_on_is_not_held_out(tmp_path, records):
     known = [prompt_id((), r["prompt_ids"]) for r in records[280:]]
     rows = rows_of(tmp_path, tiny_recipe(tmp_path), records, 1000.0, known)
