@@ -38,6 +38,7 @@ from drafthead.config.evaluation import OWN
 from drafthead.drafters.registry import drafter_of, drafters
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
 from drafthead.files import make_folder, write_json
+from drafthead.statistics import FEWEST_PROMPTS
 
 log = logging.getLogger(__name__)
 SERVED, ATTEMPTS = "served", 3  # trainings on one alarm, each on twice the tokens of the one before
@@ -245,7 +246,7 @@ class Loop:
             self._judge(verdict)
 
     def _trial(self) -> None:
-        wanted, start = self.recipe.adapt.trial_requests, self.state.reference_from
+        wanted, start = max(self.recipe.adapt.trial_requests, FEWEST_PROMPTS), self.state.reference_from
         since = [r for r in self.records("counts") if r["at"] >= start and r["drafts"]]
         sides = [
             [r | {"category": r["workload"]} for r in since if r["head"] == str(self.head_dir(name))]

@@ -154,6 +154,18 @@ def test_real_requests_decide_after_the_replay(loop, served, candidate, wanted):
     assert (loop.served.name, state.phase, state.probation, state.history[-1]["event"]) == wanted
 
 
+def test_a_trial_is_judged_on_as_many_requests_as_decide_something(loop):
+    loop.recipe = changed(loop.recipe, "adapt", trial_requests=1)
+    loop.state.phase, loop.state.cycle, loop.state.reference_from = "trial", 1, NOW
+    better = requests(16, 0.9, head=str(loop.head_dir("tiny-adapt-1")), start=NOW)
+    answered(loop, 16, 0.2, NOW)
+    for rows, phase in ((better[:15], "trial"), (better[15:], "watch")):
+        write(folder(loop.recipe) / "counts", rows)
+        loop.step()
+        assert loop.state.phase == phase
+    assert loop.served.name == "tiny-adapt-1"
+
+
 def test_the_stages_understand_any_name_of_a_folder(loop):
     loop.recipe = loop.recipe.model_copy(update={"output_dir": "/some, where: #1"})
     recipe = load_recipe(overrides=[f"output_dir={loop.recipe.output_dir!r}", *loop._overrides()])
