@@ -64,14 +64,11 @@ class Chart:
 
         None while it is not; (P,) rounds and accepted drafts in the order of the requests.
         """
-        total, began = 0.0, 0
-        for i, z in enumerate((self.rate * drafts - accepted) / self.spread):
-            total = max(0.0, total + min(z, LARGEST) - ALLOWANCE)
-            if total > self.threshold:
-                return i, began
-            if total == 0:
-                began = i + 1
-        return None
+        z = (self.rate * drafts - accepted) / self.spread
+        sums = np.concatenate([[0.0], np.cumsum(np.minimum(z, LARGEST) - ALLOWANCE)])
+        total = sums - np.minimum.accumulate(sums)  # S, and 0 before the first
+        above = np.flatnonzero(total > self.threshold)
+        return (int(above[0]) - 1, int(np.flatnonzero(total[: above[0]] == 0)[-1])) if len(above) else None
 
 
 def make_chart(drafts: Array, accepted: Array, run_length: float) -> Chart | None:

@@ -93,6 +93,7 @@ class Loop:
     command: Sequence[str]
     state: State
     _read: dict[str, tuple[list[Record], Position]] = field(default_factory=dict)
+    _charted: tuple[list[Record], dict[str, drift.Chart]] = ([], {})  # a reference and its charts
 
     @classmethod
     def opened(cls, recipe: Recipe, command: Sequence[str]) -> "Loop":
@@ -147,7 +148,8 @@ class Loop:
         before, position = self._read.get(kind, ([], START))
         text, state = kind == "captured", self.state
         new, position = Log(folder(self.recipe) / kind, capture_key() if text else None).read(position)
-        oldest = min(state.reference_from, state.alarmed or state.reference_from)
+        watching = state.phase == "watch" and not state.probation  # without what is older than the reference
+        oldest = state.reference_from if watching else min(state.reference_from, state.alarmed or state.reference_from)
         oldest = time.time() - self.recipe.adapt.retention_days * DAY_S if text else oldest
         self._read[kind] = [r for r in [*before, *new] if r["at"] >= oldest], position
         return self._read[kind][0]
@@ -182,8 +184,9 @@ class Loop:
             reference, later = own[: settings.reference_requests], own[settings.reference_requests :]
         enough = settings.reference_requests if not state.probation else drift.LEAST
         few = len(reference) < enough
-        charts = {} if few else drift.charts_of(reference, settings.requests_per_day)
-        alarm = drift.first_alarm(charts, later)
+        if not few and reference != self._charted[0]:
+            self._charted = reference, drift.charts_of(reference, settings.requests_per_day)
+        alarm = None if few else drift.first_alarm(self._charted[1], later)
         if alarm is None:
             if state.probation and (few or len(later) >= settings.reference_requests):
                 state.probation = False

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from drafthead.adapting import drift
 from drafthead.adapting.control import folder
 from drafthead.adapting.history import write_history
 from drafthead.adapting.loop import Head, Loop, in_memory, run_loop
@@ -46,6 +47,17 @@ def test_steady_traffic_changes_nothing(loop):
     loop.step()
     assert loop.state.phase == "watch"
     assert [e["event"] for e in loop.state.history] == ["in service"]
+
+
+def test_charts_are_made_once_of_a_reference_and_older_records_are_forgotten(loop, monkeypatch):
+    made = []
+    monkeypatch.setattr(drift, "charts_of", lambda *given, make=drift.charts_of: made.append(1) or make(*given))
+    loop.state.alarmed = NOW - 100  # of the drift before
+    for start in (NOW - 100, NOW, NOW + 200):
+        answered(loop, 100, 0.6, start)
+        loop.step()
+    assert len(made) == 1
+    assert len(loop.records("counts")) == 200
 
 
 def test_a_fall_is_noted_with_what_changed_and_tokens_are_collected(loop):
