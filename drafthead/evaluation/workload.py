@@ -225,7 +225,7 @@ def _head_reference(recipe: Recipe, workload: Workload, settings: MethodConfig) 
         return None
     if settings.head and not (Path(head) / MANIFEST).exists():
         _check_foreign(recipe, settings, head)
-        return fingerprint_of(head)
+        return fingerprint_of(head, None, sorted(path.name for path in Path(head).glob("*.safetensors")))
     manifest = require(Path(head), "head", "python export/head.py RECIPE", every_byte=True)
     made_for, served = target_names(manifest["identity"]["target"], recipe, recipe_spec(recipe))
     if made_for != served:

@@ -63,11 +63,16 @@ def pinned_revision(path: str, revision: str | None = None) -> str | None:
     return local_files(path, revision, ("config.json",)).name  # snapshots/<commit>
 
 
-def fingerprint_of(path: str, revision: str | None = None) -> str:
+def fingerprint_of(path: str, revision: str | None = None, weights: Sequence[str] = ("model.safetensors",)) -> str:
     """Which target this is: a hex digest that artifacts carry and consumers compare.
 
     A hub target is the commit of its snapshot, whichever of its files are here. A directory is its small files and,
     of every shard, the size and 64 samples of 4 KiB, spread evenly: other weights of the same shape differ.
+
+    Args:
+        path: a directory or a hub id.
+        revision: of a hub id.
+        weights: the shards of a directory without an index.
 
     Raises:
         FileNotFoundError: config.json or a shard named by the index is missing.
@@ -80,7 +85,7 @@ def fingerprint_of(path: str, revision: str | None = None) -> str:
         if (directory / name).is_file():
             sha.update(f"{name}\n".encode() + (directory / name).read_bytes())
     index = directory / INDEX
-    shards = sorted(set(read_index(index).values())) if index.is_file() else ["model.safetensors"]
+    shards = sorted(set(read_index(index).values())) if index.is_file() else list(weights)
     local_files(str(directory), None, shards)  # raises when one is missing
     for shard in shards:
         size = (directory / shard).stat().st_size

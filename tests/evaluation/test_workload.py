@@ -3,6 +3,8 @@
 from importlib.util import find_spec
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from drafthead.artifacts import ArtifactError, begin, finish
 from drafthead.config import REPO_ROOT
@@ -55,6 +57,15 @@ def test_a_draft_that_is_none_is_named(tmp_path):
         recipe = tiny_recipe(tmp_path, f"eval.methods=[{{name: mine, method: medusa, head: {tmp_path / head}}}]")
         with pytest.raises(FileNotFoundError, match=message):
             identity(recipe, WORKLOAD, ("none", "mine"))
+
+
+def test_a_head_is_known_by_its_weights_whatever_the_name_of_their_file(tmp_path):
+    recipe, found = tiny_recipe(tmp_path, f"eval.methods=[{{name: m, method: medusa, head: {tmp_path}}}]"), set()
+    (tmp_path / "config.json").write_text("{}")
+    for weights in (torch.zeros(2), torch.ones(2)):
+        save_file({"weights": weights}, tmp_path / "medusa_lm_head.safetensors")
+        found.add(identity(recipe, WORKLOAD, ("none", "m"))["methods"][0]["head"])
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(
