@@ -79,7 +79,8 @@ def _held_out(captured: Sequence[Record], known: set[str]) -> list[Record]:
     """The newest of each workload that no head has seen, each prompt once; workloads of one or two requests are one."""
     found, groups = list[Record](), by_workload(captured)
     small = [name for name, rows in groups.items() if not round(_HELD_OUT * len(rows))]
-    groups[REST] = [record for name in small for record in groups.pop(name)]
+    pooled = [record for name in small for record in groups.pop(name)]
+    groups[REST] = groups.get(REST, []) + pooled
     for rows in groups.values():
         wanted, ids = min(_MOST_HELD_OUT, round(_HELD_OUT * len(rows))), set(known)
         for record in sorted(rows, key=lambda r: -r["at"]):
