@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from safetensors import SafetensorError
@@ -32,10 +32,13 @@ def run_recipe(main: Callable[[], None]) -> None:
     keeps its traceback.
     """
     _usable_streams()
+    logger = logging.getLogger("drafthead")  # other libraries' loggers stay as they are
+    logger.setLevel(logging.INFO)
+    # A library that gave the root logger a handler would print every line twice.
+    logger.handlers, logger.propagate = [_StatusLines()], False
     try:
-        with status_lines():
-            main()
-            sys.stdout.flush()
+        main()
+        sys.stdout.flush()
     except (ValueError, FloatingPointError) as error:
         _refuse(f"{type(error).__name__}: {error}")
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -45,24 +48,6 @@ def run_recipe(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes", file=sys.stderr, flush=True)
         sys.exit(130)
-
-
-@contextmanager
-def status_lines() -> Iterator[None]:
-    """Print what the `drafthead` logger gets, from INFO on, while the block runs; other libraries' loggers stay as
-    they are. `run_recipe` does it for scripts; a process of its own (a pool's worker, a Ray actor) needs it again.
-    """
-    logger = logging.getLogger("drafthead")
-    before = logger.level, logger.propagate
-    handler = _StatusLines()
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False  # a library that gave the root logger a handler would print every line twice
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.level, logger.propagate = before
 
 
 class _StatusLines(logging.Handler):

@@ -5,10 +5,16 @@ import logging
 
 import pytest
 
-from drafthead.cli import run_recipe, status_lines
-from tests.scripts import run_here
+from drafthead.cli import run_recipe
+from tests.scripts import forget_status_lines, run_here
 
 logger = logging.getLogger("drafthead.somewhere")
+
+
+@pytest.fixture(autouse=True)
+def _forget_status_lines():
+    yield
+    forget_status_lines()
 
 
 @pytest.mark.parametrize("flags", [("--dry-run",), ("--dry-run", "--gpus", "2")])
@@ -44,15 +50,17 @@ def test_status_lines_go_to_standard_output(rank, start, capsys, monkeypatch):
         monkeypatch.setenv("RANK", rank)
     others = logging.getLogger("another.library")
     before = [*logging.getLogger().handlers], others.isEnabledFor(logging.INFO)
-    with status_lines():
+
+    def main() -> None:
         logger.debug("hidden")
         logger.info("%d shards", 3)
         logger.warning("broken")
         assert before == ([*logging.getLogger().handlers], others.isEnabledFor(logging.INFO))
+
+    run_recipe(main)
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [f"{start}3 shards", f"{start}WARNING: broken"]
     assert captured.err == ""
-    assert not logging.getLogger("drafthead").handlers
 
 
 @pytest.mark.parametrize(
