@@ -232,12 +232,6 @@ def parse_messages(rows: Any) -> tuple[Message, ...]:
     return tuple(kept)
 
 
-def question(text: Any, system: Any = None) -> tuple[Message, ...]:
-    """A single question as messages; raises RowError when it is empty."""
-    rows = [{"role": "system", "content": system}] if system else []
-    return parse_messages([*rows, {"role": "user", "content": text}])
-
-
 def cut(
     messages: Sequence[Message], turns: Literal["first", "last", "all"]
 ) -> list[tuple[tuple[Message, ...], Message | None]]:

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from drafthead.artifacts import digest
 from drafthead.config.recipe import PromptSource, on_disk
-from drafthead.data.prompts import Conversation, Message, RowError, parse_json, parse_messages, question, token_ids
+from drafthead.data.prompts import Conversation, Message, RowError, parse_json, parse_messages, token_ids
 from drafthead.files import foreign, sha256_file
 
 Row = Mapping[str, Any]
@@ -242,16 +242,14 @@ def read_row(row: Row, name: str) -> Conversation:
     if own and (unknown := sorted({str(key) for key, value in row.items() if value is not None} - _OWN)):
         raise RowError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(_OWN))} (metadata is not read)")
     messages: tuple[Message, ...] = ()
-    ids, system = None, row.get("system")
-    if (chat := _first(row, *_MESSAGES)) is not None:
-        messages = parse_messages(chat)
-        if system and not _has_system(messages):
-            messages = parse_messages([{"role": "system", "content": system}, *chat])
-            system = None
-    elif (given := _first(row, *_IDS)) is not None:
+    ids, system, chat = None, row.get("system"), _first(row, *_MESSAGES)
+    if chat is None and (given := _first(row, *_IDS)) is not None:
         ids = token_ids(given)
     else:
-        messages, system = question(_question(row), system), None
+        chat = [{"role": "user", "content": _question(row)}] if chat is None else chat
+        messages = parse_messages(chat)
+        if system and not any(message["role"] in ("system", "developer") for message in messages):
+            messages, system = parse_messages([{"role": "system", "content": system}, *chat]), None
     texts = [message["content"] for message in messages]  # what stands in the chat too is not lost
     if own and (unread := [key for key in _unread({**row, "system": system}) if row[key] not in texts]):
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
@@ -280,10 +278,6 @@ def read_row(row: Row, name: str) -> Conversation:
         split=split,
         source=_name(row.get("source")) if own else None,
     )
-
-
-def _has_system(messages: Sequence[Message]) -> bool:
-    return any(message["role"] in ("system", "developer") for message in messages)
 
 
 def _unread(row: Row) -> list[str]:
