@@ -211,7 +211,7 @@ class Trainer:
         if self.inputs.start is not None and self.state.step == 0:
             # What the head is worth that training goes on from: later validations are compared with it.
             log.validation(0, self.validate(self.weights()))
-        with progress_bar(self.total_steps, "train", "step", self.state.step, disable=not self.main) as bar:
+        with progress_bar(self.total_steps, "train", "step", initial=self.state.step, disable=not self.main) as bar:
             for step in range(self.state.step, self.total_steps):
                 if self.state.without_rise == self.config.patience:  # never 0
                     logger.info(f"step {step:6d}  stopped: train.patience {self.config.patience} is used up")
