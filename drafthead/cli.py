@@ -107,16 +107,17 @@ def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) 
     parser.add_argument("overrides", nargs="*", help="dotted overrides, such as train.learning_rate=1e-3")
     for flag, options in extra:
         parser.add_argument(flag, **options)
-    is_override = re.compile(r"[\w.]+=").match  # also behind a flag, of whose values it is none
-    words = [word for word in sys.argv[1:] if not is_override(word)]
-    args = parser.parse_intermixed_args([*words, "--", *filter(is_override, sys.argv[1:])])
-    if "=" in args.recipe:  # overrides of the default recipe
-        args.overrides.insert(0, args.recipe)
-        args.recipe = str(DEFAULT_RECIPE)
+    args = parser.parse_intermixed_args([word for word in sys.argv[1:] if not is_override(word)])
+    args.overrides += filter(is_override, sys.argv[1:])
     try:
         return load_recipe(args.recipe, args.overrides), args
     except ValueError as error:  # without its type, which says nothing of a recipe
         _refuse(str(error))
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of the command line is an override, also behind a flag, of whose values it is none."""
+    return bool(re.match(r"[\w.][\w.\[\]-]*=", word)) and not os.path.isfile(word)
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:

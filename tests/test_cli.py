@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from drafthead.cli import run_recipe
+from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import REPO_ROOT
 from tests.scripts import forget_status_lines, run_here
 
 logger = logging.getLogger("drafthead.somewhere")
@@ -36,6 +37,19 @@ def test_overrides_may_follow_a_flag(script, flags, tmp_path, capsys):
 def test_an_override_is_no_value_of_the_flag_before_it(flags, tmp_path, capsys):
     assert run_here("eval/compare.py", *flags, f"output_dir={tmp_path}", "train.epochs=0") == 2
     assert "train.epochs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", ["lr=1e-3/recipe.yaml", "lr=1e-3.yaml"])
+def test_a_file_is_no_override(recipe, tmp_path, monkeypatch):
+    path = tmp_path / recipe
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((REPO_ROOT / "configs/tiny.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    given = ("--file", recipe, "responses.seed=3", recipe, "target.aux_layer_ids[0]=1")
+    monkeypatch.setattr("sys.argv", ["script", *given])
+    read, args = recipe_from_command_line(None, ("--file", {}))
+    assert (args.file, args.recipe) == (recipe, recipe)
+    assert (read.responses.seed, read.target.aux_layer_ids[0]) == (3, 1)
 
 
 def test_an_unknown_flag_ends_with_code_2(capsys):
