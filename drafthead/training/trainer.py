@@ -81,7 +81,7 @@ def train(recipe: Recipe) -> Path:
         known = "not known" if learned is None else "noted"
         logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)
         if learned is not None:
-            write_trained_on(recipe.run_dir, None, learned)
+            write_trained_on(recipe.run_dir, learned)
     log = MetricsLog(trainer.accelerator, recipe.run_dir, trainer.state.step, trainer.total_steps)
     trainer.fit(log)
     if trainer.main:
