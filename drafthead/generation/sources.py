@@ -264,7 +264,8 @@ def read_row(row: Row, name: str) -> Conversation:
     if not all(isinstance(tool, dict) for tool in tools):
         raise RowError("tools must be a list of objects")
     first_question = next((" ".join(m["content"].casefold().split()) for m in messages if m["role"] == "user"), None)
-    document = str(_first(row, *_DOCUMENT) or "") or digest(list(ids) if ids else first_question)[:16]
+    named = _first(row, *_DOCUMENT)
+    document = digest(list(ids) if ids else first_question)[:16] if named in (None, "") else str(named)
     if split:
         document = digest([split, messages, ids])[:16]
     return Conversation(

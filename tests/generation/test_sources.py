@@ -107,6 +107,11 @@ def test_the_system_prompt_of_a_row_comes_before_its_chat(tmp_path):
         pool_of("mine", write_rows(tmp_path / "own.jsonl", [{"messages": chat, "system": "y"}]))
 
 
+@pytest.mark.parametrize("column", ["document"])
+def test_a_zero_is_a_name(column):
+    assert getattr(read_row({"prompt": "a", column: 0}, "mine"), column) == "0"
+
+
 def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
     tools = [{"type": "function", "function": {"name": "f", "default": None}}]
     messages = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
