@@ -302,7 +302,7 @@ def _question(row: Row) -> Any:
 
 def _name(value: Any) -> str | None:
     """A category or a source, without what would break a line or steer a terminal."""
-    return _CONTROL.sub(" ", str(value or "")) or None
+    return _CONTROL.sub(" ", "" if value is None else str(value)) or None
 
 
 def _first(row: Row, *names: str) -> Any:

@@ -107,7 +107,7 @@ def test_the_system_prompt_of_a_row_comes_before_its_chat(tmp_path):
         pool_of("mine", write_rows(tmp_path / "own.jsonl", [{"messages": chat, "system": "y"}]))
 
 
-@pytest.mark.parametrize("column", ["document"])
+@pytest.mark.parametrize("column", ["document", "category", "source"])
 def test_a_zero_is_a_name(column):
     assert getattr(read_row({"prompt": "a", column: 0}, "mine"), column) == "0"
 
