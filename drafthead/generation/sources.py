@@ -14,6 +14,7 @@ from the row as published to one with the usual names.
 import glob
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ _OWN = {
 }  # fmt: skip
 WITHHELD = "published without its text: run prepare_data.py of NVIDIA's specdec_bench, and give its file"
 _MEND = "Mend it, fetch it again, or give another file"
+_SHARD = re.compile(r"-\d+-of-(\d+)")
 _EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)((?<!parquet)\.gz)?$")
 
 
@@ -169,11 +171,11 @@ def find(folder: Path, patterns: Sequence[str]) -> list[Path]:
     names = [Path(pattern).name for pattern in patterns]
     fitting = [path for path in files if any(map(path.match, patterns))]
     fitting = fitting or [path for path in files if any(map(path.match, names))]
+    sizes = Counter(_SHARD.sub(r"-of-\1", str(path)) for path in fitting)
     for path in fitting:
-        if shard := re.search(r"-\d+-of-(\d+)", path.name):
-            siblings = [p for p in fitting if p.name.startswith(path.name[: shard.start()] + "-")]
-            if len(siblings) < int(shard[1]):
-                raise ValueError(f"{folder} has {len(siblings)} of the {int(shard[1])} files of {path}; get the others")
+        shard, size = _SHARD.search(path.name), sizes[_SHARD.sub(r"-of-\1", str(path))]
+        if shard and size < int(shard[1]):
+            raise ValueError(f"{folder} has {size} of the {int(shard[1])} files of {path}; get the others")
     return fitting
 
 

@@ -134,10 +134,12 @@ def test_json_of_one_object_per_line_is_read(tmp_path):
     assert [row["prompt"] for _, row in read(tmp_path / "lines.json")] == ["a", "b"]
 
 
-def test_a_missing_shard_is_noticed(tmp_path):
-    write_rows(tmp_path / "data" / "train-00000-of-00002.parquet", [{"prompt": "a"}])
+@pytest.mark.parametrize("other", ["other", "train-easy-00000-of-00001", "../more/train-00000-of-00002"])
+def test_a_missing_shard_is_noticed(tmp_path, other):
+    for name in ("train-00000-of-00002", other):
+        write_rows(tmp_path / "data" / f"{name}.parquet", [{"prompt": "a"}])
     with pytest.raises(ValueError, match="has 1 of the 2 files of .*train-00000-of-00002"):
-        find(tmp_path, ["data/train-*.parquet"])
+        find(tmp_path, ["*/train-*.parquet"])
 
 
 @pytest.fixture
