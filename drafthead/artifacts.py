@@ -73,10 +73,8 @@ def read_json(path: Path) -> Any:
     Raises:
         ArtifactError: the file is not JSON.
     """
-    try:
+    with foreign(path, f"Delete {path.parent} and make it again", ArtifactError):
         return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path} is damaged ({error}); delete {path.parent} and make it again") from error
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from safetensors import SafetensorError
@@ -32,10 +32,13 @@ def run_recipe(main: Callable[[], None]) -> None:
     keeps its traceback.
     """
     _usable_streams()
+    logger = logging.getLogger("drafthead")  # other libraries' loggers stay as they are
+    logger.setLevel(logging.INFO)
+    # A library that gave the root logger a handler would print every line twice.
+    logger.handlers, logger.propagate = [_StatusLines()], False
     try:
-        with status_lines():
-            main()
-            sys.stdout.flush()
+        main()
+        sys.stdout.flush()
     except (ValueError, FloatingPointError) as error:
         _refuse(f"{type(error).__name__}: {error}")
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -45,24 +48,6 @@ def run_recipe(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes", file=sys.stderr, flush=True)
         sys.exit(130)
-
-
-@contextmanager
-def status_lines() -> Iterator[None]:
-    """Print what the `drafthead` logger gets, from INFO on, while the block runs; other libraries' loggers stay as
-    they are. `run_recipe` does it for scripts; a process of its own (a pool's worker, a Ray actor) needs it again.
-    """
-    logger = logging.getLogger("drafthead")
-    before = logger.level, logger.propagate
-    handler = _StatusLines()
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False  # a library that gave the root logger a handler would print every line twice
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.level, logger.propagate = before
 
 
 class _StatusLines(logging.Handler):
@@ -122,16 +107,17 @@ def recipe_from_command_line(description: str | None, *extra: tuple[str, dict]) 
     parser.add_argument("overrides", nargs="*", help="dotted overrides, such as train.learning_rate=1e-3")
     for flag, options in extra:
         parser.add_argument(flag, **options)
-    is_override = re.compile(r"[\w.]+=").match  # also behind a flag, of whose values it is none
-    words = [word for word in sys.argv[1:] if not is_override(word)]
-    args = parser.parse_intermixed_args([*words, "--", *filter(is_override, sys.argv[1:])])
-    if "=" in args.recipe:  # overrides of the default recipe
-        args.overrides.insert(0, args.recipe)
-        args.recipe = str(DEFAULT_RECIPE)
+    args = parser.parse_intermixed_args([word for word in sys.argv[1:] if not is_override(word)])
+    args.overrides += filter(is_override, sys.argv[1:])
     try:
         return load_recipe(args.recipe, args.overrides), args
     except ValueError as error:  # without its type, which says nothing of a recipe
         _refuse(str(error))
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of the command line is an override, also behind a flag, of whose values it is none."""
+    return bool(re.match(r"[\w.][\w.\[\]-]*=", word)) and not os.path.isfile(word)
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:

@@ -28,20 +28,21 @@ class InUseError(ValueError):
     """Another process writes into the directory."""
 
 
-def hold(directory: Path, name: str = LOCK, patience: float = PATIENCE) -> None:
+def hold(directory: Path, name: str = LOCK, patience: float | None = None) -> None:
     """Keep every other process out of a directory, which is made, until `let_go` or the end of this process.
 
     Args:
         directory: or, with a name of its own, a part of it.
         name: of the hidden file.
-        patience: seconds to wait for it.
+        patience: seconds to wait for it; None: PATIENCE.
 
     Raises:
         InUseError: a process, which is named, holds it; this one counts.
     """
     make_folder(directory)
     path = directory / name
-    lock = FileLock(path, timeout=patience, thread_local=False, fallback_to_soft=False)
+    timeout = PATIENCE if patience is None else patience
+    lock = FileLock(path, timeout, thread_local=False, fallback_to_soft=False)
     try:
         if holds(directory, name):
             raise Timeout(str(path))

@@ -4,29 +4,19 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any
 
 from rich.console import Console
 from tqdm import tqdm
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-def _options(description: str, unit: str) -> dict:
+def progress_bar(total: int | None, description: str, unit: str, items: Iterable | None = None, **options: Any) -> tqdm:
+    """A bar to iterate over (`items`), or for a `with` block that advances it with `.update(n)`; options are tqdm's."""
     # A log file gets a line now and then instead of a redraw ten times a second.
     interval = 0.2 if sys.stderr.isatty() else 10.0
-    return {"desc": f"{description:<22}", "unit": unit, "mininterval": interval, "dynamic_ncols": True}
-
-
-def progress(items: Iterable[T], description: str, unit: str = "it", total: int | None = None) -> Iterable[T]:
-    """`items` behind a progress bar."""
-    return tqdm(items, total=total, **_options(description, unit))
-
-
-def progress_bar(total: int, description: str, unit: str = "it", initial: int = 0, disable: bool = False) -> tqdm:
-    """A bar for a `with` block that advances it with `.update(n)`; `disable` it on all ranks but one."""
-    return tqdm(total=total, initial=initial, disable=disable, **_options(description, unit))
+    return tqdm(items, f"{description:<22}", total, unit=unit, mininterval=interval, dynamic_ncols=True, **options)
 
 
 def terminal() -> Console:

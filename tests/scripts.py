@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import runpy
 import socket
@@ -71,7 +72,15 @@ def run_here(script: str, *arguments: str) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv, sys.path[:] = before, folders
+        forget_status_lines()
     return 0
+
+
+def forget_status_lines() -> None:
+    """Undo what `run_recipe` does to the project's logger: it counts on its process to end."""
+    logger = logging.getLogger("drafthead")
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 _freeze = gc.freeze

@@ -5,10 +5,17 @@ import logging
 
 import pytest
 
-from drafthead.cli import run_recipe, status_lines
-from tests.scripts import run_here
+from drafthead.cli import recipe_from_command_line, run_recipe
+from drafthead.config import REPO_ROOT
+from tests.scripts import forget_status_lines, run_here
 
 logger = logging.getLogger("drafthead.somewhere")
+
+
+@pytest.fixture(autouse=True)
+def _forget_status_lines():
+    yield
+    forget_status_lines()
 
 
 @pytest.mark.parametrize("flags", [("--dry-run",), ("--dry-run", "--gpus", "2")])
@@ -32,6 +39,19 @@ def test_an_override_is_no_value_of_the_flag_before_it(flags, tmp_path, capsys):
     assert "train.epochs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("recipe", ["lr=1e-3/recipe.yaml", "lr=1e-3.yaml"])
+def test_a_file_is_no_override(recipe, tmp_path, monkeypatch):
+    path = tmp_path / recipe
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((REPO_ROOT / "configs/tiny.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    given = ("--file", recipe, "responses.seed=3", recipe, "target.aux_layer_ids[0]=1")
+    monkeypatch.setattr("sys.argv", ["script", *given])
+    read, args = recipe_from_command_line(None, ("--file", {}))
+    assert (args.file, args.recipe) == (recipe, recipe)
+    assert (read.responses.seed, read.target.aux_layer_ids[0]) == (3, 1)
+
+
 def test_an_unknown_flag_ends_with_code_2(capsys):
     assert run_here("data_gen/harvest.py", "--dry-run", "configs/tiny.yaml", "--nope") == 2
     assert "--nope" in capsys.readouterr().err
@@ -44,15 +64,17 @@ def test_status_lines_go_to_standard_output(rank, start, capsys, monkeypatch):
         monkeypatch.setenv("RANK", rank)
     others = logging.getLogger("another.library")
     before = [*logging.getLogger().handlers], others.isEnabledFor(logging.INFO)
-    with status_lines():
+
+    def main() -> None:
         logger.debug("hidden")
         logger.info("%d shards", 3)
         logger.warning("broken")
         assert before == ([*logging.getLogger().handlers], others.isEnabledFor(logging.INFO))
+
+    run_recipe(main)
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [f"{start}3 shards", f"{start}WARNING: broken"]
     assert captured.err == ""
-    assert not logging.getLogger("drafthead").handlers
 
 
 @pytest.mark.parametrize(

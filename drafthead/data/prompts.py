@@ -120,15 +120,9 @@ def _from_row(row: dict[str, Any]) -> Prompt:
 TRAINED_ON = "training_prompts.json"
 
 
-def write_trained_on(directory: Path, prompts: str | None, ids: Iterable[str]) -> None:
-    """Write the ids of the training and validation prompts into a head's or a run's directory.
-
-    Args:
-        directory: before its manifest is written.
-        prompts: reference of the prompts artifact of the last run; None where none is known.
-        ids: of its training and validation prompts.
-    """
-    write_json(directory / TRAINED_ON, {"prompts": prompts, "ids": sorted(ids)})
+def write_trained_on(directory: Path, ids: Iterable[str]) -> None:
+    """Write the ids of the training and validation prompts into a head's or a run's directory, before its manifest."""
+    write_json(directory / TRAINED_ON, {"ids": sorted(ids)})
 
 
 def read_trained_on(directory: Path, manifest: dict[str, Any]) -> set[str] | None:
@@ -230,12 +224,6 @@ def parse_messages(rows: Any) -> tuple[Message, ...]:
         if not message["content"] and not message.get("tool_calls"):
             raise RowError(f"the text of a message of role {message['role']} is empty")
     return tuple(kept)
-
-
-def question(text: Any, system: Any = None) -> tuple[Message, ...]:
-    """A single question as messages; raises RowError when it is empty."""
-    rows = [{"role": "system", "content": system}] if system else []
-    return parse_messages([*rows, {"role": "user", "content": text}])
 
 
 def cut(

@@ -189,9 +189,6 @@ class ResponseTokens:
         self.ids: list[str] = [name for _, ids in columns for name in ids]
         self._places = [(part, row) for part, ids in columns for row in range(len(ids))]
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids (T,) int64 of prompt, response and continuation, and loss mask (T,) bool: the response."""
         part, row = self._places[index]

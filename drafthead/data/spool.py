@@ -7,7 +7,7 @@ share nothing but this directory:
     identity.json            what the states are made from, capacity and epochs
     progress.json            the first index that training still needs; the trainer alone writes it
     shard-00007.safetensors  only indices in [first needed, first needed + capacity)
-    .shard-00008.lock        held by the harvester that writes it; there may be several
+    .shard-8.lock            held by the harvester that writes it; there may be several
     .progress.lock           held by the run that trains; another one would delete what this one needs
     manifest.json            every shard has been written once
 

@@ -182,7 +182,7 @@ def record_prompts(recipe: Recipe, directory: Path) -> None:
     Raises:
         ArtifactError: one of them was made from other prompts.
     """
-    known, prompts, run = known_before(recipe.run_dir), None, recipe.run_dir / IDENTITY
+    known, run = known_before(recipe.run_dir), recipe.run_dir / IDENTITY
     imported = run.exists() and "imported" in read_json(run)  # the recipe's prompts are not what it learned from
     if not imported and (recipe.prompts_dir / MANIFEST).exists():
         prompts = reference(read_manifest(recipe.prompts_dir))
@@ -190,7 +190,7 @@ def record_prompts(recipe: Recipe, directory: Path) -> None:
             _check_chain(recipe, split, prompts)
         known = ids_of(recipe.prompts_dir, _SPLITS) | (known or set())
     if known is not None:
-        write_trained_on(directory, prompts, known)
+        write_trained_on(directory, known)
     else:
         why = "it was imported" if imported else f"{recipe.prompts_dir} is not here"
         log.info(f"{why}: the head will not say which prompts it was trained on")

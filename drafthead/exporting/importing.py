@@ -84,7 +84,7 @@ def import_head(recipe: Recipe, source: str, revision: str | None = None, layer_
     if (public / artifacts.MANIFEST).is_file():  # a head that was exported here states which prompts it was made from
         known = read_trained_on(public, artifacts.read_manifest(public))
         if known is not None:
-            write_trained_on(recipe.run_dir, None, known)
+            write_trained_on(recipe.run_dir, known)
     artifacts.finish(recipe.run_dir, {"best_step": 0, "imported": True})
     log.info(f"imported {source} to {recipe.run_dir}")
     return recipe.run_dir

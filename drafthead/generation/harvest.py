@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -254,8 +255,12 @@ def backend(recipe: Recipe, spec: TargetSpec) -> AbstractContextManager[Worker]:
 
 
 @contextmanager
-def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["TransformersHarvester"]:
-    """A loaded model and a writer, closed when the block ends."""
+def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Any]:
+    """A worker of `drafthead.engine.running` that needs no vLLM, and a cross-check of the connector.
+
+    One sequence at a time through the reference model, in eager order. It gives up speed (no paging, no batching, no
+    tensor parallelism) and the guarantee that states come from the engine that will serve the head.
+    """
     from transformers import AutoModelForCausalLM
 
     target, device = recipe.target, "cuda" if torch.cuda.is_available() else "cpu"
@@ -269,30 +274,17 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator["Transf
     head = TargetHead.load(recipe.target_path, target.revision, target.dtype, device)
     writer = ShardWriter(target.aux_layer_ids, spec.num_layers, head, recipe.states.format)
     boundaries = captured_ids(spec, target.aux_layer_ids)
-    try:
-        yield TransformersHarvester(nn.Module.to(model, device).eval(), boundaries, writer)
-    finally:
-        writer.close()
+    module = nn.Module.to(model, device).eval()
 
-
-class TransformersHarvester:
-    """A worker of `drafthead.engine.running` that needs no vLLM, and a cross-check of the connector.
-
-    One sequence at a time through the reference model, in eager order. It gives up speed (no paging, no batching, no
-    tensor parallelism) and the guarantee that states come from the engine that will serve the head.
-    """
-
-    def __init__(self, model: nn.Module, boundaries: tuple[int, ...], writer: ShardWriter):
-        self._model, self._boundaries, self._writer = model, boundaries, writer
-
-    def make(self, job: ShardJob, bar: tqdm) -> None:
+    def make(job: ShardJob, bar: tqdm) -> None:
         for slot, ids in zip(job.slots(), job.sequences(), strict=True):
-            rows = capture(self._model, ids, self._boundaries)
-            self._writer.add(slot, torch.tensor(ids, dtype=torch.int32), rows.cpu())
+            writer.add(slot, torch.tensor(ids, dtype=torch.int32), capture(module, ids, boundaries).cpu())
             bar.update(1)
 
-    def finish(self) -> None:
-        self._writer.finish()
+    try:
+        yield SimpleNamespace(make=make, finish=writer.finish)
+    finally:
+        writer.close()
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ from drafthead.data.prompts import (
     write_prompts,
 )
 from drafthead.generation.sources import LOCAL, WITHHELD, Located, locate, read, read_row
-from drafthead.progress import progress
+from drafthead.progress import progress_bar
 
 _ALL = sys.maxsize  # prompts
 _ANY = ""  # category
@@ -350,7 +350,7 @@ def _normalised(prompt: Prompt) -> bytes:
 
 
 def _conversations(pool: Pool, path: Path) -> Iterator[Conversation]:
-    for where, row in progress(read(path), f"reading {path.name}", "row"):
+    for where, row in progress_bar(None, f"reading {path.name}", "row", read(path)):
         pool.rows += 1
         try:
             yield read_row(row, pool.source.config.name)

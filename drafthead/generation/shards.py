@@ -26,7 +26,7 @@ from drafthead.data.responses import Response, ResponseRows, read_parts
 from drafthead.data.shard import LAYOUT, open_checked, shard_path
 from drafthead.engine.running import unwritten
 from drafthead.engine.shard_writer import ShardSlot
-from drafthead.progress import progress
+from drafthead.progress import progress_bar
 from drafthead.target.pieces import TargetSpec, target_identity
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
     if len(missing := unwritten(jobs)) == len(jobs):
         return missing
     with ThreadPoolExecutor() as pool:
-        found = progress(pool.map(_is_whole, jobs), "checking", "shard", total=len(jobs))
+        found = progress_bar(len(jobs), "checking", "shard", pool.map(_is_whole, jobs))
         return [job for job, whole in zip(jobs, found, strict=True) if not whole]
 
 

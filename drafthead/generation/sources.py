@@ -1,11 +1,11 @@
 """The data sets that a recipe can name: where their files are, and the one reader of their rows and of the user's own.
 
 The public ones stand in sources.yaml. Files are those of the recipe's path, of data/sources/NAME of the checkout, or of
-the hub's cache. Parquet and CSV are read by `datasets`, as streams, which writes no cache. Two things it does not do
-are done here. Offline it looks only for what it prepared itself, so files of the hub are located by
-`snapshot_download`. And it gives all rows of a JSON file one Arrow schema, which turns prompts that are dates into time
-stamps, adds keys of other rows to tools, and refuses the file for one invalid character; rows of JSON are parsed one by
-one instead.
+the hub's cache. Parquet is read by `datasets`, as a stream, which writes no cache. CSV and JSON are not: it makes
+numbers of prompts in CSV that look so, and gives all rows of a JSON file one Arrow schema, which turns prompts that are
+dates into time stamps, adds keys of other rows to tools, and refuses the file for one invalid character. Here every
+cell of CSV is a text, and rows of JSON are parsed one by one. Files of the hub are located by `snapshot_download`,
+because offline `datasets` looks only for what it prepared itself.
 
 Rows are read by the usual column names. A data set that has others, or whose questions need a wording, has a function
 from the row as published to one with the usual names.
@@ -14,7 +14,8 @@ from the row as published to one with the usual names.
 import glob
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from pydantic import BaseModel
 
 from drafthead.artifacts import digest
 from drafthead.config.recipe import PromptSource, on_disk
-from drafthead.data.prompts import Conversation, Message, RowError, parse_json, parse_messages, question, token_ids
+from drafthead.data.prompts import Conversation, Message, RowError, parse_json, parse_messages, token_ids
 from drafthead.files import foreign, sha256_file
 
 Row = Mapping[str, Any]
@@ -42,6 +43,7 @@ _OWN = {
 }  # fmt: skip
 WITHHELD = "published without its text: run prepare_data.py of NVIDIA's specdec_bench, and give its file"
 _MEND = "Mend it, fetch it again, or give another file"
+_SHARD = re.compile(r"-\d+-of-(\d+)")
 _EXTENSION = re.compile(r"\.(jsonl|json|parquet|csv)((?<!parquet)\.gz)?$")
 
 
@@ -169,11 +171,11 @@ def find(folder: Path, patterns: Sequence[str]) -> list[Path]:
     names = [Path(pattern).name for pattern in patterns]
     fitting = [path for path in files if any(map(path.match, patterns))]
     fitting = fitting or [path for path in files if any(map(path.match, names))]
+    sizes = Counter(_SHARD.sub(r"-of-\1", str(path)) for path in fitting)
     for path in fitting:
-        if shard := re.search(r"-\d+-of-(\d+)", path.name):
-            siblings = [p for p in fitting if p.name.startswith(path.name[: shard.start()] + "-")]
-            if len(siblings) < int(shard[1]):
-                raise ValueError(f"{folder} has {len(siblings)} of the {int(shard[1])} files of {path}; get the others")
+        shard, size = _SHARD.search(path.name), sizes[_SHARD.sub(r"-of-\1", str(path))]
+        if shard and size < int(shard[1]):
+            raise ValueError(f"{folder} has {size} of the {int(shard[1])} files of {path}; get the others")
     return fitting
 
 
@@ -189,13 +191,8 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if extension is None:
         raise ValueError(f"{path}: the extension must be .parquet, or .jsonl, .json or .csv, plain or with .gz")
     if extension[1] in ("parquet", "csv"):
-        from datasets import load_dataset  # takes a second to import
-
         with foreign(path, _MEND):
-            # Otherwise brackets are a pattern, and words such as NA are no text.
-            options = {"keep_default_na": False, "na_values": [""]} if extension[1] == "csv" else {}
-            pattern = glob.escape(str(path))
-            rows = load_dataset(extension[1], data_files=pattern, split="train", streaming=True, **options)
+            rows = _csv_rows(path) if extension[1] == "csv" else _parquet_rows(path)
             yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
         return
     for line, data in _lines(path, may_be_list=extension[1] == "json"):
@@ -209,6 +206,23 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{where}: found {row!r:.60}, wanted an object; correct or remove it")
             yield where, row
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pandas as pd
+
+    with pd.read_csv(path, dtype=str, na_filter=False, chunksize=10_000) as parts:
+        for part in parts:
+            if not isinstance(part.index, pd.RangeIndex):
+                raise ValueError("a row has more cells than there are columns")
+            yield from ({name: text or None for name, text in row.items()} for row in part.to_dict("records"))
+
+
+def _parquet_rows(path: Path) -> Iterable[dict[str, Any]]:
+    from datasets import load_dataset  # takes a second to import
+
+    pattern = glob.escape(str(path))  # otherwise brackets are one
+    return load_dataset("parquet", data_files=pattern, split="train", streaming=True)
 
 
 def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:
@@ -242,16 +256,14 @@ def read_row(row: Row, name: str) -> Conversation:
     if own and (unknown := sorted({str(key) for key, value in row.items() if value is not None} - _OWN)):
         raise RowError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(_OWN))} (metadata is not read)")
     messages: tuple[Message, ...] = ()
-    ids, system = None, row.get("system")
-    if (chat := _first(row, *_MESSAGES)) is not None:
-        messages = parse_messages(chat)
-        if system and not _has_system(messages):
-            messages = parse_messages([{"role": "system", "content": system}, *chat])
-            system = None
-    elif (given := _first(row, *_IDS)) is not None:
+    ids, system, chat = None, row.get("system"), _first(row, *_MESSAGES)
+    if chat is None and (given := _first(row, *_IDS)) is not None:
         ids = token_ids(given)
     else:
-        messages, system = question(_question(row), system), None
+        chat = [{"role": "user", "content": _question(row)}] if chat is None else chat
+        messages = parse_messages(chat)
+        if system and not any(message["role"] in ("system", "developer") for message in messages):
+            messages, system = parse_messages([{"role": "system", "content": system}, *chat]), None
     texts = [message["content"] for message in messages]  # what stands in the chat too is not lost
     if own and (unread := [key for key in _unread({**row, "system": system}) if row[key] not in texts]):
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
@@ -266,7 +278,8 @@ def read_row(row: Row, name: str) -> Conversation:
     if not all(isinstance(tool, dict) for tool in tools):
         raise RowError("tools must be a list of objects")
     first_question = next((" ".join(m["content"].casefold().split()) for m in messages if m["role"] == "user"), None)
-    document = str(_first(row, *_DOCUMENT) or "") or digest(list(ids) if ids else first_question)[:16]
+    named = _first(row, *_DOCUMENT)
+    document = digest(list(ids) if ids else first_question)[:16] if named in (None, "") else str(named)
     if split:
         document = digest([split, messages, ids])[:16]
     return Conversation(
@@ -280,10 +293,6 @@ def read_row(row: Row, name: str) -> Conversation:
         split=split,
         source=_name(row.get("source")) if own else None,
     )
-
-
-def _has_system(messages: Sequence[Message]) -> bool:
-    return any(message["role"] in ("system", "developer") for message in messages)
 
 
 def _unread(row: Row) -> list[str]:
@@ -307,7 +316,7 @@ def _question(row: Row) -> Any:
 
 def _name(value: Any) -> str | None:
     """A category or a source, without what would break a line or steer a terminal."""
-    return _CONTROL.sub(" ", str(value or "")) or None
+    return _CONTROL.sub(" ", "" if value is None else str(value)) or None
 
 
 def _first(row: Row, *names: str) -> Any:

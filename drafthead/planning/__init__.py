@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, TypeAdapter
 from rich.table import Table
 
 from drafthead.config import Recipe
@@ -31,6 +31,11 @@ class Assumed(BaseModel, frozen=True):
     gpu_memory_gib: PositiveFloat = Field(80, description="of one GPU (80)")
 
 
+def rate(text: str) -> float:
+    """Tokens per second on the command line; argparse makes a message of the error, which names the flag."""
+    return TypeAdapter(PositiveFloat).validate_python(text)
+
+
 AMOUNTS = tuple(
     ("--" + name.replace("_", "-"), {"default": field.default, "help": field.description})
     for name, field in Assumed.model_fields.items()
@@ -39,7 +44,7 @@ AMOUNTS = tuple(
 OPTIONS = (
     ("--dry-run", {"action": "store_true", "help": "print what this will take, and run nothing"}),
     *AMOUNTS,
-    ("--tokens-per-second", {"type": float, "help": "measured by you; prints hours"}),
+    ("--tokens-per-second", {"type": rate, "help": "measured by you; prints hours"}),
 )
 
 

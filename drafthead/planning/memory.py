@@ -75,12 +75,13 @@ class EngineMemory:
         self._windowed = sum(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or [])
         self._window = getattr(config, "sliding_window", None) or 0
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._layer_token_bytes = 2 * config.num_key_value_heads * head_dim * _CACHE_BYTES  # keys and values
+        heads = max(config.num_key_value_heads // self.gpus, 1)  # fewer than GPUs are repeated
+        self._layer_token_bytes = 2 * heads * head_dim * _CACHE_BYTES  # keys and values
         spec = recipe_spec(recipe)
         self.reserved_bytes = reserved_bytes(recipe, spec)
         self.request_bytes = request_bytes(
             self._layers, self._windowed, self._window,
-            token_bytes=2 * max(config.num_key_value_heads // self.gpus, 1) * head_dim * _CACHE_BYTES,
+            token_bytes=self._layer_token_bytes,
             states_bytes=len(captured_ids(spec, recipe.target.aux_layer_ids)) * spec.hidden_size * _CACHE_BYTES,
             length=engine.max_model_len,
             batched=engine.max_num_batched_tokens or BATCHED_TOKENS,
@@ -89,7 +90,7 @@ class EngineMemory:
     def cache_bytes(self, tokens: float) -> int:
         """Of one sequence, on each GPU of the engine; a layer with a window keeps no more than that."""
         kept = (self._layers - self._windowed) * tokens + self._windowed * min(tokens, self._window)
-        return int(kept * self._layer_token_bytes) // self.gpus
+        return int(kept * self._layer_token_bytes)
 
 
 def _width(name: str, dimensions: int, method: str | None) -> float:

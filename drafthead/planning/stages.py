@@ -14,9 +14,9 @@ from drafthead.data.prompts import read_prompts
 from drafthead.drafters.base import draft_shape, num_parameters
 from drafthead.engine.running import node_engines
 from drafthead.evaluation.measuring.acceptance import conditions
-from drafthead.generation.dialogue import continuation, open_dialogue
+from drafthead.generation.dialogue import continuation
 from drafthead.generation.prompts import planned_prompts, sources_of
-from drafthead.generation.regenerate import SPLITS
+from drafthead.generation.regenerate import SPLITS, list_parts
 from drafthead.planning import DEFAULT_PROMPTS, MEAN_RESPONSE, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
 from drafthead.planning.memory import EngineMemory, refusal, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, compute_dtype, recipe_spec
@@ -59,8 +59,7 @@ def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
         generated = counts["response_tokens"] + counts["responses"] * after
         return Amount(counts["responses"], counts["prompt_tokens"], generated)
     if (recipe.prompts_dir / MANIFEST).exists():
-        chats, turn_by_turn = read_prompts(recipe.prompts_dir, split), recipe.responses.turn_by_turn
-        sequences = sum(open_dialogue(chat, turn_by_turn).turns_left for chat in chats)
+        sequences = sum(part.size for part in list_parts(recipe, split))
     else:
         planned = planned_prompts(recipe.prompts) | ({"train": assumed.prompts} if assumed.prompts else {})
         if not (sequences := planned.get(split, DEFAULT_PROMPTS)):

@@ -194,7 +194,7 @@ def _open_spool(recipe: Recipe, split: str) -> tuple[States, dict[str, Any], dic
     wanted = {"kind": spools.KIND, **spools.terms(recipe), "responses": artifacts.reference(responses)}
     _check_fits(directory, {name: identity.get(name) for name in wanted}, wanted)
     texts = ResponseTokens(responses_dir)
-    spool, size = spools.open_spool(recipe, len(texts)), recipe.states.sequences_per_shard
+    spool, size = spools.open_spool(recipe, len(texts.ids)), recipe.states.sequences_per_shard
     return SpooledStates(spool, texts, size, identity["aux_layer_ids"]), identity, identity
 
 

@@ -81,7 +81,7 @@ def train(recipe: Recipe) -> Path:
         known = "not known" if learned is None else "noted"
         logger.info("starting from %s; the prompts that it learned from are %s", recipe.train.init_from, known)
         if learned is not None:
-            write_trained_on(recipe.run_dir, None, learned)
+            write_trained_on(recipe.run_dir, learned)
     log = MetricsLog(trainer.accelerator, recipe.run_dir, trainer.state.step, trainer.total_steps)
     trainer.fit(log)
     if trainer.main:
@@ -211,7 +211,7 @@ class Trainer:
         if self.inputs.start is not None and self.state.step == 0:
             # What the head is worth that training goes on from: later validations are compared with it.
             log.validation(0, self.validate(self.weights()))
-        with progress_bar(self.total_steps, "train", "step", self.state.step, disable=not self.main) as bar:
+        with progress_bar(self.total_steps, "train", "step", initial=self.state.step, disable=not self.main) as bar:
             for step in range(self.state.step, self.total_steps):
                 if self.state.without_rise == self.config.patience:  # never 0
                     logger.info(f"step {step:6d}  stopped: train.patience {self.config.patience} is used up")

@@ -15,7 +15,7 @@ from tests.recipes import changed, tiny_recipe
 
 def served_head(directory, known=()):
     begin(directory, "head", {"target": {}})
-    write_trained_on(directory, None, known)
+    write_trained_on(directory, known)
     finish(directory, {})
     return directory
 

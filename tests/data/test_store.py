@@ -80,6 +80,10 @@ def test_a_shard_of_another_harvest_is_named(store, name, value):
     assert re.search(rf"shard-00000\S+: .*{name}.*{re.escape(str(value))}", problem)
 
 
+def test_a_shard_that_training_used_up_meanwhile_is_no_problem(store):
+    assert verify_shard(shard_path(store, 7), {}) == []
+
+
 def test_missing_teacher_rows_and_wrong_identities_are_named(store):
     assert verify_store(store) == []
     for first, problems in ((1, 0), (3, 1)):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from drafthead.cli import is_override
 from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, Recipe, load_recipe
 from drafthead.generation.sources import CATALOGUE
 from tests.docs.commands import PAGES, RUN_BY, Command, documented, expanded
@@ -67,10 +68,7 @@ def test_a_documented_command_is_one_that_its_script_takes(command, monkeypatch)
     if command.script.startswith(OF_NO_STAGE):
         return
     args = parsed(command, monkeypatch)
-    recipe, overrides = args.recipe, args.overrides
-    if "=" in recipe:
-        recipe, overrides = str(DEFAULT_RECIPE), [recipe, *overrides]
-    load_recipe(REPO_ROOT / recipe, overrides)
+    load_recipe(REPO_ROOT / args.recipe, [*args.overrides, *filter(is_override, filled(command.arguments))])
 
 
 @pytest.mark.parametrize("command", [c for c in documented() if c.words[0] == "make"], ids=str)

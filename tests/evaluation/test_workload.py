@@ -37,7 +37,7 @@ def test_a_head_that_was_trained_on_the_prompts_is_refused(tmp_path):
     begin(recipe.head_dir, "head", {"target": target})
     finish(recipe.head_dir, {})
     identity(recipe, workload, ("none", "eagle3"))  # a head of elsewhere, which cannot know
-    write_trained_on(recipe.head_dir, "0" * 64, [ask("seen").id, ask("else").id])
+    write_trained_on(recipe.head_dir, [ask("seen").id, ask("else").id])
     finish(recipe.head_dir, {})
     with pytest.raises(ValueError, match=rf"1 of the 2 .*{ask('seen').id}"):
         identity(recipe, workload, ("none", "eagle3"))

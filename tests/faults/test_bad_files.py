@@ -185,7 +185,7 @@ class TestHeads:
             ({"hidden_size": 128, "target_hidden_size": 128}, "128.* 192"),
             ({"vocab_size": 999}, "vocab_size: found 999.* 3072"),
             ({"hidden_size": [1], "target_hidden_size": None}, "192"),
-            ('{"a', "config.json is damaged"),
+            ('{"a', "config.json cannot be read"),
             ("[]", "config.json"),
         ],
     )

@@ -107,6 +107,11 @@ def test_the_system_prompt_of_a_row_comes_before_its_chat(tmp_path):
         pool_of("mine", write_rows(tmp_path / "own.jsonl", [{"messages": chat, "system": "y"}]))
 
 
+@pytest.mark.parametrize("column", ["document", "category", "source"])
+def test_a_zero_is_a_name(column):
+    assert getattr(read_row({"prompt": "a", column: 0}, "mine"), column) == "0"
+
+
 def test_tools_and_the_response_travel_with_the_prompt(tmp_path):
     tools = [{"type": "function", "function": {"name": "f", "default": None}}]
     messages = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
@@ -129,10 +134,22 @@ def test_json_of_one_object_per_line_is_read(tmp_path):
     assert [row["prompt"] for _, row in read(tmp_path / "lines.json")] == ["a", "b"]
 
 
-def test_a_missing_shard_is_noticed(tmp_path):
-    write_rows(tmp_path / "data" / "train-00000-of-00002.parquet", [{"prompt": "a"}])
+@pytest.mark.parametrize("other", ["other", "train-easy-00000-of-00001", "../more/train-00000-of-00002"])
+def test_a_missing_shard_is_noticed(tmp_path, other):
+    for name in ("train-00000-of-00002", other):
+        write_rows(tmp_path / "data" / f"{name}.parquet", [{"prompt": "a"}])
     with pytest.raises(ValueError, match="has 1 of the 2 files of .*train-00000-of-00002"):
-        find(tmp_path, ["data/train-*.parquet"])
+        find(tmp_path, ["*/train-*.parquet"])
+
+
+def test_what_looks_like_a_number_in_csv_is_a_text(tmp_path):
+    (tmp_path / "own.csv").write_text('prompt,category,prompt_ids\n2020,007\n,,"[1, 2]"\n')
+    prompts = prompts_of(pool_of("mine", tmp_path / "own.csv"))
+    assert {(p.category, p.prompt_ids) for p in prompts} == {("007", None), ("all", (1, 2))}
+    assert [p.messages[0]["content"] for p in prompts if p.messages] == ["2020"]
+    (tmp_path / "own.csv").write_text("prompt\na,b\n")
+    with pytest.raises(ValueError, match="more cells"):
+        list(read(tmp_path / "own.csv"))
 
 
 @pytest.fixture

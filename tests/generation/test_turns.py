@@ -62,7 +62,7 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
     tokenizer = stage.load_tokenizer(recipe)
     with (
         stage.part_worker(recipe, load_target_spec(recipe.target_path)) as worker,
-        progress_bar(questions, "test") as bar,
+        progress_bar(questions, "test", "it") as bar,
     ):
         kept, ended = stage.make_responses(SplitRules(recipe, "train", tokenizer), worker.engine, prompts, bar)
         assert bar.n == questions

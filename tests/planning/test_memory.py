@@ -9,8 +9,8 @@ from drafthead.drafters.base import DraftShape, num_parameters, valid_positions
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.eagle3.drafter import DraftModel
-from drafthead.planning.memory import training_memory
-from drafthead.target.pieces import FrozenTarget
+from drafthead.planning.memory import EngineMemory, training_memory
+from drafthead.target.pieces import FrozenTarget, model_config
 from drafthead.training.accelerator import bucket_elements, deepspeed_config
 from drafthead.training.trainer import LossModule
 
@@ -82,6 +82,15 @@ def test_a_window_with_its_context_keeps_less_than_a_batch_of_rows():
     assert kept_by_the_unroll(False, window, window - TOKENS // 2) < kept_by_the_unroll(False)
     documents = [training_memory(shape(), config(), ranks=1, longest=n)["batch"] for n in (TOKENS, window, 9 * TOKENS)]
     assert documents == [documents[0], 2 * documents[0], 2 * documents[0]]
+
+
+def test_more_gpus_than_key_value_heads_hold_them_twice():
+    heads = model_config(load_recipe()).num_key_value_heads
+    one, each, twice = (
+        EngineMemory(load_recipe(overrides=[f"engine.tensor_parallel_size={gpus}"])) for gpus in (1, heads, 2 * heads)
+    )
+    assert one.cache_bytes(100) == heads * each.cache_bytes(100)
+    assert twice.cache_bytes(100) == each.cache_bytes(100)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

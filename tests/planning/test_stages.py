@@ -148,6 +148,15 @@ def test_what_is_assumed_is_positive(option, capsys):
     assert option[0].removeprefix("--").replace("-", "_") in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("script", "flag"), [("data_gen/dry_run.py", "--train-rate"), ("data_gen/harvest.py", "--tokens-per-second")]
+)
+@pytest.mark.parametrize("value", ["-1", "nan"])
+def test_so_are_rates(script, flag, value, capsys):
+    assert run_here(script, flag, value) == 2
+    assert f"{flag}: invalid rate value: '{value}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("flag", "code", "printed"), [("--dry-run", 0, "22 tokens"), ("--verify", 1, "train")])
 def test_the_script_runs_neither_model_nor_harvest(tmp_path, capsys, flag, code, printed):
     recipe = with_responses(tmp_path)
