@@ -49,7 +49,7 @@ def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
         speed = priced.speedups[c, K].scaled(100) + -100
         mark = "*" if (c, K) in ran else "°" * priced.model.extrapolates(min(c, priced.max_batch), K)
         tone: Tone = "better" if speed.low > 0 else "worse" if speed.high < 0 else "unresolved"
-        return Cell(f"{speed.value:+.1f} [{speed.low:+.1f}, {speed.high:+.1f}]{mark}", tone)
+        return Cell(f"{speed:+.1f}{mark}", tone)
 
     rows = [
         {"Concurrency": str(c)}
