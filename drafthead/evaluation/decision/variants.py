@@ -212,30 +212,28 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
     Raises:
         ValueError: the schedule has one draft length, or one beyond the recipe's, or vLLM would not start with it.
     """
-    if not _readable(schedule):
+    longest = max(recipe.eval.draft_tokens)
+    if not _servable(schedule, longest):
         raise ValueError(
             f"schedule {schedule}: vLLM wants first batch size, last batch size and K, from 1 on and without overlaps; "
-            "give another with --schedule '[[1,2,3],[3,64,1]]'"
-        )
-    lengths = {K for _, _, K in schedule}
-    longest = max(recipe.eval.draft_tokens)
-    if len(lengths) == 1 or max(lengths) > longest:
-        raise ValueError(
-            f"schedule {schedule}: nothing to compare with a single draft length, and none may be above "
-            f"{longest}, the longest of eval.num_draft_tokens; give another with --schedule '[[1,2,3],[3,64,1]]'"
+            f"a comparison needs two draft lengths, none above {longest}, the longest of eval.num_draft_tokens; give "
+            "another with --schedule '[[1,2,3],[3,64,1]]'"
         )
     return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
 
 
-def _readable(schedule: Any) -> bool:
-    """Whether vLLM takes it: ranges in any order, the first from 1 on, without overlaps; as a user gave it."""
+def _servable(schedule: Any, longest: int) -> bool:
+    """Whether vLLM takes it, as a user gave it: ranges in any order, the first from 1 on, without overlaps.
+
+    And whether it compares anything: it has two draft lengths or more, none above `longest`.
+    """
     entries = schedule if isinstance(schedule, list) else []
     if not entries or any(not isinstance(entry, list) or [*map(type, entry)] != [int] * 3 for entry in entries):
         return False
-    ranges = sorted(entries)
+    ranges, lengths = sorted(entries), {K for _, _, K in entries}
     ends = [0, *(last for _, last, _ in ranges)]
     inside = [end < first <= last and K >= 0 for end, (first, last, K) in zip(ends, ranges, strict=False)]
-    return ranges[0][0] == 1 and all(inside)
+    return ranges[0][0] == 1 and all(inside) and len(lengths) > 1 and max(lengths) <= longest
 
 
 def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
