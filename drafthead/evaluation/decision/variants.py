@@ -103,33 +103,28 @@ def compare_variants(
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
         lost = sorted(w for method, w in losing if method == verdict.method and (first.method, w) not in losing)
-        doubt = _doubt(verdict, first, lost, change, by_load, method_of(recipe, verdict.method).extra.get(KEY))
-        found.append(Variant(verdict, first.method, best, change, by_load, doubt))
+        variant = Variant(verdict, first.method, best, change, by_load, "")
+        schedule = method_of(recipe, verdict.method).extra.get(KEY)
+        found.append(variant._replace(doubt=_doubt(variant, first, lost, schedule)))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.value))
 
 
-def _doubt(
-    verdict: Verdict,
-    plain: Verdict,
-    lost: list[str],
-    change: Change,
-    by_load: dict[int, Change],
-    schedule: Schedule | None,
-) -> str:
+def _doubt(variant: Variant, plain: Verdict, lost: list[str], schedule: Schedule | None) -> str:
     """Why a variant is not advised."""
+    verdict = variant.verdict
     if lost:
         return f"it loses against no speculation on {', '.join(lost)} prompts, where the other does not"
     if verdict.decision in (UNKNOWN, DO_NOT):
         return f"{verdict.decision} against no speculation"
     if _highest(verdict) < _highest(plain):
         return f"{verdict.headline}, where the other is {plain.headline}"
-    if not change.low > 0:
+    if not variant.change.low > 0:
         return "no resolved gain"
-    worse = [str(c) for c, at in by_load.items() if at.resolved and at.high < 0]
+    worse = [str(c) for c, at in variant.by_load.items() if at.high < 0]
     if worse:
         return f"it loses at concurrency {', '.join(worse)}"
     for first, last, K in schedule or ():
-        if not any(first <= c <= last for c in by_load):
+        if not any(first <= c <= last for c in variant.by_load):
             return f"no load of {first} to {last} requests was measured, where it drafts {K}"
     return ""
 
