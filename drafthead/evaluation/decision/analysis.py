@@ -153,7 +153,9 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
         raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
     for workload in measured:
         here = [level for level in judged if level.workload == workload]
-        shares = shares_at(traffic, here)
+        # Conversations are measured at one load, whatever the traffic's are.
+        spread = TrafficConfig() if is_conversations(workload) else traffic
+        shares = spread.shares(tuple({level.concurrency for level in here}))
         verdicts = [decide(own, shares, recipe.eval.slo) for own in grouped(here, "method", "K").values()]
         verdicts.sort(key=lambda v: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)), reverse=True)
         best: dict[str, Verdict] = {}  # of every method at its best draft length
@@ -164,14 +166,6 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
         lost = [v for v in found if v.method == HEAD and is_conversations(v.workload) and v.decision == DO_NOT]
         return [*lost, *(v for v in found if v not in lost)]
     return found
-
-
-def shares_at(traffic: TrafficConfig, levels: Sequence[Level]) -> dict[int, float]:
-    """The traffic's loads; of conversations, which are measured at one load, that one."""
-    measured = tuple(sorted({level.concurrency for level in levels}))
-    if is_conversations(levels[0].workload):
-        return {c: 1 / len(measured) for c in measured}
-    return traffic.shares(measured)
 
 
 def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:
