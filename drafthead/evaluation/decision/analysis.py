@@ -54,17 +54,12 @@ class Analysis:
     def main(self) -> Verdict:
         """What to do: the best variant where it gains over the plain head, else that."""
         adopted = [variant.verdict for variant in self.variants if not variant.doubt]
-        return [*adopted, plain_verdict(self.verdicts)][0]
+        return [*adopted, self.verdicts[0]][0]
 
     def levels_of(self, verdict: Verdict) -> list[Level]:
         """The levels that a verdict may rest on: of its workload, method and draft length, without a request rate."""
         wanted = (verdict.workload, verdict.method, verdict.K)
         return [level for level in self.levels if level.steady and (level.workload, level.method, level.K) == wanted]
-
-
-def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """The first verdict on the recipe's own head at a fixed draft length, of those in the order of `verdicts_of`."""
-    return next((v for v in verdicts if v.method == HEAD), verdicts[0])
 
 
 def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
@@ -91,7 +86,7 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
     priced = _priced(recipe, rows, levels)
     verdicts = verdicts_of(recipe, levels)
-    variants = compare_variants(recipe, plain_verdict(verdicts).workload, verdicts, levels)
+    variants = compare_variants(recipe, verdicts, levels)
     summary = summarise_acceptance(acceptance.read_acceptance(folders[acceptance.KIND]))
     return Analysis(manifests, summary, rows, levels, priced, verdicts, variants)
 
@@ -119,7 +114,7 @@ def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) ->
     """A schedule that was served beside the best fixed draft length, over the recipe's traffic."""
     recipe = with_schedule(recipe, schedule)
     verdicts = verdicts_of(recipe, levels)
-    found = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
+    found = compare_variants(recipe, verdicts, levels)
     return next(variant for variant in found if variant.verdict.method == SCHEDULED)
 
 

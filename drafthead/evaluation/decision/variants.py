@@ -75,17 +75,15 @@ class Variant(NamedTuple):
         return f"{gain} against the {NAMES[self.beside]} at its best fixed draft length, K = {self.against}{doubt}"
 
 
-def compare_variants(
-    recipe: Recipe, workload: str, verdicts: Sequence[Verdict], levels: Sequence[Level]
-) -> list[Variant]:
-    """Every other method that was served on a workload, the best first.
+def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequence[Level]) -> list[Variant]:
+    """Every other method that was served on the workload of the first verdict, the best first.
 
     Args:
         recipe: its methods and traffic.
-        workload: which.
-        verdicts: of all methods; the first one of the workload is on the method that the others are compared with.
+        verdicts: of all methods and workloads; the first is on the method that the others are compared with.
         levels: of all methods.
     """
+    workload = verdicts[0].workload
     here = [level for level in levels if level.workload == workload and level.steady]
     shares = recipe.eval.traffic.shares(tuple({level.concurrency for level in here}))
     first, *others = [verdict for verdict in verdicts if verdict.workload == workload]
