@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from scipy.stats import gmean
 
-from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.comparison import across_blocks, percentile, statistic_change, throughput_change
 from drafthead.evaluation.workload import BASELINE
@@ -34,22 +33,14 @@ def read_serving(directory: Path) -> ServingRows:
     Raises:
         ArtifactError: an earlier version wrote it.
     """
-    return completed(read_rows(directory, "requests-*.parquet"), read_rows(directory, "runs-*.parquet"))
+    requests = read_rows(directory, REQUEST_COLUMNS, "requests-*.parquet")
+    return completed(requests, read_rows(directory, RUN_COLUMNS, "runs-*.parquet"))
 
 
 def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
-    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without.
-
-    Raises:
-        ArtifactError: a column is missing.
-    """
+    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without."""
     labelled = []
-    for rows, columns in ((requests, REQUEST_COLUMNS), (runs, RUN_COLUMNS)):
-        if missing := columns.keys() - set(rows.columns):
-            raise ArtifactError(
-                f"rows of serving have no {', '.join(sorted(missing))}: an earlier version measured them. Move "
-                "results/NAME/serving away and run: python eval/serving.py RECIPE"
-            )
+    for rows in (requests, runs):
         apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
         apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
         total = rows["output_tokens"] + rows["prompt_tokens"]
