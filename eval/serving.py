@@ -32,9 +32,7 @@ def main() -> None:
     plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe) if args.plan else None
     if plan:
         print_table(plan_table(plan, preset))
-    if plan and args.plan:
-        if not plan.runs:
-            print("Nothing of it can be run: " + "; ".join(plan.skipped))
+    if args.plan:
         return
     folder = "-".join(filter(None, (args.preset, "miniature" if args.miniature else "")))
     directory = measure_serving(recipe, plan, recipe.results_dir / "-".join(filter(None, ("serving", folder))))
