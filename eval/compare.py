@@ -161,7 +161,7 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
     shape, weights = source.shape(load_target_spec(recipe.target_path, recipe.target.revision)), source.weights()
     store, replayed = StateStore(recipe.states_dir("validation")), []
     for k in lengths:
-        at = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"draft_tokens": (k,)})})
+        at = recipe.changed("eval", draft_tokens=(k,))
         documents, _ = choose_documents(store, at, sys.maxsize, sys.maxsize)
         rounds = replayed_rounds(at, store, documents, weights, shape)
         replayed += [

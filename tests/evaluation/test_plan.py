@@ -198,7 +198,7 @@ def test_public_heads_are_served_for_their_target_only(tmp_path):
     recipe = tiny_recipe(tmp_path)
     assert preset_recipe(recipe, preset).eval.methods == recipe.eval.methods
     assert any(line.startswith("throughput: ") for line in preset_plan(recipe, preset).skipped)
-    public = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": "openai/gpt-oss-120b"})})
+    public = recipe.changed("target", path="openai/gpt-oss-120b")
     servers = _servers(preset_plan(preset_recipe(public, preset), preset))
     own = [("none", 0, 1), ("eagle3", 1, 1), ("eagle3", 3, 1)]
     heads = [("short_context", 3, 1), ("long_context", 3, 1), ("throughput", 1, 1), ("throughput", 3, 1)]

@@ -107,7 +107,7 @@ def _check_alike(offline: dict[str, Any], served: dict[str, Any]) -> None:
 def _as_served(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> Recipe:
     """With the batch limit that the servers had, whatever loads the recipe has today."""
     places = manifests[serving.KIND]["identity"]["engine"]["max_num_seqs"]
-    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_num_seqs": places})})
+    return recipe.changed("engine", max_num_seqs=places)
 
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:

@@ -235,14 +235,12 @@ def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
     method = MethodConfig(name=SCHEDULED, method=OWN, num_draft_tokens=longest, extra={KEY: schedule})
     others = [own for own in recipe.eval.methods if own.name != SCHEDULED]
     traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
-    update = {"methods": (*others, method), "traffic": traffic}
-    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
+    return recipe.changed("eval", methods=(*others, method), traffic=traffic)
 
 
 def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
     """Nothing served but these methods, at loads of fixed concurrency, in blocks."""
     repeats = max(2 * (len(served) > 1), recipe.eval.repeats)  # A B, B A: at the least
-    update = {"served": served, "loads": (), "workloads": ALL, "repeats": repeats}
-    recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
+    recipe = recipe.changed("eval", served=served, loads=(), workloads=ALL, repeats=repeats)
     directory = recipe.results_dir / "draft-lengths" / folder
     return read_serving(measure_serving(recipe, recipe_plan(recipe), directory))

@@ -242,7 +242,7 @@ def served_recipe(recipe: Recipe, loads: Sequence[LoadConfig] = ()) -> Recipe:
     """
     places = [load.concurrency or 0 for load in loads or recipe.eval.all_loads]
     limit = recipe.eval.max_num_seqs or max([recipe.engine.max_num_seqs, *places])
-    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_num_seqs": limit})})
+    return recipe.changed("engine", max_num_seqs=limit)
 
 
 def abba(servers: Sequence[ServerRun], repeats: int) -> tuple[ServerRun, ...]:

@@ -98,7 +98,7 @@ def preset_recipe(recipe: Recipe, preset: Preset) -> Recipe:
         if entry.model and entry.target == recipe.target.path:
             public = MethodConfig(name=entry.name, method=entry.method, head=entry.model, extra=entry.extra)
             methods.setdefault(entry.name, public)
-    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"methods": tuple(methods.values())})})
+    return recipe.changed("eval", methods=tuple(methods.values()))
 
 
 def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan:

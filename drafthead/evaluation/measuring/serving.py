@@ -125,8 +125,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
 def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextManager[Server]:
     if run.endpoint:
         return nullcontext(endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method)))
-    engine = recipe.engine.model_copy(update={"tensor_parallel_size": run.tensor_parallel})
-    sized = recipe.model_copy(update={"engine": engine})
+    sized = recipe.changed("engine", tensor_parallel_size=run.tensor_parallel)
     speculative = speculative_config(recipe, run.method, run.k)
     return running_server(sized, log_path, speculative=speculative, extra_args=run.flags)
 
