@@ -241,6 +241,6 @@ def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
 def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
     """Nothing served but these methods, at loads of fixed concurrency, in blocks."""
     repeats = max(2 * (len(served) > 1), recipe.eval.repeats)  # A B, B A: at the least
-    recipe = recipe.changed("eval", served=served, loads=(), workloads=ALL, repeats=repeats)
+    recipe = recipe.changed("eval", served=served, loads=(), endpoints=(), workloads=ALL, repeats=repeats)
     directory = recipe.results_dir / "draft-lengths" / folder
     return read_serving(measure_serving(recipe, recipe_plan(recipe), directory))
