@@ -98,7 +98,7 @@ _RATES = (
 )
 # The formulas are those of columns.FORMULAS.
 _TIMES = {
-    "ttft": ("TTFT", 1), "ttfot": ("TTFOT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
+    "ttft": ("TTFT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
     "tpot_all": ("TPOT with the first token", 2), "e2e": ("Latency", 0),
 }  # fmt: skip
 _STATISTICS: dict[str, tuple[str, Callable[..., Any]]] = {
