@@ -26,6 +26,8 @@ FLAGS = (
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *FLAGS)
+    if args.miniature and not args.preset:
+        raise ValueError(f"--miniature is the size of a preset: give one with --preset, of {', '.join(preset_names())}")
     preset = load_preset(args.preset) if args.preset else None
     recipe = preset_recipe(recipe, preset) if preset else recipe
     # None: made from the prompts that fit, once they are rendered.

@@ -13,6 +13,7 @@ from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, method_of, speculative_config
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
+from tests.scripts import run_here
 
 PRESETS = ["engines", "redhat", "redhat-k", "rtx-heads", "rtx-matrix", "ruiz", "techniques"]
 
@@ -126,6 +127,11 @@ def test_every_preset_is_there_and_fits_the_embedded_recipe_in_miniature(tmp_pat
         sent = plan_prompts(recipe, plan, Workload(prompts, 0))
         assert all(0 < len(requests) <= 4 for requests in sent.values())
         assert len({(level.name, level.first) for run in plan.runs for level in run.levels}) == len(sent)
+
+
+def test_a_miniature_of_no_preset_is_refused(tmp_path, capsys):
+    assert run_here("eval/serving.py", "--miniature", "--plan", f"output_dir={tmp_path}") == 2
+    assert "--preset" in capsys.readouterr().err
 
 
 def test_redhat_is_run_as_it_was_published(tmp_path):
