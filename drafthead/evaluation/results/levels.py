@@ -110,8 +110,7 @@ MEASURE = {measure.key: measure for measure in _RATES} | {
     for time, (label, digits) in _TIMES.items()
     for name, (word, statistic) in _STATISTICS.items()
 }
-_OF_A_RECIPE = ("ttft_p50", "ttft_p95", "tpot_mean", "tpot_p95", "itl_mean", "e2e_p50", "e2e_p95")
-MEASURES = (THROUGHPUT, *(MEASURE[key] for key in _OF_A_RECIPE))
+MEASURES = (THROUGHPUT.key, "ttft_p50", "ttft_p95", "tpot_mean", "tpot_p95", "itl_mean", "e2e_p50", "e2e_p95")
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class GeometricMean(NamedTuple):
     sign: int
 
 
-def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES) -> list[Level]:
+def summarise_serving(rows: ServingRows, measures: Sequence[str] = MEASURES) -> list[Level]:
     """Every method and draft length at every load that the baseline was measured at too.
 
     Workloads stay in the order in which they were measured, all prompts first.
@@ -243,7 +242,7 @@ def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> li
 
 
 @np.errstate(invalid="ignore", divide="ignore")  # a response in one chunk takes no time per token
-def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
+def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
     first = runs.iloc[0]
     base, head = _paired_prompts(requests, runs, method)
     blocks = [
@@ -253,8 +252,9 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
     # A run's share of its wall time is all of it.
     methods = {name: runs[runs["method"] == name].assign(share_s=runs["duration_s"]) for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
-    for measure in measures:
-        key, (b, h) = measure.key, np.array([_over_prompts(measure, *block) for block in blocks]).T
+    for key in measures:
+        measure = MEASURE[key]
+        b, h = np.array([_over_prompts(measure, *block) for block in blocks]).T
         by_block[key] = (h / b if measure.rate else b / h) - 1
         values[key] = _over_prompts(measure, *(methods.values() if measure.rate else (base, head)))
         if measure.rate:
