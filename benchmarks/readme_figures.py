@@ -15,7 +15,6 @@ from drafthead.config import REPO_ROOT
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import ALL, AcceptanceSummary, summarise_acceptance
-from drafthead.statistics import Interval
 
 PICTURE = "acceptance-length.png"
 IMAGES = REPO_ROOT / "docs" / "images"
@@ -43,7 +42,7 @@ def acceptance_lines(summary: AcceptanceSummary) -> Iterator[str]:
     yield "| workload | acceptance length, EAGLE-3 head | acceptance length, n-gram |"
     yield "|---|---|---|"
     for category in (*sorted({m.category for m in summary.methods} - {ALL}), ALL):
-        cells = [_bracketed(summary.of(method, category).length) for method in ("eagle3", "ngram")]
+        cells = [f"{summary.of(method, category).length:.2f}" for method in ("eagle3", "ngram")]
         cells.insert(0, MEANINGS.get(category, category))
         yield "| " + " | ".join(f"**{cell}**" if category == ALL else cell for cell in cells) + " |"
 
@@ -61,10 +60,6 @@ def serving_lines(levels: list[Level]) -> Iterator[str]:
     asked = f"{ordered[-1].concurrency} at a time"
     change = _percent(ordered[-1], MEASURE["ttft_p50"].key)
     yield f"| median time to first token, {asked} | {base:.1f} ms | {head:.1f} ms | {change} |"
-
-
-def _bracketed(interval: Interval) -> str:
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def _percent(level: Level, key: str) -> str:

@@ -38,7 +38,7 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, draft_shape, frozen_copy
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import Acceptance
-from drafthead.evaluation.reporting.tables import change_cell, interval_text
+from drafthead.evaluation.reporting.tables import change_cell
 from drafthead.exporting.check import Document, choose_documents, replayed_rounds
 from drafthead.files import write_json
 from drafthead.statistics import Change, Interval, acceptance_length_interval, few, length_change
@@ -333,7 +333,7 @@ def report(courses: list[Course], plan: Plan, recipe: Recipe, args: argparse.Nam
         table.add_row(
             f"{row['name']} ({row['version']})", *reached,
             *(f"{row['times'][name]:.2f}" if name in row["times"] else "-" for name in ours),
-            f"{row['train_seconds']:.1f}", interval_text(Interval(**row["final"]), 3),
+            f"{row['train_seconds']:.1f}", f"{Interval(**row['final']):.3f}",
             *(change_cell(longer[name]).text if name in longer else "-" for name in ours),
         )  # fmt: skip
     Console(width=140).print(table)

@@ -37,10 +37,14 @@ class Interval:
     def __add__(self, offset: float) -> "Interval":
         return Interval(self.value + offset, self.low + offset, self.high + offset)
 
+    def __format__(self, form: str) -> str:
+        """`2.41 [2.30, 2.52]`, each number in that form; without bounds where there are none."""
+        bounds = f" [{self.low:{form}}, {self.high:{form}}]" if np.isfinite(self.low) else ""
+        return f"{self.value:{form}}{bounds}"
+
     def scaled(self, factor: float) -> "Interval":
-        """Value and bounds times `factor`; a negative one swaps the bounds."""
-        low, high = sorted((self.low * factor, self.high * factor))
-        return Interval(self.value * factor, low, high)
+        """Value and bounds times a positive factor."""
+        return Interval(self.value * factor, self.low * factor, self.high * factor)
 
 
 @dataclass(frozen=True)

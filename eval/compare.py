@@ -32,12 +32,12 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.engine.offline import on_cpu
+from drafthead.evaluation.columns import write_rows
 from drafthead.evaluation.measuring import serving
-from drafthead.evaluation.reporting.heads import comparison_table, replayed_rows, served_rows, speed_table
+from drafthead.evaluation.reporting.heads import REPLAYED, comparison_table, served_rows, speed_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.results.levels import read_serving, summarise_serving
 from drafthead.exporting.check import choose_documents, replayed_rounds
-from drafthead.files import atomic_path
 from drafthead.target.pieces import load_target_spec
 
 Variants = dict[str, list[str]]  # overrides of the recipe by name
@@ -159,22 +159,24 @@ def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengt
     run_script("export/head.py", arguments)
     source = read_checkpoint(best_checkpoint(recipe.run_dir))
     shape, weights = source.shape(load_target_spec(recipe.target_path, recipe.target.revision)), source.weights()
-    store, rounds = StateStore(recipe.states_dir("validation")), {}
+    store, replayed = StateStore(recipe.states_dir("validation")), []
     for k in lengths:
-        at = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"draft_tokens": (k,)})})
+        at = recipe.changed("eval", draft_tokens=(k,))
         documents, _ = choose_documents(store, at, sys.maxsize, sys.maxsize)
-        replayed = replayed_rounds(at, store, documents, weights, shape)
-        rounds[k] = {document.id: one for document, one in zip(documents, replayed, strict=True)}
-    rows = [replayed_rows(rounds)]
+        rounds = replayed_rounds(at, store, documents, weights, shape)
+        replayed += [
+            {"k": k, "prompt": document.id, "drafts": one.drafts, "accepted": one.accepted, "how": REPLAYED}
+            for document, one in zip(documents, rounds, strict=True)
+        ]
+    rows = [pd.DataFrame(replayed)]
     if servable(recipe):
         run_script("eval/acceptance.py", [*arguments, "--no-tables"])
         rows.append(served_rows(recipe))
     parameters = require(recipe.head_dir, "head", "python export/head.py RECIPE")["counts"]["parameters"]
     which: dict[str, Any] = {"kind": contestant.kind, "layers": contestant.layers, "seed": contestant.seed}
-    with atomic_path(path) as temporary:
-        found = pd.concat(rows, ignore_index=True).assign(**which, control=contestant.control, parameters=parameters)
-        found.attrs["recipe"] = made_from
-        found.to_parquet(temporary, index=False)
+    found = pd.concat(rows, ignore_index=True).assign(**which, control=contestant.control, parameters=parameters)
+    found.attrs["recipe"] = made_from
+    write_rows(found, path)
     return path
 
 

@@ -26,7 +26,7 @@ def main() -> None:
         untrained = untrained_recipe(recipe, lengths)
         write_untrained(untrained)
         measure_serving(untrained)
-    tables, verdict = plan_tables(recipe, rows_to_plan_from(recipe), lengths)
+    tables, verdict = plan_tables(recipe, *rows_to_plan_from(recipe), lengths)
     for table in tables:
         print_table(table)
     print(f"\n{verdict}")

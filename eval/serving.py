@@ -26,15 +26,15 @@ FLAGS = (
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *FLAGS)
+    if args.miniature and not args.preset:
+        raise ValueError(f"--miniature is the size of a preset: give one with --preset, of {', '.join(preset_names())}")
     preset = load_preset(args.preset) if args.preset else None
     recipe = preset_recipe(recipe, preset) if preset else recipe
     # None: made from the prompts that fit, once they are rendered.
     plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe) if args.plan else None
     if plan:
         print_table(plan_table(plan, preset))
-    if plan and args.plan:
-        if not plan.runs:
-            print("Nothing of it can be run: " + "; ".join(plan.skipped))
+    if args.plan:
         return
     folder = "-".join(filter(None, (args.preset, "miniature" if args.miniature else "")))
     directory = measure_serving(recipe, plan, recipe.results_dir / "-".join(filter(None, ("serving", folder))))

@@ -18,4 +18,4 @@ def tiny_recipe(output_dir: Path | str, *overrides: str) -> Recipe:
 
 def changed(recipe: Recipe, section: str, **settings: object) -> Recipe:
     """The same recipe but for settings of one section, which are not checked again."""
-    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=settings)})
+    return recipe.changed(section, **settings)

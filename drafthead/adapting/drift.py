@@ -235,10 +235,10 @@ def decide(served: pd.DataFrame, candidate: pd.DataFrame, worse_by: float) -> Ve
     if ALL not in judged:
         return Verdict(False, f"{min(len(served), len(candidate))} prompts decide nothing", gains)
     if not gains[ALL].low > 0:
-        return Verdict(False, f"not resolved better over all: {_text(gains[ALL])}", gains)
-    if lost := [f"{name} {_text(found)}" for name, found in judged.items() if not found.low > -worse_by]:
+        return Verdict(False, f"not resolved better over all: {gains[ALL]:+.2f} tokens", gains)
+    if lost := [f"{name} {found:+.2f} tokens" for name, found in judged.items() if not found.low > -worse_by]:
         return Verdict(False, f"may be worse by {worse_by} tokens or more on {', '.join(lost)}", gains)
-    return Verdict(True, f"better over all: {_text(gains[ALL])}, and on no workload worse by {worse_by}", gains)
+    return Verdict(True, f"better over all: {gains[ALL]:+.2f} tokens, and on no workload worse by {worse_by}", gains)
 
 
 def independent_difference(
@@ -253,7 +253,3 @@ def independent_difference(
     low = value - np.hypot(new.value - new.low, old.high - old.value)
     high = value + np.hypot(new.high - new.value, old.value - old.low)
     return Interval(value, float(low), float(high))
-
-
-def _text(gain: Interval) -> str:
-    return f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}] tokens"

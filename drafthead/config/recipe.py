@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -250,6 +250,10 @@ class Recipe(Section):
                 f"max_tokens {longest} leaves no room for a prompt in engine.max_model_len {self.engine.max_model_len}"
             )
         return self
+
+    def changed(self, section: str, **settings: Any) -> Self:
+        """The same but for settings of one section, which are not checked again."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=settings)})
 
     @property
     def target_path(self) -> str:

@@ -23,16 +23,17 @@ def write_rows(rows: pd.DataFrame, path: Path) -> None:
         rows.to_parquet(temporary)
 
 
-def read_rows(directory: Path, *patterns: str) -> pd.DataFrame:
+def read_rows(directory: Path, columns: dict[str, str], *patterns: str) -> pd.DataFrame:
     """The rows of all files that match, by pattern and then by name.
 
     Raises:
-        ArtifactError: an earlier version wrote them.
+        ArtifactError: one of the columns is missing, as in rows of an earlier version.
     """
-    paths = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
-    found = [pd.read_parquet(path) for path in paths]
-    if not found or "method" not in found[0]:
+    found = [pd.read_parquet(path) for pattern in patterns for path in sorted(directory.glob(pattern))]
+    rows = pd.concat(found or [pd.DataFrame()], ignore_index=True)
+    if missing := columns.keys() - set(rows.columns):
         raise ArtifactError(
-            f"{directory} is of an earlier version, which said `arm` for `method`: delete it, measure again"
+            f"{directory} has no {', '.join(sorted(missing))}: an earlier version measured it. Move it away and "
+            f"measure again: python eval/{'acceptance' if columns is ACCEPTANCE_COLUMNS else 'serving'}.py RECIPE"
         )
-    return pd.concat(found, ignore_index=True)
+    return rows

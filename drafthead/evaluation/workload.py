@@ -75,12 +75,13 @@ class Workload:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
+def load_workload(recipe: Recipe, effort: str | None = None, max_tokens: int = 0, draft_tokens: int = 0) -> Workload:
     """Read and render the held-out prompts.
 
     Args:
         recipe: its prompts, target and eval sections are used.
         effort: reasoning effort told to the chat template; None: the recipe's main one.
+        max_tokens, draft_tokens: longest response and drafts, where they are longer than the recipe's.
 
     Raises:
         ArtifactError: the prompts artifact is missing or half finished.
@@ -98,7 +99,7 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
             unrenderable[error.reason] += 1
     for reason, count in unrenderable.items():
         _LOG.info(f"{count} of {len(heldout)} held-out prompts are left out: {reason}")
-    room = prompt_room(recipe, recipe.eval.max_tokens)
+    room = prompt_room(recipe, max(max_tokens, recipe.eval.max_tokens), draft_tokens)
     fitting = [p for p in rendered if len(p.prompt_ids) <= room]
     if not fitting:
         shortest = min((len(p.prompt_ids) for p in rendered), default=0)
@@ -109,10 +110,12 @@ def load_workload(recipe: Recipe, effort: str | None = None) -> Workload:
     return Workload(fitting, len(rendered) - len(fitting), dict(unrenderable))
 
 
-def prompt_room(recipe: Recipe, max_tokens: int) -> int:
-    """Tokens that a prompt may have before a response of at most `max_tokens`."""
+def prompt_room(recipe: Recipe, max_tokens: int, draft_tokens: int = 0) -> int:
+    """Tokens that a prompt may have before a response of at most `max_tokens`, at the recipe's Ks or a longer one."""
     # vLLM stops drafting for a whole batch once one request has no room left for the drafts.
-    longest = max(k for method in recipe.eval.methods for k in recipe.eval.draft_tokens_of(method))
+    listed = dict.fromkeys([*(method.name for method in recipe.eval.methods), *recipe.eval.served])
+    methods = (method_of(recipe, name) for name in methods_at(recipe, [*listed], max(recipe.eval.temperatures)))
+    longest = max(draft_tokens, *(k for method in methods for k in recipe.eval.draft_tokens_of(method)))
     return recipe.engine.max_model_len - max_tokens - longest - 1
 
 

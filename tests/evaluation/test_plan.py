@@ -13,6 +13,7 @@ from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, method_of, speculative_config
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
+from tests.scripts import run_here
 
 PRESETS = ["engines", "redhat", "redhat-k", "rtx-heads", "rtx-matrix", "ruiz", "techniques"]
 
@@ -128,6 +129,11 @@ def test_every_preset_is_there_and_fits_the_embedded_recipe_in_miniature(tmp_pat
         assert len({(level.name, level.first) for run in plan.runs for level in run.levels}) == len(sent)
 
 
+def test_a_miniature_of_no_preset_is_refused(tmp_path, capsys):
+    assert run_here("eval/serving.py", "--miniature", "--plan", f"output_dir={tmp_path}") == 2
+    assert "--preset" in capsys.readouterr().err
+
+
 def test_redhat_is_run_as_it_was_published(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("redhat"))
     assert _servers(plan) == [("none", 0, 1), ("eagle3", 3, 1), ("none", 0, 2), ("eagle3", 3, 2)]
@@ -198,7 +204,7 @@ def test_public_heads_are_served_for_their_target_only(tmp_path):
     recipe = tiny_recipe(tmp_path)
     assert preset_recipe(recipe, preset).eval.methods == recipe.eval.methods
     assert any(line.startswith("throughput: ") for line in preset_plan(recipe, preset).skipped)
-    public = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": "openai/gpt-oss-120b"})})
+    public = recipe.changed("target", path="openai/gpt-oss-120b")
     servers = _servers(preset_plan(preset_recipe(public, preset), preset))
     own = [("none", 0, 1), ("eagle3", 1, 1), ("eagle3", 3, 1)]
     heads = [("short_context", 3, 1), ("long_context", 3, 1), ("throughput", 1, 1), ("throughput", 3, 1)]

@@ -14,7 +14,7 @@ from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.measured_tables import acceptance_table
 from drafthead.evaluation.reporting.report import build_report, print_brief, render, workloads_table, write_pages
-from drafthead.evaluation.reporting.tables import change_cell, interval_text
+from drafthead.evaluation.reporting.tables import change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.summary import summarise_acceptance
 from tests.evaluation.rows import write_results
@@ -85,7 +85,7 @@ def test_acceptance_is_shown_by_position(recipe, report):
     assert found[after, 64].length.low > found["response", 0].length.value > found[after, 128].length.high
     (table,) = [t for section in report.sections for t in section.tables if t.title == "Acceptance by position"]
     shown = {row[2].text + row[3].text: row[5].text for row in table.rows}
-    assert shown["response0 to 63"] == interval_text(found["response", 0].length)
+    assert shown["response0 to 63"] == f"{found['response', 0].length:.2f}"
 
 
 def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from drafthead.evaluation.decision import variants
 from drafthead.evaluation.decision.analysis import compare_schedule
 from drafthead.evaluation.decision.variants import (
     SCHEDULED,
@@ -70,6 +71,18 @@ def test_a_gain_that_collapses_at_one_load_is_not_advised(tmp_path, rows):
     found = compare_schedule(tiny_recipe(tmp_path, *shares), SCHEDULE, K1)
     assert found.change.low > 0
     assert "concurrency 32" in found.doubt
+
+
+def test_servers_of_others_are_not_measured_beside_it(tmp_path, monkeypatch):
+    def stop(recipe, plan, directory):
+        assert {run.method for run in plan.runs} == {"none", "eagle3", SCHEDULED}
+        assert not recipe.eval.endpoints
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(variants, "measure_serving", stop)
+    other = "eval.endpoints=[{name: other, url: 'http://localhost:1', model: m}]"
+    with pytest.raises(KeyboardInterrupt):
+        measure_schedule(tiny_recipe(tmp_path, "eval.num_draft_tokens=[3,1]", other), SCHEDULE)
 
 
 def test_nothing_is_served_that_compares_nothing(tmp_path):

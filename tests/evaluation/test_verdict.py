@@ -11,12 +11,13 @@ import pytest
 
 from drafthead.artifacts import ArtifactError
 from drafthead.config.evaluation import SLOConfig, TrafficConfig
-from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, plain_verdict, verdicts_of
+from drafthead.evaluation.columns import write_rows
+from drafthead.evaluation.decision.analysis import Advice, Analysis, advise, verdicts_of
 from drafthead.evaluation.decision.cost_model import price, speed_samples
 from drafthead.evaluation.decision.variants import compare_variants
 from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN, UP_TO, decide, judge
 from drafthead.evaluation.reporting.measured_tables import brief_table, levels_table, memory_table
-from drafthead.evaluation.results.levels import Level, ServingRows, completed, summarise_serving
+from drafthead.evaluation.results.levels import Level, ServingRows, completed, read_serving, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
 from drafthead.statistics import Change
 from tests.evaluation.rows import each, served, slower, together
@@ -182,7 +183,7 @@ def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
 
 def _advice(recipe, rows, levels, places: int = 64) -> Advice:
     verdicts = verdicts_of(recipe, levels)
-    variants = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
+    variants = compare_variants(recipe, verdicts, levels)
     manifests = {"serving": {"identity": {"engine": {"max_num_seqs": places}}}}
     return advise(recipe, Analysis(manifests, None, rows, levels, {}, verdicts, variants))
 
@@ -231,7 +232,7 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speeds, reached, doub
     advice = _advice(beside, both, levels)
     assert _config(advice) == speculative_config(beside, "eagle3" if doubt else "kept", 3)
     assert doubt in advice.text
-    (variant,) = compare_variants(beside, "all", verdicts_of(beside, levels), levels)
+    (variant,) = compare_variants(beside, verdicts_of(beside, levels), levels)
     assert list(variant.by_load) == [1, 4][: 1 + reached]
     assert variant.change.value == pytest.approx(np.mean([*speeds.values()][: 1 + reached]) - 1)
 
@@ -281,7 +282,7 @@ def test_lost_prefix_hits_that_cost_more_than_drafts_bring_flip_the_verdict(tmp_
         slower = (rows["method"] == "eagle3") & (rows["workload"] == "multi-turn")
         rows.loc[slower, columns] += wait_s * (1 if rows is requests else 96 / 8)
     runs.loc[(runs["method"] == "eagle3") & (runs["workload"] == "multi-turn"), "prefix_hits"] = 1000 * hits
-    verdict = plain_verdict(verdicts_of(recipe, summarise_serving(ServingRows(requests, runs))))
+    verdict = verdicts_of(recipe, summarise_serving(ServingRows(requests, runs)))[0]
     assert verdict.decision == decision
     assert ("70.0% → 0.0%" in " ".join(level.reason for level in verdict.levels)) == (decision == DO_NOT)
     cells = [[cell.text for cell in row] for row in memory_table(completed(requests, runs).runs).rows]
@@ -304,9 +305,10 @@ def test_a_head_that_slows_serving_is_left_out_of_the_command(recipe, rows, leve
     assert "--speculative-config" not in advice.command
 
 
-def test_rows_of_an_earlier_version_are_refused_by_the_columns_they_lack(rows):
-    with pytest.raises(ArtifactError, match="workload.*python eval/serving.py"):
-        completed(rows.requests.drop(columns=["k", "workload"]), rows.runs)
+def test_rows_of_an_earlier_version_are_refused_by_the_columns_they_lack(tmp_path, rows):
+    write_rows(rows.requests.drop(columns=["k", "workload"]), tmp_path / "requests-00.parquet")
+    with pytest.raises(ArtifactError, match="k, workload.*python eval/serving.py"):
+        read_serving(tmp_path)
 
 
 @pytest.mark.parametrize(("prompts", "decision"), [(15, UNKNOWN), (16, DEPLOY)])
@@ -325,7 +327,7 @@ def test_the_main_verdict_is_over_the_workload_of_the_traffic_at_the_main_temper
         ("[0,1]", "null", "all"), ("[1,0]", "null", "all T=1"), ("[1,0]", "MT-Bench", "MT-Bench T=1"),
     ):  # fmt: skip
         recipe = tiny_recipe(tmp_path, f"eval.temperatures={temperatures}", f"eval.traffic.workload={of}")
-        assert plain_verdict(verdicts_of(recipe, levels)).workload == main
+        assert verdicts_of(recipe, levels)[0].workload == main
 
 
 def test_traffic_of_a_workload_that_was_not_measured_is_refused(recipe, levels):

@@ -11,7 +11,7 @@ from drafthead.config import REPO_ROOT
 from drafthead.data.prompts import Prompt, prompt_id, write_trained_on
 from drafthead.data.rendering import CONTROL_TOKEN
 from drafthead.engine.offline import on_cpu
-from drafthead.evaluation.workload import EvalPrompt, Workload, identity, load_workload, speculative_config
+from drafthead.evaluation.workload import EvalPrompt, Workload, identity, load_workload, prompt_room, speculative_config
 from drafthead.target.files import fingerprint_of
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
@@ -97,6 +97,17 @@ def test_prompts_that_do_not_fit_are_counted_and_refused_where_none_does(tmp_pat
     write_prompt_artifact(none_fits, train=[ask("train")], heldout=[long])
     with pytest.raises(ValueError, match="eval.max_tokens"):
         load_workload(none_fits)
+
+
+def test_room_is_left_for_every_draft_that_is_measured_or_served(tmp_path):
+    """vLLM stops drafting for a whole batch once one request has no room left for its drafts."""
+    short = "eval.methods=[{name: short, method: eagle3, num_draft_tokens: 1}]"
+    sevens = ("eval.num_draft_tokens=7", "head.num_ttt_steps=7")
+    room = prompt_room(tiny_recipe(tmp_path, short, "eval.served=[short]"), 100)
+    assert prompt_room(tiny_recipe(tmp_path, short, *sevens), 100) == room - 6  # served are the recipe's own head at 7
+    sampled = ("eval.temperatures=[0,1]", "eval.methods=[{name: eagle3, method: eagle3, num_draft_tokens: 1}]")
+    assert prompt_room(tiny_recipe(tmp_path, *sampled, *sevens), 100) == room - 6  # drafts sampled: at 7
+    assert prompt_room(tiny_recipe(tmp_path, short, "eval.served=[short]"), 100, 15) == room - 14
 
 
 def test_missing_prompts_are_named_with_the_command(tmp_path):

@@ -20,8 +20,10 @@ def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     with pytest.raises(ArtifactError, match="python eval/plan.py"):
         rows_to_plan_from(recipe)
     write_results(recipe, head_speed={1: 1.5, 64: 1.2, 90: 0.8}, lengths=(1, 3))
-    rows = rows_to_plan_from(recipe)
-    (needed, brought), verdict = plan_tables(recipe, rows, [1.5, 3.5])
+    # Not what today's recipe says: its servers would have 64.
+    rows, places = rows_to_plan_from(tiny_recipe(tmp_path, "eval.concurrency=[1,64]"))
+    assert places == 90
+    (needed, brought), verdict = plan_tables(recipe, rows, places, [1.5, 3.5])
     # The rows were made with r(c, 3) = 2.4 / speed.
     assert [float(row[3].text) for row in needed.rows[:3]] == pytest.approx([1.6, 2.0, 3.0], rel=0.05)
     assert [row[3].tone for row in needed.rows[:3]] == ["unresolved"] * 3
@@ -31,8 +33,8 @@ def test_a_plan_can_be_made_from_an_earlier_heads_measurement(tmp_path):
     assert gains[:3] == pytest.approx([3.5 / 1.6, 3.5 / 2.0, 3.5 / 3.0], rel=0.05)
     assert gains[3] == pytest.approx(3 / sum(1 / gain for gain in gains[:3]), rel=1e-3)
     assert verdict.startswith(DEPENDS)
-    assert plan_tables(recipe, rows, [3.4, 3.5])[1].startswith(CAN)
-    assert plan_tables(recipe, rows, [1.05, 1.1])[1].startswith(CANNOT)
+    assert plan_tables(recipe, rows, places, [3.4, 3.5])[1].startswith(CAN)
+    assert plan_tables(recipe, rows, places, [1.05, 1.1])[1].startswith(CANNOT)
     assert assumed_lengths(recipe, None) == [1.92, 2.68]  # public heads at K = 3
     with pytest.raises(ValueError, match="4.5: at K = 3 it lies between 1 and 4"):
         assumed_lengths(recipe, [2.0, 4.5])

@@ -54,17 +54,12 @@ class Analysis:
     def main(self) -> Verdict:
         """What to do: the best variant where it gains over the plain head, else that."""
         adopted = [variant.verdict for variant in self.variants if not variant.doubt]
-        return [*adopted, plain_verdict(self.verdicts)][0]
+        return [*adopted, self.verdicts[0]][0]
 
     def levels_of(self, verdict: Verdict) -> list[Level]:
         """The levels that a verdict may rest on: of its workload, method and draft length, without a request rate."""
         wanted = (verdict.workload, verdict.method, verdict.K)
         return [level for level in self.levels if level.steady and (level.workload, level.method, level.K) == wanted]
-
-
-def plain_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    """The first verdict on the recipe's own head at a fixed draft length, of those in the order of `verdicts_of`."""
-    return next((v for v in verdicts if v.method == HEAD), verdicts[0])
 
 
 def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
@@ -91,7 +86,7 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
         raise ValueError(f"no load of {recipe.results_dir} was run both without and with drafts: nothing to compare")
     priced = _priced(recipe, rows, levels)
     verdicts = verdicts_of(recipe, levels)
-    variants = compare_variants(recipe, plain_verdict(verdicts).workload, verdicts, levels)
+    variants = compare_variants(recipe, verdicts, levels)
     summary = summarise_acceptance(acceptance.read_acceptance(folders[acceptance.KIND]))
     return Analysis(manifests, summary, rows, levels, priced, verdicts, variants)
 
@@ -112,14 +107,14 @@ def _check_alike(offline: dict[str, Any], served: dict[str, Any]) -> None:
 def _as_served(recipe: Recipe, manifests: dict[str, dict[str, Any]]) -> Recipe:
     """With the batch limit that the servers had, whatever loads the recipe has today."""
     places = manifests[serving.KIND]["identity"]["engine"]["max_num_seqs"]
-    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_num_seqs": places})})
+    return recipe.changed("engine", max_num_seqs=places)
 
 
 def compare_schedule(recipe: Recipe, schedule: Schedule, levels: list[Level]) -> Variant:
     """A schedule that was served beside the best fixed draft length, over the recipe's traffic."""
     recipe = with_schedule(recipe, schedule)
     verdicts = verdicts_of(recipe, levels)
-    found = compare_variants(recipe, verdicts[0].workload, verdicts, levels)
+    found = compare_variants(recipe, verdicts, levels)
     return next(variant for variant in found if variant.verdict.method == SCHEDULED)
 
 
@@ -153,7 +148,9 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
         raise ValueError(f"eval.traffic.workload {traffic.workload} was not measured; there are: {', '.join(measured)}")
     for workload in measured:
         here = [level for level in judged if level.workload == workload]
-        shares = shares_at(traffic, here)
+        # Conversations are measured at one load, whatever the traffic's are.
+        spread = TrafficConfig() if is_conversations(workload) else traffic
+        shares = spread.shares(tuple({level.concurrency for level in here}))
         verdicts = [decide(own, shares, recipe.eval.slo) for own in grouped(here, "method", "K").values()]
         verdicts.sort(key=lambda v: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)), reverse=True)
         best: dict[str, Verdict] = {}  # of every method at its best draft length
@@ -164,14 +161,6 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
         lost = [v for v in found if v.method == HEAD and is_conversations(v.workload) and v.decision == DO_NOT]
         return [*lost, *(v for v in found if v not in lost)]
     return found
-
-
-def shares_at(traffic: TrafficConfig, levels: Sequence[Level]) -> dict[int, float]:
-    """The traffic's loads; of conversations, which are measured at one load, that one."""
-    measured = tuple(sorted({level.concurrency for level in levels}))
-    if is_conversations(levels[0].workload):
-        return {c: 1 / len(measured) for c in measured}
-    return traffic.shares(measured)
 
 
 def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:

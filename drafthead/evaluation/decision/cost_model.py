@@ -192,10 +192,6 @@ class CostModel:
         """Tokens per second while decoding, relative to no speculation."""
         return float((self.curve[K] if K else 1.0) / self.step_ratio(batch, K))
 
-    def tokens_per_s(self, batch: float, K: int | None) -> float:
-        """Of one request while decoding; K is None without a drafter."""
-        return (1.0 if K is None else self.speedup(batch, K)) / float(plain_step_s(self.baseline, batch))
-
     def best_draft(self, batch: float) -> int:
         """The draft length that decodes fastest, of all whose acceptance is known; 0 where none pays.
 
@@ -264,11 +260,12 @@ def _leave_out(points: Sequence[SpeedPoint], batch: float, positions: tuple[floa
     if len(loads) < 2:
         return
     model = _fit(others, positions)
-    inside = min(loads) < batch < max(loads)
+    plain, inside = float(plain_step_s(model.baseline, batch)), min(loads) < batch < max(loads)
     for K in sorted({p.K for p in points if p.batch == batch}, key=lambda K: -1 if K is None else K):
         if not K or K in model.curve:
             measured = 1 / float(np.mean([p.tpot_s for p in points if (p.batch, p.K) == (batch, K)]))
-            yield HeldOut(batch, K, measured, model.tokens_per_s(batch, K), inside)
+            predicted = (1.0 if K is None else model.speedup(batch, K)) / plain
+            yield HeldOut(batch, K, measured, predicted, inside)
 
 
 def _fit(points: Sequence[SpeedPoint], positions: tuple[float, ...], work: Work | None = None) -> CostModel:

@@ -75,17 +75,15 @@ class Variant(NamedTuple):
         return f"{gain} against the {NAMES[self.beside]} at its best fixed draft length, K = {self.against}{doubt}"
 
 
-def compare_variants(
-    recipe: Recipe, workload: str, verdicts: Sequence[Verdict], levels: Sequence[Level]
-) -> list[Variant]:
-    """Every other method that was served on a workload, the best first.
+def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequence[Level]) -> list[Variant]:
+    """Every other method that was served on the workload of the first verdict, the best first.
 
     Args:
         recipe: its methods and traffic.
-        workload: which.
-        verdicts: of all methods; the first one of the workload is on the method that the others are compared with.
+        verdicts: of all methods and workloads; the first is on the method that the others are compared with.
         levels: of all methods.
     """
+    workload = verdicts[0].workload
     here = [level for level in levels if level.workload == workload and level.steady]
     shares = recipe.eval.traffic.shares(tuple({level.concurrency for level in here}))
     first, *others = [verdict for verdict in verdicts if verdict.workload == workload]
@@ -103,33 +101,28 @@ def compare_variants(
         by_load = {c: gain_over(ours, fixed[best], {c: 1.0}) for c in weights}
         change = gain_over(ours, fixed[best], weights)
         lost = sorted(w for method, w in losing if method == verdict.method and (first.method, w) not in losing)
-        doubt = _doubt(verdict, first, lost, change, by_load, method_of(recipe, verdict.method).extra.get(KEY))
-        found.append(Variant(verdict, first.method, best, change, by_load, doubt))
+        variant = Variant(verdict, first.method, best, change, by_load, "")
+        schedule = method_of(recipe, verdict.method).extra.get(KEY)
+        found.append(variant._replace(doubt=_doubt(variant, first, lost, schedule)))
     return sorted(found, key=lambda variant: (bool(variant.doubt), -variant.change.value))
 
 
-def _doubt(
-    verdict: Verdict,
-    plain: Verdict,
-    lost: list[str],
-    change: Change,
-    by_load: dict[int, Change],
-    schedule: Schedule | None,
-) -> str:
+def _doubt(variant: Variant, plain: Verdict, lost: list[str], schedule: Schedule | None) -> str:
     """Why a variant is not advised."""
+    verdict = variant.verdict
     if lost:
         return f"it loses against no speculation on {', '.join(lost)} prompts, where the other does not"
     if verdict.decision in (UNKNOWN, DO_NOT):
         return f"{verdict.decision} against no speculation"
     if _highest(verdict) < _highest(plain):
         return f"{verdict.headline}, where the other is {plain.headline}"
-    if not change.low > 0:
+    if not variant.change.low > 0:
         return "no resolved gain"
-    worse = [str(c) for c, at in by_load.items() if at.resolved and at.high < 0]
+    worse = [str(c) for c, at in variant.by_load.items() if at.high < 0]
     if worse:
         return f"it loses at concurrency {', '.join(worse)}"
     for first, last, K in schedule or ():
-        if not any(first <= c <= last for c in by_load):
+        if not any(first <= c <= last for c in variant.by_load):
             return f"no load of {first} to {last} requests was measured, where it drafts {K}"
     return ""
 
@@ -212,30 +205,28 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
     Raises:
         ValueError: the schedule has one draft length, or one beyond the recipe's, or vLLM would not start with it.
     """
-    if not _readable(schedule):
+    longest = max(recipe.eval.draft_tokens)
+    if not _servable(schedule, longest):
         raise ValueError(
             f"schedule {schedule}: vLLM wants first batch size, last batch size and K, from 1 on and without overlaps; "
-            "give another with --schedule '[[1,2,3],[3,64,1]]'"
-        )
-    lengths = {K for _, _, K in schedule}
-    longest = max(recipe.eval.draft_tokens)
-    if len(lengths) == 1 or max(lengths) > longest:
-        raise ValueError(
-            f"schedule {schedule}: nothing to compare with a single draft length, and none may be above "
-            f"{longest}, the longest of eval.num_draft_tokens; give another with --schedule '[[1,2,3],[3,64,1]]'"
+            f"a comparison needs two draft lengths, none above {longest}, the longest of eval.num_draft_tokens; give "
+            "another with --schedule '[[1,2,3],[3,64,1]]'"
         )
     return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
 
 
-def _readable(schedule: Any) -> bool:
-    """Whether vLLM takes it: ranges in any order, the first from 1 on, without overlaps; as a user gave it."""
+def _servable(schedule: Any, longest: int) -> bool:
+    """Whether vLLM takes it, as a user gave it: ranges in any order, the first from 1 on, without overlaps.
+
+    And whether it compares anything: it has two draft lengths or more, none above `longest`.
+    """
     entries = schedule if isinstance(schedule, list) else []
     if not entries or any(not isinstance(entry, list) or [*map(type, entry)] != [int] * 3 for entry in entries):
         return False
-    ranges = sorted(entries)
+    ranges, lengths = sorted(entries), {K for _, _, K in entries}
     ends = [0, *(last for _, last, _ in ranges)]
     inside = [end < first <= last and K >= 0 for end, (first, last, K) in zip(ends, ranges, strict=False)]
-    return ranges[0][0] == 1 and all(inside)
+    return ranges[0][0] == 1 and all(inside) and len(lengths) > 1 and max(lengths) <= longest
 
 
 def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
@@ -244,14 +235,12 @@ def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
     method = MethodConfig(name=SCHEDULED, method=OWN, num_draft_tokens=longest, extra={KEY: schedule})
     others = [own for own in recipe.eval.methods if own.name != SCHEDULED]
     traffic = recipe.eval.traffic.model_copy(update={"workload": ALL})
-    update = {"methods": (*others, method), "traffic": traffic}
-    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
+    return recipe.changed("eval", methods=(*others, method), traffic=traffic)
 
 
 def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
     """Nothing served but these methods, at loads of fixed concurrency, in blocks."""
     repeats = max(2 * (len(served) > 1), recipe.eval.repeats)  # A B, B A: at the least
-    update = {"served": served, "loads": (), "workloads": ALL, "repeats": repeats}
-    recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=update)})
+    recipe = recipe.changed("eval", served=served, loads=(), endpoints=(), workloads=ALL, repeats=repeats)
     directory = recipe.results_dir / "draft-lengths" / folder
     return read_serving(measure_serving(recipe, recipe_plan(recipe), directory))

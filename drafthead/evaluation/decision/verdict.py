@@ -212,6 +212,5 @@ def change_text(change: Change) -> str:
     """A change with its interval in percent, and whether it says anything."""
     if np.isnan(change.value):
         return "unknown"
-    bounds = f"[{change.low:+.1%}, {change.high:+.1%}]" if np.isfinite(change.low) else "without interval"
-    text = f"{change.value:+.1%} {bounds}"
+    text = f"{change:+.1%}" if np.isfinite(change.low) else f"{change:+.1%} without interval"
     return text if change.resolved else f"{text} (unresolved)"

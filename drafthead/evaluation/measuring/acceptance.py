@@ -21,7 +21,7 @@ from functools import partial
 from itertools import groupby, product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,10 +48,6 @@ from drafthead.evaluation.workload import (
 )
 from drafthead.files import atomic_path, sha256_file
 from drafthead.processes import ends_with_parent
-
-if TYPE_CHECKING:
-    from vllm import LLM
-
 
 _LOG = logging.getLogger(__name__)
 
@@ -210,12 +206,12 @@ def acceptance_dir(recipe: Recipe) -> Path:
 
 def read_acceptance(directory: Path) -> pd.DataFrame:
     """One row per request of the main conditions, the first of every list; see ACCEPTANCE_COLUMNS."""
-    return read_rows(directory, "method-*.parquet")
+    return read_rows(directory, ACCEPTANCE_COLUMNS, "method-*.parquet")
 
 
 def read_conditions(directory: Path) -> pd.DataFrame:
     """One row per request of every condition; see ACCEPTANCE_COLUMNS."""
-    return read_rows(directory, "method-*.parquet", "also-*.parquet")
+    return read_rows(directory, ACCEPTANCE_COLUMNS, "method-*.parquet", "also-*.parquet")
 
 
 @dataclass(frozen=True)
@@ -256,30 +252,31 @@ def _measure(recipe: Recipe, share: _Share, workloads: Workloads, bar: Any = Non
     options: dict[str, Any] = {"per_request_spec_decode_metrics": "detailed"} if speculative else {}
     seeded = any(c.temperature > 0 for c in share.conditions)
     with offline_engine(recipe, speculative_config=speculative, seeded=seeded, **options) as llm:
+        engine = Engine(llm)
         for condition in share.conditions:
             path, prompts = condition.path(share.directory), workloads[condition.effort].prompts
             if path.exists():
                 continue
             mine = list(enumerate(prompts))[share.first :: share.of]
             places = [number for number, _ in mine]
-            llm.reset_prefix_cache()
-            rows = _generate(llm, recipe, condition, method, mine, bar)
+            engine.reset_cache()
+            rows = _generate(engine, recipe, condition, method, mine, bar)
             if condition.passes == 2:
-                llm.reset_prefix_cache()
-                rows += _generate(llm, recipe, condition, BASELINE_AGAIN, mine[::-1], bar)
+                engine.reset_cache()
+                rows += _generate(engine, recipe, condition, BASELINE_AGAIN, mine[::-1], bar)
                 places += [2 * len(prompts) - 1 - number for number, _ in mine[::-1]]
             write_rows(pd.DataFrame(rows, pd.Index(places), columns=list(ACCEPTANCE_COLUMNS)), path)
 
 
 def _generate(
-    llm: "LLM", recipe: Recipe, condition: Condition, method: str, numbered: list[tuple[int, EvalPrompt]], bar: Any
+    engine: Engine, recipe: Recipe, condition: Condition, method: str, numbered: list[tuple[int, EvalPrompt]], bar: Any
 ) -> list[dict[str, Any]]:
     temperature, most = condition.temperature, recipe.eval.max_tokens
     requests = [  # a seed per prompt: the same draw whatever the batch
         GenerationRequest(prompt.prompt_ids, most, temperature, recipe.eval.seed + number if temperature else None)
         for number, prompt in numbered
     ]
-    generations = Engine(llm).generate(requests, bar)
+    generations = engine.generate(requests, bar)
     key = {"method": method, "k": condition.k, "temperature": temperature, "effort": condition.effort}
     return [key | _row(p, one, condition.k) for (_, p), one in zip(numbered, generations, strict=True)]
 

@@ -112,7 +112,6 @@ class Sweep(Section):
     workloads: tuple[WorkloadSpec, ...] = (WorkloadSpec(),)
     concurrency: tuple[int, ...] = ()
     loads: tuple[LoadConfig, ...] = ()  # beyond those
-    rate_is_concurrency: bool = False  # requests per second as many as places
     temperatures: tuple[float, ...] = (0.0,)
     prompts_per_level: int
     prompts_per_place: float = 0  # more of them where a load has many places
@@ -121,8 +120,7 @@ class Sweep(Section):
 
     def all_loads(self) -> list[LoadConfig]:
         """Those of `concurrency` first."""
-        rates = [c if self.rate_is_concurrency else None for c in self.concurrency]
-        found = [LoadConfig(concurrency=c, request_rate=r) for c, r in zip(self.concurrency, rates, strict=True)]
+        found = (LoadConfig(concurrency=c) for c in self.concurrency)
         return list({load.name: load for load in (*found, *self.loads)}.values())
 
     def levels(self, recipe: Recipe) -> tuple[Level, ...]:
@@ -244,7 +242,7 @@ def served_recipe(recipe: Recipe, loads: Sequence[LoadConfig] = ()) -> Recipe:
     """
     places = [load.concurrency or 0 for load in loads or recipe.eval.all_loads]
     limit = recipe.eval.max_num_seqs or max([recipe.engine.max_num_seqs, *places])
-    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_num_seqs": limit})})
+    return recipe.changed("engine", max_num_seqs=limit)
 
 
 def abba(servers: Sequence[ServerRun], repeats: int) -> tuple[ServerRun, ...]:

@@ -7,7 +7,7 @@ same.
 
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import Field
@@ -24,13 +24,12 @@ _FOLDER = Path(__file__).with_name("experiments")
 
 
 class PresetMethod(Section):
-    """Every entry of eval.methods that drafts with this method, at these Ks; `none` is the baseline.
+    """Every entry of eval.methods that drafts with this method, at these Ks; eagle3 is that of the recipe's own head.
 
-    `head` stands for the method of the recipe's own head. With `model` the entry is a public draft model, served where
-    the recipe's target is `target`.
+    With `model` the entry is a public draft model, served where the recipe's target is `target`.
     """
 
-    method: Method | Literal["none", "head"]
+    method: Method
     num_draft_tokens: tuple[int, ...] = ()
     name: str = ""
     model: str = ""
@@ -41,7 +40,7 @@ class PresetMethod(Section):
 class PresetSweep(Sweep):
     """One table of the post."""
 
-    methods: tuple[PresetMethod, ...]
+    methods: tuple[PresetMethod, ...]  # beside the baseline
     tensor_parallel: tuple[int, ...] = ()  # none: the recipe's
     measures: tuple[str, ...]
     endpoints: bool = False  # the recipe's endpoints beside the servers started here
@@ -97,9 +96,9 @@ def preset_recipe(recipe: Recipe, preset: Preset) -> Recipe:
     methods = {method.name: method for method in recipe.eval.methods}
     for entry in (method for sweep in preset.sweeps for method in sweep.methods):
         if entry.model and entry.target == recipe.target.path:
-            public = MethodConfig(name=entry.name, method=entry.method, head=entry.model, extra=entry.extra)  # type: ignore[arg-type]
+            public = MethodConfig(name=entry.name, method=entry.method, head=entry.model, extra=entry.extra)
             methods.setdefault(entry.name, public)
-    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"methods": tuple(methods.values())})})
+    return recipe.changed("eval", methods=tuple(methods.values()))
 
 
 def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan:
@@ -163,21 +162,18 @@ def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, list
 
 def _series(recipe: Recipe, sweep: PresetSweep) -> tuple[list[tuple[str, int]], list[str]]:
     """(method, K) of every server, and what is left out with the reason."""
-    series: list[tuple[str, int]] = []
+    series: list[tuple[str, int]] = [(BASELINE, 0)]
     skipped = []
     public = {entry.name for entry in sweep.methods if entry.model and entry.target == recipe.target.path}
     for entry in sweep.methods:
-        drafting = HEAD if entry.method == "head" else entry.method
         # Public heads, which `preset_recipe` has added, are served at the Ks of their own entries.
-        names = [own.name for own in recipe.eval.methods if own.method == drafting and own.name not in public]
-        if drafting == BASELINE:
-            series.append((BASELINE, 0))
-        elif entry.model and entry.target != recipe.target.path:
+        names = [own.name for own in recipe.eval.methods if own.method == entry.method and own.name not in public]
+        if entry.model and entry.target != recipe.target.path:
             skipped.append(f"{entry.name}: {entry.model} drafts for {entry.target}, the target is {recipe.target.path}")
-        elif not names and drafting in HEADS and drafting != HEAD:
-            skipped.append(f"{drafting}: eval.methods has no head for it; {HEADS[drafting]}")
+        elif not names and entry.method in HEADS and entry.method != HEAD:
+            skipped.append(f"{entry.method}: eval.methods has no head for it; {HEADS[entry.method]}")
         else:
-            for name in [entry.name] if entry.model else names or [drafting]:
+            for name in [entry.name] if entry.model else names or [entry.method]:
                 missing = lacks(recipe, name)
                 skipped += [f"{name}: {missing}"] if missing else []
                 ks = entry.num_draft_tokens or recipe.eval.draft_tokens_of(method_of(recipe, name))

@@ -65,7 +65,9 @@ def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | 
         ServerError: a server did not start, or died; an endpoint does not answer. All the others were measured first.
         ValueError: a level cannot be reached with the prompts there are, or there is nothing to run.
     """
-    workload = load_workload(recipe)
+    runs = plan.runs if plan else ()  # a preset may serve longer drafts and responses than the recipe
+    longest = [x.max_tokens for run in runs for x in run.levels if not x.workload.random]
+    workload = load_workload(recipe, None, max(longest, default=0), max((run.k for run in runs), default=0))
     plan = plan or recipe_plan(recipe, workload)
     if not plan.runs:
         raise ValueError(f"nothing of this can be run: {'; '.join(plan.skipped)}")
@@ -125,8 +127,7 @@ def _run_server(recipe: Recipe, directory: Path, index: int, run: ServerRun, pro
 def _server(recipe: Recipe, run: ServerRun, log_path: Path) -> AbstractContextManager[Server]:
     if run.endpoint:
         return nullcontext(endpoint_server(next(e for e in recipe.eval.endpoints if e.name == run.method)))
-    engine = recipe.engine.model_copy(update={"tensor_parallel_size": run.tensor_parallel})
-    sized = recipe.model_copy(update={"engine": engine})
+    sized = recipe.changed("engine", tensor_parallel_size=run.tensor_parallel)
     speculative = speculative_config(recipe, run.method, run.k)
     return running_server(sized, log_path, speculative=speculative, extra_args=run.flags)
 

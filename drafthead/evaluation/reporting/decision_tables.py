@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from drafthead.artifacts import MANIFEST, ArtifactError
+from drafthead.artifacts import MANIFEST, ArtifactError, read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
 from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, speed_samples
 from drafthead.evaluation.decision.variants import WORTH, Variant
-from drafthead.evaluation.measuring.plan import served_recipe
 from drafthead.evaluation.measuring.serving import KIND
 from drafthead.evaluation.reporting.published import published_lengths
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, table
@@ -49,7 +48,7 @@ def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
         speed = priced.speedups[c, K].scaled(100) + -100
         mark = "*" if (c, K) in ran else "°" * priced.model.extrapolates(min(c, priced.max_batch), K)
         tone: Tone = "better" if speed.low > 0 else "worse" if speed.high < 0 else "unresolved"
-        return Cell(f"{speed.value:+.1f} [{speed.low:+.1f}, {speed.high:+.1f}]{mark}", tone)
+        return Cell(f"{speed:+.1f}{mark}", tone)
 
     rows = [
         {"Concurrency": str(c)}
@@ -131,8 +130,8 @@ def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
 CAN, CANNOT, DEPENDS = "TRAINING CAN PAY", "TRAINING CANNOT PAY", "IT DEPENDS ON THE HEAD"
 
 
-def rows_to_plan_from(recipe: Recipe) -> ServingRows:
-    """What was measured with the untrained head, else with any head of this recipe.
+def rows_to_plan_from(recipe: Recipe) -> tuple[ServingRows, int]:
+    """What was measured with the untrained head, else with any head of this recipe, and its servers' max_num_seqs.
 
     Raises:
         ArtifactError: neither was, or not to the end.
@@ -142,7 +141,7 @@ def rows_to_plan_from(recipe: Recipe) -> ServingRows:
     for directory in directories:
         if (directory / MANIFEST).exists():
             logging.getLogger(__name__).info(f"step times from {directory}")
-            return steady(read_serving(directory))
+            return steady(read_serving(directory)), read_manifest(directory)["identity"]["engine"]["max_num_seqs"]
     raise ArtifactError(
         f"there is no measurement to plan from ({' and '.join(map(str, directories))} are missing or half finished); "
         "run: python eval/plan.py RECIPE --measure"
@@ -165,15 +164,20 @@ def assumed_lengths(recipe: Recipe, given: Sequence[float] | None) -> list[float
     return sorted(given or {min(known[K]), max(known[K])})
 
 
-def plan_tables(recipe: Recipe, rows: ServingRows, lengths: Sequence[float]) -> tuple[list[Table], str]:
+def plan_tables(recipe: Recipe, rows: ServingRows, max_batch: int, lengths: Sequence[float]) -> tuple[list[Table], str]:
     """What a head would need, what one of each assumed acceptance length, ascending, would bring, and the verdict.
 
     Where drafts lose, the traffic is served without them; a gain of a per cent counts as paying.
 
+    Args:
+        recipe: its K and traffic are used.
+        rows, max_batch: of `rows_to_plan_from`.
+        lengths: assumed.
+
     Raises:
         ValueError: the rows cannot carry a cost model.
     """
-    max_batch, K = served_recipe(recipe).engine.max_num_seqs, recipe.eval.num_draft_tokens
+    K = recipe.eval.num_draft_tokens
     samples = speed_samples(rows, HEAD, max_batch)
     model = fit(samples.points(), samples.positions)
     loads = rows.runs.loc[rows.runs["method"] == BASELINE, "concurrency"]

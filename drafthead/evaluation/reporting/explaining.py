@@ -53,9 +53,7 @@ class _Pooled:
         none = empty_acceptance(len(predicted[0].accepted_per_position))
         self.predicted, self.served = sum(predicted, start=none), sum(served, start=none)
         both: Any = ([getattr(a, key) for a in side] for side in (served, predicted) for key in ("drafts", "accepted"))
-        gap = length_difference(*both)
-        bounds = f" [{gap.low:+.3f}, {gap.high:+.3f}]" if np.isfinite(gap.low) else ""
-        self.gap = f"{gap.value:+.3f}{bounds}"
+        self.gap = f"{length_difference(*both):+.3f}"
         self.rates = list(zip(self.predicted.rates, self.served.rates, strict=True))  # (K,) of pairs
 
 

@@ -70,13 +70,14 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
     categories = [ALL, *sorted({m.category for m in summary.methods} - {ALL})]
     colours = _colours([m.method for m in summary.methods])
     methods = list(dict.fromkeys(m.method for m in summary.methods))
+    apart = min(0.22, 0.8 / len(methods))  # of rows that are 1 apart
     caption = "Acceptance length by workload with 95 % intervals; 1.0 means that no draft was accepted."
     with _picture(found, "acceptance-length", caption) as figure:
         axes = figure.subplots()
         for j, method in enumerate(methods):
             lengths = [summary.of(method, category).length for category in categories]
             value, low, high = np.array([(i.value, i.low, i.high) for i in lengths]).T
-            height = np.arange(len(categories)) + (j - (len(methods) - 1) / 2) * 0.22
+            height = np.arange(len(categories)) + (j - (len(methods) - 1) / 2) * apart
             reach = np.abs([value - low, high - value])
             axes.errorbar(value, height, xerr=reach, fmt="o", capsize=3, color=colours[method], label=NAMES[method])
         axes.set(yticks=range(len(categories)), yticklabels=categories)

@@ -13,7 +13,7 @@ Seeds share prompts and differ in the head, so both vary: the interval of a leng
 all seeds pooled, and the lengths of the seeds alone stand beside it; that of a change is over prompts and seeds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -21,7 +21,6 @@ import pandas as pd
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
 from drafthead.data.responses import LOOP_LIMIT
-from drafthead.drafters.replay import Acceptance
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, length_cell, number, table
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level
@@ -41,15 +40,6 @@ def served_rows(recipe: Recipe) -> pd.DataFrame:
         how = [SERVED, *[f"T = {temperature:g}"] * bool(temperature), *[f"effort {effort}"] * several]
         found.append(own.assign(how=", ".join(how)))
     return pd.concat(found)[["k", "prompt_id", "drafts", "accepted", "how"]].rename(columns={"prompt_id": "prompt"})
-
-
-def replayed_rows(rounds: Mapping[int, Mapping[str, Acceptance]]) -> pd.DataFrame:
-    """Of replayed rounds, by draft length and document."""
-    return pd.DataFrame(
-        {"k": k, "prompt": name, "drafts": found.drafts, "accepted": found.accepted, "how": REPLAYED}
-        for k, documents in rounds.items()
-        for name, found in documents.items()
-    )
 
 
 def comparison_table(rows: pd.DataFrame) -> Table:

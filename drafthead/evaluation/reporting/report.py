@@ -31,7 +31,7 @@ from drafthead.evaluation.reporting.decision_tables import cost_model_tables
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, print_table, table
-from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, ServingRows, read_serving, summarise_serving
+from drafthead.evaluation.results.levels import THROUGHPUT, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
@@ -254,7 +254,7 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         own = _rows_of(sweep, rows)
         # Advice needs the throughput, whatever the post shows.
         measures = list(dict.fromkeys((THROUGHPUT.key, *sweep.measures)))
-        levels = summarise_serving(own, [MEASURE[key] for key in measures])
+        levels = summarise_serving(own, measures)
         every += levels
         tables = [
             measured.levels_table(sweep.title, levels),

@@ -88,18 +88,9 @@ def number(value: float | Interval | Array, digits: int = 1, sign: str = "") -> 
         sign: "+" shows that of positive numbers too.
     """
     if isinstance(value, Interval):
-        return Cell(interval_text(value, digits))
+        return Cell("–" if np.isnan(value.value) else f"{value:{sign}.{digits}f}")
     texts = (f"{x:{sign}.{digits}f}" if np.isfinite(x) else "–" for x in np.atleast_1d(value))
     return Cell(" ".join(texts))
-
-
-def interval_text(interval: Interval, digits: int = 2) -> str:
-    """`2.41 [2.30, 2.52]`; a dash where nothing was observed."""
-    if np.isnan(interval.value):
-        return "–"
-    if np.isnan(interval.low):
-        return f"{interval.value:.{digits}f}"
-    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 
 def change_cell(change: Change, reached: bool = True) -> Cell:
@@ -112,7 +103,7 @@ def change_cell(change: Change, reached: bool = True) -> Cell:
     i = change.scaled(100)
     if np.isnan(i.value):
         return Cell("–")
-    text = f"{i.value:+.1f} [{i.low:+.1f}, {i.high:+.1f}]" if np.isfinite(i.low) else f"{i.value:+.1f} no interval,"
+    text = f"{i:+.1f}" if np.isfinite(i.low) else f"{i:+.1f} no interval,"
     if not reached:
         return Cell(f"{text} load not reached", "unresolved")
     if not change.resolved:

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from scipy.stats import gmean
 
-from drafthead.artifacts import ArtifactError
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
 from drafthead.evaluation.comparison import across_blocks, percentile, statistic_change, throughput_change
 from drafthead.evaluation.workload import BASELINE
@@ -34,22 +33,14 @@ def read_serving(directory: Path) -> ServingRows:
     Raises:
         ArtifactError: an earlier version wrote it.
     """
-    return completed(read_rows(directory, "requests-*.parquet"), read_rows(directory, "runs-*.parquet"))
+    requests = read_rows(directory, REQUEST_COLUMNS, "requests-*.parquet")
+    return completed(requests, read_rows(directory, RUN_COLUMNS, "runs-*.parquet"))
 
 
 def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
-    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without.
-
-    Raises:
-        ArtifactError: a column is missing.
-    """
+    """The rows with `workload` naming temperature and GPUs where they are not 0 and 1, and `prompts_of` without."""
     labelled = []
-    for rows, columns in ((requests, REQUEST_COLUMNS), (runs, RUN_COLUMNS)):
-        if missing := columns.keys() - set(rows.columns):
-            raise ArtifactError(
-                f"rows of serving have no {', '.join(sorted(missing))}: an earlier version measured them. Move "
-                "results/NAME/serving away and run: python eval/serving.py RECIPE"
-            )
+    for rows in (requests, runs):
         apart = rows["temperature"].map(lambda t: f" T={t:g}" if t else "")
         apart += rows["tensor_parallel"].map(lambda gpus: f" TP{gpus}" if gpus > 1 else "")
         total = rows["output_tokens"] + rows["prompt_tokens"]
@@ -107,7 +98,7 @@ _RATES = (
 )
 # The formulas are those of columns.FORMULAS.
 _TIMES = {
-    "ttft": ("TTFT", 1), "ttfot": ("TTFOT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
+    "ttft": ("TTFT", 1), "tpot": ("TPOT", 2), "itl": ("ITL (per step)", 2),
     "tpot_all": ("TPOT with the first token", 2), "e2e": ("Latency", 0),
 }  # fmt: skip
 _STATISTICS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -119,8 +110,7 @@ MEASURE = {measure.key: measure for measure in _RATES} | {
     for time, (label, digits) in _TIMES.items()
     for name, (word, statistic) in _STATISTICS.items()
 }
-_OF_A_RECIPE = ("ttft_p50", "ttft_p95", "tpot_mean", "tpot_p95", "itl_mean", "e2e_p50", "e2e_p95")
-MEASURES = (THROUGHPUT, *(MEASURE[key] for key in _OF_A_RECIPE))
+MEASURES = (THROUGHPUT.key, "ttft_p50", "ttft_p95", "tpot_mean", "tpot_p95", "itl_mean", "e2e_p50", "e2e_p95")
 
 
 @dataclass(frozen=True)
@@ -199,7 +189,7 @@ class GeometricMean(NamedTuple):
     sign: int
 
 
-def summarise_serving(rows: ServingRows, measures: Sequence[Measure] = MEASURES) -> list[Level]:
+def summarise_serving(rows: ServingRows, measures: Sequence[str] = MEASURES) -> list[Level]:
     """Every method and draft length at every load that the baseline was measured at too.
 
     Workloads stay in the order in which they were measured, all prompts first.
@@ -252,7 +242,7 @@ def geometric_means(levels: Sequence[Level], *, only_reached: bool = True) -> li
 
 
 @np.errstate(invalid="ignore", divide="ignore")  # a response in one chunk takes no time per token
-def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
+def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame, runs: pd.DataFrame) -> Level:
     first = runs.iloc[0]
     base, head = _paired_prompts(requests, runs, method)
     blocks = [
@@ -262,8 +252,9 @@ def _level(method: str, K: int, measures: Sequence[Measure], requests: pd.DataFr
     # A run's share of its wall time is all of it.
     methods = {name: runs[runs["method"] == name].assign(share_s=runs["duration_s"]) for name in (BASELINE, method)}
     values, changes, by_block = {}, {}, {}
-    for measure in measures:
-        key, (b, h) = measure.key, np.array([_over_prompts(measure, *block) for block in blocks]).T
+    for key in measures:
+        measure = MEASURE[key]
+        b, h = np.array([_over_prompts(measure, *block) for block in blocks]).T
         by_block[key] = (h / b if measure.rate else b / h) - 1
         values[key] = _over_prompts(measure, *(methods.values() if measure.rate else (base, head)))
         if measure.rate:

@@ -120,7 +120,7 @@ def summarise_places(rows: pd.DataFrame) -> Iterator[PlaceAcceptance]:
     kept = rows["prompt_id"].isin(baseline["prompt_id"][baseline["repeated"] <= LOOP_LIMIT]) & (rows["drafts"] > 0)
     always = 1 + rows["drafts"] + rows["accepted"] >= rows["num_tokens"]
     for (method, _), own in rows[kept].groupby(["method", "k"], sort=False):
-        if not always[own.index].all() or "accepted_by_step" not in own:  # rows of before it was noted
+        if not always[own.index].all():
             continue
         steps = own[["prompt_id", "prompt_tokens", "accepted_by_step"]].explode("accepted_by_step")
         steps["accepted"] = steps.pop("accepted_by_step").astype(int)
