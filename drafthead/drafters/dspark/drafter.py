@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drafthead.drafters.base import DraftModule, DraftShape
+from drafthead.drafters.base import DraftShape
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.dflash.drafter import DFlash, DFlashFiles, DFlashModel
 from drafthead.drafters.dspark.config import DSparkHead
@@ -139,16 +139,3 @@ class DSpark(DFlash):
     def num_slots(self) -> int:
         """The known token's slot makes a draft too."""
         return math.ceil(self.num_positions * self.head.anchor_share)
-
-    @torch.no_grad()
-    def draft(
-        self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, target_ids: Tensor, num_drafts: int
-    ) -> Tensor:
-        """One draft after the other, each with the bias of the one before it."""
-        assert isinstance(model, DSparkModel)
-        previous, drafts = batch.ahead(1), []
-        for states in model.slots(batch, embeddings, num_drafts - 1, 0):
-            logits = model.lm_head(states) + model.markov_head.markov_w2(model.markov_head(previous))
-            drafts.append(logits.argmax(-1))
-            previous = target_ids[drafts[-1]]
-        return torch.stack(drafts)
