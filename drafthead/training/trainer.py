@@ -382,11 +382,9 @@ class Trainer:
 
 def first_choices(scored: HeadLoss, batch: PackedBatch, target: FrozenTarget) -> Tensor:
     """(M,) bool: scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
-    predictions = scored.predictions
-    proposed = torch.where(predictions >= 0, target.target_ids[predictions.clamp_min(0)], -1)
-    choice = torch.where(batch.of_row >= 0, batch.argmax[batch.of_row.clamp_min(0)], -2)  # (R,)
-    # Draft position k of row t is compared with the target's choice at t + 1 + k; rows not scored hold -1.
-    return proposed == batch.computed(torch.stack([torch.roll(choice, -1 - k) for k in range(len(batch.scored))]))
+    met = batch.teachers(len(batch.scored))  # (M,), -1 where not scored, as predictions are
+    choice = batch.argmax[met.clamp_min(0)]
+    return (met >= 0) & (target.target_ids[scored.predictions.clamp_min(0)] == choice)
 
 
 def replayed_documents(store: States, drafter: Drafter, max_tokens: int) -> tuple[list[Window], bool]:
