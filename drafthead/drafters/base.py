@@ -148,11 +148,7 @@ class Drafter:
 
     def __init__(self, head: HeadConfig):
         self.head = head
-
-    @property
-    def num_positions(self) -> int:
-        """K."""
-        return self.head.num_positions
+        self.num_positions = head.num_positions  # K
 
     @property
     def num_slots(self) -> int:
