@@ -185,8 +185,6 @@ class EvalConfig(Section):
     allow_unreached: bool = False
     repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts; their spread widens the intervals
     price_per_gpu_hour: float | None = Field(default=None, gt=0)
-    # Plans only: vLLM accepts the head's drafts at this length, whatever they are (CUDA only).
-    synthetic_acceptance_length: float | None = Field(default=None, ge=1)
     traffic: TrafficConfig = TrafficConfig()
     slo: SLOConfig = SLOConfig()
     seed: Seed = 0
