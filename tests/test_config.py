@@ -43,6 +43,7 @@ from drafthead.generation.prompts import locate_sources
             ("head.num_attention_heads=6", "head.num_key_value_heads=3", "engine.tensor_parallel_size=2"),
             "num_key_value_heads 3 .*tensor_parallel_size 2 .*choose",
         ),
+        (("eval.concurrency=0",), r"eval\.concurrency\.0: .*greater than 0 \(given: 0\)$"),
         ("eval.synthetic_acceptance_length=3", r"eval.synthetic_acceptance_length: gone: .*`extra: "),
         ("responses.max_tokens=1024", "max_tokens 1024 .*engine.max_model_len"),
         ("head.num_key_value_heads=3", "head.num_key_value_heads 3"),

@@ -172,7 +172,7 @@ class EvalConfig(Section):
         default=("medium",), validation_alias=AliasChoices("reasoning_efforts", "reasoning_effort")
     )
     max_tokens: int = Field(gt=0)
-    concurrency: Annotated[tuple[int, ...], BeforeValidator(_as_list)] = (1, 8)
+    concurrency: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_list)] = (1, 8)
     loads: tuple[LoadConfig, ...] = ()  # beyond those of `concurrency`
     served: Listed[str] = (OWN,)  # methods that get a server, at every K of theirs
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
