@@ -131,8 +131,12 @@ class EndpointConfig(Section):
                 f"endpoint {self.name}: url holds a user name, password or query, which would end up in manifests; "
                 "give the key in an environment variable and name that in api_key_env"
             )
-        url = urlsplit(self.url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/"):
+        try:
+            url = urlsplit(self.url)
+            fits = url.scheme in ("http", "https") and url.hostname and url.path in ("", "/") and url.port != 0
+        except ValueError:  # the port is no number
+            fits = False
+        if not fits:
             raise ValueError(f"endpoint {self.name}: url {self.url!r} must be http://host:port, without a path")
         return self
 
