@@ -98,7 +98,7 @@ class Replay:
     """Scores weights as training's validation does: the last answer of every validation prompt that does not loop."""
 
     def __init__(self, recipe: Recipe, inputs: Inputs, pieces: TargetPieces, target_ids: Tensor):
-        self.recipe, self.embeddings, self.target_ids = recipe, pieces.embed_tokens.float(), target_ids
+        self.recipe, self.embeddings = recipe, pieces.embed_tokens.float()
         self.store = StateStore(recipe.states_dir("validation"))
         self.documents: list[Document] = choose_documents(self.store, recipe, sys.maxsize, sys.maxsize)[0]
         head = recipe.head.sized(len(target_ids))
@@ -117,7 +117,7 @@ class Replay:
         batch = pack(self.store, [window], drafter).to(torch.device("cpu"), torch.float32)
         K = min(len(drafts), drafter.num_positions)
         model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
-        ours = drafter.draft(model, batch, self.embeddings, self.target_ids, K)  # (K, R)
+        ours = model.draft(batch, self.embeddings, K)  # (K, R)
         rows = batch.layout.rows
         known = rows < len(batch.input_ids) - K  # row t of step k reads token t + 1 + k
         return float((ours[:, known] == drafts[:K, rows[known]]).float().mean())

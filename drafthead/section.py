@@ -11,6 +11,4 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 class Section(BaseModel):
     """A part of the recipe; an unknown key is an error."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), serialize_by_alias=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True, allow_inf_nan=False)

@@ -39,6 +39,13 @@ from drafthead.generation.prompts import locate_sources
         ("states.spool_shards=1", r"states.spool_shards.*'?1'?"),
         ("eval.traffic.concurrency.4=0", "eval.traffic.concurrency.4: .*0"),
         ("eval.traffic.concurrency={0: 1}", "eval.traffic.concurrency.0.*0"),
+        (
+            ("head.num_attention_heads=6", "head.num_key_value_heads=3", "engine.tensor_parallel_size=2"),
+            "num_key_value_heads 3 .*tensor_parallel_size 2 .*choose",
+        ),
+        (("eval.concurrency=0",), r"eval\.concurrency\.0: .*greater than 0 \(given: 0\)$"),
+        ("eval.endpoints=[{name: a, url: 'http://host:abc', model: m}]", "'http://host:abc' must be http://host:port"),
+        ("eval.synthetic_acceptance_length=3", r"eval.synthetic_acceptance_length: gone: .*`extra: "),
         ("responses.max_tokens=1024", "max_tokens 1024 .*engine.max_model_len"),
         ("head.num_key_value_heads=3", "head.num_key_value_heads 3"),
         ("head.head_dim=20", r"head.head_dim.*20"),

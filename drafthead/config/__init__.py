@@ -42,6 +42,8 @@ RENAMED = {
     "prompts.preset": "this key is now prompts.sources: sharegpt, mlperf-gpt-oss and swe-bench, as in "
     "configs/gpt-oss-120b.yaml",
     "eval.traffic.output_tokens_per_day": "gone: the model card gives the device hours of training",
+    "eval.synthetic_acceptance_length": "gone: give a method of eval.methods `extra: {rejection_sample_method: "
+    "synthetic, synthetic_acceptance_length: 3.0}`",
     "engine.kv_cache_space_gib": "this key is now the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 

@@ -131,8 +131,12 @@ class EndpointConfig(Section):
                 f"endpoint {self.name}: url holds a user name, password or query, which would end up in manifests; "
                 "give the key in an environment variable and name that in api_key_env"
             )
-        url = urlsplit(self.url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/"):
+        try:
+            url = urlsplit(self.url)
+            fits = url.scheme in ("http", "https") and url.hostname and url.path in ("", "/") and url.port != 0
+        except ValueError:  # the port is no number
+            fits = False
+        if not fits:
             raise ValueError(f"endpoint {self.name}: url {self.url!r} must be http://host:port, without a path")
         return self
 
@@ -172,7 +176,7 @@ class EvalConfig(Section):
         default=("medium",), validation_alias=AliasChoices("reasoning_efforts", "reasoning_effort")
     )
     max_tokens: int = Field(gt=0)
-    concurrency: Annotated[tuple[int, ...], BeforeValidator(_as_list)] = (1, 8)
+    concurrency: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_list)] = (1, 8)
     loads: tuple[LoadConfig, ...] = ()  # beyond those of `concurrency`
     served: Listed[str] = (OWN,)  # methods that get a server, at every K of theirs
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
@@ -185,8 +189,6 @@ class EvalConfig(Section):
     allow_unreached: bool = False
     repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts; their spread widens the intervals
     price_per_gpu_hour: float | None = Field(default=None, gt=0)
-    # Plans only: vLLM accepts the head's drafts at this length, whatever they are (CUDA only).
-    synthetic_acceptance_length: float | None = Field(default=None, ge=1)
     traffic: TrafficConfig = TrafficConfig()
     slo: SLOConfig = SLOConfig()
     seed: Seed = 0

@@ -232,6 +232,12 @@ class Recipe(Section):
                 f"engine.tensor_parallel_size {self.engine.tensor_parallel_size} GPUs, as vLLM splits the draft with "
                 "its target; choose a multiple"
             )
+        tp, kv_heads = self.engine.tensor_parallel_size, self.head.num_key_value_heads
+        if kv_heads % tp and tp % kv_heads:
+            raise ValueError(
+                f"head.num_key_value_heads {kv_heads} can be neither split over engine.tensor_parallel_size {tp} GPUs "
+                "nor copied evenly to them, which vLLM asks for; choose a multiple or a divisor"
+            )
         every = [source.name for source in self.prompts.sources or () if source.turns == "all"]
         if every and self.responses.turn_by_turn:
             raise ValueError(

@@ -1,9 +1,9 @@
-"""What a draft model is to the rest of the project: five questions that data, training, export and evaluation ask.
+"""What a draft model is to the rest of the project: four questions that data, training, export and evaluation ask.
 
     loss_rows  which rows can carry loss at which draft position, and `trained_rows` which do (packing, the loss)
     MODULE     the class of its module, which `from_target` starts from the target (training)
-    head_rows  of that module: what the language-model head is applied to, and the teacher row of each (the loss)
-    draft      what serving would propose from every root (validation, export checks)
+    head_rows  of that module: what the language-model head is applied to, and the teacher row of each (the loss,
+               validation, export checks)
     vllm       config.json and tensors as vLLM reads them, both directions (export, import, evaluation)
 
 A drafter is a folder beside this file and its lines in `drafters.registry`. The loss is outside: `losses` knows rows
@@ -61,7 +61,13 @@ class DraftShape:
 
 
 def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) -> DraftShape:
-    """The shape of a head for a target; with its vocabulary chosen by coverage and not known yet, the whole one."""
+    """The shape of a head for a target; with its vocabulary chosen by coverage and not known yet, the whole one.
+
+    Raises:
+        ValueError: the head has more draft tokens than the target has tokens.
+    """
+    if (size := head.draft_vocab_size) > spec.vocab_size:
+        raise ValueError(f"head.draft_vocab_size {size} exceeds the target's vocabulary of {spec.vocab_size}: lower it")
     sized = head if head.draft_vocab_size else head.sized(spec.vocab_size)
     return DraftShape(
         sized, spec.hidden_size, spec.vocab_size, len(layer_ids), spec.rms_norm_eps, spec.rope_parameters,
@@ -107,6 +113,13 @@ class DraftModule(nn.Module, ABC):
         """(M,) log-odds that each row's draft is accepted; None: the head predicts none."""
         return None
 
+    @torch.no_grad()
+    def draft(self, batch: PackedBatch, embeddings: Tensor, num_drafts: int) -> Tensor:
+        """(K, R) draft ids that serving would propose from every root, greedily, as long as its drafts are accepted:
+        a drafter that reads the tokens before a draft reads the text's."""
+        rows, weight = self.head_rows(batch, embeddings, num_drafts), self.head_weight
+        return torch.stack([(states @ weight.T).argmax(-1) for states in rows.states.split(rows.counts)])
+
 
 def valid_positions(loss_mask: Tensor, num_positions: int) -> Tensor:
     """(K, T) bool: where each draft position of one document (T,) contributes to the loss.
@@ -141,11 +154,7 @@ class Drafter:
 
     def __init__(self, head: HeadConfig):
         self.head = head
-
-    @property
-    def num_positions(self) -> int:
-        """K."""
-        return self.head.num_positions
+        self.num_positions = head.num_positions  # K
 
     @property
     def num_slots(self) -> int:
@@ -216,22 +225,6 @@ class Drafter:
                 if _FURTHER_BLOCK.match(name) and name.endswith(("o_proj.weight", "down_proj.weight")):
                     weight.zero_()
         return model
-
-    @torch.no_grad()
-    def draft(
-        self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, target_ids: Tensor, num_drafts: int
-    ) -> Tensor:
-        """(K, R) draft ids that serving would propose from every root, greedily.
-
-        Args:
-            model: that drafts.
-            batch: T tokens.
-            embeddings: (V, H) of the target.
-            target_ids: (D,) target id of every draft id.
-            num_drafts: K, at most what the head was trained for.
-        """
-        rows = model.head_rows(batch, embeddings, num_drafts)
-        return torch.stack([model.lm_head(part).argmax(-1) for part in rows.states.split(rows.counts)])
 
 
 def load_trained(model: DraftModule, vocabulary: DraftVocabulary, start: dict[str, Tensor]) -> None:

@@ -15,12 +15,8 @@ if TYPE_CHECKING:  # a recipe is read without torch
     from drafthead.drafters.base import Drafter
 
 Head = Annotated[Eagle3Head | PEagleHead | DFlashHead | DSparkHead, Field(discriminator="type")]
-_DRAFTERS = {
-    "eagle3": ("drafthead.drafters.eagle3.drafter", "Eagle3"),
-    "peagle": ("drafthead.drafters.peagle.drafter", "PEagle"),
-    "dflash": ("drafthead.drafters.dflash.drafter", "DFlash"),
-    "dspark": ("drafthead.drafters.dspark.drafter", "DSpark"),
-}
+# Class in drafter.py of that folder.
+_DRAFTERS = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark"}
 
 
 def section_of(kind: str) -> type[HeadConfig] | None:
@@ -34,12 +30,15 @@ def parse_head(values: Any) -> HeadConfig:
     return TypeAdapter(Head).validate_python(values)
 
 
+def _drafter(kind: str) -> "type[Drafter]":
+    return getattr(import_module(f"drafthead.drafters.{kind}.drafter"), _DRAFTERS[kind])
+
+
 def drafters() -> dict[str, "type[Drafter]"]:
     """Every drafter by its `head.type`."""
-    return {kind: getattr(import_module(module), name) for kind, (module, name) in _DRAFTERS.items()}
+    return {kind: _drafter(kind) for kind in _DRAFTERS}
 
 
 def drafter_of(head: HeadConfig) -> "Drafter":
     """The drafter that a head section describes; its module is imported only now."""
-    module, name = _DRAFTERS[head.type]
-    return getattr(import_module(module), name)(head)
+    return _drafter(head.type)(head)

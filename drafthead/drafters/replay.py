@@ -67,13 +67,9 @@ def replay(matches: Tensor, loss_mask: Tensor, max_tokens: int | None = None) ->
     Returns:
         Counters over the rounds of the document; empty when nothing was generated.
     """
-    accepted_from = matches.long().cumprod(0).sum(0).tolist()  # (T,) drafts accepted from each root, 0 .. K
-    counts = [0] * matches.shape[0]
-    roots = round_roots(accepted_from, last_answer(loss_mask, max_tokens))
-    for root in roots:
-        for i in range(accepted_from[root]):
-            counts[i] += 1
-    return Acceptance(len(roots), tuple(counts))
+    accepted = matches.long().cumprod(0)  # (K, T): whether the draft and all before it are
+    roots = round_roots(accepted.sum(0).tolist(), last_answer(loss_mask, max_tokens))
+    return Acceptance(len(roots), tuple(accepted[:, roots].sum(1).tolist()))
 
 
 def expected(chance: Tensor, given: Tensor, loss_mask: Tensor, max_tokens: int | None = None) -> Acceptance:

@@ -33,20 +33,17 @@ class Checkpoint:
 
     Attributes:
         path: its directory, in `checkpoints/` of a run.
+        run_dir: of that run.
         state: step, predicted acceptance and learning so far.
         run: the run's identity: what the head was trained on and how.
         reference: of the whole run; None while it is still going.
     """
 
     path: Path
+    run_dir: Path
     state: dict[str, Any]
     run: dict[str, Any]
     reference: str | None
-
-    @property
-    def run_dir(self) -> Path:
-        """Of the run that wrote it."""
-        return self.path.resolve().parent.parent
 
     @property
     def aux_layer_ids(self) -> tuple[int, ...]:
@@ -128,4 +125,4 @@ def read_checkpoint(path: Path) -> Checkpoint:
         )
     whole = (run_dir / artifacts.MANIFEST).exists()
     reference = artifacts.reference(artifacts.require(run_dir, RUN, _TRAIN, thinned=True)) if whole else None
-    return Checkpoint(path, artifacts.read_json(path / STATE_FILE), run, reference)
+    return Checkpoint(path, run_dir, artifacts.read_json(path / STATE_FILE), run, reference)

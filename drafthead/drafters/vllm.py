@@ -23,11 +23,8 @@ from drafthead.target.pieces import TargetPieces, TargetSpec
 from drafthead.target.rope import rope_parameters_of
 
 Config = dict[str, Any]
-# Field of the head section -> key of config.json.
-_SIZES = {
-    "intermediate_size": "intermediate_size", "num_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_key_value_heads", "head_dim": "head_dim",
-}  # fmt: skip
+# Sizes that have one name in the head section and in config.json.
+_SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 WINDOWED = "sliding_attention"
 _AGAIN = "It may be damaged or cut short: fetch the head again"
@@ -174,11 +171,12 @@ def decoder_config(shape: DraftShape, dtype: str) -> Config:
         "dtype": dtype,
         "hidden_size": shape.hidden_size,
         "target_hidden_size": shape.hidden_size,
-        **{key: getattr(shape.head, field) for field, key in _SIZES.items()},
-        "hidden_act": "silu",
+        "num_hidden_layers": shape.head.num_layers,
+        **{name: getattr(shape.head, name) for name in _SIZES},
+        **_FIXED,
+        "bos_token_id": None,
+        "eos_token_id": None,
         "rms_norm_eps": shape.rms_norm_eps,
-        "attention_bias": False,
-        "mlp_bias": False,
         "vocab_size": shape.vocab_size,
         "draft_vocab_size": shape.head.draft_vocab_size,
         "tie_word_embeddings": False,
@@ -234,8 +232,8 @@ def decoder_section(served: Config, spec: TargetSpec) -> dict[str, Any]:
     for key, wanted in {**sizes, **_FIXED}.items():
         if served[key] != wanted:
             raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {wanted!r}")
-    alike = {name: name for name in ("draft_vocab_size", "sliding_window")}
-    return {field: served[key] for field, key in {**_SIZES, **alike}.items()}
+    alike = (*_SIZES, "draft_vocab_size", "sliding_window")
+    return {"num_layers": served["num_hidden_layers"], **{name: served[name] for name in alike}}
 
 
 def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ...], positions: int) -> None:

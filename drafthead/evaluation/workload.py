@@ -161,10 +161,7 @@ def speculative_config(recipe: Recipe, method: str, k: int | None = None) -> dic
     if head is None or settings.head:
         drafting = {"model": head} if head else _DEFAULTS[settings.method]
         return {"method": settings.method, **drafting, "num_speculative_tokens": K, **settings.extra}
-    config = drafter_of(recipe.head).vllm.speculative_config(head, K)
-    if method == HEAD and (length := recipe.eval.synthetic_acceptance_length) is not None:
-        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
-    return config | settings.extra
+    return drafter_of(recipe.head).vllm.speculative_config(head, K) | settings.extra
 
 
 # What a measurement is made from, and the refusal of heads that do not belong to it.
@@ -196,8 +193,6 @@ def identity(recipe: Recipe, workload: Workload, methods: Sequence[str]) -> dict
         "max_tokens": recipe.eval.max_tokens,
         "reasoning_effort": recipe.eval.reasoning_effort,
     }
-    if recipe.eval.synthetic_acceptance_length is not None:
-        made_from["synthetic_acceptance_length"] = recipe.eval.synthetic_acceptance_length
     described = []
     for settings in (method_of(recipe, name) for name in methods if name != BASELINE):
         if missing := lacks(recipe, settings.name):

@@ -154,7 +154,7 @@ def replayed_rounds(
     for document in documents:
         window = whole(document.index, store.tokens(document.index)[1], drafter)
         batch = pack(store, [window], drafter).to(_CPU, torch.float32)
-        drafts = drafter.draft(model, batch, embeddings, target_ids, recipe.eval.num_draft_tokens)  # (K, R)
+        drafts = model.draft(batch, embeddings, recipe.eval.num_draft_tokens)  # (K, R)
         found.append(replay(match_text(drafts, target_ids, batch.row_ids), batch.loss_mask, recipe.eval.max_tokens))
     return found
 

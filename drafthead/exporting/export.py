@@ -21,7 +21,7 @@ from torch import Tensor
 from drafthead import artifacts
 from drafthead.artifacts import IDENTITY, MANIFEST, ArtifactError, read_json, read_manifest, reference
 from drafthead.config import Recipe
-from drafthead.config.evaluation import UNTRAINED
+from drafthead.config.evaluation import OWN, UNTRAINED, MethodConfig
 from drafthead.data.prompts import ids_of, known_before, write_trained_on
 from drafthead.drafters.base import DraftShape, draft_shape, num_parameters
 from drafthead.drafters.registry import drafter_of
@@ -230,7 +230,10 @@ def untrained_recipe(recipe: Recipe, lengths: Sequence[float]) -> Recipe:
     """
     settings = recipe.eval
     if torch.cuda.is_available():
-        settings = settings.model_copy(update={"synthetic_acceptance_length": sum(lengths) / len(lengths)})
+        drafts = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": sum(lengths) / len(lengths)}
+        own = next((m for m in settings.methods if m.name == OWN), MethodConfig(name=OWN, method=OWN))
+        own = own.model_copy(update={"extra": own.extra | drafts})
+        settings = settings.model_copy(update={"methods": (own, *(m for m in settings.methods if m.name != OWN))})
     name, data = recipe.name + UNTRAINED, recipe.data or recipe.name
     return recipe.model_copy(update={"name": name, "data": data, "eval": settings})
 

@@ -1,4 +1,4 @@
-"""What a draft distribution is penalised for. An objective is a function of logits and one line in `OBJECTIVES`.
+"""What a draft distribution is penalised for. An objective is a function of logits, named in `OBJECTIVES`.
 
 Notation, over the D draft tokens of one row: z draft logits, q = softmax(z); p the target's probabilities over its
 full vocabulary, read at the draft tokens (so they sum to at most 1); both of logits that train.temperature divides,
@@ -92,12 +92,8 @@ LossFunction = Callable[[Tensor, Target], Tensor]
 WRITTEN = "forward_kl"  # the one whose gradient is written down here
 Objective = str | Mapping[Any, float]  # a name, or the coefficients of a mixture of named ones
 OBJECTIVES: dict[str, LossFunction] = {
-    "forward_kl": forward_kl,
-    "reverse_kl": reverse_kl,
-    "total_variation": total_variation,
-    "lk_hybrid": lk_hybrid,
-    "greedy_acceptance": greedy_acceptance,
-    "cross_entropy": cross_entropy,
+    function.__name__: function
+    for function in (forward_kl, reverse_kl, total_variation, lk_hybrid, greedy_acceptance, cross_entropy)
 }
 
 

@@ -20,6 +20,7 @@ from drafthead.generation.regenerate import SPLITS, list_parts
 from drafthead.planning import DEFAULT_PROMPTS, MEAN_RESPONSE, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
 from drafthead.planning.memory import EngineMemory, refusal, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, compute_dtype, recipe_spec
+from drafthead.training.accelerator import accumulation_steps
 
 _RESPONSE_BYTES = 8  # of a token in responses: its id and its text, before Parquet packs them
 _BF16, _FLOAT32 = 2, 4
@@ -189,11 +190,7 @@ class _Planner:
         """On the GPUs that are given, or one for each micro batch of a step; a rate is the whole run's."""
         train, amount = self.recipe.train, self.amounts["train"]
         ranks = self.assumed.gpus or train.batches_per_step
-        if train.batches_per_step % ranks:
-            raise ValueError(
-                f"train.batches_per_step {train.batches_per_step} cannot be shared by {ranks} GPUs: choose a divisor "
-                "with --gpus"
-            )
+        accumulation_steps(train, ranks)  # refuses ranks that cannot share a step
         shape = draft_shape(self.recipe.head, self.spec, self.recipe.target.aux_layer_ids)
         parameters = num_parameters(shape)
         parts = training_memory(shape, train, ranks, longest=self.recipe.engine.max_model_len)

@@ -88,13 +88,13 @@ def bucket_elements(num_parameters: int) -> int:
     return max(1_000_000, min(50_000_000, num_parameters)) // 2 * 2
 
 
-def accumulation_steps(config: TrainConfig) -> int:
-    """Micro batches that one rank accumulates in an optimiser step.
+def accumulation_steps(config: TrainConfig, ranks: int = 0) -> int:
+    """Micro batches that one rank accumulates in an optimiser step; `ranks` 0: those of this launch.
 
     Raises:
         ValueError: the ranks do not share the step evenly.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
     if config.batches_per_step % ranks:
         above = -(-config.batches_per_step // ranks) * ranks
         raise ValueError(

@@ -107,16 +107,11 @@ class LossModule(nn.Module):
         self,
         draft: DraftModule,
         objective: Any = "forward_kl",
-        zero_hidden_states: bool = False,
         rejection: RejectionConfig | None = None,
         temperature: float = 1.0,
     ):
         super().__init__()
         self.draft, self.objective, self.rejection, self.temperature = draft, objective, rejection, temperature
-        self.zero_hidden_states = zero_hidden_states
-        if zero_hidden_states and draft.fc.weight.requires_grad:
-            # It starts at zero and stays: a mask state learned through fc would let the states through when served.
-            draft.fc.weight.register_hook(torch.zeros_like)
 
     def forward(self, batch: PackedBatch, target: FrozenTarget, scale: Tensor) -> HeadLoss:
         """Loss over the scored rows of a batch.
@@ -126,8 +121,6 @@ class LossModule(nn.Module):
             target: frozen tensors.
             scale: (K,) weight of one row's loss at each draft position, normalisation included.
         """
-        if self.zero_hidden_states:
-            batch = replace(batch, aux=torch.zeros_like(batch.aux))
         rows = self.draft.head_rows(batch, target.embeddings, len(scale))
         give_back(rows.states)  # what the steps freed, before the loss needs buffers
         normed, lse, served = target.normed(batch.last_hidden), batch.lse, rows
@@ -179,7 +172,7 @@ class Trainer:
         found.check_mask_token(recipe.head)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
-        module = LossModule(draft, config.objective, config.zero_hidden_states, rejection, config.temperature)
+        module = LossModule(draft, config.objective, rejection, config.temperature)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
@@ -307,7 +300,7 @@ class Trainer:
         """
         K, accelerator = self.drafter.num_positions, self.accelerator
         draft, config = frozen_copy(self.shape, weights, self.device, self.dtype), self.config
-        module = LossModule(draft, config.objective, config.zero_hidden_states, temperature=config.temperature)
+        module = LossModule(draft, config.objective, temperature=config.temperature)
         plan = plan_epoch(self.replayed, config.tokens_per_batch, 0, 0)
         nothing = torch.zeros(K, dtype=torch.float32, device=self.device)
         num_drafts = self.recipe.eval.num_draft_tokens
@@ -364,9 +357,10 @@ class Trainer:
         if inputs.start:
             load_trained(draft, self.vocabulary, weights)
         if config.zero_hidden_states:
-            # Trained on zeroed states fc stays zero, so the served head ignores the states it is given, as it did in
-            # training; a random fc would feed it noise.
+            # fc is zero and stays zero, so the head ignores the states that it is given, in training and served. A mask
+            # state learned through fc would let them through.
             nn.init.zeros_(draft.fc.weight)
+            draft.fc.weight.register_hook(torch.zeros_like)
         draft.recompute = config.gradient_checkpointing
         return draft
 
@@ -388,11 +382,9 @@ class Trainer:
 
 def first_choices(scored: HeadLoss, batch: PackedBatch, target: FrozenTarget) -> Tensor:
     """(M,) bool: scored rows where the draft's first choice is the target's, over the target's whole vocabulary."""
-    predictions = scored.predictions
-    proposed = torch.where(predictions >= 0, target.target_ids[predictions.clamp_min(0)], -1)
-    choice = torch.where(batch.of_row >= 0, batch.argmax[batch.of_row.clamp_min(0)], -2)  # (R,)
-    # Draft position k of row t is compared with the target's choice at t + 1 + k; rows not scored hold -1.
-    return proposed == batch.computed(torch.stack([torch.roll(choice, -1 - k) for k in range(len(batch.scored))]))
+    met = batch.teachers(len(batch.scored))  # (M,), -1 where not scored, as predictions are
+    choice = batch.argmax[met.clamp_min(0)]
+    return (met >= 0) & (target.target_ids[scored.predictions.clamp_min(0)] == choice)
 
 
 def replayed_documents(store: States, drafter: Drafter, max_tokens: int) -> tuple[list[Window], bool]:

@@ -50,7 +50,7 @@ def add_mlp(layer, state: Tensor) -> Tensor:
 
 def run_layer(layer: DraftLayer, state, embedding, position, entries, frequencies, factor) -> Tensor:
     """One position through one layer; appends its key and value to `entries`."""
-    attention, dim = layer.self_attn, layer.self_attn.head_dim
+    attention, dim = layer.self_attn, 2 * len(frequencies)
     mixed, residual = layer_entry(layer, state, embedding)
     query = rotate_one((attention.q_proj.weight @ mixed).view(-1, dim), position, frequencies, factor)
     key = rotate_one((attention.k_proj.weight @ mixed).view(-1, dim), position, frequencies, factor)

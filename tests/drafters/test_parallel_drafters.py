@@ -16,6 +16,7 @@ from drafthead.drafters.layers import rope_frequencies
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.drafter import PEagle
 from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.replay import match_text
 from drafthead.losses.fused import HeadRows, Teacher, head_loss
 from drafthead.training.inputs import survey
 from tests.data.sequences import sequence, store_of
@@ -287,6 +288,28 @@ def test_rows_are_selected_where_that_spares_a_tenth():
     scored[3] = False
     assert [rows.tolist() for rows in drafter.computed_rows(scored)[2:]] == [[0], [0]]
     assert drafter.computed_rows(torch.ones(4, 100, dtype=torch.bool)) == ()
+
+
+@torch.no_grad()
+def test_dspark_drafts_what_it_drafts_one_after_the_other_up_to_the_first_rejected_draft(tmp_path):
+    """The naive loop, in which the bias of a draft is that of the draft before it, not of the text."""
+    model, target_ids = dspark_model(num_draft_positions=3), torch.arange(11) % 2  # half of the drafts are the text's
+    torch.nn.init.normal_(model.markov_head.markov_w2.weight)
+    drafter, document = drafter_of(model.shape.head), sequence("a", 300, layers=(1, 2, 3), hidden=8)
+    document.input_ids.random_(2, generator=torch.Generator().manual_seed(0))
+    store = store_of(tmp_path, document)
+    batch = pack(store, [whole(0, document.loss_mask, drafter)], drafter).to(torch.device("cpu"), torch.float64)
+    embeddings = torch.randn(20, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    previous, naive = batch.ahead(1), []
+    for states in model.slots(batch, embeddings, 2, 0):
+        markov = model.markov_head.markov_w1(previous)
+        naive.append((model.lm_head(states) + model.markov_head.markov_w2(markov)).argmax(-1))
+        previous = target_ids[naive[-1]]
+    naive, ours = torch.stack(naive), model.draft(batch, embeddings, 3)
+    accepted = [match_text(drafts, target_ids, batch.row_ids).long().cumprod(0) for drafts in (naive, ours)]
+    assert torch.equal(*accepted)
+    assert 10 < accepted[0][2].sum() < accepted[0][0].sum() < 290
+    assert not torch.equal(naive, ours)
 
 
 def test_confidence_learns_what_is_accepted_and_changes_no_draft():

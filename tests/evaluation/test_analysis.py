@@ -39,6 +39,14 @@ def test_the_verdict_is_by_requests_in_flight(measured, capsys):
     assert "r16" not in capsys.readouterr().out
 
 
+def test_drafts_that_were_accepted_whatever_they_were_give_no_verdict(tmp_path):
+    extra = "{rejection_sample_method: synthetic, synthetic_acceptance_length: 3}"
+    recipe = tiny_recipe(tmp_path, f"eval.methods=[{{name: eagle3, method: eagle3, extra: {extra}}}]")
+    rows = served(recipe, head_speed={1: 1.3})
+    with pytest.raises(ValueError, match="accepted drafts whatever they were"):
+        analyse(recipe, rows)
+
+
 def test_rates_alone_give_no_verdict(measured):
     recipe, rows = measured
     rates = ServingRows(*(frame[frame["load"].str.startswith("r")] for frame in rows))

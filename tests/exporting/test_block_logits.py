@@ -51,7 +51,7 @@ def test_blocks_have_the_logits_of_vllm(draft, tmp_path, kind, causal, num_layer
     slots = [row[None] for row in block]
     states = model.fill(slots, aux, torch.arange(TOKENS), tail_layout([TOKENS], [TOKENS - 1]), first)[:, 0]
     if kind == "dspark":
-        states = torch.cat([states, model.markov_head(previous)], dim=-1)
+        states = torch.cat([states, model.markov_head.markov_w1(previous)], dim=-1)
     torch.testing.assert_close(states @ model.head_weight.T, theirs, rtol=0, atol=2e-4)
     ours = model.confidence(HeadRows(states, torch.zeros(K, dtype=torch.long), (1,) * K))
     assert (ours is None) == (confidence is None) == (kind == "dflash")

@@ -14,6 +14,7 @@ from drafthead.config import Recipe
 from drafthead.data.prompts import read_trained_on
 from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.drafters.vllm import check_config
+from drafthead.evaluation.workload import speculative_config
 from drafthead.exporting import export as exporting
 from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, untrained_recipe, write_untrained
 from drafthead.target.pieces import load_target_spec
@@ -112,6 +113,12 @@ def test_missing_run_and_missing_checkpoint_say_what_to_do(tmp_path):
     finish(recipe.run_dir, {"best_step": 5})
     with pytest.raises(ArtifactError, match=r"step_00000005 .* none"):
         export_head(recipe)
+
+
+def test_drafts_of_an_untrained_head_are_accepted_at_the_assumed_length(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    config = speculative_config(untrained_recipe(tiny_recipe(tmp_path, "eval.methods=[ngram]"), [2.0, 3.0]), "eagle3")
+    assert (config["rejection_sample_method"], config["synthetic_acceptance_length"]) == ("synthetic", 2.5)
 
 
 def test_an_untrained_head_is_one_that_vllm_reads(tmp_path):

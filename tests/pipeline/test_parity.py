@@ -69,7 +69,7 @@ def predicted(recipe) -> dict:
     (model, ids, embeddings), rounds = head_of(recipe), {}
     names = StateStore(recipe.states_dir("validation")).ids
     for window, batch in batches_of(recipe):
-        drafts = drafter_of(recipe.head).draft(model, batch, embeddings, ids, recipe.eval.num_draft_tokens)
+        drafts = model.draft(batch, embeddings, recipe.eval.num_draft_tokens)
         rounds[names[window.document]] = replay(match_text(drafts, ids, batch.row_ids), batch.loss_mask)
     return rounds
 

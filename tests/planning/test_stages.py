@@ -168,7 +168,7 @@ def test_the_script_runs_neither_model_nor_harvest(tmp_path, capsys, flag, code,
 def test_work_that_the_gpus_cannot_share_is_refused(tmp_path):
     recipe = load_recipe(overrides=[f"output_dir={tmp_path}", "train.batches_per_step=4"])
     assert plan_of("train", recipe, gpus=2).gpus == 2
-    with pytest.raises(ValueError, match=r"batches_per_step 4 .* 3 GPUs"):
+    with pytest.raises(ValueError, match=r"batches_per_step 4 .* 3 ranks"):
         plan_of("train", recipe, gpus=3)
     with pytest.raises(ValueError, match=r"--gpus 3 .*tensor_parallel_size 2"):
         plan_of("harvest", load_recipe(overrides=["engine.tensor_parallel_size=2"]), gpus=3)

@@ -172,8 +172,6 @@ class DFlashFiles(HeadFiles):
             "model_type": "qwen3",
             **decoder_config(shape, dtype),
             _OWN: {**own, "causal": shape.head.causal},
-            "bos_token_id": None,
-            "eos_token_id": None,
         }
 
     def served_values(self, config: Config) -> Config:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drafthead.drafters.base import DraftModule, DraftShape
+from drafthead.drafters.base import DraftShape
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.dflash.drafter import DFlash, DFlashFiles, DFlashModel
 from drafthead.drafters.dspark.config import DSparkHead
@@ -32,44 +32,26 @@ _RANK, _ANCHOR = "markov_rank", "sample_from_anchor"
 _CONFIDENCE, _WITH_MARKOV = "enable_confidence_head", "confidence_head_with_markov"
 
 
-class MarkovHead(nn.Module):
-    """The bias of a token on the next one."""
-
-    def __init__(self, vocab_size: int, draft_vocab_size: int, rank: int):
-        super().__init__()
-        self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = Projection(rank, draft_vocab_size)
-        nn.init.zeros_(self.markov_w2.weight)  # starts as DFlash
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """(R, r) of (R,) target ids."""
-        return self.markov_w1(token_ids)
-
-
-class ConfidenceHead(nn.Module):
-    """Log-odds that a draft is accepted."""
-
-    def __init__(self, size: int):
-        super().__init__()
-        self.proj = nn.Linear(size, 1)
-        nn.init.zeros_(self.proj.weight)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """(R,) of (R, H + r)."""
-        return self.proj(rows)[:, 0]
-
-
 class DSparkModel(DFlashModel):
     """The trainable head."""
 
     head: DSparkHead
+    markov_head: Any  # modules by vLLM's names: the bias of a token on the next one
+    confidence_head: Any  # log-odds that a draft is accepted
     draft_rows = (*DFlashModel.draft_rows, "markov_head.markov_w2.weight")
 
     def __init__(self, shape: DraftShape):
         super().__init__(shape)
         head = self.head
-        self.markov_head = MarkovHead(shape.vocab_size, head.draft_vocab_size, head.markov_rank)
-        self.confidence_head = ConfidenceHead(shape.hidden_size + head.markov_rank) if head.confidence else None
+        self.markov_head = nn.ModuleDict({
+            "markov_w1": nn.Embedding(shape.vocab_size, head.markov_rank),
+            "markov_w2": Projection(head.markov_rank, head.draft_vocab_size),
+        })  # fmt: skip
+        nn.init.zeros_(self.markov_head.markov_w2.weight)  # starts as DFlash
+        self.confidence_head = None
+        if head.confidence:
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(shape.hidden_size + head.markov_rank, 1)})
+            nn.init.zeros_(self.confidence_head.proj.weight)
 
     @property
     def head_weight(self) -> Tensor:
@@ -78,13 +60,13 @@ class DSparkModel(DFlashModel):
 
     def confidence(self, rows: HeadRows) -> Tensor | None:
         """(M,) log-odds that each row's draft is the target's first choice."""
-        return self.confidence_head(rows.states.detach()) if self.confidence_head else None
+        return None if self.confidence_head is None else self.confidence_head.proj(rows.states.detach())[:, 0]
 
     def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
         """K x P rows (H + r); the token before draft k of root t is x[t+1+k]."""
         states = self.slots(batch, embeddings, num_positions - 1, 0)
         before = torch.stack([batch.ahead(1 + k) for k in range(num_positions)])
-        rows = torch.cat([states, self.markov_head(before)], dim=-1)
+        rows = torch.cat([states, self.markov_head.markov_w1(before)], dim=-1)
         counts = batch.layout.counts(num_positions)
         return HeadRows(rows.flatten(0, 1), batch.teachers(num_positions), counts, batch.chunks)
 
@@ -139,16 +121,3 @@ class DSpark(DFlash):
     def num_slots(self) -> int:
         """The known token's slot makes a draft too."""
         return math.ceil(self.num_positions * self.head.anchor_share)
-
-    @torch.no_grad()
-    def draft(
-        self, model: DraftModule, batch: PackedBatch, embeddings: Tensor, target_ids: Tensor, num_drafts: int
-    ) -> Tensor:
-        """One draft after the other, each with the bias of the one before it."""
-        assert isinstance(model, DSparkModel)
-        previous, drafts = batch.ahead(1), []
-        for states in model.slots(batch, embeddings, num_drafts - 1, 0):
-            logits = model.lm_head(states) + model.markov_head.markov_w2(model.markov_head(previous))
-            drafts.append(logits.argmax(-1))
-            previous = target_ids[drafts[-1]]
-        return torch.stack(drafts)

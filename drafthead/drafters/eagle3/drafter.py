@@ -49,7 +49,7 @@ class EmbeddingProjections(NamedTuple):
         return EmbeddingProjections(*(t if len(t) == len(rows) else t.index_select(0, rows) for t in self))
 
     def ahead(self, offset: int) -> "EmbeddingProjections":
-        """Entry t + offset at index t. What wraps around at the end is read cache a document's end, and is not used."""
+        """Entry t + offset at index t. What wraps around at the end is read past a document's end, and is not used."""
         return EmbeddingProjections(*(torch.roll(t, -offset, 0) for t in self))
 
 
@@ -89,7 +89,7 @@ class Attention(nn.Module):
     def __init__(self, head: EagleHead, size: int, reads: bool):
         super().__init__()
         width, kv_width = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
-        self.head_dim, self.window = head.head_dim, head.sliding_window
+        self.window = head.sliding_window
         self.embedded = slice(0, size if reads else 0)  # features of the input that come from embeddings
         self.states = slice(self.embedded.stop, None)
         inputs = size + self.embedded.stop

@@ -53,8 +53,6 @@ class Eagle3Files(HeadFiles):
             # Model runner V2 reads the ids at the top level only, V1 takes the nested ones where there are none.
             LAYER_IDS: ids,
             "eagle_config": {LAYER_IDS: ids, "use_aux_hidden_state": True, "norm_before_fc": norms["norm_before_fc"]},
-            "bos_token_id": None,
-            "eos_token_id": None,
         }
 
     def speculators_config(self, config: Config, num_speculative_tokens: int, verifier: Config) -> Config:

@@ -79,7 +79,8 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
     _check_alike(*(manifests[kind]["identity"] for kind in folders))
     recipe, rows = _as_served(recipe, manifests), rows or read_serving(folders[serving.KIND])
-    if manifests[serving.KIND]["identity"].get("synthetic_acceptance_length") is not None:
+    methods = manifests[serving.KIND]["identity"]["methods"]
+    if any(method["extra"].get("rejection_sample_method") == "synthetic" for method in methods):
         raise ValueError(f"{recipe.results_dir} accepted drafts whatever they were: no verdict; see eval/plan.py")
     levels = summarise_serving(rows)
     if not levels:
