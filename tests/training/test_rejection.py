@@ -13,8 +13,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.training.rejection import started
 from drafthead.training.trainer import LossModule
 from tests.data.sequences import document, store_of
-from tests.drafters.small_draft import dflash_model, dspark_model, eagle3, peagle_model, small_model
-from tests.training.toy import frozen
+from tests.drafters.small_draft import dflash_model, dspark_model, eagle3, frozen, peagle_model, small_model
 
 CPU = torch.device("cpu")
 # Three target tokens stand for all draft ids, and the text is made of them: a third of the drafts is accepted.
@@ -79,10 +78,8 @@ def test_loss_and_gradients_are_those_of_rounds_walked_one_by_one(store, build, 
     wanted, hits = sum(loss for loss, _ in parts), sum(hits for _, hits in parts)
     assert hits > 10, "where nothing is accepted, rounds are not told from roots"
     torch.testing.assert_close((ours.position_sums * scale).sum(), wanted.detach(), rtol=0, atol=1e-9)
-    for one, other in zip(
-        torch.autograd.grad(ours.loss, parameters, allow_unused=True), torch.autograd.grad(wanted, parameters,
-        allow_unused=True), strict=True,
-    ):  # fmt: skip
+    grads = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (ours.loss, wanted)]
+    for one, other in zip(*grads, strict=True):
         assert (one is None) == (other is None)
         assert one is None or (one - other).abs().max() < 1e-9
 

@@ -15,8 +15,7 @@ from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.training.trainer import LossModule, replayed, replayed_documents
 from tests.data.sequences import document, store_of
-from tests.drafters.small_draft import eagle3, small_model
-from tests.training.toy import NUM_STEPS, frozen
+from tests.drafters.small_draft import NUM_STEPS, eagle3, frozen, small_model
 
 # The first two tokens of each are the prompt; the vocabulary has 20 tokens.
 FRESH = [*range(20)]
