@@ -47,6 +47,11 @@ def peagle_model(num_layers=1, num_aux_layers=3, **head) -> PEagleModel:
     return model
 
 
+def unrolled(model: DraftModel, *given) -> torch.Tensor:
+    """(K, R, H) as training computes them."""
+    return torch.stack(model.unroll(*given))
+
+
 def frozen(model: DraftModel) -> FrozenTarget:
     """A target beside the small model: eight dimensions, twenty tokens."""
     generator = torch.Generator().manual_seed(3)
