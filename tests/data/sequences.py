@@ -20,6 +20,13 @@ def sequence(name: str, length: int, layers=(1, 3), hidden=4) -> StateSequence:
     )  # fmt: skip
 
 
+def document(name: str, ids: list[int], silent: slice = slice(0, 0)) -> StateSequence:
+    """A text for the small draft models; its first two tokens are the prompt, as are silent ones, said by a user."""
+    drawn = sequence(name, len(ids), layers=(0, 1, 2), hidden=8)
+    drawn.loss_mask[silent] = 0
+    return dataclasses.replace(drawn, input_ids=torch.tensor(ids, dtype=torch.int32))
+
+
 def store_of(directory: Path, *documents: StateSequence, number_format: str = "bf16") -> StateStore:
     """A store of one shard, without a manifest."""
     write_shard(shard_path(directory, 0), documents, 9, number_format)

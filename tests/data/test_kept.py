@@ -4,14 +4,6 @@ import copy
 from dataclasses import replace
 
 import pytest
-from openai_harmony import (
-    Conversation,
-    HarmonyEncodingName,
-    Message,
-    RenderConversationConfig,
-    Role,
-    load_harmony_encoding,
-)
 
 from drafthead.data.prompts import Prompt, cut, parse_messages, prompt_id
 from drafthead.data.rendering import (
@@ -59,19 +51,6 @@ def test_the_response_is_what_the_target_would_have_generated(tokenizer):
     assert response == (
         "<|channel|>analysis<|message|>Again?<|end|><|start|>assistant<|channel|>final<|message|>Good day.<|return|>"
     )
-
-
-def test_harmony_is_what_openai_harmony_writes(tokenizer):
-    """The embedded template's response, and the other implementation of the format, agree text for text."""
-    _, response = keep(tokenizer, {2, 8}, prompt(USER, content="Good day.", thinking="Hm."))
-    encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-    messages = [
-        Message.from_role_and_content(Role.ASSISTANT, text).with_channel(channel)
-        for channel, text in (("analysis", "Hm."), ("final", "Good day."))
-    ]
-    config = RenderConversationConfig(auto_drop_analysis=False)
-    written = encoding.decode(encoding.render_conversation_for_training(Conversation(messages=messages), config=config))
-    assert "<|start|>assistant" + response == written
 
 
 def test_what_follows_the_stop_token_is_not_generated(tokenizer):

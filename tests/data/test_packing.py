@@ -28,23 +28,15 @@ def test_budgets_are_well_filled():
     assert sum(lengths) / (len(plan) * 2048) > 0.95
 
 
-def test_pack_lays_documents_end_to_end(tmp_path):
+@pytest.mark.parametrize("number_format", ["bf16", "fp8"])
+def test_documents_are_laid_end_to_end_as_stored_and_cast_to_what_reading_gives(tmp_path, number_format):
     documents = [sequence("a", 3), sequence("b", 5)]
-    batch = pack(
-        store_of(tmp_path, *documents), [whole(i, d.loss_mask, eagle3(2)) for i, d in enumerate(documents)], eagle3(2)
-    )
+    store = store_of(tmp_path, *documents, number_format=number_format)
+    batch = pack(store, [whole(i, d.loss_mask, eagle3(2)) for i, d in enumerate(documents)], eagle3(2))
     assert batch.layout.cu_seqlens.tolist() == [0, 3, 8]
     assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert batch.input_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
-    wanted = torch.cat([torch.cat([documents[i].aux[1], documents[i].aux[3]], dim=-1) for i in (0, 1)])
-    torch.testing.assert_close(batch.aux, wanted, rtol=0, atol=0)
-
-
-def test_an_fp8_store_is_packed_as_it_is_stored_and_cast_to_what_reading_gives(tmp_path):
-    documents = [sequence("a", 3), sequence("b", 5)]
-    store = store_of(tmp_path, *documents, number_format="fp8")
-    batch = pack(store, [whole(i, d.loss_mask, eagle3(2)) for i, d in enumerate(documents)], eagle3(2))
-    assert batch.aux.dtype == torch.float8_e4m3fn
+    assert batch.aux.dtype == (torch.float8_e4m3fn if number_format == "fp8" else torch.bfloat16)
     wanted = torch.cat([torch.cat([store[i].aux[1], store[i].aux[3]], dim=-1) for i in (0, 1)])
     for dtype in (torch.bfloat16, torch.float32):
         torch.testing.assert_close(batch.cast(dtype).aux, wanted.to(dtype), rtol=0, atol=0)

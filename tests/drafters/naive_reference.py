@@ -4,9 +4,13 @@ No unrolled tricks: for every root t the list starts with the step-0 entries of 
 document, and every further draft appends one entry. This is the reference of training-time test.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.eagle3.drafter import DraftLayer, DraftModel
 from drafthead.drafters.layers import rope_frequencies
 
@@ -107,3 +111,43 @@ def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_posit
     missing = torch.zeros(embeddings.shape[-1], dtype=aux.dtype)
     stacked = [[rows.get((k, t), missing) for t in range(num_tokens)] for k in range(num_steps)]
     return torch.stack([torch.stack(row) for row in stacked])
+
+
+def assert_parity(model, ours, naive, lengths, firsts, num_positions, compared) -> None:
+    """Packed documents have the states and gradients of each by itself; the gradients too where steps are recomputed.
+
+    Args:
+        model: of both.
+        ours: (model, aux, embeddings, positions, layout, K) -> (K, R, H) of the packed documents.
+        naive: (model, aux, embeddings, position of token 0, K) -> (K, at most T, H) of one document.
+        lengths: of the documents.
+        firsts: their first rows with loss; None: all rows have it.
+        num_positions: K.
+        compared: how many rows a document has -> (K, rows) bool.
+    """
+    generator, total = torch.Generator().manual_seed(sum(lengths)), sum(lengths)
+    aux = torch.randn(total, 8 * model.shape.num_aux_layers, generator=generator, dtype=torch.float64)
+    aux.requires_grad_()
+    embeddings = torch.randn(total, 8, generator=generator, dtype=torch.float64)
+    layout = tail_layout(lengths, firsts or [0] * len(lengths))
+    begins = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
+    positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
+    valid = torch.cat([compared(n) for n in layout.cu_rows.diff().tolist()], dim=1)
+    trained = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight" and "markov" not in n)]
+    parts = [
+        naive(model, aux[a:b], embeddings[a:b], p, num_positions)
+        for (a, b), p in zip(pairwise(layout.cu_seqlens.tolist()), begins, strict=True)
+    ]
+    # Rows behind a document's last root, which has no next token.
+    padded = [pad(part, (0, 0, 0, n - part.shape[1])) for part, n in zip(parts, lengths, strict=True)]
+    wanted = torch.cat(padded, dim=1)[:, layout.rows]
+    weights = torch.randn(wanted.shape, generator=generator, dtype=torch.float64) * valid[..., None]
+    wanted_grads = torch.autograd.grad((wanted * weights).sum(), trained, materialize_grads=True)
+    grads = []
+    for model.recompute in (False, True):
+        found = ours(model, aux, embeddings, positions, layout, num_positions)
+        torch.testing.assert_close(found[valid], wanted[valid], rtol=0, atol=1e-9)
+        grads.append(torch.autograd.grad((found * weights).sum(), trained, materialize_grads=True))
+    for one, again, other in zip(*grads, wanted_grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+        torch.testing.assert_close(again, one, rtol=0, atol=1e-12)

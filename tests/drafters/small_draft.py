@@ -1,4 +1,4 @@
-"""Draft models of a few hundred weights in float64, whose norms are not ones, and a drafter."""
+"""Draft models of a few hundred weights in float64, whose norms are not ones, a drafter, and a frozen target."""
 
 import torch
 
@@ -11,6 +11,7 @@ from drafthead.drafters.eagle3.config import Eagle3Head
 from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.drafter import PEagleModel
+from drafthead.target.pieces import FrozenTarget
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -20,6 +21,7 @@ YARN = {
 
 SIZES = {"intermediate_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 MASK = 19
+NUM_STEPS = 3
 
 
 def small_model(num_aux_layers=3, num_layers=1, rope=YARN, **own) -> DraftModel:
@@ -43,6 +45,19 @@ def peagle_model(num_layers=1, num_aux_layers=3, **head) -> PEagleModel:
     model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, mask_token_id=MASK, **head)
     model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
     return model
+
+
+def unrolled(model: DraftModel, *given) -> torch.Tensor:
+    """(K, R, H) as training computes them."""
+    return torch.stack(model.unroll(*given))
+
+
+def frozen(model: DraftModel) -> FrozenTarget:
+    """A target beside the small model: eight dimensions, twenty tokens."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(model.shape.vocab_size, 8, generator=generator, dtype=torch.float64)
+    ids = torch.arange(0, 2 * model.shape.head.draft_vocab_size, 2)[: model.shape.head.draft_vocab_size].clamp_max(19)
+    return FrozenTarget(rows, torch.ones(8, dtype=torch.float64), rows[ids], 1e-5, ids)
 
 
 def _float64(model_class, head_class, num_layers, num_aux_layers, rope=YARN, **own):

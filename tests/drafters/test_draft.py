@@ -2,7 +2,6 @@
 
 import itertools
 from contextlib import nullcontext
-from itertools import pairwise
 
 import pytest
 import torch
@@ -10,8 +9,8 @@ import torch
 from drafthead.drafters.base import valid_positions
 from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.eagle3 import drafter as draft
-from tests.drafters.naive_reference import naive_unroll
-from tests.drafters.small_draft import small_model
+from tests.drafters.naive_reference import assert_parity, naive_unroll
+from tests.drafters.small_draft import small_model, unrolled
 
 NORMS = [
     dict(zip(("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), flags, strict=True))
@@ -66,31 +65,7 @@ def test_recomputed_steps_give_the_same_gradients_and_keep_less(norm_output, mon
 
 
 def check_parity(model, lengths, num_steps, firsts=None):
-    generator = torch.Generator().manual_seed(sum(lengths))
-    total, hidden = sum(lengths), model.shape.hidden_size
-    aux = torch.randn(total, hidden * model.shape.num_aux_layers, generator=generator, dtype=torch.float64)
-    aux.requires_grad_()
-    embeddings = torch.randn(total, hidden, generator=generator, dtype=torch.float64)
-    layout = tail_layout(lengths, firsts or [0] * len(lengths))
-    begins = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
-    positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
-    spans = layout.cu_rows.diff().tolist()
-    valid = torch.cat([valid_positions(torch.ones(n), num_steps) for n in spans], dim=1)
-    weights = torch.randn(num_steps, len(layout.rows), hidden, generator=generator, dtype=torch.float64)
-    weights = weights * valid[..., None]
+    def compared(rows):
+        return valid_positions(torch.ones(rows), num_steps)
 
-    ours = torch.stack(model.unroll(aux, embeddings, positions, layout, num_steps))
-    reference = torch.cat(
-        [
-            naive_unroll(model, aux[a:b], embeddings[a:b], p, num_steps)
-            for (a, b), p in zip(pairwise(layout.cu_seqlens.tolist()), begins, strict=True)
-        ],
-        dim=1,
-    )[:, layout.rows]
-    torch.testing.assert_close(ours[valid], reference[valid], rtol=0, atol=1e-9)
-
-    wanted = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight")]
-    ours_grads = torch.autograd.grad((ours * weights).sum(), wanted)
-    reference_grads = torch.autograd.grad((reference * weights).sum(), wanted)
-    for ours_grad, reference_grad in zip(ours_grads, reference_grads, strict=True):
-        torch.testing.assert_close(ours_grad, reference_grad, rtol=0, atol=1e-9)
+    assert_parity(model, unrolled, naive_unroll, lengths, firsts, num_steps, compared)

@@ -1,14 +1,12 @@
 """P-EAGLE, DFlash and DSpark against naive serving: one root at a time, one dense softmax, in float64."""
 
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
 from drafthead.data.packing import cut, pack, plan_stream, whole
-from drafthead.drafters.base import valid_positions
 from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
 from drafthead.drafters.dspark.drafter import DSparkModel
@@ -20,8 +18,8 @@ from drafthead.drafters.replay import match_text
 from drafthead.losses.fused import HeadRows, Teacher, head_loss
 from drafthead.training.inputs import survey
 from tests.data.sequences import sequence, store_of
-from tests.drafters.naive_reference import add_mlp, attend, combine, rms_norm, rotate_one, run_layer
-from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, peagle_model, small_model
+from tests.drafters.naive_reference import add_mlp, assert_parity, attend, combine, rms_norm, rotate_one, run_layer
+from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, peagle_model, small_model, unrolled
 
 
 def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_position: int) -> Tensor:
@@ -92,16 +90,12 @@ def ours_blocks(model, aux, embeddings, positions, layout, num_positions) -> Ten
     return model.fill([known, *masks], aux, positions, layout, before)
 
 
-def ours_peagle(model, aux, embeddings, positions, layout, num_positions) -> Tensor:
-    return torch.stack(model.unroll(aux, embeddings, positions, layout, num_positions))
-
-
 two_way_dflash_model = partial(dflash_model, causal=False)
 KINDS = {
     "dflash": (dflash_model, ours_blocks, naive_blocks),
     "dflash_two_way": (two_way_dflash_model, ours_blocks, naive_blocks),
     "dspark": (dspark_model, ours_blocks, naive_blocks),
-    "peagle": (partial(peagle_model, norm_before_residual=True, fc_norm=True), ours_peagle, naive_peagle),
+    "peagle": (partial(peagle_model, norm_before_residual=True, fc_norm=True), unrolled, naive_peagle),
 }
 
 
@@ -113,38 +107,13 @@ KINDS = {
 )
 def test_training_equals_serving_one_root_at_a_time(kind, firsts, num_layers, num_aux_layers, num_positions, window):
     build, ours, naive = KINDS[kind]
-    head = {"num_draft_positions": num_positions, "sliding_window": window}
-    model, lengths = build(num_layers, num_aux_layers, **head), [7, 2, 4]
-    generator = torch.Generator().manual_seed(num_positions)
-    aux = torch.randn(sum(lengths), 8 * num_aux_layers, generator=generator, dtype=torch.float64, requires_grad=True)
-    embeddings = torch.randn(sum(lengths), 8, generator=generator, dtype=torch.float64)
-    layout, begins = tail_layout(lengths, firsts or [0, 0, 0]), [0, 5, 3]
-    positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
-    spans = layout.cu_rows.diff().tolist()
-    # Every root that has a next token; parallel drafters need no text beyond it.
-    known = torch.cat([torch.arange(n) < n - 1 for n in spans]).expand(num_positions, -1)
-    states = ours(model, aux, embeddings, positions, layout, num_positions)
-    wanted = [
-        naive(model, aux[a:b], embeddings[a:b], p, num_positions)
-        for (a, b), p in zip(pairwise(layout.cu_seqlens.tolist()), begins, strict=True)
-    ]
-    # One row behind each document's last root, which has no next token.
-    filled = torch.cat([torch.nn.functional.pad(part, (0, 0, 0, 1)) for part in wanted], dim=1)[:, layout.rows]
-    torch.testing.assert_close(states[known], filled[known], rtol=0, atol=1e-9)
+    model = build(num_layers, num_aux_layers, num_draft_positions=num_positions, sliding_window=window)
 
-    weights = torch.randn(states.shape, generator=generator, dtype=torch.float64) * known[..., None]
-    trained = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight" and "markov" not in n)]
-    ours_grads = torch.autograd.grad((states * weights).sum(), trained, materialize_grads=True)
-    naive_grads = torch.autograd.grad((filled * weights).sum(), trained, materialize_grads=True)
-    for one, other in zip(ours_grads, naive_grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+    def known(rows):
+        """Every root that has a next token; parallel drafters need no text beyond it."""
+        return (torch.arange(rows) < rows - 1).expand(num_positions, -1)
 
-    model.recompute = True
-    again = ours(model, aux, embeddings, positions, layout, num_positions)
-    for one, other in zip(
-        ours_grads, torch.autograd.grad((again * weights).sum(), trained, materialize_grads=True), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert_parity(model, ours, naive, [7, 2, 4], firsts, num_positions, known)
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
@@ -155,10 +124,6 @@ def test_a_causal_block_proposes_at_a_smaller_k_what_it_proposes_at_a_larger_one
         layout = tail_layout([6], [0])
         few, many = (ours_blocks(model, aux, embeddings, torch.arange(6), layout, k) for k in (2, 3))
         assert torch.allclose(few, many[:2], rtol=0, atol=1e-12) == equal
-
-
-def test_every_root_of_a_generated_text_counts_at_every_position():
-    assert valid_positions(torch.tensor([0, 0, 1, 1, 1, 1]), 2).tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]]
 
 
 def test_peagle_trains_fewer_rows_the_deeper_they_are():
@@ -233,6 +198,7 @@ def test_rows_without_loss_change_neither_loss_nor_gradient(build, first, num_la
     assert computed == (3 * int(batch.scored.any(0).sum()) if drafter.whole_blocks else int(batch.scored.sum())) < most
     torch.testing.assert_close(some.loss, all_rows.loss, rtol=0, atol=1e-12)
     torch.testing.assert_close(some.position_sums, all_rows.position_sums, rtol=0, atol=1e-12)
+    assert torch.equal(some.predictions[some.predictions >= 0], all_rows.predictions[all_rows.predictions >= 0])
     for one, other, again in zip(some_grads, all_grads, recomputed_grads, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
         torch.testing.assert_close(one, again, rtol=0, atol=1e-12)

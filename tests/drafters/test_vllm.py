@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafthead.artifacts import read_json
-from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
+from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vllm import check_config, check_tensors
-from drafthead.drafters.vocabulary import choose_vocabulary
-from drafthead.exporting.export import export_head
-from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
+from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of
 
 LAYER_IDS = (2, 4, 6)
 FOUR_LAYERS = ("target.aux_layer_ids=[0,2,5,8]", "head.norm_before_residual=false", "head.fc_norm=true")
@@ -27,13 +24,8 @@ def two_layers(tmp_path):
     return shape_of(recipe_at(tmp_path, "head.num_layers=2", "head.fc_norm=true"))
 
 
-@pytest.fixture
-def tensors(two_layers):
-    vocabulary = choose_vocabulary(torch.arange(3072), two_layers.head.draft_vocab_size, torch.tensor([1]))
-    return {**DraftModel(two_layers).state_dict(), "d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
-
-
-def test_every_defect_is_named(two_layers, tensors):
+def test_every_defect_is_named(two_layers):
+    tensors = random_weights(two_layers)
     del tensors["lm_head.weight"]
     tensors["model.fc.weight"] = tensors["fc.weight"]
     tensors["norm.weight"] = tensors["norm.weight"][:3]
@@ -45,7 +37,8 @@ def test_every_defect_is_named(two_layers, tensors):
         assert name in str(error.value)
 
 
-def test_a_vocabulary_map_that_contradicts_itself_is_refused(two_layers, tensors):
+def test_a_vocabulary_map_that_contradicts_itself_is_refused(two_layers):
+    tensors = random_weights(two_layers)
     tensors["d2t"] = torch.zeros_like(tensors["d2t"])
     with pytest.raises(ValueError, match="d2t .* t2d"):
         check_tensors(tensors, two_layers)
@@ -128,12 +121,9 @@ def test_a_key_left_where_vllm_does_not_look_is_refused(tmp_path):
         Eagle3.vllm.served_values({"speculators_model_type": "peagle"})
 
 
-PEAGLE = ("head.type=peagle", "head.mask_token_id=9", "head.fc_norm=true")
-
-
 def test_a_mask_token_may_be_token_0(tmp_path):
-    recipe = recipe_at(tmp_path, *PEAGLE, "head.mask_token_id=0")
-    write_run(recipe)
-    config = read_json(export_head(recipe, serve_check=False) / "config.json")
+    recipe = recipe_at(tmp_path, "head.type=peagle", "head.mask_token_id=0", "head.fc_norm=true")
+    config, vllm = config_of(recipe), drafter_of(recipe.head).vllm
+    check_config(config, shape_of(recipe), LAYER_IDS, 1024)
     config["mask_token_id"] = config.pop("ptd_token_id")  # as speculators' heads name it
-    assert drafter_of(recipe.head).vllm.served_values(config)["ptd_token_id"] == 0
+    assert vllm.served_values(config)["ptd_token_id"] == 0

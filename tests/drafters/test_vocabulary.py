@@ -29,18 +29,13 @@ def test_impossible_sizes_are_refused(size, required, text):
 NONE = torch.tensor([], dtype=torch.long)
 
 
-@pytest.fixture
-def exact(monkeypatch):
-    """Sizes that are not rounded up."""
-    monkeypatch.setattr("drafthead.drafters.vocabulary._MULTIPLE", 1)
-
-
 @pytest.mark.parametrize(
     ("share", "required", "size"),
     # counts 9 7 5 1 of 22; required tokens come first, whatever they cover
     [(9 / 22, [], 1), (0.5, [], 2), (0.98, [], 4), (1.0, [], 4), (0.5, [1], 3), (0.5, [1, 2, 4], 4), (1e-9, [], 1)],
 )
-def test_coverage_takes_as_few_tokens_as_reach_it(exact, share, required, size):
+def test_coverage_takes_as_few_tokens_as_reach_it(monkeypatch, share, required, size):
+    monkeypatch.setattr("drafthead.drafters.vocabulary._MULTIPLE", 1)  # sizes that are not rounded up
     required = torch.tensor(required, dtype=torch.long)
     assert size_for_coverage(COUNTS, share, required) == size
     vocabulary = choose_vocabulary(COUNTS, size, required)

@@ -12,14 +12,13 @@ from drafthead import artifacts
 from drafthead.artifacts import ArtifactError, begin, finish, read_json, reference
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_trained_on
-from drafthead.drafters.eagle3.drafter import Eagle3
 from drafthead.drafters.vllm import check_config
 from drafthead.evaluation.workload import speculative_config
 from drafthead.exporting import export as exporting
 from drafthead.exporting.export import export_head, open_checkpoint, record_prompts, untrained_recipe, write_untrained
 from drafthead.target.pieces import load_target_spec
 from tests.artifacts import ask, write_prompt_artifact
-from tests.exporting.runs import recipe_at, shape_of, write_run
+from tests.exporting.runs import config_of, recipe_at, shape_of, write_run
 from tests.recipes import tiny_recipe
 
 
@@ -30,17 +29,7 @@ def recipe(tmp_path):
     return recipe
 
 
-@pytest.mark.parametrize("layout", ["vllm", "speculators"])
-def test_rotation_and_positions_are_the_targets(recipe, tmp_path, layout):
-    exported = export_head(recipe_at(tmp_path, f"export.format={layout}"), serve_check=False)
-    config = Eagle3.vllm.served_values(read_json(exported / "config.json"))
-    target = read_json(Path(recipe.target_path) / "config.json")
-    assert config["rope_parameters"] == target["rope_parameters"]
-    assert config["rope_parameters"]["rope_type"] == "yarn"
-    assert config["max_position_embeddings"] == target["max_position_embeddings"]
-
-
-def test_export_is_whole_checked_and_done_once(recipe, caplog):
+def test_export_is_whole_checked_and_done_once(recipe, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     directory = export_head(recipe, serve_check=False)
     manifest = artifacts.require(directory, "head", "")
@@ -54,6 +43,10 @@ def test_export_is_whole_checked_and_done_once(recipe, caplog):
         wanted = masters[name].bfloat16() if masters[name].is_floating_point() else masters[name]
         assert tensor.dtype == wanted.dtype
         assert torch.equal(tensor, wanted)  # rounded once, from float32
+    nested = config_of(recipe_at(tmp_path, "export.format=speculators"))["transformer_layer_config"]
+    for config in (read_json(directory / "config.json"), nested):
+        for key in ("rope_parameters", "max_position_embeddings"):
+            assert config[key] == read_json(Path(recipe.target_path) / "config.json")[key]
     assert export_head(recipe, serve_check=False) == directory
     assert str(directory) in caplog.messages[-1]
 

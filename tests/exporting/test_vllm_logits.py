@@ -1,35 +1,21 @@
 """Every shape of head that can be configured, through vLLM's own model class: the logits it gives are ours."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from drafthead.config import Recipe
-from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.vllm import check_config
-from drafthead.exporting.export import write_head
-from drafthead.target.pieces import TargetSpec, load_target_spec
-from tests.exporting.runs import random_weights, recipe_at
+from tests.exporting.runs import config_of, random_weights, recipe_at, shape_of, write_random_head
 from tests.exporting.vllm_model import TOKENS, VllmDraft, one_rank, our_logits, two_steps
 
 pytestmark = pytest.mark.slow
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 READ = {1: (6,), 2: (3, 8), 3: (2, 4, 6), 4: (0, 2, 5, 8)}
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Random states (T, 4 H) and embeddings (T + 1, H) for a target."""
-
-    spec: TargetSpec
-    aux: Tensor
-    embeddings: Tensor
 
 
 def combinations() -> list[tuple[tuple[bool, ...], int, int, int]]:
@@ -46,42 +32,27 @@ def recipe_of(root: Path, norms: tuple[bool, ...], read: int, layers: int, vocab
     )  # fmt: skip
 
 
-def write(recipe: Recipe, shape: DraftShape, weights: dict[str, Tensor]) -> Path:
-    """The files of an export."""
-    config = write_head(recipe, recipe.head_dir, weights, shape, recipe.target.aux_layer_ids)
-    check_config(config, shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
-    return recipe.head_dir
-
-
 @pytest.fixture(scope="module")
-def inputs() -> Inputs:
-    generator = torch.Generator().manual_seed(1)
-    spec = load_target_spec(recipe_at(Path("unused")).target_path)
-    aux = torch.randn(TOKENS, 4 * spec.hidden_size, generator=generator)
-    return Inputs(spec, aux, torch.randn(TOKENS + 1, spec.hidden_size, generator=generator))
-
-
-@pytest.fixture(scope="module")
-def draft(inputs, tmp_path_factory) -> Iterator[VllmDraft]:
+def draft(tmp_path_factory) -> Iterator[VllmDraft]:
     recipe = recipe_at(tmp_path_factory.mktemp("first"))
-    shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
     with one_rank():
-        yield VllmDraft(recipe, write(recipe, shape, random_weights(shape)))
+        yield VllmDraft(recipe, write_random_head(recipe))
 
 
-def agrees(draft: VllmDraft, inputs: Inputs, recipe: Recipe) -> bool:
-    """Whether vLLM and our code give the same logits for a head."""
-    shape = draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids)
-    weights = random_weights(shape)
-    aux = inputs.aux[:, : shape.num_aux_layers * shape.hidden_size]
-    model = draft.load(write(recipe, shape, weights))
-    theirs = two_steps(draft, model, aux, inputs.embeddings)
-    ours = our_logits(shape, weights, aux, inputs.embeddings)
+def agrees(draft: VllmDraft, recipe: Recipe) -> bool:
+    """Whether vLLM and our code give the same logits for a head, over random states and embeddings."""
+    shape, generator = shape_of(recipe), torch.Generator().manual_seed(1)
+    H, weights = shape.hidden_size, random_weights(shape)
+    aux = torch.randn(TOKENS, 4 * H, generator=generator)[:, : shape.num_aux_layers * H]
+    embeddings = torch.randn(TOKENS + 1, H, generator=generator)
+    check_config(config_of(recipe), shape, recipe.target.aux_layer_ids, recipe.engine.max_model_len)
+    theirs = two_steps(draft, draft.load(write_random_head(recipe, weights)), aux, embeddings)
+    ours = our_logits(shape, weights, aux, embeddings)
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(theirs, ours, strict=True))
 
 
 # Every fifth has each pair of settings; the rest of them takes half a minute.
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
-def test_vllm_computes_our_logits_for_every_combination(draft, inputs, tmp_path, every):
-    wrong = [c for c in combinations()[::every] if not agrees(draft, inputs, recipe_of(tmp_path, *c))]
+def test_vllm_computes_our_logits_for_every_combination(draft, tmp_path, every):
+    wrong = [c for c in combinations()[::every] if not agrees(draft, recipe_of(tmp_path, *c))]
     assert not wrong, f"{len(wrong)} heads differ, such as {wrong[:3]}"

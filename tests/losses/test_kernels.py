@@ -11,8 +11,7 @@ from drafthead.losses.objectives import OBJECTIVES
 from tests.losses.problems import random_problem
 from tests.scripts import run_ok, run_python
 
-triton = pytest.importorskip("triton")
-WRITTEN = ("forward_kl", "total_variation", "lk_hybrid")  # not imported: that would import Triton before its tests
+pytest.importorskip("triton")
 VOCABULARIES = [32000, 32003]  # a usual one; a prime, so that no block divides it and no load is vectorised
 
 
@@ -27,23 +26,11 @@ def test_cases_where_this_machine_can_run_them(version, tmp_path):
             pytest.skip(f"Triton {version} cannot be installed here: {installed.stderr.splitlines()[-1]}")
         assert installed.returncode == 0, installed.stderr
         variables["PYTHONPATH"] = str(tmp_path)
-    with_version = run_ok("-c", "import triton; print(triton.__version__)", **variables).strip()
-    assert with_version == (version or triton.__version__)
+        assert run_ok("-c", "import triton; print(triton.__version__)", **variables).strip() == version
     cases = ("tests/losses/kernel_cases.py", "tests/drafters/kernel_cases.py")
     said = run_ok("-m", "pytest", *cases, "-q", "-p", "no:cacheprovider", **variables)
     assert " passed" in said
     shutil.rmtree(tmp_path)  # 640 MB
-
-
-@pytest.mark.requires_gpu
-@pytest.mark.parametrize("objective", WRITTEN)
-@pytest.mark.parametrize("size", VOCABULARIES)
-@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
-def test_kernels_at_full_size_equal_the_pytorch_form(objective, size, grad_dtype):
-    from drafthead.losses.kernels import BLOCK
-    from tests.losses.kernel_cases import assert_same, both_forms
-
-    assert_same(*both_forms(objective, size, grad_dtype, BLOCK, num_rows=96, num_tokens=20))
 
 
 @pytest.mark.requires_gpu

@@ -1,6 +1,5 @@
 """Targets of other families than the embedded one: their own logits and rotation, or a refusal by name."""
 
-import json
 import re
 from pathlib import Path
 
@@ -44,17 +43,16 @@ def test_embeddings_are_tied_where_the_family_ties_them_and_config_json_is_silen
     """As Gemma is published."""
     config = AutoConfig.for_model("gemma3_text", **SHAPE)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(written | {"tie_word_embeddings": False}))
+    edit_config(tmp_path, tie_word_embeddings=False)
     with pytest.raises(ValueError, match=r"none of the tensors lm_head\.weight"):
         load_pieces(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in written.items() if k != "tie_word_embeddings"}))
+    edit_config(tmp_path, tie_word_embeddings=None)
     pieces = load_pieces(str(tmp_path))
     assert pieces.lm_head is pieces.embed_tokens
 
 
 def test_every_family_of_transformers_whose_norm_adds_one_is_known():
-    models = Path(transformers.__file__).parent / "models"
+    models, found = Path(transformers.__file__).parent / "models", set()
     for source in models.glob("*/modeling_*.py"):
         text = source.read_text(encoding="utf-8")
         classes = re.split(r"^class ", text, flags=re.MULTILINE)
@@ -62,6 +60,8 @@ def test_every_family_of_transformers_whose_norm_adds_one_is_known():
         final = set(re.findall(r"self\.(?:final_)?norm = (\w+)\(", text))
         if centred & final and not source.parent.name.startswith("t5"):  # an encoder and a decoder
             assert source.parent.name in CENTRED_NORMS, f"{source.parent.name}: {centred & final}"
+            found.add(source.parent.name)
+    assert {"gemma", "qwen3_next"} <= found
 
 
 def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention():

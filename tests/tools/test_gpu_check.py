@@ -57,7 +57,7 @@ def test_without_a_gpu_it_says_so_and_an_unknown_check_is_named():
 
 def test_a_machine_without_pytest_timeout_finds_the_cases_for_a_gpu():
     found = run_ok("-m", "pytest", "-p", "no:timeout", "--collect-only", "-q", "tests/losses/test_kernels.py")
-    assert "test_kernels_at_full_size" in found
+    assert "test_head_loss_on_cuda" in found
 
 
 def test_a_machine_without_vllm_is_checked_in_parts():

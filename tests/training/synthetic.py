@@ -24,12 +24,10 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
     return tiny_recipe(output_dir, *SMALL, *overrides)
 
 
-def synthetic_store(
-    recipe: Recipe, split: str, count: int, seed: int, poisoned: int | None = None, period: int = 64
-) -> None:
+def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, **texts: int) -> None:
     """A whole store in one shard."""
     spec = load_target_spec(recipe.target_path)
-    sequences = synthetic_sequences(recipe, split, count, seed, poisoned, period)
+    sequences = synthetic_sequences(recipe, split, count, seed, **texts)
     directory = recipe.states_dir(split)
     identity = {
         "target": target_identity(recipe, spec), "aux_layer_ids": list(recipe.target.aux_layer_ids),

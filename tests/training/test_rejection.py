@@ -8,14 +8,12 @@ import torch
 
 from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import cut, pack, whole
-from drafthead.data.shard import StateSequence
 from drafthead.data.store import StateStore
 from drafthead.drafters.registry import drafter_of
 from drafthead.training.rejection import started
 from drafthead.training.trainer import LossModule
-from tests.data.sequences import sequence, store_of
-from tests.drafters.small_draft import dflash_model, dspark_model, eagle3, peagle_model, small_model
-from tests.training.toy import frozen
+from tests.data.sequences import document, store_of
+from tests.drafters.small_draft import dflash_model, dspark_model, eagle3, frozen, peagle_model, small_model
 
 CPU = torch.device("cpu")
 # Three target tokens stand for all draft ids, and the text is made of them: a third of the drafts is accepted.
@@ -26,18 +24,13 @@ KL = {
 }
 
 
-def document(name: str, length: int, silent: slice = slice(0, 0)) -> StateSequence:
-    """A text whose first two tokens are the prompt; so are the silent ones, as a user who speaks again."""
-    drawn = sequence(name, length, layers=(0, 1, 2), hidden=8)
-    mask = drawn.loss_mask.clone()
-    mask[silent] = 0
-    text = torch.randint(0, 3, (length,), generator=torch.Generator().manual_seed(length)) * 2
-    return replace(drawn, input_ids=text.int(), loss_mask=mask)
+def drawn(length: int) -> list[int]:
+    return (torch.randint(0, 3, (length,), generator=torch.Generator().manual_seed(length)) * 2).tolist()
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> StateStore:
-    documents = document("a", 37), document("b", 5), document("chat", 41, slice(15, 19))
+    documents = document("a", drawn(37)), document("b", drawn(5)), document("chat", drawn(41), slice(15, 19))
     return store_of(tmp_path_factory.mktemp("states"), *documents)
 
 
@@ -85,10 +78,8 @@ def test_loss_and_gradients_are_those_of_rounds_walked_one_by_one(store, build, 
     wanted, hits = sum(loss for loss, _ in parts), sum(hits for _, hits in parts)
     assert hits > 10, "where nothing is accepted, rounds are not told from roots"
     torch.testing.assert_close((ours.position_sums * scale).sum(), wanted.detach(), rtol=0, atol=1e-9)
-    for one, other in zip(
-        torch.autograd.grad(ours.loss, parameters, allow_unused=True), torch.autograd.grad(wanted, parameters,
-        allow_unused=True), strict=True,
-    ):  # fmt: skip
+    grads = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (ours.loss, wanted)]
+    for one, other in zip(*grads, strict=True):
         assert (one is None) == (other is None)
         assert one is None or (one - other).abs().max() < 1e-9
 

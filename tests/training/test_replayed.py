@@ -9,15 +9,13 @@ import torch
 
 from drafthead.data.packing import pack
 from drafthead.data.responses import repeated_share
-from drafthead.data.shard import StateSequence
 from drafthead.data.store import StateStore
 from drafthead.drafters.replay import Acceptance, empty_acceptance
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.results.summary import summarise_acceptance
 from drafthead.training.trainer import LossModule, replayed, replayed_documents
-from tests.data.sequences import sequence, store_of
-from tests.drafters.small_draft import eagle3, small_model
-from tests.training.toy import NUM_STEPS, frozen
+from tests.data.sequences import document, store_of
+from tests.drafters.small_draft import NUM_STEPS, eagle3, frozen, small_model
 
 # The first two tokens of each are the prompt; the vocabulary has 20 tokens.
 FRESH = [*range(20)]
@@ -27,15 +25,8 @@ LOOPED_BEFORE = [*LOOP, 9, 9, *range(5, 19)]  # a chat: an earlier turn loops, t
 
 def _store(directory: Path, **texts: list[int]) -> StateStore:
     directory.mkdir(exist_ok=True)
-    return store_of(directory, *(_document(*item) for item in texts.items()))
-
-
-def _document(name: str, text: list[int]) -> StateSequence:
-    drawn = sequence(name, len(text), layers=(0, 1, 2), hidden=8)
-    mask = drawn.loss_mask.clone()
-    if text is LOOPED_BEFORE:
-        mask[len(LOOP) : len(LOOP) + 2] = 0  # the user speaks
-    return replace(drawn, input_ids=torch.tensor(text, dtype=torch.int32), loss_mask=mask)
+    spoken = {"chat": slice(len(LOOP), len(LOOP) + 2)}  # by the user
+    return store_of(directory, *(document(name, text, spoken.get(name, slice(0, 0))) for name, text in texts.items()))
 
 
 def _acceptance(store: StateStore, max_tokens: int = 99) -> Acceptance:
@@ -89,6 +80,6 @@ def test_no_more_is_replayed_and_judged_than_evaluation_serves(tmp_path):
 def test_without_a_round_to_replay_training_is_refused(tmp_path):
     mask = torch.zeros(len(FRESH), dtype=torch.uint8)
     mask[5] = 1
-    store = store_of(tmp_path, replace(_document("one", FRESH), loss_mask=mask))
+    store = store_of(tmp_path, replace(document("one", FRESH), loss_mask=mask))
     with pytest.raises(ValueError, match="none of the 1 validation responses"):
         replayed_documents(store, eagle3(NUM_STEPS), 99)

@@ -111,10 +111,9 @@ def test_code_in_a_checkpoint_is_not_run(finished_run, fresh_recipe, tmp_path, p
     torch.save({"state": Code(tmp_path / "ran")}, next(newest.rglob(planted)))
     list_files(newest)  # whoever plants it rewrites the manifest, too
     result = launch(recipe)
-    assert result.returncode != 0
+    assert result.returncode == 2
     assert not (tmp_path / "ran").exists()
     assert re.search(rf"ArtifactError: .*{newest.name} .*: delete it", result.stderr)
-    assert 'Traceback (most recent call last):\n  File "train' not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from drafthead.training.inputs import find_start, learned_before, open_inputs, s
 from drafthead.training.trainer import LossModule, train
 from tests.artifacts import ask, write_prompt_artifact
 from tests.damage import edit_config
-from tests.exporting.runs import bare_copy, random_weights, write_run
+from tests.exporting.runs import random_weights, write_random_head, write_run
 from tests.training.launching import entries, forget_after, losses, run
 from tests.training.synthetic import small_recipe, synthetic_store
 
@@ -152,25 +152,23 @@ def test_a_damaged_checkpoint_is_refused(ancestor):
         find_start(started(ancestor), load_target_spec(ancestor.target_path))
 
 
-def test_an_imported_heads_own_rotation_goes_with_it(ancestor, tmp_path):
+def test_an_imported_heads_own_rotation_goes_with_it(fresh_recipe, tmp_path):
     """Its rotary embedding and epsilon differ from the target's: they are trained with, recorded and exported."""
-    head = export_head(ancestor, serve_check=False)
-    public = bare_copy(head, tmp_path / "public")
-    edit_config(public, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, rms_norm_eps=1e-4)
-    config = read_json(public / "config.json")
-    shutil.rmtree(ancestor.run_dir)
-    import_head(ancestor, str(public))
-    recipe = started(ancestor)
+    other = fresh_recipe("name=other")
+    public = write_random_head(small_recipe(tmp_path / "public"))
+    own = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rms_norm_eps": 1e-4}
+    edit_config(public, **own)
+    import_head(other, str(public))
+    exported = read_json(export_head(other, serve_check=False) / "config.json")
+    recipe = started(other)
     inputs = open_inputs(recipe)
     assert not artifacts.begin(recipe.run_dir, "run", inputs.identity)
-    start = inputs.start
-    shape = start.shape(inputs.spec)
-    assert (shape.rope_parameters, shape.rms_norm_eps) == (config["rope_parameters"], 1e-4)
-    model = frozen_copy(shape, start.weights(), CPU, torch.float32)
+    shape = inputs.start.shape(inputs.spec)
+    model = frozen_copy(shape, inputs.start.weights(), CPU, torch.float32)
     assert model.norm.eps == 1e-4
     assert model.rope(torch.tensor([1]), torch.float32)[0][0, 0, 0] == pytest.approx(0.5403023)  # cos 1, unscaled
-    recorded = read_json(recipe.run_dir / "identity.json")
-    assert (recorded["rope_parameters"], recorded["rms_norm_eps"]) == (config["rope_parameters"], 1e-4)
+    for found in (vars(shape), read_json(recipe.run_dir / "identity.json"), exported):
+        assert {key: found[key] for key in own} == own
 
 
 def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):

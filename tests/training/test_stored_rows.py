@@ -1,7 +1,5 @@
 """What nothing reads or fp8 rounds: rows of prompts and last tokens without a trace, states in fp8 with a small one."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from drafthead import artifacts
 from drafthead.artifacts import ArtifactError
 from drafthead.data.shard import Shard, first_teacher_row, shard_path, write_shard
 from drafthead.training.inputs import open_inputs
+from tests.data.sequences import as_harvested
 from tests.faults.payload import TIMES
 from tests.training import launching
 from tests.training.synthetic import small_recipe, synthetic_stores
@@ -34,14 +33,12 @@ def rewrite(recipe, as_stored: bool) -> None:
             s.loss_mask[4:] = 1
             if split == "validation":
                 s.loss_mask[-3:] = 0
-            first = first_teacher_row(s.loss_mask) if as_stored else 0
             if as_stored:
-                assert first > 0
+                assert first_teacher_row(s.loss_mask) > 0
                 for rows in (*s.aux.values(), s.last_hidden, s.lse):
                     rows[-1] = 50 * torch.randn(rows[-1].shape, generator=noise)
                 s.argmax[-1] = 7
-            tail = {name: getattr(s, name)[first:] for name in ("last_hidden", "argmax", "lse")}
-            kept.append(dataclasses.replace(s, **tail, first_teacher_row=first))
+            kept.append(as_harvested(s) if as_stored else s)
         write_shard(path, kept, num_target_layers=8)
         assert (path.stat().st_size < size) == as_stored
         artifacts.finish(directory, {"sequences": len(kept)})

@@ -11,8 +11,7 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.losses.objectives import OBJECTIVES, Target
 from drafthead.training.trainer import LossModule
 from tests.data.sequences import sequence, store_of
-from tests.drafters.small_draft import dflash_model, eagle3, peagle_model, small_model
-from tests.training.toy import NUM_STEPS, frozen
+from tests.drafters.small_draft import NUM_STEPS, dflash_model, eagle3, frozen, peagle_model, small_model
 
 
 @pytest.fixture(scope="module")
