@@ -34,7 +34,6 @@ def begin(directory: Path) -> bool:
 def other(tmp_path):
     """Another process that has begun the same work."""
     with subprocess.Popen([sys.executable, "-c", STAGE, str(tmp_path / "run")], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"began\n"
         yield process
         process.kill()

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import psutil
 import pytest
@@ -83,7 +82,11 @@ def test_threads_that_wait_soon_sleep_unless_the_user_says_so(script, option, gi
 
 @pytest.mark.parametrize("name", STARTERS)
 def test_nothing_outlives_a_process_that_was_killed(name, tmp_path):
-    parent, child = start(name, tmp_path, LAUNCHED)
+    script = tmp_path / "starter.py"
+    script.write_text(SCRIPT + textwrap.indent(textwrap.dedent(STARTERS[name]) + "time.sleep(3600)\n", "    "))
+    command = [sys.executable, str(script)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | LAUNCHED)
+    child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
     try:
@@ -91,17 +94,6 @@ def test_nothing_outlives_a_process_that_was_killed(name, tmp_path):
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-
-
-def start(name: str, folder: Path, variables: dict[str, str]) -> tuple[subprocess.Popen, psutil.Process]:
-    """A starter and the child that it reported."""
-    script = folder / "starter.py"
-    script.write_text(SCRIPT + textwrap.indent(textwrap.dedent(STARTERS[name]) + "time.sleep(3600)\n", "    "))
-    launcher = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
-    environment = {key: value for key, value in os.environ.items() if key not in launcher} | variables
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
-    assert parent.stdout is not None
-    return parent, psutil.Process(int(parent.stdout.readline()))
 
 
 @pytest.mark.parametrize("launched", [True, False])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data_gen.dry_run import STAGES
-from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
 from drafthead.drafters.vllm import check_config, expected_shapes
@@ -14,12 +14,6 @@ from drafthead.planning.memory import EngineMemory
 from drafthead.planning.stages import plan_stages
 from drafthead.target.pieces import check_aux_layer_ids, load_target_spec
 from tests.public_targets import RECIPES
-
-
-def shape_of(recipe: Recipe) -> DraftShape:
-    spec = load_target_spec(recipe.target_path)
-    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
-    return draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
 
 
 def by_hand(shape: DraftShape) -> int:
@@ -34,9 +28,14 @@ def by_hand(shape: DraftShape) -> int:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_head_has_its_size_and_keeps_the_contract(name, public_targets):
+def test_recipe_and_target_fit_and_the_head_has_its_size_and_keeps_the_contract(name, public_targets):
     recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
-    shape = shape_of(recipe)
+    spec = load_target_spec(recipe.target_path)
+    assert recipe.engine.max_model_len <= spec.max_position_embeddings
+    assert recipe.train.tokens_per_batch >= recipe.engine.max_model_len, "a document would be cut into windows"
+    assert all(source.name in CATALOGUE for source in recipe.prompts.sources or ())
+    check_aux_layer_ids(spec, recipe.target.aux_layer_ids)
+    shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
     with torch.device("meta"):
         model = DraftModel(shape)
     assert sum(p.numel() for p in model.parameters()) == by_hand(shape)
@@ -48,15 +47,6 @@ def test_the_head_has_its_size_and_keeps_the_contract(name, public_targets):
     }
     written = Eagle3.vllm.exported_tensors({**model.state_dict(), **maps}, shape, recipe.target.dtype)
     assert {k: tuple(v.shape) for k, v in Eagle3.vllm.checkpoint_tensors(written).items()} == expected_shapes(shape)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipe_and_target_fit(name, public_targets):
-    recipe = load_recipe(REPO_ROOT / "configs" / f"{name}.yaml")
-    spec = load_target_spec(recipe.target_path)
-    assert recipe.engine.max_model_len <= spec.max_position_embeddings
-    assert recipe.train.tokens_per_batch >= recipe.engine.max_model_len, "a document would be cut into windows"
-    assert all(source.name in CATALOGUE for source in recipe.prompts.sources or ())
 
 
 @pytest.mark.parametrize("name", RECIPES)

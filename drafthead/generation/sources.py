@@ -215,7 +215,7 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         for part in parts:
             if not isinstance(part.index, pd.RangeIndex):
                 raise ValueError("a row has more cells than there are columns")
-            yield from ({name: text or None for name, text in row.items()} for row in part.to_dict("records"))
+            yield from ({str(name): text or None for name, text in row.items()} for row in part.to_dict("records"))
 
 
 def _parquet_rows(path: Path) -> Iterable[dict[str, Any]]:

@@ -8,21 +8,17 @@ import pytest
 from drafthead.adapting.rows import write_rows
 from drafthead.artifacts import begin, finish
 from drafthead.data.prompts import prompt_id, write_trained_on
-from drafthead.data.responses import Response, part_path, write_part
 from tests.adapting.records import captured, requests
+from tests.artifacts import response, write_response_artifact
 from tests.recipes import changed, tiny_recipe
 
 
-def served_head(directory, known=()):
-    begin(directory, "head", {"target": {}})
-    write_trained_on(directory, known)
-    finish(directory, {})
-    return directory
-
-
 def rows_of(tmp_path, recipe, records, alarmed, known=()):
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, recipe, records, alarmed, served_head(tmp_path / "head", known))
+    path, head = tmp_path / "rows.jsonl", tmp_path / "head"
+    begin(head, "head", {"target": {}})
+    write_trained_on(head, known)
+    finish(head, {})
+    write_rows(path, recipe, records, alarmed, head)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -61,12 +57,8 @@ def test_what_a_head_was_trained_on_is_not_held_out(tmp_path, records):
 
 def test_old_text_is_replayed_beside_the_new(tmp_path, records):
     recipe = changed(tiny_recipe(tmp_path), "adapt", replay_share=0.5)
-    first = recipe.responses_dir("train")
-    first.mkdir(parents=True)
-    answers = [Response(f"r{i}", "long", [5, 6, i], [7, 8], [], "", "stop", 0.7, "low", i) for i in range(100)]
-    begin(first, "responses", {})
-    write_part(part_path(first, 0), answers)
-    finish(first, {})
+    answers = [response(f"r{i}", 3, 2, ids=[5, 6, i, 7, 8], category="long") for i in range(100)]
+    write_response_artifact(recipe.responses_dir("train"), answers)
     train = [r for r in rows_of(tmp_path, recipe, records, 1000.0) if r["split"] == "train"]
     counts = Counter(r["category"] for r in train)
     assert counts["code"] == counts["chat"] + counts["long"] == 160

@@ -1,14 +1,11 @@
 """Traffic from a file: what a client would send, or an error with file and line before a server starts."""
 
-import functools
 import json
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from drafthead.adapting.control import Control, folder, read_traffic
-from drafthead.adapting.endpoint import ROUTE
+from tests.engine.replying import replying
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
 
@@ -36,16 +33,8 @@ def test_a_rate_of_nothing_is_refused_by_its_name(tmp_path, capsys):
 
 @pytest.mark.parametrize(("content", "ours"), [("<html>", False), ("[]", False), ("7", False), ('{"head": "a"}', True)])
 def test_another_service_at_the_port_of_a_killed_server_is_not_taken_for_it(content, ours, tmp_path):
-    recipe, site = tiny_recipe(tmp_path), tmp_path / "site"
-    site.mkdir()
-    (site / ROUTE.strip("/")).write_text(content)
+    recipe = tiny_recipe(tmp_path)
     folder(recipe).mkdir(parents=True)
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(SimpleHTTPRequestHandler, directory=site)) as http:
-        known = {"url": f"http://127.0.0.1:{http.server_port}", "api_key": "a", "key": "b"}
-        (folder(recipe) / "server.json").write_text(json.dumps(known))
-        threading.Thread(target=http.serve_forever).start()
-        try:
-            control = Control.running(recipe)
-        finally:
-            http.shutdown()
-    assert (control is not None) == ours
+    with replying(lambda: content) as url:
+        (folder(recipe) / "server.json").write_text(json.dumps({"url": url, "api_key": "a", "key": "b"}))
+        assert (Control.running(recipe) is not None) == ours

@@ -109,7 +109,6 @@ class Engine:
             self._cache[blocks[places // BLOCK], :, places % BLOCK] = rows
             done = start + count
             sampled.append([texts[name][done]] if done == request.num_tokens else [])
-        assert scheduled.kv_connector_metadata is not None
         self._connector.bind_connector_metadata(scheduled.kv_connector_metadata)
         self._connector.wait_for_save()
         self._connector.clear_connector_metadata()

@@ -1,7 +1,6 @@
 """The connector inside a real vLLM engine, against transformers: every boundary, chunked, with cached prefixes."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -112,68 +111,18 @@ def test_an_error_of_the_writer_reaches_the_caller(harvested: Harvest):
     assert "file" in harvested.error_after
 
 
-class Scheduled:
-    """One request as the connector's scheduler side follows it: no engine, and vLLM's own records of each step."""
+def test_rows_of_a_draft_wait_until_it_is_accepted():
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
-    def __init__(self, prompt_tokens: int, blocks: list[int]):
-        from vllm.config import KVTransferConfig, VllmConfig
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from drafthead.engine.connector import HiddenStatesConnector, _Request
 
-        from drafthead.engine.connector import HiddenStatesConnector
+    connector = HiddenStatesConnector.__new__(HiddenStatesConnector)
+    connector._requests = {"r": _Request("a-1", [2, 3], start=7)}
 
-        options = capture_options(RECIPE, load_target_spec(RECIPE.target_path))
-        spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=4, dtype=torch.float32)
-        groups = [KVCacheGroupSpec([name], spec) for name in ("model.layers.0", "cache_only_layers.0")]
-        self._connector = HiddenStatesConnector(
-            VllmConfig(kv_transfer_config=KVTransferConfig(**options["kv_transfer_config"])),
-            KVConnectorRole.SCHEDULER,
-            KVCacheConfig(num_blocks=16, kv_cache_tensors=[], kv_cache_groups=groups),
-        )
-        self._prompt, self._blocks = [1] * prompt_tokens, blocks
+    def rows(computed: int, scheduled: int, drafts: list[int]) -> list[tuple]:
+        cached = CachedRequestData(["r"], set(), [], {}, [None], [computed], [0])
+        output = SchedulerOutput([], cached, {"r": scheduled}, scheduled, {"r": drafts}, {}, set(), [])
+        return [(r.keep, r.start, r.stop, r.block_ids) for r in connector.build_connector_meta(output).rows]
 
-    def first(self, scheduled: int) -> Any:
-        """Metadata of the step that begins with the request."""
-        from vllm import SamplingParams
-        from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
-
-        params = SamplingParams(extra_args={"kv_transfer_params": {"keep": "a-1"}})
-        new = NewRequestData("r", self._prompt, [], params, None, self._of_both_groups(self._blocks), 0, None)
-        return self._metadata([new], CachedRequestData.make_empty(), scheduled, 0)
-
-    def step(
-        self, computed: int, scheduled: int, blocks: list[int] | None = None, resumed: bool = False, drafts: int = 0
-    ) -> Any:
-        """Metadata of a later step, which schedules so many tokens after those computed."""
-        from vllm.v1.core.sched.output import CachedRequestData
-
-        found = self._of_both_groups(blocks) if blocks else None
-        cached = CachedRequestData(["r"], {"r"} if resumed else set(), [], {}, [found], [computed], [0])
-        return self._metadata([], cached, scheduled, drafts)
-
-    def _metadata(self, new: list, cached: Any, scheduled: int, drafts: int) -> Any:
-        from vllm.v1.core.sched.output import SchedulerOutput
-
-        proposed = {"r": [9] * drafts} if drafts else {}
-        output = SchedulerOutput(new, cached, {"r": scheduled}, scheduled, proposed, {}, set(), [])
-        return self._connector.build_connector_meta(output)
-
-    @staticmethod
-    def _of_both_groups(blocks: list[int]) -> tuple[list[int], list[int]]:
-        """The target's own blocks come first; they hold no hidden states."""
-        return [20 + block for block in blocks], blocks
-
-
-def test_a_preempted_request_gives_each_row_once():
-    request = Scheduled(5, [7])
-
-    def rows(metadata: Any) -> list[tuple]:
-        return [(r.keep, r.start, r.stop, r.block_ids) for r in metadata.rows]
-
-    assert rows(request.first(5)) == [("a-1", 0, 5, [7])]
-    assert rows(request.step(5, 1)) == [("a-1", 5, 6, [7])]
-    assert rows(request.step(0, 4, [2], resumed=True)) == []  # preempted with 7 tokens: its rows are computed once more
-    assert rows(request.step(4, 3, [3])) == [("a-1", 6, 7, [2, 3])]
-    # The draft may still be rejected; then it was accepted.
-    assert rows(request.step(7, 2, drafts=1)) == [("a-1", 7, 8, [2, 3])]
-    assert rows(request.step(9, 1)) == [("a-1", 8, 10, [2, 3])]
+    assert rows(7, 2, [9]) == [("a-1", 7, 8, [2, 3])]
+    assert rows(9, 1, []) == [("a-1", 8, 10, [2, 3])]

@@ -3,10 +3,6 @@
 import json
 import math
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -17,6 +13,7 @@ from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.engine import server as module
 from drafthead.engine.load import LoadRequest, endpoint_server, run_load, send_times, warm_up
 from drafthead.engine.server import Server, ServerError, parse_metrics, running_server, server_capacity, server_command
+from tests.engine.replying import replying
 from tests.faults.secrets import MARKER, files_with, set_secrets
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -80,7 +77,6 @@ def test_a_server_counts_tokens_keeps_its_key_and_leaves_nothing(tmp_path, monke
         _check_a_rate(server)
         _check_a_load_of_six(server)
         _check_as_endpoint(server, monkeypatch)
-        assert server.process is not None
         group = os.getpgid(server.process.pid)
         seen_by_ps = Path(f"/proc/{server.process.pid}/cmdline").read_text()
         assert server.api_key not in seen_by_ps
@@ -141,32 +137,9 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path, monk
         pass
 
 
-@contextmanager
-def replying(reply: Callable[[], dict]) -> Iterator[str]:
-    """The URL of a server, a thread of this process, that replies to every request, whatever its key."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(reply()).encode())
-
-        do_POST = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-
-
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch):
     """It answers at once, long before ours has started and would have found the port taken."""
-    with replying(dict) as url:
+    with replying(lambda: "{}") as url:
         port = int(url.rpartition(":")[2])
         monkeypatch.setattr(module, "_free_port", lambda: port)
         with pytest.raises(ServerError, match=url), running_server(load_recipe(), tmp_path / "server.log"):
@@ -175,7 +148,7 @@ def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, monkeypatch)
 
 def test_an_endpoint_that_lists_no_models_is_named():
     with (
-        replying(lambda: {"status": "ok"}) as url,
+        replying(lambda: '{"status": "ok"}') as url,
         pytest.raises(ServerError, match=f"endpoint other at {url}.*'data'"),
     ):
         endpoint_server(EndpointConfig(name="other", url=url, model="m"))
@@ -184,7 +157,7 @@ def test_an_endpoint_that_lists_no_models_is_named():
 def test_a_cache_that_is_not_reset_at_once_is_reset_again(tmp_path):
     """vLLM returns code 200 and success false while blocks are still held."""
     results = iter([False, False, True])
-    with replying(lambda: {"success": next(results, False)}) as url:
+    with replying(lambda: json.dumps({"success": next(results, False)})) as url:
         ours = Server(url, "m", "key", tmp_path / "server.log")
         assert ours.reset_prefix_cache()
         with pytest.raises(ServerError, match="reset_prefix_cache"):

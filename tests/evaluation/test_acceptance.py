@@ -16,45 +16,45 @@ from drafthead.artifacts import verify_files
 from drafthead.config import Recipe
 from drafthead.data.prompts import Prompt
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
+from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.measuring.acceptance import _shared, conditions, read_acceptance, read_conditions
 from drafthead.evaluation.results.summary import summarise_acceptance, summarise_conditions
 from drafthead.evaluation.workload import EvalPrompt, Workload
 from tests.artifacts import ask, write_prompt_artifact
 from tests.exporting.runs import recipe_at, write_random_head
+from tests.generation.small import never
 from tests.recipes import tiny_recipe
 from tests.warm import run_warm
 
 
-def write_llama(directory: Path, recipe: Recipe, layers: int = 1) -> Path:
+def write_llama(directory: Path, recipe: Recipe) -> LlamaForCausalLM:
     """A Llama with the target's vocabulary and width, for draft_model."""
     target = json.loads((Path(recipe.target_path) / "config.json").read_text())
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=target["vocab_size"], hidden_size=target["hidden_size"], intermediate_size=256,
-        num_hidden_layers=layers, num_attention_heads=target["num_attention_heads"],
+        num_hidden_layers=1, num_attention_heads=target["num_attention_heads"],
         num_key_value_heads=target["num_key_value_heads"], head_dim=target["head_dim"],
         max_position_embeddings=target["max_position_embeddings"], tie_word_embeddings=False,
     )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-    return directory
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(directory)
+    return model
 
 
-def write_eagle(directory: Path, recipe: Recipe) -> Path:
+def write_eagle(directory: Path, recipe: Recipe) -> None:
     """One Llama block behind a projection of embedding and hidden state, for eagle."""
-    write_llama(directory, recipe)
-    config = json.loads((directory / "config.json").read_text())
-    size = config["hidden_size"]
-    state = LlamaForCausalLM.from_pretrained(directory).state_dict()
+    model = write_llama(directory, recipe)
+    size = model.config.hidden_size
     kept = {
-        name.removeprefix("model."): tensor.to(torch.bfloat16).contiguous()
-        for name, tensor in state.items()
+        name.removeprefix("model."): tensor
+        for name, tensor in model.state_dict().items()
         if ".layers.0." in name and "input_layernorm" not in name  # EAGLE's block reads its input as it is
     }
     save_file({**kept, "fc.weight": torch.randn(size, 2 * size).to(torch.bfloat16)}, directory / "model.safetensors")
-    return directory
 
 
-def write_medusa(directory: Path, recipe: Recipe, heads: int = 3) -> Path:
+def write_medusa(directory: Path, recipe: Recipe, heads: int = 3) -> None:
     """Residual blocks and vocabulary heads, for medusa."""
     target = json.loads((Path(recipe.target_path) / "config.json").read_text())
     size, vocabulary = target["hidden_size"], target["vocab_size"]
@@ -66,7 +66,6 @@ def write_medusa(directory: Path, recipe: Recipe, heads: int = 3) -> Path:
     tensors = {f"blocks.{i}.layers.0.weight": torch.zeros(size, size) for i in range(heads)}
     tensors |= {f"lm_heads.{i}.weight": torch.randn(vocabulary, size) for i in range(heads)}
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, directory / "model.safetensors")
-    return directory
 
 
 def _prompts(kind: str, count: int) -> list[Prompt]:
@@ -118,7 +117,7 @@ def test_every_request_is_counted(measured):
 
 
 @pytest.mark.slow
-def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path):
+def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path, monkeypatch):
     """Of another head on the same prompts; a damaged file of it is not taken, nor does a damaged manifest stop it."""
     head, directory = measured
     shutil.copytree(directory.parents[2], tmp_path, dirs_exist_ok=True)
@@ -137,7 +136,11 @@ def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path
     assert (second / "method-none.parquet").read_bytes() == (first / "method-none.parquet").read_bytes()
     for rows in (read_acceptance(directory), read_acceptance(second)):
         assert rows.groupby("method").size().to_dict() == {"none": 6, "none-again": 6, "random": 6}
-    assert "baseline's rows" not in run_warm(*command, "name=third", "eval.max_tokens=23")  # another baseline
+    third = tiny_recipe(tmp_path, *command[2:], "name=third", "eval.max_tokens=23")  # another baseline
+    monkeypatch.setattr(acceptance, "run_here", never)
+    with pytest.raises(AssertionError, match="a model was about to run"):
+        acceptance.measure_acceptance(third)
+    assert not list((tmp_path / "results" / "third").rglob("*.parquet"))
 
 
 @pytest.mark.slow
@@ -173,17 +176,15 @@ def test_shares_are_as_long_as_engines_allow(tmp_path):
 @pytest.mark.presets
 def test_drafts_of_others_are_served_side_by_side(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    made = {
-        "draft_model": write_llama(tmp_path / "llama", recipe),
-        "eagle": write_eagle(tmp_path / "eagle", recipe),
-        "medusa": write_medusa(tmp_path / "medusa", recipe),
-    }
-    methods = ",".join(f"{{name: {method}, method: {method}, head: {path}}}" for method, path in made.items())
+    writers = {"draft_model": write_llama, "eagle": write_eagle, "medusa": write_medusa}
+    for method, write in writers.items():
+        write(tmp_path / method, recipe)
+    methods = ",".join(f"{{name: {m}, method: {m}, head: {tmp_path / m}}}" for m in writers)
     settings = (f"output_dir={tmp_path}", f"eval.methods=[{methods}]", "eval.max_tokens=16", "eval.num_draft_tokens=2")
     write_some_prompts(recipe)
     run_warm("eval/acceptance.py", *settings)
     rows = read_acceptance(recipe.results_dir / "acceptance")
-    for method in made:
+    for method in writers:
         own = rows[rows["method"] == method]
         assert (own["proposed"] == 2 * own["drafts"]).all()
         assert own["drafts"].sum() > 0

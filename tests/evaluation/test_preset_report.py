@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
-from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.report import build_preset_report, render, write_pages
-from drafthead.evaluation.results.levels import MEASURE, completed, summarise_serving
-from tests.evaluation.rows import each, request_row, run_row, served, slower, together
+from drafthead.evaluation.results.levels import MEASURE, completed
+from tests.evaluation.rows import request_row, run_row
 from tests.recipes import tiny_recipe
 
 _MANIFEST = {
@@ -34,17 +33,6 @@ def _rows(plan):
     return completed(pd.DataFrame(requests), pd.DataFrame(runs))
 
 
-@pytest.mark.parametrize("loads", [(1, 5, 25, 50, 100, 200), (1, 5)])
-def test_a_published_mean_stands_beside_one_over_the_same_loads_at_the_same_temperature(tmp_path, loads):
-    rows = served(tiny_recipe(tmp_path), head_speed=dict.fromkeys(loads, 1.3), prompts=2, workloads=("sharegpt",))
-    hot = completed(*each(rows, lambda f: slower(f, 1 + (f["method"] != "none")).assign(temperature=1.0)))
-    table = published_table(summarise_serving(together(rows, hot)), "openai/gpt-oss-120b")
-    if len(loads) < 6:
-        assert table is None
-    else:
-        assert float(table.rows[0][5].text) == pytest.approx(30, abs=5)
-
-
 @pytest.mark.parametrize("name", preset_names())
 def test_every_table_of_the_post_has_a_section_with_its_measures(tmp_path, name):
     preset = load_preset(name)
@@ -57,6 +45,7 @@ def test_every_table_of_the_post_has_a_section_with_its_measures(tmp_path, name)
         assert {f"{MEASURE[key].label} ({MEASURE[key].unit})" for key in sweep.measures} <= set(wide.frame)
         faster = [row for row in wide.rows if "K = " in row[2].text]
         column = list(wide.frame).index("Output throughput (tok/s)")
+        assert faster
         assert all(60 < float(row[column].text.split()[1]) < 140 for row in faster)
         assert any(table.title.startswith("Cost per 1M") for table in others)
     page = write_pages(report, tmp_path / "out")

@@ -12,7 +12,6 @@ from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-requires_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
 
 # Written into a copy of the page: the browser itself says how large each image came out.
 _PROBE = """<script>addEventListener("load", () => {
@@ -22,19 +21,13 @@ _PROBE = """<script>addEventListener("load", () => {
 });</script>"""
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+def test_every_figure_is_rendered_and_a_narrow_page_fits(tmp_path):
     """The report of two draft lengths on two workloads, which has every kind of figure."""
-    recipe = tiny_recipe(tmp_path_factory.mktemp("browser"), "eval.traffic.workload=null")
+    recipe = tiny_recipe(tmp_path, "eval.traffic.workload=null")
     write_results(recipe, head_speed={1: 1.3, 8: 0.8}, lengths=(1, 3), workloads=("chat", "code"))
-    report = write_pages(build_report(recipe, analyse(recipe)), recipe.results_dir)
-    page = report.with_name("page.html")
-    page.write_text(report.read_text().replace("</body>", f"{_PROBE}</body>"))
-    return page
-
-
-@requires_chromium
-def test_every_figure_is_rendered_and_a_narrow_page_fits(page, tmp_path):
+    page = write_pages(build_report(recipe, analyse(recipe)), recipe.results_dir)
+    page.write_text(page.read_text().replace("</body>", f"{_PROBE}</body>"))
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--window-size=500,900", "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout

@@ -42,7 +42,7 @@ def levels(rows):
     return summarise_serving(rows)
 
 
-def _decide(levels: list[Level], loads: tuple[int, ...], slo: SLOConfig | None = None, **shares: float):
+def _decide(levels: list[Level], loads: tuple[int, ...], slo: SLOConfig | None = None):
     chosen = [level for level in levels if level.K == 3 and level.concurrency in loads]
     return decide(chosen, TrafficConfig().shares(loads), slo)
 

@@ -212,7 +212,7 @@ def test_weights_of_a_target(tmp_path, capsys, target, head, damage):
     damage(target)
     arguments = (*SMALL_HEAD, f"output_dir={tmp_path}", f"target.path={target}")
     message = refused(capsys, IMPORT, *arguments, "--head", str(theirs))
-    assert str(target) in message or "target" in message
+    assert str(target) in message
 
 
 def test_a_head_whose_offsets_are_no_whole_numbers(tmp_path, capsys, head):
@@ -280,11 +280,13 @@ def test_a_folder_may_be_called_anything(tmp_path, folder):
 
 
 def shell(command: str, **variables: str) -> subprocess.CompletedProcess:
-    """A line of the shell in which $PYTHON and $NULL stand for this interpreter and a prompts command that works."""
-    return subprocess.run(
+    """Run a line of the shell, without a traceback; $PYTHON stands in it for this interpreter."""
+    result = subprocess.run(
         ["bash", "-c", command], cwd=REPO_ROOT, capture_output=True, check=False, timeout=300,
         env=environment(PYTHON=sys.executable, **variables),
     )  # fmt: skip
+    assert b"Traceback" not in result.stderr, result.stderr
+    return result
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,6 @@ def test_standard_output_is_closed_or_full_or_plain(tmp_path, ending, code, name
     arguments = " ".join(prompts_of(tmp_path, lines([{**row, "category": "é – \U0001f600"} for row in GOOD])))
     result = shell(f"ulimit -n 40; $PYTHON {PROMPTS} {arguments} {ending}", **plain)
     assert result.returncode == code, result.stderr
-    assert b"Traceback" not in result.stderr
     assert b"Exception ignored" not in result.stderr
     assert named.encode() in result.stderr
     assert (tmp_path / "data" / "tiny" / "prompts" / "manifest.json").exists()
@@ -306,22 +307,16 @@ def test_files_that_may_not_grow(tmp_path):
     arguments = " ".join(prompts_of(tmp_path))
     result = shell(f"trap '' XFSZ; ulimit -f 0; $PYTHON {PROMPTS} {arguments}")
     assert result.returncode == 2, result.stderr
-    assert b"Traceback" not in result.stderr
     assert b"Make room" in result.stderr
     assert run_here(PROMPTS, *prompts_of(tmp_path)) == 0
 
 
 def test_a_file_system_that_is_read_only(tmp_path):
-    mount = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-    command = f"mount -t tmpfs -o ro none {tmp_path}/ro && $PYTHON {PROMPTS} {' '.join(prompts_of(tmp_path))}"
     (tmp_path / "ro").mkdir()
-    result = subprocess.run(
-        [*mount, f"{command} output_dir={tmp_path}/ro || exit $?"], cwd=REPO_ROOT, capture_output=True, check=False,
-        env=environment(PYTHON=sys.executable),
-    )  # fmt: skip
+    command = f"mount -t tmpfs -o ro none {tmp_path}/ro && $PYTHON {PROMPTS} {' '.join(prompts_of(tmp_path))}"
+    result = shell(f"unshare --user --map-root-user --mount sh -c '{command} output_dir={tmp_path}/ro || exit $?'")
     if b"unshare" in result.stderr or b"mount:" in result.stderr:
         pytest.skip("needs a user namespace in which a tmpfs can be mounted")
     assert result.returncode == 2, result.stderr
-    assert b"Traceback" not in result.stderr
     assert os.fsencode(tmp_path / "ro") in result.stderr
     assert b"output_dir" in result.stderr

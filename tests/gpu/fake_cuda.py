@@ -100,9 +100,7 @@ class Counter(TorchDispatchMode):
             # A fake tensor has no value: what is asked (is all of it finite?) is so.
             return True if args[0].dtype == torch.bool else 0.0 if args[0].dtype.is_floating_point else 0
         results = func(*args, **kwargs)
-        read, made = (
-            [t for t in tree_leaves(part) if isinstance(t, torch.Tensor)] for part in ((args, kwargs), results)
-        )
+        read, made = map(_tensors, ((args, kwargs), results))
         for tensor in made:
             self._track(tensor)
         on_device = any(t.is_cuda for t in (*read, *made))

@@ -35,6 +35,8 @@ def blind_run(tiny_run, tmp_path_factory) -> Recipe:
     """The same head trained on the same data with the target's hidden states zeroed."""
     root = tmp_path_factory.mktemp("blind")
     (root / "data").symlink_to(Path(tiny_run.output_dir) / "data")
+    (root / "results").mkdir()
+    (root / "results" / "ours").symlink_to(tiny_run.results_dir)  # whose baseline is taken once it is measured
     overrides = overrides_for(root, "train.zero_hidden_states=true", "eval.methods=[eagle3]")
     run_trainer(*overrides)
     run_warm("export/head.py", *overrides, "--no-serve-check")

@@ -16,23 +16,16 @@ def gpu_check(*options: str) -> subprocess.CompletedProcess:
     return run_python("tools/gpu_check.py", *options, PATH="", CUDA_VISIBLE_DEVICES="")
 
 
-@pytest.fixture(scope="module")
-def commands() -> list[list[str]]:
+def test_every_command_names_a_script_and_a_recipe_that_load():
     listed = gpu_check("--list")
     assert listed.returncode == 0, listed.stderr
-    return [shlex.split(line) for line in listed.stdout.splitlines() if line.startswith("    ")]
-
-
-def test_every_command_names_a_script_and_a_recipe_that_load(commands):
+    commands = [shlex.split(line) for line in listed.stdout.splitlines() if line.startswith("    ")]
     assert len(commands) >= 10
     for words in commands:
-        scripts = [word for word in words if word.endswith(".py")]
-        assert all((REPO_ROOT / script).is_file() for script in scripts)
-        recipes = [word for word in words if word.endswith(".yaml")]
-        if recipes:
-            load_recipe(
-                REPO_ROOT / recipes[0], [word for word in words if "=" in word and not word.startswith("VLLM_")]
-            )
+        assert all((REPO_ROOT / word).is_file() for word in words if word.endswith(".py"))
+        overrides = [word for word in words if "=" in word and not word.startswith("VLLM_")]
+        for recipe in [word for word in words if word.endswith(".yaml")][:1]:
+            load_recipe(REPO_ROOT / recipe, overrides)
 
 
 @pytest.mark.slow

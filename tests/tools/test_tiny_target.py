@@ -32,12 +32,6 @@ def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> st
     return tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
 
-def function_of(source: str, owner: str = "") -> Function:
-    node = ast.parse(source).body[0]
-    assert isinstance(node, ast.FunctionDef)
-    return Function("module", owner, node, "")
-
-
 class TestTemplate:
     def test_prompt_has_harmony_structure(self, tokenizer: Any) -> None:
         text = render(tokenizer, [{"role": "user", "content": "Hi"}], add_generation_prompt=True)
@@ -77,11 +71,11 @@ class TestShippedTarget:
         assert config.rope_parameters["rope_type"] == "yarn"
         assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])
         items = [encode_sample(sample, "medium", tokenizer) for sample in heldout_samples()]
+        assert items
         assert answer_loss(model, group(items, 2048, tokenizer.pad_token_id, 0)) < MAX_ANSWER_LOSS
 
     def test_record_shows_answers_that_end(self) -> None:
         measured = read_record(TARGET)["greedy_heldout_answers"]
-        assert isinstance(measured, dict)
         assert set(measured) == {*CATEGORIES, "all"}
         check(measured)
 
@@ -135,7 +129,5 @@ class TestRules:
 def heldout_samples() -> list[Sample]:
     """A few requests about a function that no corpus contains."""
     source = "def parse_rate(text, unit='s'):\n    value = float(text)\n    return scale(value, unit)"
-    function = function_of(source)
-    samples = build_samples([function] * 4, [], 3, 0)
-    assert samples
-    return samples
+    function = Function("module", "", ast.parse(source).body[0], "")
+    return build_samples([function] * 4, [], 3, 0)
