@@ -16,9 +16,7 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftModule, frozen_copy
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import empty_acceptance, match_text, replay
 from drafthead.drafters.vocabulary import DraftVocabulary
-from drafthead.engine.generate import Engine, GenerationRequest
 from drafthead.engine.offline import import_vllm, offline_engine
 from drafthead.evaluation.workload import speculative_config
 from drafthead.generation.harvest import harvest
@@ -64,47 +62,6 @@ def batches_of(recipe) -> Iterator[tuple[Window, PackedBatch]]:
         yield window, pack(store, [window], drafter).to(torch.device("cpu"), torch.float32)
 
 
-def predicted(recipe) -> dict:
-    """Prompt id -> replayed rounds of the exported head, computed by the training code."""
-    (model, ids, embeddings), rounds = head_of(recipe), {}
-    names = StateStore(recipe.states_dir("validation")).ids
-    for window, batch in batches_of(recipe):
-        drafts = model.draft(batch, embeddings, recipe.eval.num_draft_tokens)
-        rounds[names[window.document]] = replay(match_text(drafts, ids, batch.row_ids), batch.loss_mask)
-    return rounds
-
-
-def served(recipe) -> dict:
-    """Prompt id -> (drafts, accepted per position) of vLLM's own counters, and whether the text was the same."""
-    responses = read_responses(recipe.responses_dir("validation"))
-    requests = [GenerationRequest(r.prompt_ids, recipe.responses.max_tokens, 0.0, None) for r in responses]
-    options = {"per_request_spec_decode_metrics": "summary"}
-    with offline_engine(recipe, speculative_config=speculative_config(recipe, "eagle3"), **options) as llm:
-        answers = Engine(llm).generate(requests)
-    counted = {}
-    for response, answer in zip(responses, answers, strict=True):
-        histogram = answer.counters.histogram
-        accepted = tuple(sum(histogram[k + 1 :]) for k in range(recipe.eval.num_draft_tokens))
-        counted[response.id] = (sum(histogram), accepted, answer.token_ids == list(response.response_ids))
-    return counted
-
-
-def test_predicted_rounds_are_the_rounds_vllm_runs(float32_recipe):
-    ours, vllm = predicted(float32_recipe), served(float32_recipe)
-    assert ours.keys() == vllm.keys()
-    assert all(same for _, _, same in vllm.values()), "speculation changed a greedy float32 answer"
-    equal = [
-        (ours[i].drafts, ours[i].accepted_per_position) == (drafts, accepted)
-        for i, (drafts, accepted, _) in vllm.items()
-    ]
-    assert sum(equal) / len(equal) >= 0.9, f"{sum(equal)} of {len(equal)} answers have identical rounds"
-
-    pooled = sum(ours.values(), start=empty_acceptance(float32_recipe.eval.num_draft_tokens))
-    measured = 1 + sum(sum(a) for _, a, _ in vllm.values()) / sum(d for d, _, _ in vllm.values())
-    assert pooled.length == pytest.approx(measured, rel=0.02)
-    assert pooled.length > 1.3, "a head that is never accepted proves no parity"
-
-
 def test_both_model_runners_accept_the_same_drafts(tiny_run, tmp_path):
     """V2 is the default on GPUs; its Triton kernels are interpreted."""
     pytest.importorskip("triton")
@@ -147,7 +104,9 @@ def test_training_on_rejections_replays_the_rounds_that_vllm_ran(float32_recipe,
         begin(recipe.responses_dir(split), RESPONSES, read_json(source / IDENTITY) | {"recorded": temperature})
         responses = read_responses(source)
         if split == "validation":
-            pairs = zip(responses, texts, strict=True)
+            pairs = list(zip(responses, texts, strict=True))
+            unchanged = all(text[len(r.prompt_ids) :] == r.response_ids for r, (text, _) in pairs)
+            assert unchanged or temperature, "speculation changed a greedy float32 answer"
             responses = [
                 replace(r, response_ids=text[len(r.prompt_ids) :], continuation_ids=[]) for r, (text, _) in pairs
             ]
@@ -157,7 +116,7 @@ def test_training_on_rejections_replays_the_rounds_that_vllm_ran(float32_recipe,
 
     model, ids, embeddings = head_of(float32_recipe)
     K = recipe.eval.num_draft_tokens  # served; the head was trained for one more
-    same = total = 0
+    same = total = kept = 0
     for (text, theirs), (window, batch) in zip(texts, batches_of(recipe), strict=True):
         assert batch.input_ids.tolist() == text
         batch = replace(batch, scored=batch.scored[:K])
@@ -165,6 +124,8 @@ def test_training_on_rejections_replays_the_rounds_that_vllm_ran(float32_recipe,
         drafts = first_drafts(rows, model.head_weight).view(batch.scored.shape)
         accepted, rejected = verified(drafts, ids, batch, "rounds")
         ours = ((accepted | rejected)[0].nonzero()[:, 0] + window.first_row).tolist()
-        same, total = same + (ours == theirs), total + 1
-    assert sum(len(roots) for _, roots in texts) > 300
+        same, total, kept = same + (ours == theirs), total + 1, kept + int(accepted.sum())
+    rounds = sum(len(roots) for _, roots in texts)
+    assert rounds > 300
+    assert kept > 0.3 * rounds, "a head that is never accepted proves no parity"
     assert same / total >= 0.9, f"{same} of {total} texts have the rounds that vllm ran, token for token"
