@@ -1,11 +1,11 @@
 """The data sets that a recipe can name: where their files are, and the one reader of their rows and of the user's own.
 
 The public ones stand in sources.yaml. Files are those of the recipe's path, of data/sources/NAME of the checkout, or of
-the hub's cache. Parquet and CSV are read by `datasets`, as streams, which writes no cache. Two things it does not do
-are done here. Offline it looks only for what it prepared itself, so files of the hub are located by
-`snapshot_download`. And it gives all rows of a JSON file one Arrow schema, which turns prompts that are dates into time
-stamps, adds keys of other rows to tools, and refuses the file for one invalid character; rows of JSON are parsed one by
-one instead.
+the hub's cache. Parquet is read by `datasets`, as a stream, which writes no cache. CSV and JSON are not: it makes
+numbers of prompts in CSV that look so, and gives all rows of a JSON file one Arrow schema, which turns prompts that are
+dates into time stamps, adds keys of other rows to tools, and refuses the file for one invalid character. Here every
+cell of CSV is a text, and rows of JSON are parsed one by one. Files of the hub are located by `snapshot_download`,
+because offline `datasets` looks only for what it prepared itself.
 
 Rows are read by the usual column names. A data set that has others, or whose questions need a wording, has a function
 from the row as published to one with the usual names.
@@ -15,7 +15,7 @@ import glob
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,13 +191,8 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if extension is None:
         raise ValueError(f"{path}: the extension must be .parquet, or .jsonl, .json or .csv, plain or with .gz")
     if extension[1] in ("parquet", "csv"):
-        from datasets import load_dataset  # takes a second to import
-
         with foreign(path, _MEND):
-            # Otherwise brackets are a pattern, and words such as NA are no text.
-            options = {"keep_default_na": False, "na_values": [""]} if extension[1] == "csv" else {}
-            pattern = glob.escape(str(path))
-            rows = load_dataset(extension[1], data_files=pattern, split="train", streaming=True, **options)
+            rows = _csv_rows(path) if extension[1] == "csv" else _parquet_rows(path)
             yield from ((f"{path}:row {number}", row) for number, row in enumerate(rows, start=1))
         return
     for line, data in _lines(path, may_be_list=extension[1] == "json"):
@@ -211,6 +206,23 @@ def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{where}: found {row!r:.60}, wanted an object; correct or remove it")
             yield where, row
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pandas as pd
+
+    with pd.read_csv(path, dtype=str, na_filter=False, chunksize=10_000) as parts:
+        for part in parts:
+            if not isinstance(part.index, pd.RangeIndex):
+                raise ValueError("a row has more cells than there are columns")
+            yield from ({str(name): text or None for name, text in row.items()} for row in part.to_dict("records"))
+
+
+def _parquet_rows(path: Path) -> Iterable[dict[str, Any]]:
+    from datasets import load_dataset  # takes a second to import
+
+    pattern = glob.escape(str(path))  # otherwise brackets are one
+    return load_dataset("parquet", data_files=pattern, split="train", streaming=True)
 
 
 def _lines(path: Path, may_be_list: bool) -> Iterator[tuple[int, bytes]]:

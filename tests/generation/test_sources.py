@@ -142,6 +142,16 @@ def test_a_missing_shard_is_noticed(tmp_path, other):
         find(tmp_path, ["*/train-*.parquet"])
 
 
+def test_what_looks_like_a_number_in_csv_is_a_text(tmp_path):
+    (tmp_path / "own.csv").write_text('prompt,category,prompt_ids\n2020,007\n,,"[1, 2]"\n')
+    prompts = prompts_of(pool_of("mine", tmp_path / "own.csv"))
+    assert {(p.category, p.prompt_ids) for p in prompts} == {("007", None), ("all", (1, 2))}
+    assert [p.messages[0]["content"] for p in prompts if p.messages] == ["2020"]
+    (tmp_path / "own.csv").write_text("prompt\na,b\n")
+    with pytest.raises(ValueError, match="more cells"):
+        list(read(tmp_path / "own.csv"))
+
+
 @pytest.fixture
 def no_network(hub_cache, monkeypatch, tmp_path):
     """A folder that stands for a machine: `hub`, its cache of the hub, and `checkout`."""
