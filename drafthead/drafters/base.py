@@ -61,7 +61,13 @@ class DraftShape:
 
 
 def draft_shape(head: HeadConfig, spec: TargetSpec, layer_ids: Sequence[int]) -> DraftShape:
-    """The shape of a head for a target; with its vocabulary chosen by coverage and not known yet, the whole one."""
+    """The shape of a head for a target; with its vocabulary chosen by coverage and not known yet, the whole one.
+
+    Raises:
+        ValueError: the head has more draft tokens than the target has tokens.
+    """
+    if (size := head.draft_vocab_size) > spec.vocab_size:
+        raise ValueError(f"head.draft_vocab_size {size} exceeds the target's vocabulary of {spec.vocab_size}: lower it")
     sized = head if head.draft_vocab_size else head.sized(spec.vocab_size)
     return DraftShape(
         sized, spec.hidden_size, spec.vocab_size, len(layer_ids), spec.rms_norm_eps, spec.rope_parameters,

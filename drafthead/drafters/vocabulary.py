@@ -41,11 +41,9 @@ def choose_vocabulary(counts: Tensor, size: int, required: Tensor) -> DraftVocab
         required: ids that must be in whatever their count (the template's special tokens).
 
     Raises:
-        ValueError: `size` exceeds the target's vocabulary, or `required` alone exceeds `size`.
+        ValueError: `required` alone exceeds `size`.
     """
     vocab_size = counts.shape[0]
-    if size > vocab_size:
-        raise ValueError(f"head.draft_vocab_size {size} exceeds the target's vocabulary of {vocab_size}")
     if required.shape[0] > size:
         raise ValueError(
             f"head.draft_vocab_size {size} is smaller than the {required.shape[0]} special tokens that must be in it"
