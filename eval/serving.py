@@ -34,7 +34,9 @@ def main() -> None:
     plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe) if args.plan else None
     if plan:
         print_table(plan_table(plan, preset))
-    if args.plan:
+    if plan and args.plan:
+        if not plan.runs:  # a table without a row is not printed
+            print("Nothing of it can be run: " + "; ".join(plan.skipped))
         return
     folder = "-".join(filter(None, (args.preset, "miniature" if args.miniature else "")))
     directory = measure_serving(recipe, plan, recipe.results_dir / "-".join(filter(None, ("serving", folder))))

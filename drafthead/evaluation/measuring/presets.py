@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).with_name("experiments")
 
 
 class PresetMethod(Section):
-    """Every entry of eval.methods that drafts with this method, at these Ks; eagle3 is that of the recipe's own head.
+    """Every entry of eval.methods that drafts with this method, at these Ks; OWN is that of the recipe's own head.
 
     With `model` the entry is a public draft model, served where the recipe's target is `target`.
     """
