@@ -274,6 +274,8 @@ def test_random_prompts_are_the_same_every_time_and_hold_no_control_token(tmp_pa
     level = plan.runs[0].levels[0]
     assert level.workload == WorkloadSpec(name="random", random=(16, 16))
     assert (level.max_tokens, {len(r.prompt_ids) for r in first[level]}) == (16, {16})
+    with pytest.raises(ValueError, match=r"1 more than engine.max_model_len 35"):  # 16, 16, three drafts and the bonus
+        plan_prompts(recipe.changed("engine", max_model_len=35), plan, _workload())
     from transformers import AutoTokenizer
 
     special = set(AutoTokenizer.from_pretrained(recipe.target_path).all_special_ids)

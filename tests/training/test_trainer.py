@@ -65,6 +65,7 @@ def test_at_a_temperature_target_and_draft_are_those_that_are_served(store, obje
 
 @pytest.mark.parametrize("build", [small_model, peagle_model, dflash_model])
 def test_a_head_trained_on_zeroed_states_ignores_those_it_is_served(store, build):
+    """No drafter reads the states but through fc, which the trainer keeps at zero (tests/pipeline/test_chain.py)."""
     model = build()
     torch.nn.init.zeros_(model.fc.weight)  # as a run begins
     model.fc.weight.register_hook(torch.zeros_like)

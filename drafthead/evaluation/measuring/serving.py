@@ -181,11 +181,11 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> Prompts:
     """
     levels = list(dict.fromkeys(level for run in plan.runs for level in run.levels))
     pools = {spec: _pool(recipe, workload, spec) for spec in {level.workload for level in levels}}
-    found = {}
+    longest_draft, found = max((run.k for run in plan.runs), default=0), {}
     for level in levels:
-        pool = pools[level.workload] or _random_prompts(recipe, level)
+        pool = pools[level.workload] or _random_prompts(recipe, level, longest_draft)
         if level.workload.turns > 1:
-            pool = _conversations(recipe, pool, level)
+            pool = _conversations(recipe, pool, level, longest_draft)
         last = level.first + level.prompts
         if level.first and last > len(pool):
             needed = max(other.first + other.prompts for other in levels if other.workload == level.workload)
@@ -226,14 +226,14 @@ def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRe
     return [LoadRequest(prompts[i].id, prompts[i].prompt_ids) for i in order]
 
 
-def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level) -> list[LoadRequest]:
+def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level, draft_tokens: int) -> list[LoadRequest]:
     """All first turns, then all second ones, so that the turn before is answered when the next one is sent.
 
     A turn is a held-out prompt behind the prompts of the turns before it. The responses between them are left out: they
     would differ between methods, and all methods are to get the same tokens. A turn that the engine has no room for is
     left out with those that follow it.
     """
-    room = prompt_room(recipe, level.max_tokens)
+    room = prompt_room(recipe, level.max_tokens, draft_tokens)
     talks = range(min(level.prompts, len(pool)) // level.workload.turns)
     found = []
     for turn in range(level.workload.turns):
@@ -245,14 +245,14 @@ def _conversations(recipe: Recipe, pool: list[LoadRequest], level: Level) -> lis
     return found
 
 
-def _random_prompts(recipe: Recipe, level: Level) -> list[LoadRequest]:
+def _random_prompts(recipe: Recipe, level: Level, draft_tokens: int) -> list[LoadRequest]:
     """Ordinary tokens drawn evenly; the same ones for the same workload and seed."""
     assert level.workload.random is not None
     length, longest = level.workload.random
-    room = recipe.engine.max_model_len
-    if length + longest >= room:
+    if (over := length - prompt_room(recipe, longest, draft_tokens)) > 0:
         raise ValueError(
-            f"{level.workload.name} takes {length} + {longest} tokens, engine.max_model_len is {room}: raise it"
+            f"{level.workload.name} takes {length} + {longest} tokens and drafts, {over} more than "
+            f"engine.max_model_len {recipe.engine.max_model_len} has room for: raise it"
         )
     tokenizer = load_tokenizer(recipe)
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.all_special_ids)
