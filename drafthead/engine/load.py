@@ -291,8 +291,10 @@ async def _send_all(
 
         watching = asyncio.create_task(_watch(session, samples, begun))
         due = send_times(load, len(requests))
-        times = await asyncio.gather(*(send(r, float(t)) for r, t in zip(requests, due, strict=True)))
-        watching.cancel()
+        try:
+            times = await asyncio.gather(*(send(r, float(t)) for r, t in zip(requests, due, strict=True)))
+        finally:
+            watching.cancel()  # before the session is closed, under which it would fail
     return LoadResult(times, samples)
 
 
