@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,9 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import save_file
 
 from drafthead.artifacts import file_entries, read_json
 from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.data.shard import StateSequence, first_teacher_row
 from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.registry import drafter_of
@@ -76,10 +79,12 @@ def kernels(on_cpu: bool) -> Iterator[Row]:
     }
     for name, arguments in suites.items():
         start = time.perf_counter()
-        command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
+        command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
         done = subprocess.run(
             command, cwd=REPO_ROOT, capture_output=True, text=True, env=environment(**interpreted), check=False
         )
+        if done.returncode:
+            print(done.stdout, done.stderr, sep="\n")
         last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
         yield Row(name, "all pass", f"{last} ({time.perf_counter() - start:.0f} s)", done.returncode == 0)
 
@@ -245,6 +250,7 @@ def training(on_cpu: bool) -> Iterator[Row]:
         _claim_ranks(launching.checkpoints(ranks.run_dir)[-1], 2)
         launching.run(ranks, *settings)
         yield Row("resumed after 2 ranks", "losses within 1 %", f"{apart(ranks):.2e}", apart(ranks) < 0.01)
+        yield from _recipe(Path(folder) / "recipe", on_cpu)
     backend = "gloo" if on_cpu else "nccl"
     code = (
         "import os, torch, torch.distributed as d; os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0');"
@@ -253,6 +259,60 @@ def training(on_cpu: bool) -> Iterator[Row]:
     )
     seen = run_ok("-c", code).split()[-1]
     yield Row(f"{backend} on one rank", "4.0", seen, seen == "4.0")
+
+
+def _recipe(folder: Path, on_cpu: bool) -> Iterator[Row]:
+    """gpt-oss-120b's recipe through accelerate's launcher, on random weights and states: pace and memory of a rank."""
+    from tests.public_targets import TARGETS
+    from tests.scripts import accelerate, run_ok
+    from tests.training.launching import SCRIPT, entries
+    from tests.training.synthetic import write_store
+
+    name, documents, length = ("tiny", 32, 128) if on_cpu else ("gpt-oss-120b", 64, 2048)
+    path = REPO_ROOT / "configs" / f"{name}.yaml"
+    overrides = [f"output_dir={folder}", "train.epochs=3", "train.batches_per_step=1", "train.tokens_per_batch=16384"]
+    if on_cpu:
+        overrides[-1] = "train.tokens_per_batch=1024"
+    else:
+        target = shutil.copytree(TARGETS / "openai--gpt-oss-120b", folder / "target")
+        for file in Path(load_recipe().target_path).glob("tokenizer*"):
+            shutil.copy(file, target)
+        overrides.append(f"target.path={target}")
+        config = read_json(target / "config.json")
+        rows, H = torch.randn(config["vocab_size"], config["hidden_size"]).bfloat16(), config["hidden_size"]
+        weights = {"model.embed_tokens.weight": rows, "lm_head.weight": rows * H**-0.5}
+        save_file({**weights, "model.norm.weight": torch.ones(H).bfloat16()}, target / "model.safetensors")
+    recipe = load_recipe(path, overrides)
+    noise = torch.randn(2 * length, recipe_spec(recipe).hidden_size).bfloat16()
+    for split, count in (("train", documents), ("validation", 2)):
+        write_store(recipe, split, [_random_states(recipe, f"{split}-{i}", noise) for i in range(count)])
+    run_ok(*accelerate(), SCRIPT, str(path), *overrides)
+    found = entries(recipe.run_dir)
+    planned = sum(training_memory(_shape(recipe), recipe.train, 1).values()) / 2**30
+    pace = statistics.median(entry["tokens_per_second"] for entry in found[len(found) // 2 :])
+    modelled = 0.8 * 16384 / MODELLED_MS[16384] * 1000  # the model has no optimiser and no reading
+    title = f"trainer, {recipe.train.tokens_per_batch} tokens a step"
+    yield Row(title, f">= {modelled:,.0f} tokens/s", f"{pace:,.0f} tokens/s", on_cpu or pace >= modelled)
+    gib = found[-1]["memory_gib"]
+    yield Row("its memory", f"<= {planned:.1f} GiB", f"{gib:.1f} GiB", on_cpu or gib <= 1.1 * planned)
+
+
+def _random_states(recipe: Recipe, name: str, noise: torch.Tensor) -> StateSequence:
+    """One conversation half as long as the noise (2T, H) that its states are taken from; an eighth of it a prompt."""
+    vocabulary, length = recipe_spec(recipe).vocab_size, len(noise) // 2
+    mask = torch.arange(length) >= length // 8
+    first = first_teacher_row(mask)
+
+    def random(rows: int) -> torch.Tensor:
+        begin = int(torch.randint(length, ()))
+        return noise[begin : begin + rows]
+
+    rows = length - first
+    return StateSequence(
+        id=name, input_ids=torch.randint(vocabulary, (length,)).int(), loss_mask=mask.to(torch.uint8),
+        aux={layer: random(length) for layer in recipe.target.aux_layer_ids}, last_hidden=random(rows),
+        argmax=torch.randint(vocabulary, (rows,)).int(), lse=torch.full((rows,), 15.0), first_teacher_row=first,
+    )  # fmt: skip
 
 
 def _kill(command: list[str], recipe: Recipe) -> str:

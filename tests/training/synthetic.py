@@ -25,9 +25,13 @@ def small_recipe(output_dir: Path, *overrides: str) -> Recipe:
 
 
 def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, **texts: int) -> None:
+    """A whole store of `synthetic_sequences`."""
+    write_store(recipe, split, synthetic_sequences(recipe, split, count, seed, **texts))
+
+
+def write_store(recipe: Recipe, split: str, sequences: list[StateSequence]) -> None:
     """A whole store in one shard."""
     spec = load_target_spec(recipe.target_path)
-    sequences = synthetic_sequences(recipe, split, count, seed, **texts)
     directory = recipe.states_dir(split)
     identity = {
         "target": target_identity(recipe, spec), "aux_layer_ids": list(recipe.target.aux_layer_ids),
@@ -35,7 +39,7 @@ def synthetic_store(recipe: Recipe, split: str, count: int, seed: int, **texts: 
     }  # fmt: skip
     assert not artifacts.begin(directory, KIND, identity)
     write_shard(shard_path(directory, 0), sequences, spec.num_layers, recipe.states.format)
-    artifacts.finish(directory, {"sequences": count})
+    artifacts.finish(directory, {"sequences": len(sequences)})
 
 
 def synthetic_stores(recipe: Recipe, train: int, validation: int) -> None:
