@@ -19,6 +19,7 @@ whose block is formed, K masked positions, H hidden, N aux layers, Q query and G
 """
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from drafthead.drafters.base import Drafter, DraftModule, DraftShape, evenly
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.dflash.config import BlockHead
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
+from drafthead.drafters.recompute import recomputing
 from drafthead.drafters.vllm import WINDOWED, Config, HeadFiles, decoder_config, served_decoder
 from drafthead.losses.fused import HeadRows
 
@@ -146,12 +148,13 @@ class DFlashModel(DraftModule):
         roots = layout.at(0, positions[layout.rows])
         starts = [positions, *(roots + 1 + j for j in range(len(block)))]
         ropes = [self.rope(at, aux.dtype) for at in starts]
-        context = self.hidden_norm(self.fc(aux))
         recompute = self.recompute and torch.is_grad_enabled()
-        for layer in self.layers:
-            run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
-            block = run(block, context, ropes, layout, first if layer is self.layers[-1] else 0)
-        return self.norm(torch.stack(block))
+        with nullcontext() if recompute else recomputing():
+            context = self.hidden_norm(self.fc(aux))
+            for layer in self.layers:
+                run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
+                block = run(block, context, ropes, layout, first if layer is self.layers[-1] else 0)
+            return self.norm(torch.stack(block))
 
 
 class DFlashFiles(HeadFiles):
