@@ -1,12 +1,13 @@
 """The Triton kernels: interpreted where there is no GPU, run at full size where there is one; compiled in tests/gpu."""
 
 import shutil
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from drafthead.losses import fused
-from drafthead.losses.fused import head_loss
+from drafthead.losses.fused import Teacher, head_loss
 from drafthead.losses.objectives import OBJECTIVES
 from tests.losses.problems import random_problem
 from tests.scripts import run_ok, run_python
@@ -38,16 +39,32 @@ def test_cases_where_this_machine_can_run_them(version, tmp_path):
 @pytest.mark.parametrize("size", VOCABULARIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_loss_on_cuda_equals_the_function(monkeypatch, objective, size, dtype):
+    """Gradients are as near to float64's as autograd's: where p and q cross, total variation's jumps, and rounding
+    alone moves it by 3e-4."""
     monkeypatch.setitem(fused.CHUNK_ROWS, "cuda", 500)  # several chunks
-    problem = rows, weight, *_ = random_problem(3, 400, hidden=256, vocab=size, dtype=dtype, device="cuda")
-    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
-    results = []
-    for choice in (objective, {objective: 1.0}):
-        scored = head_loss(*problem, choice)  # by the kernels, then by autograd
-        results.append((scored, torch.autograd.grad(scored.loss, (rows.states, weight))))
-    (ours, our_grads), (wanted, wanted_grads) = results
+    problem = random_problem(3, 400, hidden=256, vocab=size, dtype=dtype, device="cuda")
+    ours, our_grads = graded(problem, objective)  # by the kernels
+    wanted, autograds = graded(problem, {objective: 1.0})
     torch.testing.assert_close(ours.position_sums, wanted.position_sums, rtol=1e-5, atol=1e-4)
     assert (ours.predictions == wanted.predictions).float().mean() > 0.999  # equal logits may differ in their order
-    for grad, wanted_grad in zip(our_grads, wanted_grads, strict=True):
+    _, exact = graded(wide(*problem), objective)
+    for grad, autograd, reference in zip(our_grads, autograds, exact, strict=True):
         assert grad.dtype == dtype
-        assert (grad - wanted_grad).float().norm() <= tolerance * wanted_grad.float().norm()
+        assert distance(grad, reference) <= 2 * distance(autograd, reference)
+        assert distance(autograd, reference) < (1e-3 if dtype == torch.float32 else 2e-2)
+
+
+def graded(problem, objective):
+    scored = head_loss(*problem, objective)
+    return scored, torch.autograd.grad(scored.loss, (problem[0].states, problem[1]))
+
+
+def wide(rows, weight, teacher, scale):
+    """The same numbers in float64."""
+    states = rows.states.detach().double().requires_grad_()
+    teacher = Teacher(*(getattr(teacher, field.name).double() for field in fields(teacher)))
+    return replace(rows, states=states), weight.detach().double().requires_grad_(), teacher, scale.double()
+
+
+def distance(grad, reference):
+    return float((grad.double() - reference).norm() / reference.norm())
