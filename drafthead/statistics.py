@@ -1,6 +1,6 @@
 """Acceptance figures and the intervals around them: plain arrays in, named results out, no IO.
 
-The unit of resampling is the prompt, because tokens of one answer are not independent. Every figure is a
+The unit of resampling is the prompt, because tokens of one response are not independent. Every figure is a
 ratio of sums over prompts (never a mean of per-prompt ratios), and its interval comes from SciPy's
 bootstrap. A comparison resamples the same prompts of both methods. What this gives up is the variation
 between server restarts, which no resampling of one run can show: repeat the run for that.

@@ -177,7 +177,7 @@ class Conversation:
         category: within the source; None: the source's own.
         tools: definitions for the chat template.
         prompt_ids: token ids to be read as they are.
-        response_ids: the answer to `prompt_ids`, likewise.
+        response_ids: the response to `prompt_ids`, likewise.
         text: the text of `prompt_ids`, where the row has it; only to look for overlaps.
         split: "train" or "heldout", where the row declares it.
         source: data set that the row names.

@@ -68,7 +68,7 @@ def replay(matches: Tensor, loss_mask: Tensor, max_tokens: int | None = None) ->
         Counters over the rounds of the document; empty when nothing was generated.
     """
     accepted = matches.long().cumprod(0)  # (K, T): whether the draft and all before it are
-    roots = round_roots(accepted.sum(0).tolist(), last_answer(loss_mask, max_tokens))
+    roots = round_roots(accepted.sum(0).tolist(), last_response(loss_mask, max_tokens))
     return Acceptance(len(roots), tuple(accepted[:, roots].sum(1).tolist()))
 
 
@@ -80,7 +80,7 @@ def expected(chance: Tensor, given: Tensor, loss_mask: Tensor, max_tokens: int |
         given: (K, T) the same where the target says what the text does, x[t + 2 + k].
         loss_mask, max_tokens: as of `replay`.
     """
-    K, run = len(chance), last_answer(loss_mask, max_tokens)
+    K, run = len(chance), last_response(loss_mask, max_tokens)
     counts, total = [0.0] * K, 0.0
     starts = [0.0] * (len(loss_mask) + K + 1)  # probability that a round starts at each root
     starts[run.start - 1] = 1.0
@@ -117,14 +117,14 @@ def generated_runs(loss_mask: Tensor) -> list[slice]:
     return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def last_answer(loss_mask: Tensor, max_tokens: int | None = None) -> slice:
+def last_response(loss_mask: Tensor, max_tokens: int | None = None) -> slice:
     """Where the last run of generated tokens lies in a document, its first `max_tokens`; empty without any.
 
     Args:
         loss_mask: (T,) nonzero where the target generated the token.
     """
-    answer = [slice(0, 0), *generated_runs(loss_mask)][-1]
-    return answer if max_tokens is None else slice(answer.start, min(answer.stop, answer.start + max_tokens))
+    response = [slice(0, 0), *generated_runs(loss_mask)][-1]
+    return response if max_tokens is None else slice(response.start, min(response.stop, response.start + max_tokens))
 
 
 def empty_acceptance(num_steps: int) -> Acceptance:

@@ -125,7 +125,7 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
     epochs = made["identity"]["train"]["epochs"] * step / made["counts"]["total_steps"]
     return {
         **manifest["counts"],
-        "answers": response_source(manifest["identity"]["settings"]),
+        "source": response_source(manifest["identity"]["settings"]),
         "trained_on": round(manifest["counts"]["response_tokens"] * epochs),
         "mix": [{"source": s, "category": c, "prompts": n} for (s, c), n in sorted(mix.items())],
     }
@@ -134,8 +134,8 @@ def _data(recipe: Recipe, step: int) -> dict[str, Any] | None:
 def response_source(settings: dict[str, Any]) -> str:
     """Which model the responses came from, and how they were sampled."""
     if not settings["regenerate"]:
-        return "answers that the data had, not the target's own"
+        return "responses that the data had, not the target's own"
     temperature = settings["temperature"]
     if isinstance(temperature, dict):  # value -> weight
         temperature = ", ".join(f"{value} ({weight})" for value, weight in temperature.items()) + " by weight"
-    return f"answers of the target itself, temperature {temperature}"
+    return f"responses of the target itself, temperature {temperature}"

@@ -29,7 +29,7 @@ from drafthead.data.responses import loops
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftShape, frozen_copy
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import Acceptance, empty_acceptance, expected, last_answer, match_text, replay
+from drafthead.drafters.replay import Acceptance, empty_acceptance, expected, last_response, match_text, replay
 from drafthead.drafters.trained import Checkpoint
 from drafthead.drafters.vllm import check_config
 from drafthead.drafters.vocabulary import DraftVocabulary
@@ -97,7 +97,7 @@ def check_serving(recipe: Recipe, directory: Path, source: Checkpoint, shape: Dr
         "looping": looping,
         "same_text": sum(same),
         "same_rounds": sum(p == c for p, c in compress(zip(predicted, counted, strict=True), same)),
-        "compared": "answers that came out as stored" if strict else "all answers",
+        "compared": "responses that came out as stored" if strict else "all responses",
         "predicted": ours.length,
         "served": theirs.length,
         "rounds": theirs.drafts,
@@ -129,7 +129,7 @@ def choose_documents(
     fitting = []
     for index in range(len(store)):
         ids, mask = store.tokens(index)
-        turn = last_answer(mask, recipe.eval.max_tokens)
+        turn = last_response(mask, recipe.eval.max_tokens)
         if 0 < turn.start < turn.stop <= recipe.engine.max_model_len - recipe.eval.num_draft_tokens - 1:
             fitting.append(Document(index, store.ids[index], ids[: turn.start].tolist(), ids[turn].tolist()))
     if not fitting:

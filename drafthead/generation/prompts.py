@@ -370,8 +370,8 @@ def _candidates(source: Located, conversation: Conversation) -> Iterator[Candida
     ids, tools, rows_source = conversation.prompt_ids, conversation.tools, conversation.source or name
     for messages, response in cut(conversation.messages, source.config.turns) if ids is None else [((), None)]:
         key = prompt_id(messages, ids, tools)
-        answer = conversation.response_ids
-        prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response, answer)
+        given = conversation.response_ids
+        prompt = Prompt(key, rows_source, category, messages, ids, tools, document, response, given)
         yield Candidate(prompt, label, conversation.text)
 
 

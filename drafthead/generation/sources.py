@@ -269,7 +269,7 @@ def read_row(row: Row, name: str) -> Conversation:
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
     response_ids = row.get("response_ids") if own else None
     if response_ids is not None and ids is None:
-        raise RowError("response_ids without prompt_ids: an answer to text is an assistant's message in `messages`")
+        raise RowError("response_ids without prompt_ids: a response to text is an assistant's message in `messages`")
     split = row.get("split") if own else None
     if split not in (None, "train", "heldout"):
         raise RowError(f'split is {split!a:.20}; write "train" or "heldout", or leave it out to split by document')

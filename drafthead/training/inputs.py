@@ -99,7 +99,7 @@ class Survey:
         seen: (V,) how often each token occurs at all.
         by_category: category -> (V,) as `generated`, for the documents whose category is known.
         windows: what is trained on, in every draw.
-        silent: documents in which nothing can be learned from, such as answers of no token.
+        silent: documents in which nothing can be learned from, such as responses of no token.
     """
 
     generated: Tensor

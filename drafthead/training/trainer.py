@@ -31,7 +31,7 @@ from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_co
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import Acceptance, empty_acceptance, last_answer, match_text, replay
+from drafthead.drafters.replay import Acceptance, empty_acceptance, last_response, match_text, replay
 from drafthead.drafters.trained import RUN
 from drafthead.drafters.vocabulary import coverage
 from drafthead.losses.fused import HeadLoss, Teacher, head_loss
@@ -398,9 +398,9 @@ def replayed_documents(store: States, drafter: Drafter, max_tokens: int) -> tupl
         ValueError: no response has a round.
     """
     texts = [(i, *store.tokens(i)) for i in range(len(store))]
-    answers = [(i, mask, ids[last_answer(mask, max_tokens)]) for i, ids, mask in texts]
-    some = [answer for answer in answers if len(answer[2]) > 1]
-    straight = [answer for answer in some if not loops(answer[2])]
+    responses = [(i, mask, ids[last_response(mask, max_tokens)]) for i, ids, mask in texts]
+    some = [response for response in responses if len(response[2]) > 1]
+    straight = [response for response in some if not loops(response[2])]
     if not some:
         raise ValueError(
             f"none of the {len(texts)} validation responses has two tokens: no acceptance can be predicted, and no "

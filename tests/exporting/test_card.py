@@ -104,9 +104,9 @@ def test_a_damaged_or_unservable_head_is_not_pushed(head, api, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"regenerate": True, "temperature": 0.7}, "answers of the target itself, temperature 0.7"),
+        ({"regenerate": True, "temperature": 0.7}, "responses of the target itself, temperature 0.7"),
         ({"regenerate": True, "temperature": {"0.0": 1, "1.0": 3}}, "temperature 0.0 (1), 1.0 (3) by weight"),
-        ({"regenerate": False, "temperature": 1.0}, "answers that the data had, not the target's own"),
+        ({"regenerate": False, "temperature": 1.0}, "responses that the data had, not the target's own"),
     ],
 )
 def test_where_the_responses_came_from(settings, words):

@@ -20,7 +20,7 @@ from drafthead.data.shard import shard_path, write_shard
 from drafthead.data.store import StateStore
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import last_answer
+from drafthead.drafters.replay import last_response
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.export import export_head
 from drafthead.generation.harvest import harvest
@@ -111,7 +111,7 @@ def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
     check = manifest["counts"]["serve_check"]
     documents = [responses.tokens(index) for index in range(len(responses))]
     assert check["tokens"] == recipe.eval.max_tokens
-    assert check["looping"] == sum(loops(ids[last_answer(mask, check["tokens"])]) for ids, mask in documents) > 0
+    assert check["looping"] == sum(loops(ids[last_response(mask, check["tokens"])]) for ids, mask in documents) > 0
     assert check["prompts"] + check["looping"] == len(documents) == 12
     assert check["same_text"] == check["prompts"], "speculation changed a greedy float32 response"
     assert check["same_rounds"] >= 0.9 * check["prompts"]

@@ -45,7 +45,7 @@ def test_the_head_beats_ngram_and_its_blind_twin(tiny_run, blind_run):
 
 
 def _counters(recipe) -> dict[str, pd.DataFrame]:
-    """Method -> drafts and accepted drafts by prompt, of those whose baseline answer does not loop."""
+    """Method -> drafts and accepted drafts by prompt, of those whose baseline response does not loop."""
     assert "Acceptance by position" in run_warm("eval/acceptance.py", *overrides_of(recipe))
     rows = read_acceptance(recipe.results_dir / "acceptance")
     assert (rows["accepted"] == rows["accepted_at"].map(sum)).all()

@@ -86,7 +86,7 @@ def test_where_every_response_loops_the_best_is_chosen_and_said_to_be_of_loops(t
     assert counts["best_acceptance_length"] == lengths[counts["best_step"]] == best
     export_head(recipe, serve_check=False)
     card = write_card(recipe).read_text()
-    assert f"{prompts} validation prompts although every answer loops" in card
+    assert f"{prompts} validation prompts although every response loops" in card
     assert "the first 192 tokens of each" in card
     assert ("decides nothing" in card) == bool(few)
     assert not [path for path in recipe.run_dir.rglob("*.json*") if "NaN" in path.read_text()]

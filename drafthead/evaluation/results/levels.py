@@ -48,7 +48,7 @@ def completed(requests: pd.DataFrame, runs: pd.DataFrame) -> ServingRows:
         labelled.append(named)
     requests, runs = labelled
     runs["running"] = runs["running"].fillna(runs["achieved"])  # of a server that does not say
-    runs["answers"] = runs["requests"] - runs["failed"]
+    runs["responses"] = runs["requests"] - runs["failed"]
     return ServingRows(requests, runs)
 
 
@@ -94,7 +94,7 @@ THROUGHPUT = Measure("output_tokens_per_s", "Output throughput", "tok/s", 1, 1, 
 _RATES = (
     THROUGHPUT,
     Measure("total_tokens_per_s", "Total throughput", "tok/s", 1, 1, "total_tokens", rate=True),
-    Measure("requests_per_s", "Requests", "1/s", 1, 3, "answers", rate=True),
+    Measure("requests_per_s", "Requests", "1/s", 1, 3, "responses", rate=True),
 )
 # The formulas are those of columns.FORMULAS.
 _TIMES = {
@@ -279,7 +279,7 @@ def _level(method: str, K: int, measures: Sequence[str], requests: pd.DataFrame,
         prefix_hits={
             name: float(ratio_of_sums(rows["prefix_hits"], rows["prefix_queries"])) for name, rows in methods.items()
         },
-        tokens_per_request=float(ratio_of_sums(runs["output_tokens"], runs["answers"])),
+        tokens_per_request=float(ratio_of_sums(runs["output_tokens"], runs["responses"])),
     )  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def _paired_prompts(requests: pd.DataFrame, runs: pd.DataFrame, method: str) -> 
     pooled = good.groupby(["method", "prompt_id"]).agg(
         output_tokens=("output_tokens", "sum"),
         total_tokens=("total_tokens", "sum"),
-        answers=("error", "size"),
+        responses=("error", "size"),
         share_s=("share_s", "sum"),
         sent=("start_s", "mean"),
         **times,
