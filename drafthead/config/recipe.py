@@ -166,6 +166,7 @@ class StatesConfig(Section):
     # Online mode: at most this many training shards on disk at once, harvested while training reads them.
     spool_shards: int | None = Field(default=None, ge=2)  # None: the whole store is harvested first, and kept
     one_pass: bool = False  # capture the states while the target generates, instead of reading its responses once more
+    prompt_loss: bool = False  # learn to predict prompts too, not responses alone: more disk, time and accepted drafts
 
     @model_validator(mode="after")
     def _check_one_pass(self) -> Self:
@@ -175,6 +176,10 @@ class StatesConfig(Section):
                 f"states.spool_shards {self.spool_shards} do not go with it; set one_pass to false"
             )
         return self
+
+    def learns_prompts(self, split: str) -> bool:
+        """Whether a split's prompts are learned from; validation replays responses."""
+        return self.prompt_loss and split == "train"
 
 
 class ExportConfig(Section):

@@ -87,6 +87,7 @@ _TYPES: dict[Any, pa.DataType] = {
 }
 _SCHEMA = pa.schema({column.name: _TYPES[column.type] for column in fields(Response)})
 _METADATA = b"drafthead"
+LEARNED_PROMPT = 2  # in a loss mask
 _TOKENS = ("prompt_ids", "response_ids", "continuation_ids")
 
 
@@ -184,17 +185,25 @@ class ResponseTokens:
         ArtifactError: the directory has no part.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, learns_prompts: bool = False):
+        self._learns_prompts = learns_prompts
         columns = [(part, pq.read_table(part, columns=["id"])["id"].to_pylist()) for part in _parts(directory)]
         self.ids: list[str] = [name for _, ids in columns for name in ids]
         self._places = [(part, row) for part, ids in columns for row in range(len(ids))]
 
     def tokens(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids (T,) int64 of prompt, response and continuation, and loss mask (T,) bool: the response."""
+        """Token ids (T,) int64 of prompt, response and continuation, and loss mask (T,) uint8, as in data.shard."""
         part, row = self._places[index]
         table = _read_rows(part)
         pieces = [table[name][row].values.to_numpy().astype(np.int64) for name in _TOKENS]
-        return np.concatenate(pieces), np.repeat([False, True, False], [len(piece) for piece in pieces])
+        masks = np.array([prompt_mask(self._learns_prompts, table["turn"][row].as_py()), 1, 0], np.uint8)
+        return np.concatenate(pieces), masks.repeat([len(piece) for piece in pieces])
+
+
+def prompt_mask(learned: bool, turn: int) -> int:
+    """Loss mask of a prompt's tokens. Of a conversation that is generated turn by turn, the first turn's prompt is
+    learned alone: what a later one repeats is learned already."""
+    return LEARNED_PROMPT if learned and turn == 0 else 0
 
 
 def _parts(directory: Path) -> list[Path]:

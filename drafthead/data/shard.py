@@ -6,7 +6,7 @@ which lie end to end along an axis of their own. Sizes: N aux layers, H hidden, 
 shard, S sequences.
 
     input_ids        int32    (T,)
-    loss_mask        uint8    (T,)     1 where the target generated the token
+    loss_mask        uint8    (T,)     1 where the target generated the token, 2 where a prompt's is learned
     offsets          int64    (S + 1,) into T
     teacher_offsets  int64    (S + 1,) into R
     aux.K            bf16     (T, H)   residual stream at boundary K, for every aux layer id K; or, with states.format
@@ -60,7 +60,7 @@ class StateSequence:
     Attributes:
         id: the prompt's id.
         input_ids: (T,) int32.
-        loss_mask: (T,) uint8, 1 where the target generated the token.
+        loss_mask: (T,) uint8, 1 where the target generated the token, 2 where a prompt's is learned.
         aux: aux layer id -> (T, H); as stored, e4m3 with scales.
         last_hidden: (R, H), the input of the target's final norm.
         argmax: (R,) int32, the target's most likely next token.
@@ -90,9 +90,9 @@ class StateSequence:
 
 
 def first_teacher_row(loss_mask: Tensor) -> int:
-    """Token index of the first row that can be a teacher: one before the first generated token.
+    """Token index of the first row that can be a teacher: one before the first token that is learned.
 
-    Row t of the target is its distribution of token t + 1, and losses are taken on generated tokens only, so this
+    Row t of the target is its distribution of token t + 1, and losses are taken on tokens of the mask only, so this
     holds for every drafter that learns the target's next-token distribution:
 
         token      0  1  2  3  4  5      P prompt, G generated
@@ -103,13 +103,13 @@ def first_teacher_row(loss_mask: Tensor) -> int:
     first row may lie one before; a drafter of blocks predicts the tokens after an anchor, each with the row before.
 
     Args:
-        loss_mask: (T,) of one sequence, nonzero where the target generated the token.
+        loss_mask: (T,) of one sequence, nonzero where a token is learned.
 
     Returns:
-        The row's index; T when nothing was generated, as no row is a teacher then.
+        The row's index; T when nothing is learned, as no row is a teacher then.
     """
-    generated = loss_mask.nonzero()
-    return max(int(generated[0]) - 1, 0) if len(generated) else len(loss_mask)
+    learned = loss_mask.nonzero()
+    return max(int(learned[0]) - 1, 0) if len(learned) else len(loss_mask)
 
 
 def shard_path(directory: Path, index: int) -> Path:

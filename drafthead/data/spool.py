@@ -173,7 +173,7 @@ class SpooledStates(Sequences):
         self.groups = [range(start, min(start + step, len(self))) for start in range(0, len(self), step)]
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
-        """Token ids (T,) int64 and loss mask (T,) bool of a document, without its states."""
+        """Token ids (T,) int64 and loss mask (T,) uint8 of a document, without its states."""
         ids, mask = self._responses.tokens(index % len(self))
         return torch.from_numpy(ids), torch.from_numpy(mask)
 

@@ -52,9 +52,9 @@ class StateStore(Sequences):
         return shard.stored(position)
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
-        """Token ids (T,) int64 and loss mask (T,) bool of a sequence, without its states."""
+        """Token ids (T,) int64 and loss mask (T,) uint8 of a sequence, without its states."""
         shard, position = self._index[index]
-        return shard.rows(position, "input_ids").long(), shard.rows(position, "loss_mask").bool()
+        return shard.rows(position, "input_ids").long(), shard.rows(position, "loss_mask")
 
 
 def verify_store(directory: Path) -> list[str]:

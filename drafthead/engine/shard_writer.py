@@ -31,8 +31,9 @@ class ShardSlot:
         position: place of the sequence in the shard.
         num_sequences: how many sequences the shard has.
         prompt_id: the prompt's id.
-        num_prompt_tokens: leading tokens with loss mask 0.
+        num_prompt_tokens: leading tokens with loss mask `prompt_mask`.
         num_response_tokens: tokens with loss mask 1; any further ones (the continuation) have 0.
+        prompt_mask: 0, or LEARNED_PROMPT.
     """
 
     path: str
@@ -41,6 +42,7 @@ class ShardSlot:
     prompt_id: str
     num_prompt_tokens: int
     num_response_tokens: int
+    prompt_mask: int = 0
 
 
 class KeptRows(dict[str, list[Tensor]]):
@@ -157,6 +159,7 @@ class ShardWriter:
         path = Path(slot.path)
         shard = self._pending.setdefault(path, {})
         mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
+        mask[: slot.num_prompt_tokens] = slot.prompt_mask
         mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
         first = first_teacher_row(mask)
 

@@ -147,7 +147,11 @@ def _counts(jobs: Sequence[ShardJob]) -> dict[str, int]:
     return {
         "sequences": sum(job.size for job in jobs),
         "tokens": sum(job.num_tokens for job in jobs),
-        "loss_tokens": sum(len(response.response_ids) for job in jobs for response in job.responses),
+        "loss_tokens": sum(
+            slot.num_response_tokens + slot.num_prompt_tokens * (slot.prompt_mask > 0)
+            for job in jobs
+            for slot in job.slots()
+        ),
     }
 
 

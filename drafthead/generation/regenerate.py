@@ -166,7 +166,8 @@ class PartWorker:
         shutil.rmtree(staged, ignore_errors=True)  # of other responses to the same prompts
         write_part(part.path, responses, left_out)
         if isinstance(engine, CapturingEngine):
-            jobs = cut_shards(staged, [responses], self._recipe.states.sequences_per_shard)
+            states = self._recipe.states
+            jobs = cut_shards(staged, [responses], states.sequences_per_shard, states.learns_prompts(part.split))
             slots = [slot for job in jobs for slot in job.slots()]
             engine.store(slots, [ids for job in jobs for ids in job.sequences()])
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from drafthead.artifacts import begin
 from drafthead.config import Recipe
-from drafthead.data.responses import Response, ResponseRows, read_parts
+from drafthead.data.responses import Response, ResponseRows, prompt_mask, read_parts
 from drafthead.data.shard import LAYOUT, open_checked, shard_path
 from drafthead.engine.running import unwritten
 from drafthead.engine.shard_writer import ShardSlot
@@ -40,10 +40,12 @@ class ShardJob:
     Attributes:
         path: of the shard.
         responses: its sequences, in order.
+        learns_prompts: whether the head learns from their prompts too.
     """
 
     path: Path
     responses: Sequence[Response] | ResponseRows
+    learns_prompts: bool = False
 
     @property
     def size(self) -> int:
@@ -61,9 +63,12 @@ class ShardJob:
     def slots(self) -> list[ShardSlot]:
         """Where each sequence goes."""
         return [
-            ShardSlot(str(self.path), i, self.size, r.id, len(r.prompt_ids), len(r.response_ids))
+            ShardSlot(
+                str(self.path), i, self.size, r.id, len(r.prompt_ids), len(r.response_ids),
+                prompt_mask(self.learns_prompts, r.turn),
+            )
             for i, r in enumerate(self.responses)
-        ]
+        ]  # fmt: skip
 
     def sequences(self) -> list[list[int]]:
         """Token ids of each sequence."""
@@ -75,13 +80,16 @@ def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:
     parts = list(read_parts(recipe.responses_dir(split)).values())
     # Captured while they are generated, shards end where a part ends: parts are generated independently.
     groups = parts if recipe.states.one_pass else [ResponseRows([piece for part in parts for piece in part.pieces])]
-    return cut_shards(recipe.states_dir(split), groups, recipe.states.sequences_per_shard)
+    size, learned = recipe.states.sequences_per_shard, recipe.states.learns_prompts(split)
+    return cut_shards(recipe.states_dir(split), groups, size, learned)
 
 
-def cut_shards(directory: Path, groups: Sequence[Sequence[Response] | ResponseRows], size: int) -> list[ShardJob]:
+def cut_shards(
+    directory: Path, groups: Sequence[Sequence[Response] | ResponseRows], size: int, learns_prompts: bool = False
+) -> list[ShardJob]:
     """Shards of at most `size` sequences, none of which has sequences of two groups."""
     slices = [group[start : start + size] for group in groups for start in range(0, len(group), size)]
-    return [ShardJob(shard_path(directory, i), responses) for i, responses in enumerate(slices)]
+    return [ShardJob(shard_path(directory, i), responses, learns_prompts) for i, responses in enumerate(slices)]
 
 
 def to_do(jobs: Sequence[ShardJob]) -> list[ShardJob]:
@@ -120,7 +128,7 @@ def states_identity(recipe: Recipe, spec: TargetSpec) -> dict[str, Any]:
         "hidden_size": spec.hidden_size,
         **recipe.states.model_dump(include={"backend", "format", "sequences_per_shard"}),
         "layout": LAYOUT,
-        **({"one_pass": True} if recipe.states.one_pass else {}),
+        **{name: True for name in ("one_pass", "prompt_loss") if getattr(recipe.states, name)},
     }
 
 

@@ -168,7 +168,7 @@ class _Planner:
         gpus = self._gpus(engine.gpus)
         tokens = on_disk = 0
         for split, amount in self.amounts.items():
-            size, epochs = states_bytes(recipe, self.spec, amount), 1
+            size, epochs = states_bytes(recipe, self.spec, amount, split), 1
             if split == "train" and recipe.states.spool_shards:  # few shards at once, every epoch harvested anew
                 at_once = min(recipe.states.spool_shards * recipe.states.sequences_per_shard, amount.sequences)
                 size, epochs = size * at_once // amount.sequences, recipe.train.epochs
@@ -204,7 +204,7 @@ class _Planner:
         return StagePlan("train", work, tokens, ranks, sum(parts.values()), disk, notes=notes)
 
 
-def states_bytes(recipe: Recipe, spec: TargetSpec, amount: Amount) -> int:
+def states_bytes(recipe: Recipe, spec: TargetSpec, amount: Amount, split: str) -> int:
     """Bytes of a split's states on disk, but for the header and index of each shard (see data.shard)."""
     width, layers = compute_dtype(spec, recipe.target.dtype).itemsize, recipe.target.aux_layer_ids
     fp8 = recipe.states.format == "fp8"
@@ -212,5 +212,6 @@ def states_bytes(recipe: Recipe, spec: TargetSpec, amount: Amount) -> int:
     per_token = len(layers) * per_layer + 4 + 1  # with id and mask
     separate = fp8 or spec.num_layers not in layers
     per_row = (spec.hidden_size * width if separate else 0) + 4 + 4  # with argmax and lse
-    rows = amount.generated + amount.sequences  # teachers: from one before the first generated token on
+    # Teachers: from one before the first token that is learned on.
+    rows = amount.tokens if recipe.states.learns_prompts(split) else amount.generated + amount.sequences
     return amount.tokens * per_token + rows * per_row

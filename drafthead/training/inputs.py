@@ -74,8 +74,11 @@ def open_inputs(recipe: Recipe) -> Inputs:
     validation, made_validation, validation_reference = _open_store(recipe, "validation")
     for split, made in (("train", made_train), ("validation", made_validation)):
         found_target, target = target_names(made["target"], recipe, spec)
-        found = {"target": found_target, "aux_layer_ids": made["aux_layer_ids"], "format": made.get("format")}
-        wanted = {"target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format}
+        wanted = {
+            "target": target, "aux_layer_ids": list(recipe.target.aux_layer_ids), "format": recipe.states.format,
+            "prompt_loss": recipe.states.prompt_loss,
+        }  # fmt: skip
+        found = {"prompt_loss": False, **{name: made[name] for name in wanted if name in made}, "target": found_target}
         _check_fits(recipe.states_dir(split), found, wanted)
     identity = {
         "states": {"train": train_reference, "validation": validation_reference},
@@ -144,7 +147,7 @@ def survey(
                 f"sequence {store.ids[i]} holds token {int(tokens.max())}, but the target has {vocab_size}: its "
                 "tokenizer is another model's; give the target its own, and generate the responses again"
             )
-        generated_ids = tokens[mask]
+        generated_ids = tokens[mask == 1]
         counted = [(seen, tokens), (generated, generated_ids)]
         if (category := (categories or {}).get(store.ids[i])) is not None:
             counted.append((by_category.setdefault(category, torch.zeros_like(generated)), generated_ids))
@@ -195,7 +198,7 @@ def _open_spool(recipe: Recipe, split: str) -> tuple[States, dict[str, Any], dic
     responses = artifacts.require(responses_dir, RESPONSES, "python data_gen/regenerate.py RECIPE")
     wanted = {"kind": spools.KIND, **spools.terms(recipe), "responses": artifacts.reference(responses)}
     _check_fits(directory, {name: identity.get(name) for name in wanted}, wanted)
-    texts = ResponseTokens(responses_dir)
+    texts = ResponseTokens(responses_dir, recipe.states.learns_prompts(split))
     spool, size = spools.open_spool(recipe, len(texts.ids)), recipe.states.sequences_per_shard
     return SpooledStates(spool, texts, size, identity["aux_layer_ids"]), identity, identity
 
