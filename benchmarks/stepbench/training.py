@@ -115,7 +115,7 @@ class Documents:
         last_hidden[stored.first_teacher_row :] = stored.last_hidden.float()
         return {
             "input_ids": stored.input_ids.long(),
-            "loss_mask": stored.loss_mask.long(),
+            "loss_mask": (stored.loss_mask > 0).long(),
             "aux": torch.cat([stored.aux[layer].float() for layer in self._store.aux_layer_ids], dim=-1),
             "last_hidden": last_hidden,
         }

@@ -11,14 +11,17 @@ import torch
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
+from drafthead.data.responses import LEARNED_PROMPT, ResponseTokens
 from drafthead.data.shard import Shard, quantise, shard_path, write_shard
 from drafthead.data.store import StateStore, verify_store
 from drafthead.drafters.batch import dequantise
+from drafthead.drafters.registry import drafter_of
 from drafthead.generation import harvest as stage
 from drafthead.generation.shards import list_jobs
 from drafthead.planning import Assumed
 from drafthead.planning.stages import amount_of, states_bytes
-from drafthead.target.pieces import load_target_spec
+from drafthead.target.pieces import load_target_spec, recipe_spec
+from drafthead.training.inputs import open_inputs, survey
 from tests import artifacts
 from tests.artifacts import read_responses
 from tests.damage import half_written
@@ -64,6 +67,37 @@ def test_stores_hold_the_responses_with_their_masks_and_say_how_many(harvested: 
     tail = sum(states[i].num_tokens - states[i].first_teacher_row for i in range(4)) / counts["tokens"]
     assert 0.1 < tail < 0.9
     assert counts["bytes_per_token"] == pytest.approx(3 * 192 * 2 + 5 + tail * (192 * 2 + 8), rel=0.05)
+
+
+def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(stores, tmp_path: Path):
+    recipe = stores["transformers", "bf16"]
+    learning = copy_of(recipe, tmp_path / "learning", prompt_loss=True)
+    with pytest.raises(ArtifactError, match="prompt_loss: found False, wanted True"):
+        open_inputs(learning)
+    for split in stage.SPLITS:
+        shutil.rmtree(learning.states_dir(split))
+    stage.harvest(learning)
+    texts = ResponseTokens(learning.responses_dir("train"), learning.states.learns_prompts("train"))
+    for split, mask_of_prompts in (("train", LEARNED_PROMPT), ("validation", 0)):
+        plain, found = (StateStore(r.states_dir(split)) for r in (recipe, learning))
+        for i in range(len(plain)):
+            prompts = plain[i].first_teacher_row + 1
+            assert found[i].loss_mask.tolist() == [mask_of_prompts] * prompts + plain[i].loss_mask[prompts:].tolist()
+            assert found[i].first_teacher_row == (0 if split == "train" else prompts - 1)
+            assert all(torch.equal(found[i].aux[layer], rows) for layer, rows in plain[i].aux.items())
+            for name in ("last_hidden", "argmax", "lse"):
+                assert torch.equal(getattr(found[i], name)[-len(plain[i].lse) :], getattr(plain[i], name)), name
+            if split == "train":  # what training reads while the states are still being harvested
+                assert [part.tolist() for part in texts.tokens(i)] == [part.tolist() for part in found.tokens(i)]
+        path = shard_path(learning.states_dir(split), 0)
+        planned = states_bytes(learning, recipe_spec(learning), amount_of(learning, split, Assumed()), split)
+        assert sum(p.stat().st_size for p in path.parent.glob("shard-*")) == pytest.approx(planned, rel=0.01)
+    before, after = (
+        survey(StateStore(r.states_dir("train")), 3072, 2048, drafter_of(r.head)) for r in (recipe, learning)
+    )
+    assert torch.equal(before.generated, after.generated)  # what a draft vocabulary is chosen by
+    assert sum(w.valid[0] for w in after.windows) == sum(w.stop - 2 for w in after.windows)
+    assert open_inputs(learning).train.ids == open_inputs(recipe).train.ids
 
 
 def test_a_lost_shard_comes_back_byte_for_byte(harvested: Recipe, tmp_path: Path):
@@ -132,7 +166,7 @@ def test_the_dry_run_knows_the_bytes_and_verification_finds_them_whole(stores, n
     recipe = stores["vllm", number_format]
     spec = load_target_spec(recipe.target_path)
     for split in ("train", "validation"):
-        planned = states_bytes(recipe, spec, amount_of(recipe, split, Assumed()))
+        planned = states_bytes(recipe, spec, amount_of(recipe, split, Assumed()), split)
         paths = recipe.states_dir(split).glob("shard-*")
         assert sum(path.stat().st_size for path in paths) == pytest.approx(planned, rel=0.01)
         assert verify_store(recipe.states_dir(split)) == []

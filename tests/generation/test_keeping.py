@@ -57,9 +57,11 @@ def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Calla
     tokenizer, texts = stage.load_tokenizer(recipe), ResponseTokens(directory)
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         token_ids, mask = texts.tokens(i)
-        masked = tokenizer.decode(token_ids[mask])
+        masked = tokenizer.decode(token_ids[mask == 1])
         assert masked == f"<|channel|>final<|message|>{prompt.response['content']}<|return|>"
-        assert tokenizer.decode(token_ids[~mask]).endswith(f"{prompt.messages[-1]['content']}<|end|><|start|>assistant")
+        assert tokenizer.decode(token_ids[mask == 0]).endswith(
+            f"{prompt.messages[-1]['content']}<|end|><|start|>assistant"
+        )
         assert (response.temperature, response.seed, response.finish_reason) == (None, None, "given")
     assert not read_left_out(directory)
 

@@ -54,7 +54,12 @@ def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
     """
     folder = tmp_path_factory.mktemp("one-pass")
     single = copy_of(regenerated, folder / "two")
-    options = ("responses.max_tokens=80", "responses.drop=[truncated]", "target.dtype=float32")
+    options = (
+        "responses.max_tokens=80",
+        "responses.drop=[truncated]",
+        "target.dtype=float32",
+        "states.prompt_loss=true",
+    )
     chats = chat_recipe(folder, *options, "name=chats")
     make_prompts(chats)
     found = {
@@ -102,6 +107,10 @@ def test_one_pass_makes_what_two_make(passes: dict[str, Passes], kind: str):
         assert not captured_dir(one, split).exists()
         counts = [read_json(r.states_dir(split) / "manifest.json")["counts"] for r in (one, two)]
         assert all(counts[0][name] == counts[1][name] for name in ("sequences", "tokens", "loss_tokens"))
+        store = StateStore(one.states_dir(split))
+        masks = [int(store.tokens(i)[1].max()) for i in range(len(store))]  # of prompts of first turns 2
+        turns = [response.turn for response in read_responses(one.responses_dir(split))]
+        assert masks == [2 if kind == "chats" and split == "train" and turn == 0 else 1 for turn in turns]
     assert temperatures == ({0.0, 0.7} if kind == "single" else {0.0})
 
 

@@ -43,9 +43,8 @@ def test_tokens_and_bytes_are_those_counted_by_hand(overrides, per_token, per_ro
     recipe = with_responses(tmp_path, *overrides)
     amount = amount_of(recipe, "train", Assumed())
     assert (amount.note, amount.sequences, amount.tokens) == ("", 3, 22)
-    assert states_bytes(recipe, load_target_spec(recipe.target_path), amount) == 22 * (per_token + 5) + 12 * (
-        per_row + 8
-    )
+    spec = load_target_spec(recipe.target_path)
+    assert states_bytes(recipe, spec, amount, "train") == 22 * (per_token + 5) + 12 * (per_row + 8)
     assert amount_of(recipe, "validation", Assumed()).tokens == 22 + 3 * 16
 
 
