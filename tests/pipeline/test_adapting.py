@@ -191,7 +191,7 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
 
 def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
     """A bad head serves and a good one is on trial."""
-    own = ("name=worse", "data=tiny", "adapt.trial_requests=64", "adapt.min_tokens=1000000")
+    own = ("name=worse", "data=tiny", "adapt.trial_requests=32", "adapt.min_tokens=1000000")
     recipe, overrides = linked(tiny_run, tmp_path, *own)
     reversed_fc(tiny_run.head_dir, tmp_path / "heads" / "worse")
     shutil.copytree(tiny_run.head_dir, tmp_path / "heads" / "worse-adapt-1")
@@ -199,7 +199,7 @@ def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
     loop.state.phase, loop.state.cycle, loop.state.attempt = "trial", 1, 1
     loop.state.alarmed = loop.state.reference_from = time.time()
     loop.save()
-    command = [*traffic_of(recipe, tmp_path, 330), *overrides]  # 40 s: both heads have a turn, of 30 s at most
+    command = [*traffic_of(recipe, tmp_path, 330), *overrides]  # 40 s, of which each head has 10 s at least
 
     def heads_seen() -> set[str]:
         return {Path(r["head"]).name for r in Log(folder(recipe) / "counts").read()[0]}
