@@ -71,7 +71,7 @@ def whole(document: int, loss_mask: Tensor, drafter: Drafter) -> Window:
 
     Args:
         document: index in the store.
-        loss_mask: (T,) nonzero where the target generated the token.
+        loss_mask: (T,) nonzero where a token is learned.
         drafter: whose loss is planned.
     """
     length, first = loss_mask.shape[0], drafter.first_row(loss_mask)
@@ -86,7 +86,7 @@ def cut(
 
     Args:
         document: index in the store.
-        loss_mask: (T,) nonzero where the target generated the token.
+        loss_mask: (T,) nonzero where a token is learned.
         budget: tokens of a micro batch.
         drafter: whose loss is planned.
         thin: count the rows that training uses only, not all that can carry loss.

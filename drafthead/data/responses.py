@@ -181,6 +181,10 @@ def read_categories(directory: Path) -> dict[str, str]:
 class ResponseTokens:
     """Tokens and loss masks of all responses, one part in memory at a time: meant to be read in order.
 
+    Args:
+        directory: of a split's responses.
+        learns_prompts: mark the prompts' tokens as learned too, as a store of such a split does.
+
     Raises:
         ArtifactError: the directory has no part.
     """

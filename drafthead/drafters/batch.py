@@ -77,7 +77,7 @@ class PackedBatch:
         input_ids: (T,) int64.
         positions: (T,) int64, the target's own.
         aux: (T, N * H), aux hidden states, layer ids ascending; as stored, or in a compute type.
-        loss_mask: (R,) bool, rows whose token the target generated.
+        loss_mask: (R,) bool, rows whose token is learned: the target generated it, or its prompt is learned too.
         scored: (K, R) bool, rows that carry loss at each draft position, by the drafter's plan.
         of_row: (R,) int64, the teacher row of each row's token, -1 where it has none.
         last_hidden: (Q, H), input of the target's final norm.

@@ -1,8 +1,9 @@
 """Run the target over its own text and store its hidden states at every position.
 
-A sequence is prompt, response and continuation; the loss mask is 1 on the response only. The work is cut into shards
-(generation.shards), which one engine makes in this process, or many on a Ray cluster (engine.cluster). With
-states.one_pass the shards were captured while the target generated, and only what is missing is made.
+A sequence is prompt, response and continuation; the loss mask marks the response, and the prompt where it is learned
+(states.prompt_loss). The work is cut into shards (generation.shards), which one engine makes in this process, or many
+on a Ray cluster (engine.cluster). With states.one_pass the shards were captured while the target generated, and only
+what is missing is made.
 
 Online mode (states.spool_shards): the validation split is harvested into an ordinary store, then the spool of the
 training split is kept full until training has all it needs. Shards follow in the order in which training reads them,
@@ -167,7 +168,7 @@ def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
             if response.temperature == 0:  # the states themselves, nearly all of a shard's bytes, are not read
                 ids, mask, argmax = (shard.rows(i, name) for name in ("input_ids", "loss_mask", "argmax"))
                 first = len(ids) - len(argmax) + 1  # token that the first stored row predicts
-                in_loss = mask[first:].bool()
+                in_loss = mask[first:] == 1  # not of learned prompts, which nobody generated
                 agreed += int((argmax[:-1] == ids[first:])[in_loss].sum())
                 total += int(in_loss.sum())
     return agreed / total if total else None

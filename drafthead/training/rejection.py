@@ -95,7 +95,8 @@ def verified(drafts: Tensor, target_ids: Tensor, batch: PackedBatch, roots: str)
 
 
 def started(accepted_from: list[int], batch: PackedBatch) -> Tensor:
-    """(R,) bool: roots at which a round starts, in every generated run; `accepted_from` (R,) counts drafts."""
+    """(R,) bool: roots at which a round starts, in every run of learned tokens, as if the target had generated
+    a learned prompt; `accepted_from` (R,) counts drafts."""
     starts, generated = torch.zeros(len(accepted_from), dtype=torch.bool), batch.loss_mask.cpu()
     for a, b in pairwise(batch.layout.cu_rows.tolist()):
         for run in generated_runs(generated[a:b]):

@@ -17,7 +17,7 @@ from drafthead.data.store import StateStore, verify_store
 from drafthead.drafters.batch import dequantise
 from drafthead.drafters.registry import drafter_of
 from drafthead.generation import harvest as stage
-from drafthead.generation.shards import list_jobs
+from drafthead.generation.shards import ShardJob, list_jobs
 from drafthead.planning import Assumed
 from drafthead.planning.stages import amount_of, states_bytes
 from drafthead.target.pieces import load_target_spec, recipe_spec
@@ -92,12 +92,24 @@ def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(sto
         path = shard_path(learning.states_dir(split), 0)
         planned = states_bytes(learning, recipe_spec(learning), amount_of(learning, split, Assumed()), split)
         assert sum(p.stat().st_size for p in path.parent.glob("shard-*")) == pytest.approx(planned, rel=0.01)
+    store = StateStore(learning.states_dir("train"))
+    hits = [
+        (s.argmax[:-1] == s.input_ids[1:])[s.loss_mask[1:] == LEARNED_PROMPT]
+        for s in map(store.__getitem__, range(len(store)))
+    ]
+    assert torch.cat(hits).float().mean() > 0.4
+    agreement = [stage.argmax_agreement(map(as_if_greedy, list_jobs(r, "train"))) for r in (recipe, learning)]
+    assert agreement[0] == agreement[1] > 0.5
     before, after = (
         survey(StateStore(r.states_dir("train")), 3072, 2048, drafter_of(r.head)) for r in (recipe, learning)
     )
     assert torch.equal(before.generated, after.generated)  # what a draft vocabulary is chosen by
     assert sum(w.valid[0] for w in after.windows) == sum(w.stop - 2 for w in after.windows)
     assert open_inputs(learning).train.ids == open_inputs(recipe).train.ids
+
+
+def as_if_greedy(job: ShardJob) -> ShardJob:
+    return replace(job, responses=[replace(response, temperature=0.0) for response in job.responses])
 
 
 def test_a_lost_shard_comes_back_byte_for_byte(harvested: Recipe, tmp_path: Path):

@@ -55,11 +55,8 @@ def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dic
     folder = tmp_path_factory.mktemp("one-pass")
     single = copy_of(regenerated, folder / "two")
     options = (
-        "responses.max_tokens=80",
-        "responses.drop=[truncated]",
-        "target.dtype=float32",
-        "states.prompt_loss=true",
-    )
+        "responses.max_tokens=80", "responses.drop=[truncated]", "target.dtype=float32", "states.prompt_loss=true",
+    )  # fmt: skip
     chats = chat_recipe(folder, *options, "name=chats")
     make_prompts(chats)
     found = {
