@@ -60,19 +60,11 @@ class WithoutDrafts(Scheduler):
 class HarvestWorker:
     """Methods added to vLLM's worker, called through `LLM.collective_rpc`."""
 
-    def harvest_store(self, slots: list[dict[str, Any]], texts: list[list[int]]) -> str | None:
-        """Write kept texts to their slots (fields of a `ShardSlot`), and drop all others; the first error so far."""
-        return _connector().store([ShardSlot(**slot) for slot in slots], texts)
-
-    def harvest_finish(self) -> str | None:
-        """Wait until all shards are on disk; the first error so far."""
-        return _connector().finish()
-
-
-def _connector() -> "HiddenStatesConnector":
-    connector = get_kv_transfer_group()
-    assert isinstance(connector, HiddenStatesConnector)
-    return connector
+    def harvest_store(self, slots: list[dict[str, Any]], texts: list[list[int]], finish: bool) -> str | None:
+        """`HiddenStatesConnector.store` of slots given as fields of a `ShardSlot`."""
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, HiddenStatesConnector)
+        return connector.store([ShardSlot(**slot) for slot in slots], texts, finish)
 
 
 @dataclass
@@ -212,27 +204,23 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             indices = indices.pin_memory().to(cache.device, non_blocking=True)
         return cache[indices[0], :, indices[1]]
 
-    def store(self, slots: list[ShardSlot], texts: list[list[int]]) -> str | None:
-        """Pass kept texts to the writer and drop the others; the first error so far."""
+    def store(self, slots: list[ShardSlot], texts: list[list[int]], finish: bool = False) -> str | None:
+        """Pass kept texts to the writer and drop the others; the first error so far. `finish`: wait until all shards
+        are on disk."""
         if self._writer is not None and not self._error:
             with self._recorded_error():
                 self._keep_arrived()
                 for slot, text in zip(slots, texts, strict=True):
                     rows = self._kept.take(slot.prompt_id, len(text))
                     self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)
+                if finish:
+                    self._writer.finish()
             self._kept.clear()
-        return self._error
-
-    def finish(self) -> str | None:
-        """Wait until all shards are on disk; the first error so far."""
-        if self._writer is not None and not self._error:
-            with self._recorded_error():
-                self._writer.finish()
         return self._error
 
     @contextmanager
     def _recorded_error(self) -> Iterator[None]:
-        """Keep an error for the next `store` or `finish`: raised in here it would kill the engine."""
+        """Keep an error for the next `store`: raised in here it would kill the engine."""
         try:
             yield
         except Exception as error:

@@ -121,26 +121,25 @@ class CapturingEngine(Engine):
         self.generate([GenerationRequest(ids, 1, 0.0, None, keep=slot.prompt_id) for slot, ids in pairs], bar)
         self.store(slots, texts)
 
-    def store(self, slots: Sequence[ShardSlot], texts: Sequence[list[int]]) -> None:
+    def store(self, slots: Sequence[ShardSlot], texts: Sequence[list[int]], finish: bool = False) -> None:
         """Write the states of these texts to shards, in the background; those of all other texts are dropped.
 
         Args:
             slots: where each text goes; its prompt_id is the name that the request had.
             texts: prompt and response of each, in the order of the slots.
+            finish: wait until every shard is on disk.
 
         Raises:
             ValueError: states are missing, or an earlier shard could not be written.
         """
-        self._call("harvest_store", [asdict(slot) for slot in slots], [list(text) for text in texts])
+        given = ([asdict(slot) for slot in slots], [list(text) for text in texts], finish)
+        for error in self._llm.collective_rpc("harvest_store", args=given):
+            if error:
+                raise ValueError(f"a shard could not be written: {error}")
 
     def finish(self) -> None:
         """Wait until every shard is on disk; raises ValueError when one could not be written."""
-        self._call("harvest_finish")
-
-    def _call(self, method: str, *args: Any) -> None:
-        for error in self._llm.collective_rpc(method, args=args):
-            if error:
-                raise ValueError(f"a shard could not be written: {error}")
+        self.store([], [], finish=True)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from drafthead.progress import wait_until
 
 HOST = "127.0.0.1"
 SERVER_MODULE = "drafthead.engine.api_server"  # vLLM's own, with its CPU build repaired
-_STOP_S = 10
+_START_S, _STOP_S = 1800, 10
 
 
 class ServerError(ValueError):
@@ -107,7 +107,6 @@ def running_server(
     speculative: dict[str, Any] | None = None,
     extra_args: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 1800.0,
 ) -> Iterator["Server"]:
     """Serve the recipe's target while the block runs.
 
@@ -117,7 +116,6 @@ def running_server(
         speculative: vLLM's speculative_config; None serves without speculation.
         extra_args: further flags of vLLM's server.
         environment: variables beside those that every server gets.
-        timeout_s: how long the start may take, in seconds.
 
     Raises:
         ServerError: the server died or did not answer in time (the message ends with its last lines), or another
@@ -138,7 +136,7 @@ def running_server(
         )
         try:
             base_url = f"http://{HOST}:{port}"
-            started = _wait_until_healthy(process, base_url, log_path, timeout_s)
+            started = _wait_until_healthy(process, base_url, log_path)
             server = Server(base_url, recipe.name, key, log_path, tuple(command), started, process=process)
             server.check_key()
             yield server
@@ -153,7 +151,7 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path, timeout_s: float) -> float:
+def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path) -> float:
     begun = time.monotonic()
 
     def healthy() -> bool:
@@ -162,8 +160,8 @@ def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path
             raise ServerError(
                 f"vLLM ended with code {process.returncode} after {waited:.0f} s. {_last_lines(log_path)}"
             )
-        if waited > timeout_s:
-            raise ServerError(f"vLLM did not answer on {base_url} within {timeout_s:.0f} s. {_last_lines(log_path)}")
+        if waited > _START_S:
+            raise ServerError(f"vLLM did not answer on {base_url} within {_START_S} s. {_last_lines(log_path)}")
         with suppress(httpx.TransportError):  # not listening yet
             return httpx.get(f"{base_url}/health", timeout=2, trust_env=False).is_success
         return False
@@ -331,9 +329,9 @@ def server_capacity(log: Path | None) -> dict[str, float]:
     }
 
 
-def _last_lines(log: Path | None, count: int = 15) -> str:
+def _last_lines(log: Path | None) -> str:
     """The end of a server's log, for an error message; empty for a server that was not started here."""
     if log is None:
         return ""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     return f"Last lines of {log}:\n" + "\n".join(lines)

@@ -172,8 +172,9 @@ def score_rows(
     return RowLoss(torch.cat(losses), torch.cat(best))
 
 
-def argmax(z: Tensor, width: int = 128) -> Tensor:
+def argmax(z: Tensor) -> Tensor:
     """(B,) argmax of (B, D), the first of equals. Torch scans indices one by one: narrow the row down first."""
+    width = 128
     if z.is_cuda or z.shape[1] % width:
         return z.argmax(-1)
     parts = z.unflatten(-1, (-1, width))  # (B, D / width, width)

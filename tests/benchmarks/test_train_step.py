@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from drafthead.config import REPO_ROOT
@@ -79,6 +80,16 @@ def test_the_formula_counts_each_pair_of_query_and_key_once(parts):
     pairs = sum(t + 1 + k for k in range(shape.ttt_steps) for t in range(shape.tokens))
     macs_per_pair = 2 * shape.heads * shape.head_dim  # score and weighted sum
     assert shapes.attention_macs(shape) * shape.tokens == pairs * macs_per_pair
+
+
+def test_attention_is_counted_on_a_gpu_as_little_as_on_a_cpu(parts):
+    with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=parts["contestant"].NOT_COUNTED) as counter:
+        query, key = (torch.empty(8, heads, 64, dtype=torch.bfloat16, device="cuda") for heads in (4, 2))
+        ends = torch.empty(3, dtype=torch.int32, device="cuda")
+        torch.ops.aten._flash_attention_forward(query, key, key, ends, ends, 8, 8, 0.0, True, False)
+        assert counter.get_total_flops() == 0
+        query.flatten(1) @ query.flatten(1).T
+    assert counter.get_total_flops() == 2 * 8 * 256 * 8
 
 
 def test_memory_counts_what_is_allocated_inside(parts):

@@ -90,7 +90,7 @@ class Engine:
             bar.update(job.size)
 
     def finish(self) -> None:
-        assert self._connector.finish() is None
+        assert self._connector.store([], [], finish=True) is None
 
     def _step(self, texts: dict[str, list[int]]) -> None:
         from vllm.v1.outputs import ModelRunnerOutput
