@@ -31,8 +31,8 @@ from stepbench.shapes import SHAPES, Shape
 STEP_DECAY = 0.8  # TTT step k weighs 0.8**k, the default of all three trainers
 LEARNING_RATE = 1e-4
 _ATTENTION = {f"aten::_scaled_dot_product_flash_attention_for_cpu{part}" for part in ("", "_backward")}
-# torch does not count a CPU's flash attention, and before 2.13 refuses grouped heads on a GPU: neither is counted.
-NOT_COUNTED = {
+# torch does not count a CPU's flash attention, and torch 2.11 refuses grouped heads on a GPU: neither is counted.
+_NOT_COUNTED = {
     getattr(torch.ops.aten, f"_flash_attention_{part}"): lambda *_, **__: 0 for part in ("forward", "backward")
 }
 
@@ -116,7 +116,7 @@ def serve(
 
 
 def _first(step: TrainStep, device: str) -> dict:
-    counting = FlopCounterMode(display=False, custom_mapping=NOT_COUNTED)
+    counting = FlopCounterMode(display=False, custom_mapping=_NOT_COUNTED)
     with PeakMemory(device) as memory, counting as counter:
         timed = _timed(step, device)
     return {

@@ -95,7 +95,7 @@ def test_prompts_that_are_learned_have_teacher_rows_and_nothing_else_differs(sto
     store = StateStore(learning.states_dir("train"))
     hits = [
         (s.argmax[:-1] == s.input_ids[1:])[s.loss_mask[1:] == LEARNED_PROMPT]
-        for s in map(store.__getitem__, range(len(store)))
+        for s in (store[i] for i in range(len(store)))
     ]
     assert torch.cat(hits).float().mean() > 0.4
     agreement = [stage.argmax_agreement(map(as_if_greedy, list_jobs(r, "train"))) for r in (recipe, learning)]
