@@ -174,7 +174,7 @@ class Drafter:
         """
         learned = loss_mask.nonzero()
         if not len(learned):
-            raise ValueError("a document without a learned token has no loss rows; leave it out of the plan")
+            raise ValueError("no token of the document is generated or learned; leave it out of the plan")
         return max(int(learned[0]) - 2, 0)
 
     @property
