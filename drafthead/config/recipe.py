@@ -168,15 +168,6 @@ class StatesConfig(Section):
     one_pass: bool = False  # capture the states while the target generates, instead of reading its responses once more
     prompt_loss: bool = False  # learn to predict prompts too, not responses alone: more disk, time and accepted drafts
 
-    @model_validator(mode="after")
-    def _check_one_pass(self) -> Self:
-        if self.one_pass and (self.backend != "vllm" or self.spool_shards is not None):
-            raise ValueError(
-                f"one_pass captures inside vLLM and into a whole store: states.backend {self.backend} and "
-                f"states.spool_shards {self.spool_shards} do not go with it; set one_pass to false"
-            )
-        return self
-
     def learns_prompts(self, split: str) -> bool:
         """Whether a split's prompts are learned from; validation replays responses."""
         return self.prompt_loss and split == "train"
@@ -250,10 +241,12 @@ class Recipe(Section):
                 "regenerated answers every question of each: the first ones again and again. Set its turns to last, "
                 "or responses.history to given"
             )
-        if self.states.one_pass and not self.responses.regenerate:
+        states, generated = self.states, self.responses.regenerate
+        if states.one_pass and (states.backend != "vllm" or states.spool_shards is not None or not generated):
             raise ValueError(
-                "states.one_pass captures states while the target generates, but responses.regenerate is false; set "
-                "states.one_pass to false"
+                "states.one_pass captures a whole store while vLLM generates: it does not go with states.backend "
+                f"{states.backend}, states.spool_shards {states.spool_shards} and responses.regenerate {generated}; "
+                "set it to false"
             )
         longest = max(self.responses.max_tokens, self.eval.max_tokens)
         if longest >= self.engine.max_model_len:
