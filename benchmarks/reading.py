@@ -38,7 +38,6 @@ def write_store(folder: Path, number_format: str, gib: float) -> None:
             StateSequence(
                 id=f"{index}-{i}", input_ids=ids, loss_mask=(ids >= PROMPT).byte(), aux=dict.fromkeys(LAYERS, states),
                 last_hidden=states[PROMPT - 1 :], argmax=ids[PROMPT - 1 :], lse=torch.zeros(RESPONSE + 1),
-                first_teacher_row=PROMPT - 1,
             )
             for i in range(PER_SHARD)
         ]  # fmt: skip

@@ -303,17 +303,16 @@ def _random_states(recipe: Recipe, name: str, noise: torch.Tensor) -> StateSeque
     """One conversation half as long as the noise (2T, H) that its states are taken from; an eighth of it a prompt."""
     vocabulary, length = recipe_spec(recipe).vocab_size, len(noise) // 2
     mask = torch.arange(length) >= length // 8
-    first = first_teacher_row(mask)
 
     def random(rows: int) -> torch.Tensor:
         begin = int(torch.randint(length, ()))
         return noise[begin : begin + rows]
 
-    rows = length - first
+    rows = length - first_teacher_row(mask)
     return StateSequence(
         id=name, input_ids=torch.randint(vocabulary, (length,)).int(), loss_mask=mask.to(torch.uint8),
         aux={layer: random(length) for layer in recipe.target.aux_layer_ids}, last_hidden=random(rows),
-        argmax=torch.randint(vocabulary, (rows,)).int(), lse=torch.full((rows,), 15.0), first_teacher_row=first,
+        argmax=torch.randint(vocabulary, (rows,)).int(), lse=torch.full((rows,), 15.0),
     )  # fmt: skip
 
 

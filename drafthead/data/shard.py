@@ -55,7 +55,7 @@ _HEADER = 1 << 16  # bytes to spare for names, ids and shapes
 
 @dataclass(frozen=True)
 class StateSequence:
-    """One conversation with the target's states. T tokens, H hidden, R = T - first_teacher_row teacher rows.
+    """One conversation with the target's states. T tokens, H hidden, R teacher rows, those of its last R tokens.
 
     Attributes:
         id: the prompt's id.
@@ -65,7 +65,6 @@ class StateSequence:
         last_hidden: (R, H), the input of the target's final norm.
         argmax: (R,) int32, the target's most likely next token.
         lse: (R,) float32, log-sum-exp over the target's full vocabulary.
-        first_teacher_row: token index of the first of the R rows.
         scales: aux layer id -> (T,) float32, where `aux` is in e4m3.
     """
 
@@ -76,12 +75,16 @@ class StateSequence:
     last_hidden: Tensor
     argmax: Tensor
     lse: Tensor
-    first_teacher_row: int = 0
     scales: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[0]
+
+    @property
+    def first_teacher_row(self) -> int:
+        """Token index of the first of the R rows."""
+        return self.num_tokens - len(self.argmax)
 
     def dequantised(self) -> "StateSequence":
         """The same with aux layers in bf16 that are stored in e4m3."""
@@ -174,7 +177,7 @@ def write_shard(
         "input_ids": torch.cat([s.input_ids for s in sequences]).to(torch.int32),
         "loss_mask": torch.cat([s.loss_mask for s in sequences]).to(torch.uint8),
         "offsets": _offsets([s.num_tokens for s in sequences]),
-        "teacher_offsets": _offsets([s.num_tokens - s.first_teacher_row for s in sequences]),
+        "teacher_offsets": _offsets([len(s.argmax) for s in sequences]),
         "argmax": torch.cat([s.argmax for s in sequences]).to(torch.int32),
         "lse": torch.cat([s.lse for s in sequences]).to(torch.float32),
     }
@@ -306,28 +309,24 @@ class Shard(Sequences):
         return values
 
     def stored(self, index: int) -> StateSequence:
-        tokens = self._offsets[index + 1] - self._offsets[index]
-        first = tokens - (self._teacher_offsets[index + 1] - self._teacher_offsets[index])
-        aux = {layer_id: self.rows(index, f"aux.{layer_id}") for layer_id in self.aux_layer_ids}
-        scaled = [layer_id for layer_id in self.aux_layer_ids if f"aux.{layer_id}.scale" in self._sums]
-        has_last = "last_hidden" in self._sums
+        parts = {name: self.rows(index, name) for name in self._sums}
+        first = len(parts["input_ids"]) - len(parts["argmax"])
+        scaled = [layer_id for layer_id in self.aux_layer_ids if f"aux.{layer_id}.scale" in parts]
         return StateSequence(
             id=self.ids[index],
-            input_ids=self.rows(index, "input_ids"),
-            loss_mask=self.rows(index, "loss_mask"),
-            aux=aux,
-            last_hidden=self.rows(index, "last_hidden") if has_last else aux[self._last_layer][first:],
-            argmax=self.rows(index, "argmax"),
-            lse=self.rows(index, "lse"),
-            first_teacher_row=first,
-            scales={layer_id: self.rows(index, f"aux.{layer_id}.scale") for layer_id in scaled},
+            input_ids=parts["input_ids"],
+            loss_mask=parts["loss_mask"],
+            aux={layer_id: parts[f"aux.{layer_id}"] for layer_id in self.aux_layer_ids},
+            last_hidden=parts["last_hidden"] if "last_hidden" in parts else parts[f"aux.{self._last_layer}"][first:],
+            argmax=parts["argmax"],
+            lse=parts["lse"],
+            scales={layer_id: parts[f"aux.{layer_id}.scale"] for layer_id in scaled},
         )
 
     def check(self) -> None:
         """Read every row and compare it with its checksum; raises ArtifactError."""
         for index in range(len(self)):
-            for name in self._sums:
-                self.rows(index, name)
+            self.stored(index)
 
 
 def open_checked(path: Path, ids: Sequence[str]) -> Shard:

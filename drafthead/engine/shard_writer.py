@@ -168,7 +168,7 @@ class ShardWriter:
             with self._side.beside(self._head.device):
                 argmax, lse = self._head.stats(last_hidden)
             aux = {layer_id: rows[:, column].contiguous() for column, layer_id in enumerate(self._aux_layer_ids)}
-            return StateSequence(slot.prompt_id, input_ids.to(torch.int32), mask, aux, last_hidden, argmax, lse, first)
+            return StateSequence(slot.prompt_id, input_ids.to(torch.int32), mask, aux, last_hidden, argmax, lse)
 
         shard[slot.position] = self._thread.submit(sequence)
         if len(shard) == slot.num_sequences:

@@ -175,10 +175,10 @@ def expected_rounds(
         Of every response with greedy drafts, vLLM's default, and with drafts sampled from the head's distribution.
     """
     model, drafter = frozen_copy(shape, weights, _CPU, torch.float32), drafter_of(shape.head)
-    pieces, spec = load_pieces(recipe.target_path, recipe.target.revision), recipe_spec(recipe)
+    pieces = load_pieces(recipe.target_path, recipe.target.revision)
     target_ids, K = DraftVocabulary(weights["d2t"], weights["t2d"]).target_ids, recipe.eval.num_draft_tokens
-    target, lm_head = frozen_target(pieces, spec, target_ids, _CPU, torch.float32), pieces.lm_head.float()
-    draft_ids = torch.full((spec.vocab_size,), -1).index_copy_(0, target_ids, torch.arange(len(target_ids)))
+    target, lm_head = frozen_target(pieces, target_ids, _CPU, torch.float32), pieces.lm_head.float()
+    draft_ids = torch.full((pieces.spec.vocab_size,), -1).index_copy_(0, target_ids, torch.arange(len(target_ids)))
     found: tuple[list[Acceptance], list[Acceptance]] = ([], [])
     for document in documents:
         batch = pack(store, [whole(document.index, store.tokens(document.index)[1], drafter)], drafter)

@@ -86,11 +86,13 @@ class TargetPieces:
     """Frozen tensors of a target in the checkpoint's dtype, on the CPU.
 
     Attributes:
+        spec: of the target.
         embed_tokens: (V, H).
         final_norm: (H,), what the normed state is multiplied with; float32 where the checkpoint has it less 1.
         lm_head: (V, H); the same tensor as embed_tokens when they are tied.
     """
 
+    spec: TargetSpec
     embed_tokens: Tensor
     final_norm: Tensor
     lm_head: Tensor
@@ -232,7 +234,7 @@ def load_pieces(path: str, revision: str | None = None) -> TargetPieces:
     final_norm = read(_NORM, spec.hidden_size)
     if spec.model_type in CENTRED_NORMS:
         final_norm = 1 + final_norm.float()
-    return TargetPieces(embed_tokens, final_norm, lm_head)
+    return TargetPieces(spec, embed_tokens, final_norm, lm_head)
 
 
 def final_normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -283,15 +285,13 @@ class FrozenTarget:
         return torch.cat(found) if found else lse
 
 
-def frozen_target(
-    pieces: TargetPieces, spec: TargetSpec, target_ids: Tensor, device: torch.device, dtype: torch.dtype
-) -> FrozenTarget:
+def frozen_target(pieces: TargetPieces, target_ids: Tensor, device: torch.device, dtype: torch.dtype) -> FrozenTarget:
     """The target's tensors that training reads; `target_ids` (D,) are those of the draft vocabulary."""
     return FrozenTarget(
         embeddings=pieces.embed_tokens.to(device, dtype),
         final_norm=pieces.final_norm.to(device, torch.float32),
         head_rows=pieces.lm_head[target_ids].to(device, dtype),
-        rms_norm_eps=spec.rms_norm_eps,
+        rms_norm_eps=pieces.spec.rms_norm_eps,
         target_ids=target_ids.to(device),
     )
 
@@ -307,16 +307,14 @@ class TargetHead:
         device: where logits are computed.
     """
 
-    def __init__(
-        self, pieces: TargetPieces, rms_norm_eps: float, dtype: torch.dtype, device: torch.device | str = "cpu"
-    ):
+    def __init__(self, pieces: TargetPieces, dtype: torch.dtype, device: torch.device | str = "cpu"):
         device = torch.device(device)
         # CUDA multiplies bf16 into float32 directly; elsewhere the weights are widened once, for the same sums.
         self._native = device.type == "cuda" and dtype != torch.float32
         self._norm = pieces.final_norm.to(device, torch.float32)
         self.device = self._norm.device
         self._lm_head = pieces.lm_head.to(device, dtype).to(dtype if self._native else torch.float32)
-        self._eps = rms_norm_eps
+        self._eps = pieces.spec.rms_norm_eps
         self._dtype = dtype
 
     @classmethod
@@ -324,8 +322,8 @@ class TargetHead:
         cls, path: str, revision: str | None = None, dtype: str = "auto", device: torch.device | str = "cpu"
     ) -> "TargetHead":
         """Read a target's pieces and keep what logits need on `device`."""
-        spec = load_target_spec(path, revision)
-        return cls(load_pieces(path, revision), spec.rms_norm_eps, compute_dtype(spec, dtype), device)
+        pieces = load_pieces(path, revision)
+        return cls(pieces, compute_dtype(pieces.spec, dtype), device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(T, H) inputs of the final norm -> (T, V) float32 logits, on the device of the weights."""

@@ -190,7 +190,7 @@ class Trainer:
                 f"{config.batches_per_step}: harvest more data, raise train.epochs or lower train.tokens_per_batch"
             )
         self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
-        self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
+        self.target = frozen_target(pieces, self.vocabulary.target_ids, self.device, self.dtype)
         self.replayed, self.looping = replayed_documents(inputs.validation, self.drafter, recipe.eval.max_tokens)
         self.prefetch = Prefetch(self.stream, self._read, self.device)
         self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)

@@ -37,11 +37,11 @@ def as_harvested(full: StateSequence, first: int | None = None) -> StateSequence
     """With teacher rows from the first one on, as a harvest stores them, or from another one on."""
     first = first_teacher_row(full.loss_mask) if first is None else first
     rows = {name: getattr(full, name)[first:] for name in TEACHER_ROWS}
-    return dataclasses.replace(full, **rows, first_teacher_row=first)
+    return dataclasses.replace(full, **rows)
 
 
 def assert_same(found: StateSequence, wanted: StateSequence):
-    assert (found.id, found.first_teacher_row) == (wanted.id, wanted.first_teacher_row)
+    assert found.id == wanted.id
     for name in ("input_ids", "loss_mask", *TEACHER_ROWS):
         torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=0, atol=0)
     assert found.aux.keys() == wanted.aux.keys()

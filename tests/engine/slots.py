@@ -35,5 +35,5 @@ def config_without_model(max_model_len: int) -> Any:
 
 
 def writer_of(num_layers: int) -> ShardWriter:
-    pieces = TargetPieces(torch.eye(4), torch.ones(4), torch.eye(4))
-    return ShardWriter((1,), num_layers, TargetHead(pieces, 1e-5, torch.float32))
+    pieces = TargetPieces(SimpleNamespace(rms_norm_eps=1e-5), torch.eye(4), torch.ones(4), torch.eye(4))
+    return ShardWriter((1,), num_layers, TargetHead(pieces, torch.float32))

@@ -78,7 +78,8 @@ def store_with_layers(responses: StateStore, recipe: Recipe) -> StateStore:
 
 def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tensor]:
     """A head that has learnt these very responses a little: acceptance far from none and from all."""
-    spec, pieces = load_target_spec(recipe.target_path), load_pieces(recipe.target_path)
+    pieces = load_pieces(recipe.target_path)
+    spec = pieces.spec
     K = "num_ttt_steps" if recipe.head.type == "eagle3" else "num_draft_positions"
     drafter = drafter_of(recipe.head.model_copy(update={K: recipe.eval.num_draft_tokens}))
     batch = pack(store, [whole(i, store.tokens(i)[1], drafter) for i in range(len(store))], drafter)
@@ -87,7 +88,7 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
     vocabulary: DraftVocabulary = choose_vocabulary(counts, recipe.head.draft_vocab_size, torch.tensor([0]))
     shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)
     model = drafter.from_target(shape, pieces, vocabulary, seed=0)
-    target = frozen_target(pieces, spec, vocabulary.target_ids, torch.device("cpu"), torch.float32)
+    target = frozen_target(pieces, vocabulary.target_ids, torch.device("cpu"), torch.float32)
     scale = (drafter.position_weights() / batch.scored.sum(1)).float()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(num_steps):

@@ -119,8 +119,9 @@ def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):
 
 def test_the_head_computes_what_can_be_checked_by_hand():
     # H = 2: the norm of (3, 4) is (3, 4) / sqrt(12.5), weight (1, 2); lm_head has three rows.
-    pieces = TargetPieces(torch.zeros(3, 2), torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0], [0, 1], [1, 1]]))
-    head = TargetHead(pieces, 0.0, torch.float32)
+    spec = load_target_spec(TARGET).model_copy(update={"rms_norm_eps": 0.0})
+    lm_head = torch.tensor([[1.0, 0], [0, 1], [1, 1]])
+    head = TargetHead(TargetPieces(spec, torch.zeros(3, 2), torch.tensor([1.0, 2.0]), lm_head), torch.float32)
     a, b = 3 / 12.5**0.5, 8 / 12.5**0.5
     torch.testing.assert_close(head.logits(torch.tensor([[3.0, 4.0]])), torch.tensor([[a, b, a + b]]))
     argmax, lse = head.stats(torch.tensor([[3.0, 4.0]]))

@@ -53,9 +53,8 @@ def synthetic_sequences(
 ) -> list[StateSequence]:
     """ResponseTokens in which a token decides the next one, and states from which the target's head reads it off.
     Texts repeat themselves after `period` tokens."""
-    spec = load_target_spec(recipe.target_path)
-    head = TargetHead.load(recipe.target_path, dtype="float32")
     pieces = load_pieces(recipe.target_path)
+    head = TargetHead(pieces, torch.float32)
     rows = pieces.lm_head.float()
     # Tokens that their own row of lm_head predicts, so that the text is what the target would say.
     own = (rows @ rows.T).argmax(1) == torch.arange(len(rows))
@@ -67,7 +66,7 @@ def synthetic_sequences(
         first = int(torch.randint(0, 64, (1,), generator=generator))
         tokens = alphabet[(torch.arange(length + 1) % period * 7 + first) % 64]
         states = rows[tokens[1:]] / pieces.final_norm.float()  # the final norm multiplies its weight back in
-        states = torch.nn.functional.normalize(states, dim=-1) * spec.hidden_size**0.5
+        states = torch.nn.functional.normalize(states, dim=-1) * pieces.spec.hidden_size**0.5
         states = states + 0.02 * torch.randn(states.shape, generator=generator)
         mask = torch.ones(length, dtype=torch.uint8)
         mask[:4] = 0

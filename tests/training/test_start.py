@@ -38,7 +38,7 @@ def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
     stream = plan_stream(inputs.train, windows, config.tokens_per_batch, config.seed, config.epochs)
     batch = pack(inputs.train, stream[0], drafter).to(CPU, torch.float32)
     vocabulary = DraftVocabulary(weights["d2t"], weights["t2d"])
-    target = frozen_target(load_pieces(recipe.target_path), inputs.spec, vocabulary.target_ids, CPU, torch.float32)
+    target = frozen_target(load_pieces(recipe.target_path), vocabulary.target_ids, CPU, torch.float32)
     scale = drafter.position_weights() / batch.scored.sum(1)
     draft = frozen_copy(draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids), weights, CPU, torch.float32)
     return float(LossModule(draft)(batch, target, scale.float()).loss)
