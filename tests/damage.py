@@ -35,11 +35,12 @@ def cut_short(path: Path, count: int = 100) -> None:
     path.write_bytes(path.read_bytes()[:-count])
 
 
-def replace_tensors(path: Path, changes: dict[str, Tensor]) -> None:
-    """Replace or add tensors of a safetensors file; its metadata stays."""
+def replace_tensors(path: Path, changes: dict[str, Tensor | None]) -> None:
+    """Replace or add tensors of a safetensors file; None takes one out. Its metadata stays."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-    save_file({**load_file(path), **changes}, path, metadata=metadata)
+    tensors = {**load_file(path), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path, metadata=metadata)
 
 
 def edit_config(directory: Path, **changes: Any) -> None:

@@ -15,7 +15,7 @@ from drafthead.drafters.base import DraftShape, draft_shape
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.vocabulary import choose_vocabulary
 from drafthead.exporting.export import write_head
-from drafthead.files import sha256_file, write_json
+from drafthead.files import write_json
 from drafthead.target.pieces import load_target_spec, target_identity
 from tests.recipes import SMALL_HEAD, tiny_recipe
 
@@ -76,12 +76,9 @@ def write_run(recipe: Recipe, weights: dict[str, Tensor] | None = None) -> Path:
 
 def list_files(checkpoint: Path) -> None:
     """The manifest of a checkpoint, of the files that are there now."""
-    files = {
-        str(p.relative_to(checkpoint)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
-        for p in sorted(checkpoint.rglob("*"))
-        if p.is_file() and p.name != artifacts.MANIFEST
-    }
-    write_json(checkpoint / artifacts.MANIFEST, {"files": files})
+    there = [str(p.relative_to(checkpoint)) for p in sorted(checkpoint.rglob("*")) if p.is_file()]
+    names = [name for name in there if name != artifacts.MANIFEST]
+    write_json(checkpoint / artifacts.MANIFEST, {"files": artifacts.file_entries(checkpoint, names)})
 
 
 def bare_copy(head: Path, folder: Path) -> Path:

@@ -1,10 +1,11 @@
 """Planted defects between the head that was trained and the one that is served are named."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from drafthead.artifacts import MANIFEST, read_json
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
@@ -12,6 +13,7 @@ from drafthead.exporting.check import head_differences
 from drafthead.exporting.export import export_head
 from drafthead.files import write_json
 from drafthead.target.pieces import load_target_spec
+from tests.damage import edit_config, replace_tensors
 from tests.exporting.runs import random_weights, recipe_at, shape_of, write_run
 
 
@@ -30,34 +32,19 @@ def _differences(recipe, directory) -> str:
     return "\n".join(head_differences(recipe, directory, source, shape))
 
 
-def _config(change):
-    def plant(directory):
-        config = read_json(directory / "config.json")
-        change(config)
-        write_json(directory / "config.json", config)
-
-    return plant
-
-
-def _tensors(change):
-    def plant(directory):
-        tensors = load_file(directory / "model.safetensors")
-        change(tensors)
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-    return plant
-
-
-def _other_layers(config):
+def _other_layers(directory):
     """Whichever key of whichever drafter holds them."""
+    config = read_json(directory / "config.json")
     for outer in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in [key for key in outer if "layer_ids" in key]:
             outer[key] = [layer - 1 for layer in outer[key]]
+    write_json(directory / "config.json", config)
 
 
-def _other_vocabulary(tensors):
-    t2d = tensors["t2d"].roll(-1)
-    tensors["t2d"], tensors["d2t"] = t2d, t2d.nonzero()[:, 0] - torch.arange(len(tensors["d2t"]))
+def _other_vocabulary(directory):
+    t2d = load_file(directory / "model.safetensors")["t2d"].roll(-1)
+    d2t = t2d.nonzero()[:, 0] - torch.arange(int(t2d.sum()))
+    replace_tensors(directory / "model.safetensors", {"t2d": t2d, "d2t": d2t})
 
 
 def _other_target(directory):
@@ -67,10 +54,10 @@ def _other_target(directory):
 
 
 PLANTED = {
-    "layer_ids": _config(_other_layers),
-    "norm.weight": _tensors(lambda tensors: tensors.pop("norm.weight")),
-    "another draft vocabulary": _tensors(_other_vocabulary),
-    "rope": _config(lambda config: config["rope_parameters"].update(rope_theta=123.0)),
+    "layer_ids": _other_layers,
+    "norm.weight": lambda directory: replace_tensors(directory / "model.safetensors", {"norm.weight": None}),
+    "another draft vocabulary": _other_vocabulary,
+    "rope": partial(edit_config, rope_parameters={"rope_type": "default", "rope_theta": 123.0}),
     "another target: the head was made for org/another": _other_target,
 }
 

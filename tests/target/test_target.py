@@ -1,19 +1,23 @@
-"""The frozen pieces of a target: found by name, checked, and equal to what the whole model computes."""
+"""The frozen pieces of a target: found by name, checked, and equal to what the whole model computes in each family."""
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from drafthead.config import load_recipe
 from drafthead.files import ForeignFileError
 from drafthead.target.files import pinned_revision
 from drafthead.target.pieces import (
+    CENTRED_NORMS,
     FrozenTarget,
     TargetHead,
     TargetPieces,
@@ -21,6 +25,7 @@ from drafthead.target.pieces import (
     load_pieces,
     load_target_spec,
 )
+from drafthead.target.rope import head_rope
 from tests.damage import edit_config
 
 TARGET = load_recipe().target_path
@@ -32,13 +37,6 @@ def test_the_embedded_targets_config_is_read():
     assert spec.rope_parameters["rope_type"] == "yarn"
     assert captured_ids(spec, (2, 4)) == (2, 4, 8)
     assert captured_ids(spec, (2, 8)) == (2, 8)  # L is never captured twice
-
-
-def test_old_rope_keys_become_current_ones(target: Path):
-    edit_config(
-        target, rope_parameters=None, rope_theta=150000, rope_scaling={"type": "yarn", "factor": 32.0},
-    )  # fmt: skip
-    assert load_target_spec(str(target)).rope_parameters == {"rope_type": "yarn", "rope_theta": 150000, "factor": 32.0}
 
 
 def test_what_is_missing_is_named(target: Path):
@@ -117,28 +115,6 @@ def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):
     assert load_target_spec(str(target)).fingerprint != before
 
 
-def test_the_head_computes_what_can_be_checked_by_hand():
-    # H = 2: the norm of (3, 4) is (3, 4) / sqrt(12.5), weight (1, 2); lm_head has three rows.
-    spec = load_target_spec(TARGET).model_copy(update={"rms_norm_eps": 0.0})
-    lm_head = torch.tensor([[1.0, 0], [0, 1], [1, 1]])
-    head = TargetHead(TargetPieces(spec, torch.zeros(3, 2), torch.tensor([1.0, 2.0]), lm_head), torch.float32)
-    a, b = 3 / 12.5**0.5, 8 / 12.5**0.5
-    torch.testing.assert_close(head.logits(torch.tensor([[3.0, 4.0]])), torch.tensor([[a, b, a + b]]))
-    argmax, lse = head.stats(torch.tensor([[3.0, 4.0]]))
-    assert argmax.tolist() == [2]
-    assert argmax.dtype == torch.int32
-    torch.testing.assert_close(lse, torch.tensor([a, b, a + b]).logsumexp(0, keepdim=True))
-
-
-def test_stats_do_not_depend_on_the_chunk():
-    head = TargetHead.load(TARGET)
-    hidden = torch.randn(37, 192, generator=torch.Generator().manual_seed(0)).bfloat16()
-    whole, parts = head.stats(hidden), head.stats(hidden, chunk=5)
-    torch.testing.assert_close(whole[0], parts[0])
-    torch.testing.assert_close(whole[1], parts[1])
-    assert [t.shape for t in head.stats(hidden[:0])] == [torch.Size([0]), torch.Size([0])]
-
-
 def test_nothing_lies_outside_of_a_whole_vocabulary_at_any_temperature():
     """In bf16, where logits that were rounded would leave a part over."""
     torch.manual_seed(0)
@@ -174,3 +150,102 @@ def test_what_is_fetched_later_is_of_the_commit_that_was_fetched_first(hub_cache
     load_pieces("acme/tiny")
     assert first == pinned_revision("acme/tiny") == "a" * 40
     assert {commit for commit, names in asked if "model.safetensors" in names} == {first}
+
+
+# Other families than the embedded target's: their own logits and rotation, or a refusal by name
+
+
+SHAPE = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 128, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+FAMILIES = {"llama": {}, "qwen3": {}, "gemma": {}, "gemma3_text": {}, "qwen3_next": EXPERTS}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_final_norm_is_the_familys(family, tmp_path):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SHAPE, **FAMILIES[family])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, weight in model.named_parameters():
+        if name == "model.norm.weight":
+            weight.add_(0.3 * torch.randn_like(weight))
+    model.save_pretrained(tmp_path)
+    found: list[torch.Tensor] = []
+    model.model.norm.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    wanted = model(torch.arange(1, 9)[None], use_cache=False).logits[0]
+    head, hidden = TargetHead.load(str(tmp_path), dtype="float32"), found[0][0]
+    torch.testing.assert_close(head.logits(hidden), wanted)
+    argmax, lse = head.stats(hidden, chunk=3)
+    assert argmax.dtype == torch.int32
+    assert argmax.tolist() == wanted.argmax(-1).tolist()
+    torch.testing.assert_close(lse, wanted.logsumexp(-1))
+    assert [t.shape for t in head.stats(hidden[:0])] == [torch.Size([0]), torch.Size([0])]
+
+
+def test_embeddings_are_tied_where_the_family_ties_them_and_config_json_is_silent(tmp_path):
+    """As Gemma is published."""
+    config = AutoConfig.for_model("gemma3_text", **SHAPE)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    edit_config(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(ValueError, match=r"none of the tensors lm_head\.weight"):
+        load_pieces(str(tmp_path))
+    edit_config(tmp_path, tie_word_embeddings=None)
+    pieces = load_pieces(str(tmp_path))
+    assert pieces.lm_head is pieces.embed_tokens
+
+
+def test_every_family_of_transformers_whose_norm_adds_one_is_known():
+    models, found = Path(transformers.__file__).parent / "models", set()
+    for source in models.glob("*/modeling_*.py"):
+        text = source.read_text(encoding="utf-8")
+        classes = re.split(r"^class ", text, flags=re.MULTILINE)
+        centred = {body.split("(")[0] for body in classes if re.search(r"1(\.0)? \+ self\.weight", body)}
+        final = set(re.findall(r"self\.(?:final_)?norm = (\w+)\(", text))
+        if centred & final and not source.parent.name.startswith("t5"):  # an encoder and a decoder
+            assert source.parent.name in CENTRED_NORMS, f"{source.parent.name}: {centred & final}"
+            found.add(source.parent.name)
+    assert {"gemma", "qwen3_next"} <= found
+
+
+PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [8, 12, 12]}}, PLAIN),
+        ({"rope_parameters": {"sliding_attention": {**PLAIN, "rope_theta": 1e4}, "full_attention": PLAIN}}, PLAIN),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}, "rope_theta": 1e6}, PLAIN),
+        ({"rope_scaling": None, "rope_theta": 1e6, "partial_rotary_factor": 0.5}, PLAIN),
+        (  # of a checkpoint made before transformers 5
+            {"rope_scaling": {"type": "yarn", "factor": 32.0}, "rope_theta": 150000},
+            {"rope_type": "yarn", "rope_theta": 150000, "factor": 32.0},
+        ),
+    ],
+)
+def test_a_head_rotates_its_whole_head_dim_as_layers_of_full_attention(given, wanted):
+    assert head_rope(given, "target") == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            r"rotates by longrope: .* known ones: default",
+        ),
+        ({"lm_head_multiplier": 0.04}, r"lm_head_multiplier=0\.04: its logits are not lm_head"),
+        ({"dim_model_base": 256}, r"dim_model_base=256"),
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0"),
+    ],
+)
+def test_what_is_not_computed_is_refused(target, changes, named):
+    edit_config(target, **changes)
+    with pytest.raises(ValueError, match=named):
+        load_target_spec(str(target))
