@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from drafthead.config import DEFAULT_RECIPE, REPO_ROOT, Recipe, load_recipe
 from drafthead.files import describe, from_torch_file
-from drafthead.processes import (
-    ends_with_parent,
-)  # engines that a recipe spawns import this, too: it says how threads wait
+
+# Engines that a recipe spawns import this, too: it says how threads wait.
+from drafthead.processes import ends_with_parent
 
 # Of scripts that end with tables.
 NO_TABLES = ("--no-tables", {"action": "store_true", "help": "measure, and print no table"})

@@ -34,9 +34,8 @@ from drafthead.drafters.base import Drafter
 from drafthead.drafters.batch import PackedBatch, tail_layout
 
 _OPEN_BATCHES = 8
-_POOL = (
-    32  # optimiser steps whose micro batches change places; with 8 ranks, 3 % of their time is spent waiting or less
-)
+# Optimiser steps whose micro batches change places; with 8 ranks, 3 % of their time is spent waiting or less.
+_POOL = 32
 _CONTEXT = 3  # tokens that only give context for the memory of a row with loss; more where no step is recomputed
 _ROW_COST = 12  # of a row with loss at all positions, in tokens that only give context (tests/gpu, gpt-oss-120b)
 

@@ -228,14 +228,12 @@ def untrained_recipe(recipe: Recipe, lengths: Sequence[float]) -> Recipe:
 
     On a GPU vLLM accepts its drafts at the middle of the assumed lengths.
     """
-    settings = recipe.eval
     if torch.cuda.is_available():
         drafts = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": sum(lengths) / len(lengths)}
-        own = next((m for m in settings.methods if m.name == OWN), MethodConfig(name=OWN, method=OWN))
+        own = next((m for m in recipe.eval.methods if m.name == OWN), MethodConfig(name=OWN, method=OWN))
         own = own.model_copy(update={"extra": own.extra | drafts})
-        settings = settings.model_copy(update={"methods": (own, *(m for m in settings.methods if m.name != OWN))})
-    name, data = recipe.name + UNTRAINED, recipe.data or recipe.name
-    return recipe.model_copy(update={"name": name, "data": data, "eval": settings})
+        recipe = recipe.changed("eval", methods=(own, *(m for m in recipe.eval.methods if m.name != OWN)))
+    return recipe.model_copy(update={"name": recipe.name + UNTRAINED, "data": recipe.data or recipe.name})
 
 
 def write_untrained(recipe: Recipe) -> Path:
@@ -263,8 +261,7 @@ def write_untrained(recipe: Recipe) -> Path:
     torch.manual_seed(0)
     weights = drafter_of(recipe.head).MODULE(shape).state_dict()
     first = choose_vocabulary(torch.zeros(shape.vocab_size), shape.head.draft_vocab_size, torch.zeros(0).long())
-    plain = recipe.model_copy(update={"export": recipe.export.model_copy(update={"format": "vllm"})})
     tensors = {**weights, "d2t": first.d2t, "t2d": first.t2d}
-    write_head(plain, recipe.head_dir, tensors, shape, recipe.target.aux_layer_ids)
+    write_head(recipe.changed("export", format="vllm"), recipe.head_dir, tensors, shape, recipe.target.aux_layer_ids)
     artifacts.finish(recipe.head_dir, {"parameters": num_parameters(shape)})
     return recipe.head_dir

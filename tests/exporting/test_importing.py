@@ -124,18 +124,36 @@ def test_every_layout_gives_the_weights_that_went_in(tmp_path, layout):
     assert import_head(recipe, str(source), layer_ids_are="blocks" if layout == "lmsys" else None) == run
 
 
-@pytest.mark.parametrize("layout", ["vllm", "speculators"])
-def test_export_import_export_gives_equal_files(tmp_path, layout):
-    options = (*LAYOUTS["nvidia"], f"export.format={layout}")
-    first, second = (recipe_at(tmp_path / name, *options) for name in ("first", "second"))
-    source = load_file(write_run(first) / "model.safetensors")
+BLOCKS = ("head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2", "head.sliding_window=32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("eagle3", LAYOUTS["nvidia"]),
+        ("eagle3", (*LAYOUTS["nvidia"], "export.format=speculators")),
+        ("peagle", BLOCKS),
+        ("dflash", BLOCKS),
+        ("dflash", (*BLOCKS, "head.causal=false")),
+        ("dspark", BLOCKS),
+    ],
+)
+def test_export_import_export_gives_equal_files_and_no_type_is_taken_for_another(tmp_path, kind, options):
+    kept = (f"head.type={kind}", *options, "target.dtype=float32")
+    first, second = (recipe_at(tmp_path / name, *kept) for name in ("first", "second"))
+    weights = random_weights(shape_of(first))
+    write_run(first, weights)
     exported = export_head(first, serve_check=False)
-    found = load_file(import_head(second, str(exported)) / CHECKPOINT / "model.safetensors")
-    assert found.keys() == source.keys()
-    assert all(torch.equal(found[name].bfloat16(), source[name].bfloat16()) for name in source)
+    public = bare_copy(exported, tmp_path / "public")
+    found = load_file(import_head(second, str(public)) / CHECKPOINT / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
     again = export_head(second, serve_check=False)
     for name in ("model.safetensors", "config.json"):
         assert (exported / name).read_bytes() == (again / name).read_bytes()
+    other = "dspark" if kind == "dflash" else "dflash"
+    with pytest.raises(ValueError, match=rf"{kind}.*head\.type"):
+        import_head(recipe_at(tmp_path / "third", f"head.type={other}", *BLOCKS), str(public))
 
 
 def test_layer_ids_that_look_like_blocks_must_be_named(tmp_path):
@@ -206,21 +224,3 @@ def test_what_cannot_be_represented_is_refused(public, damage, message):
     with pytest.raises(ValueError, match=message.format(source)):
         import_head(recipe, str(source))
     assert not recipe.run_dir.exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "more"), [("peagle", ()), ("dflash", ()), ("dflash", ("head.causal=false",)), ("dspark", ())]
-)
-def test_heads_of_other_types_come_back_and_are_not_taken_for_one_another(tmp_path, kind, more):
-    types = ("head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2", "target.dtype=float32")
-    recipe = recipe_at(tmp_path, f"head.type={kind}", *types, "head.sliding_window=32", *more)
-    weights = random_weights(shape_of(recipe))
-    write_run(recipe, weights)
-    head = bare_copy(export_head(recipe, serve_check=False), tmp_path / "public")
-    run = import_head(recipe.model_copy(update={"name": "imported"}), str(head))
-    found = load_file(run / CHECKPOINT / "model.safetensors")
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], weights[name]) for name in weights)
-    other = recipe_at(tmp_path, "name=other", "head.type=dspark" if kind == "dflash" else "head.type=dflash", *types)
-    with pytest.raises(ValueError, match=rf"{kind}.*head\.type"):
-        import_head(other, str(head))
