@@ -35,7 +35,7 @@ def check_space(path: Path, needed: int) -> None:
         DiskFullError: they do not.
     """
     if shutil.disk_usage(path.parent).free < needed:
-        raise DiskFullError(_full_message(path, needed))
+        raise _disk_full(path, f"it needs {needed:,} bytes")
 
 
 def ran_out(error: BaseException) -> bool:
@@ -111,19 +111,11 @@ def foreign(path: object, action: str, kind: type[ValueError] = ForeignFileError
         raise kind(f"{path} cannot be read ({type(error).__name__}: {said}). {action}") from error
 
 
-def _full_message(path: Path, needed: int, reason: str = "") -> str:
-    """Needed and free bytes, what is safe, and what to do.
-
-    Args:
-        path: of what does not fit.
-        needed: bytes; where a reason is given, those that had been written when it stopped.
-        reason: how a write that was begun failed.
-    """
-    because, more = (f" ({reason})", "more than ") if reason else ("", "")
-    return (
-        f"no room for {path}{because}: it needs {more}{needed:,} bytes and {shutil.disk_usage(path.parent).free:,} are "
-        "free; what was finished before is intact. Make room and run the same command, which continues there; or begin "
-        "again under another output_dir"
+def _disk_full(path: Path, why: str) -> DiskFullError:
+    """That there is no room for `path`, how much is free, what is safe, and what to do."""
+    return DiskFullError(
+        f"no room for {path} ({why}): {shutil.disk_usage(path.parent).free:,} bytes are free; what was finished before "
+        "is intact. Make room and run the same command, which continues there; or begin again under another output_dir"
     )
 
 
@@ -134,7 +126,7 @@ def sha256_file(path: Path) -> str:
 
 
 @contextmanager
-def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
+def atomic_path(path: Path, several_writers: bool = False, needed: int = 0) -> Iterator[Path]:
     """A temporary name, synced and renamed to `path` when the block ends without an error.
 
     It lies in a hidden folder of its own beside `path`, because a library may write a temporary file beside the name
@@ -145,13 +137,15 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
         path: the name that the file gets.
         several_writers: others may write the same content under this name, and remove our temporary file once theirs
             is complete. Otherwise what a killed writer left is removed first.
+        needed: bytes that must be free before the block begins.
 
     Raises:
-        DiskFullError: the block found no room to write.
+        DiskFullError: they are not, or the block found no room to write.
     """
     make_folder(path.parent)
     if not several_writers:
         remove_leftovers(path)
+    check_space(path, needed)
     # Random: writers on several machines have the same process ids.
     mark = secrets.token_hex(4)
     aside, whole = (path.with_name(f".{path.name}.{mark}{kind}.tmp") for kind in ("", ".whole"))
@@ -163,8 +157,7 @@ def atomic_path(path: Path, several_writers: bool = False) -> Iterator[Path]:
         except Exception as error:
             if not ran_out(error):
                 raise
-            written = temporary.stat().st_size if temporary.exists() else 0
-            raise DiskFullError(_full_message(path, written, str(error))) from error
+            raise _disk_full(path, str(error)) from error
         mode = aside.stat().st_mode & 0o644  # as the umask allows
         os.replace(temporary, whole)
         delete_folder(aside)

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from drafthead.artifacts import ArtifactError, digest
 from drafthead.drafters.batch import dequantise
-from drafthead.files import atomic_path, check_space, make_folder, remove_leftovers
+from drafthead.files import atomic_path
 
 LAYOUT = 4  # 1: teacher rows for every token; 2: without sums; 3: without index_sha256, one more teacher row
 Format = Literal["bf16", "fp8"]
@@ -205,10 +205,7 @@ def write_shard(
     }
     schema = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
     metadata["index_sha256"] = _index_digest(metadata, schema, {name: tensors[name].tolist() for name in _INDEX})
-    make_folder(path.parent)
-    remove_leftovers(path)  # before free space is measured
-    check_space(path, sum(tensor.nbytes for tensor in tensors.values()) + _HEADER)
-    with atomic_path(path) as temporary:
+    with atomic_path(path, needed=sum(tensor.nbytes for tensor in tensors.values()) + _HEADER) as temporary:
         # One key: safetensors writes several in random order, and equal shards should be equal files.
         save_file(tensors, temporary, metadata={_METADATA: json.dumps(metadata)})
 
