@@ -1,6 +1,8 @@
 """The spool: bounded at every moment, no shard lost or written for nothing, and killed sides agree again."""
 
-import subprocess
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -16,7 +18,6 @@ from tests.artifacts import response
 from tests.data.sequences import sequence
 from tests.data.spools import planned
 from tests.drafters.small_draft import eagle3
-from tests.scripts import start
 
 
 def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:
@@ -50,22 +51,26 @@ def test_shards_are_written_in_order_up_to_the_capacity(tmp_path, present, first
     assert spool.demand({in_flight} - {None}) == wanted
 
 
+def harvester(spool: Spool, end: Connection) -> None:
+    """Another process that claims a shard, tells which, and never writes it."""
+    end.send(spool.claim())
+    time.sleep(600)
+
+
 def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
     """This process and two others, of which one is killed; four shards have room."""
-    spool, others = spool_in(tmp_path), []
-    for index in (0, 1):
-        code = (
-            "import pathlib, time; from drafthead.data.spool import Spool;"
-            f"print(Spool(pathlib.Path({str(tmp_path)!r}), 4, 3, 2).claim(), flush=True); time.sleep(600)"
-        )
-        others.append(start("-c", code, stdout=subprocess.PIPE, text=True))
-        assert others[-1].stdout.readline().strip() == str(index)
+    spool, others, fork = spool_in(tmp_path), [], multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
     try:
+        for index in (0, 1):
+            others.append(fork.Process(target=harvester, args=(spool, sender), daemon=True))
+            others[-1].start()
+            assert receiver.recv() == index
         assert spool.claim() == 2
         assert spool.claim({2}) == 3
         assert spool.claim({2, 3}) is None  # no room
         others[0].kill()
-        others[0].wait()
+        others[0].join()
         assert spool.claim({2, 3}) == 0
         write(spool, 0, 2, 3)
         for index in (0, 2, 3):
@@ -77,7 +82,7 @@ def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
     finally:
         for other in others:
             other.kill()
-            other.wait()
+            other.join()
 
 
 @settings(max_examples=60)
