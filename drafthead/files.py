@@ -72,7 +72,7 @@ def describe(error: Exception) -> str:
     elif isinstance(error, SafetensorError) and "os error" not in said:
         advice = "it is damaged or cut short: delete it and make it again, or fetch it again"
     else:
-        advice = "correct that, or give another path (name, output_dir); the same command then continues"
+        advice = "put that right, or give another path (name, output_dir), and run the same command, which continues"
     return f"{kind}: {of}{said}; {advice}"
 
 
