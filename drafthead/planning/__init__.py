@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import BaseModel, ByteSize, Field, PositiveFloat, PositiveInt, TypeAdapter
 from rich.table import Table
 
 from drafthead.config import Recipe
@@ -96,8 +96,5 @@ def dry_run(recipe: Recipe, args: argparse.Namespace, rates: Mapping[str, float 
 
 
 def size_text(num_bytes: int) -> str:
-    """In TiB, GiB or MiB."""
-    for unit, power in (("TiB", 40), ("GiB", 30)):
-        if num_bytes >= 2**power:
-            return f"{num_bytes / 2**power:,.1f} {unit}"
-    return f"{num_bytes / 2**20:,.1f} MiB"
+    """In TiB, GiB, MiB and so on."""
+    return ByteSize(num_bytes).human_readable(separator=" ")
