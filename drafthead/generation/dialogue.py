@@ -269,15 +269,10 @@ def flags_of(message: ParsedResponse, generation: Generation) -> list[str]:
     of REFUSALS: cheap, and it misses refusals that begin otherwise. Loops are told by `data.responses`, whose limit
     honest tables and code can reach too.
     """
+    straight = message.content[:200].replace("\u2019", "'").replace("\u2018", "'")
     found = {
         TRUNCATED: generation.finish_reason == LENGTH,
-        REFUSED: is_refusal(message.content),
+        REFUSED: " ".join(straight.casefold().split()).startswith(REFUSALS),
         LOOPING: loops(generation.token_ids),
     }
     return [flag for flag in FLAGS if found[flag]]
-
-
-def is_refusal(text: str) -> bool:
-    """Whether a text begins with one of REFUSALS, whatever its case, apostrophes and spaces."""
-    straight = text[:200].replace("\u2019", "'").replace("\u2018", "'")
-    return " ".join(straight.casefold().split()).startswith(REFUSALS)

@@ -16,9 +16,6 @@ from drafthead.config import Recipe
 from drafthead.progress import terminal
 
 DEFAULT_PROMPTS = 100_000
-# Mean tokens of a response by gpt-oss-120b, from published total and output throughput and prompt lengths.
-MEAN_RESPONSE = {"sharegpt": 930, "mlperf-gpt-oss": 1_460, "swe-bench": 2_560}
-TYPICAL_RESPONSE = 1_460  # to prompts of other sources
 
 
 class Assumed(BaseModel, frozen=True):
@@ -26,7 +23,8 @@ class Assumed(BaseModel, frozen=True):
 
     prompts: PositiveInt | None = Field(None, description="training conversations, while none are drawn")
     prompt_tokens: PositiveInt = Field(1_000, description="of a prompt, while there are no responses (1,000)")
-    response_tokens: PositiveInt | None = Field(None, description="of a response, while there are none")
+    # gpt-oss-120b's mean to MLPerf's prompts, from published throughput; to ShareGPT's 930, to SWE-bench's 2,560.
+    response_tokens: PositiveInt = Field(1_460, description="of a response, while there are none (1,460)")
     gpus: PositiveInt | None = Field(None, description="that share the work (all of this machine)")
     gpu_memory_gib: PositiveFloat = Field(80, description="of one GPU (80)")
 

@@ -161,21 +161,17 @@ def test_commands_that_share_the_work_do_each_job_once(tmp_path: Path):
     assert done == {1: [1, 5], 2: [2, 4, 6]}
 
 
-@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b"])
-def test_a_part_that_is_none_is_refused(part):
-    with pytest.raises(ValueError, match="--part"):
-        running._part(part)
-
-
-@pytest.mark.parametrize("cluster", [False, True])
-def test_no_worker_does_no_work(cluster):
-    with pytest.raises(ValueError, match="--workers 0"):
-        running.runner(Namespace(cluster=cluster, workers=0, part=None), gpus=1)
-
-
-def test_a_part_of_a_cluster_is_refused():
-    with pytest.raises(ValueError, match="--part 1/2 .*--cluster"):
-        running.runner(Namespace(cluster=True, workers=None, part="1/2"), gpus=1)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        *(({"part": part}, "--part") for part in ("0/2", "3/2", "2", "a/b")),
+        *(({"workers": 0, "cluster": cluster}, "--workers 0") for cluster in (False, True)),
+        ({"part": "1/2", "cluster": True}, "--part 1/2 .*--cluster"),
+    ],
+)
+def test_options_that_share_no_work_are_refused(options, named):
+    with pytest.raises(ValueError, match=named):
+        running.runner(Namespace(**{"cluster": False, "workers": None, "part": None} | options), gpus=1)
 
 
 @pytest.mark.slow

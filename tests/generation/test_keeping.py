@@ -1,10 +1,7 @@
 """`responses.regenerate: false`: the responses of the data, from the prompts to tokens with a mask; no engine runs."""
 
 import json
-from argparse import Namespace
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from drafthead.generation import regenerate as stage
 from drafthead.generation.prompts import make_prompts
 from tests.artifacts import read_responses
 from tests.generation.chats import write_chats
-from tests.generation.small import SMALL, never
+from tests.generation.small import SMALL
 from tests.recipes import changed
 from tests.scripts import run_here
 
@@ -64,27 +61,6 @@ def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Calla
         )
         assert (response.temperature, response.seed, response.finish_reason) == (None, None, "given")
     assert not read_left_out(directory)
-
-
-def test_commands_that_share_the_work_keep_each_response_once(recipe_in, tmp_path: Path, monkeypatch):
-    recipe = mix(recipe_in, tmp_path, "responses.prompts_per_part=1")
-    make_prompts(recipe)
-    made: dict[str, list[str]] = {"1/2": [], "2/2": []}
-
-    def regenerate(part: str) -> None:
-        def noted(task: running.Task, parts: Sequence[stage.Part]) -> None:
-            made[part] = [one.path.name for one in parts]
-            running.run_here(task, parts)
-
-        stage.regenerate(recipe, never, running.by_part(Namespace(part=part), noted))
-
-    monkeypatch.setattr(stage, "_generate", lambda recipe, spec, parts, run: None)
-    monkeypatch.setattr(stage, "finish_split", lambda directory: None)
-    with ThreadPoolExecutor() as pool:
-        for command in [pool.submit(regenerate, part) for part in made]:
-            command.result(timeout=60)
-    assert all(made.values())
-    assert sorted(chain(*made.values())) == [part.path.name for part in stage.list_parts(recipe, "train")]
 
 
 def test_responses_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..., Recipe], tmp_path: Path):
@@ -130,8 +106,15 @@ def test_data_without_an_answer_is_refused_before_an_engine_starts(recipe_in: Ca
     path.write_text(path.read_text().replace("response_ids", "metadata"))
     recipe = recipe_in(f"prompts.path={path}", "prompts.validation=2", "responses.regenerate=false")
     make_prompts(recipe)
+    made: list[str] = []
+
+    def noted(task: running.Task, parts: Sequence[stage.Part]) -> None:
+        made.extend(part.split for part in parts)
+        running.run_here(task, parts)
+
     with pytest.raises(ValueError, match="no train prompt has a response"):
-        stage.regenerate(recipe, never)
+        stage.regenerate(recipe, noted)
+    assert set(made) == {"train"}, "the runner makes kept responses too, and none is generated"
 
 
 def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Callable[..., Recipe], tmp_path: Path):
