@@ -88,14 +88,13 @@ def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list
         FileNotFoundError: the target's config.json is missing.
         ValueError: the recipe does not fit its target, or the GPUs cannot share the work.
     """
-    planner, plans = _Planner(recipe, assumed), []
-    for stage in stages:
-        plan: StagePlan = getattr(planner, stage)()
+    planner = _Planner(recipe, assumed)
+    plans: list[StagePlan] = [getattr(planner, stage)() for stage in stages]
+    for plan in plans:
         if plan.memory_bytes > planner.usable_bytes:
             sizes = f"{size_text(plan.memory_bytes)} do not fit the {size_text(planner.usable_bytes)} used of a GPU"
             remedy = "raise engine.tensor_parallel_size, or train.zero_stage with --gpus"
-            plan.notes.append(f"{stage}: {sizes} (--gpu-memory-gib); {remedy}")
-        plans.append(plan)
+            plan.notes.append(f"{plan.stage}: {sizes} (--gpu-memory-gib); {remedy}")
     return plans
 
 

@@ -124,8 +124,3 @@ def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Call
     assert all(prompt.response is None for prompt in read_prompts(recipe.prompts_dir, "train"))
     with pytest.raises(ArtifactError, match="responses.regenerate is false"):
         stage.regenerate(recipe)
-
-
-def test_every_turn_as_a_prompt_does_not_go_with_regeneration(recipe_in: Callable[..., Recipe], tmp_path: Path):
-    with pytest.raises(ValueError, match="turns: all"):
-        mix(recipe_in, tmp_path, "responses.regenerate=true")

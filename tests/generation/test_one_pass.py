@@ -4,8 +4,9 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -30,8 +31,7 @@ from tests.scripts import start
 pytestmark = pytest.mark.slow
 
 
-@dataclass
-class Passes:
+class Passes(NamedTuple):
     """The same prompts, generated and harvested in one pass and in two."""
 
     one: Recipe
@@ -92,7 +92,7 @@ def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:
 
 @pytest.mark.parametrize("kind", ["single", "chats"])
 def test_one_pass_makes_what_two_make(passes: dict[str, Passes], kind: str):
-    one, two = passes[kind].one, passes[kind].two
+    one, two = passes[kind]
     temperatures = set()
     assert kind == "single" or any(entry.flags for entry in read_left_out(one.responses_dir("train"))), "none dropped"
     for split in SPLITS:
