@@ -89,8 +89,7 @@ class SplitRules:
         render: prompts to token ids, with the target's tokenizer.
         read: a response's token ids to its message.
         given: the responses of the data, where they are kept; None: the target generates all.
-        greedy: whatever the settings say; validation is.
-        continuation: tokens generated past the stop.
+        continuation: tokens generated past the stop; a split that has them is generated greedily.
     """
 
     def __init__(self, recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase"):
@@ -99,7 +98,7 @@ class SplitRules:
         self.render, self.read = rendering.renderer(recipe, tokenizer), rendering.response_parser(tokenizer)
         keeps = not recipe.responses.regenerates(split)
         self.given = rendering.KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
-        self.greedy, self.continuation = split == "validation", continuation(recipe.head, split)
+        self.continuation = continuation(recipe.head, split)
 
 
 class Sampling(NamedTuple):
@@ -176,7 +175,7 @@ def converse(
     history: tuple[Message, ...] = ()
     for turn, messages in enumerate(turns):
         history, turns_left = (*history, *messages), len(turns) - turn
-        sampling = draw_sampling(rules.settings, rules.seed, prompt.id, turn, rules.greedy)
+        sampling = draw_sampling(rules.settings, rules.seed, prompt.id, turn, greedy=bool(rules.continuation))
         try:
             request, given = _prepare(rules, replace(prompt, messages=history), names[turn], sampling)
         except UnrenderableError as error:
