@@ -147,14 +147,15 @@ def make_responses(
     """
     responses: list[list[Response]] = [[] for _ in prompts]
     left_out: list[LeftOut] = []
-    going = [converse(rules, prompt, kept, left_out, bar) for prompt, kept in zip(prompts, responses, strict=True)]
-    made: list[Any] = [None] * len(going)
-    while going:
+    open_ones = [converse(rules, prompt, kept, left_out, bar) for prompt, kept in zip(prompts, responses, strict=True)]
+    made: list[Any] = [None] * len(open_ones)  # what begins a generator
+    while open_ones:
         requests = {}
-        for conversation, one in zip(going, made, strict=True):
-            with suppress(StopIteration):
+        for conversation, one in zip(open_ones, made, strict=True):
+            with suppress(StopIteration):  # it has ended
                 requests[conversation] = conversation.send(one)
-        going, made = list(requests), _generate(generator, list(requests.values()), rules.continuation, bar)
+        open_ones = list(requests)
+        made = _generate(generator, list(requests.values()), rules.continuation, bar)
     return list(chain.from_iterable(responses)), left_out
 
 
@@ -235,7 +236,8 @@ def _prepare(
 def _generate(
     generator: Engine | None, requests: Sequence[GenerationRequest], continuation: int, bar: tqdm
 ) -> list[Made]:
-    if generator is None or not requests:  # given responses are not asked for
+    """One response per request, and the token ids that follow it past its stop."""
+    if generator is None or not requests:  # responses of the data are not asked for
         return []
     if not continuation:
         return [(one, []) for one in generator.generate(requests, bar)]
