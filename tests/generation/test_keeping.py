@@ -22,18 +22,14 @@ from tests.generation.small import SMALL
 from tests.recipes import changed
 from tests.scripts import run_here
 
-MIX = (
-    "prompts.path=null",
-    "prompts.sources=[{name: ours, path: CHATS, train: 20, heldout: 1, turns: all, heldout_share: 0.2}]",
-    "prompts.max_train=null",
-    "prompts.validation=2",
-    "responses.regenerate=false",
-)
-
 
 def mix(recipe_in: Callable[..., Recipe], folder: Path, *overrides: str) -> Recipe:
     path = write_chats(folder / "chats.jsonl")
-    return recipe_in(*(option.replace("CHATS", str(path)) for option in MIX), *overrides)
+    source = f"{{name: ours, path: {path}, train: 20, heldout: 1, turns: all, heldout_share: 0.2}}"
+    return recipe_in(
+        "prompts.path=null", f"prompts.sources=[{source}]", "prompts.max_train=null", "prompts.validation=2",
+        "responses.regenerate=false", *overrides,
+    )  # fmt: skip
 
 
 def keep(recipe: Recipe) -> None:
