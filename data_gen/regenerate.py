@@ -28,7 +28,7 @@ def main() -> None:
             raise ValueError("--part does not go with states.one_pass: one command moves the states; use --cluster")
         check_fits(recipe)
     run = running.runner(args, recipe.engine.tensor_parallel_size)
-    regenerate(recipe, run, running.by_part(args, running.run_here))
+    regenerate(recipe, run)
     print_responses(recipe)
     if recipe.states.one_pass:
         harvest(recipe, run)

@@ -27,7 +27,7 @@ settings.load_profile("suite")
 
 # A fixture that takes long -> the folder of the files that use it. They stay together, so that one worker makes it,
 # once; except for the embedded recipe's run, which workers share.
-_LONG = {"tiny_run": "pipeline", "regenerated": "generation", "finished_run": "training"}
+_LONG = {"tiny_run": "pipeline", "regenerated": "generation", "harvested": "generation", "finished_run": "training"}
 _USERS = {
     path: fixture
     for fixture, folder in _LONG.items()
@@ -70,7 +70,7 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
             fixture = _USERS.get(config.rootpath / file, "tiny_run")
-            return file if fixture == "tiny_run" else fixture
+            return file if fixture == "tiny_run" else _LONG[fixture]
 
     return ByFile(config, log)
 

@@ -45,11 +45,11 @@ def test_a_file_is_no_override(recipe, tmp_path, monkeypatch):
     path.parent.mkdir(exist_ok=True)
     path.write_text((REPO_ROOT / "configs/tiny.yaml").read_text())
     monkeypatch.chdir(tmp_path)
-    given = ("--file", recipe, "responses.seed=3", recipe, "target.aux_layer_ids[0]=1")
+    given = ("--file", recipe, "prompts.seed=3", recipe, "target.aux_layer_ids[0]=1")
     monkeypatch.setattr("sys.argv", ["script", *given])
     read, args = recipe_from_command_line(None, ("--file", {}))
     assert (args.file, args.recipe) == (recipe, recipe)
-    assert (read.responses.seed, read.target.aux_layer_ids[0]) == (3, 1)
+    assert (read.prompts.seed, read.target.aux_layer_ids[0]) == (3, 1)
 
 
 def test_an_unknown_flag_ends_with_code_2(capsys):

@@ -56,6 +56,7 @@ from drafthead.generation.prompts import locate_sources
         ("head.coverage=0.98", r"head\.draft_vocab_size 2048 and head\.coverage 0.98"),
         ("head.draft_vocab_size=0", r"head\.draft_vocab_size 0 and head\.coverage None"),
         *((("head.draft_vocab_size=0", f"head.coverage={share}"), "head.coverage") for share in ("0", "1.01", "-1")),
+        (("prompts.path=null", "prompts.sources=[{name: a, path: b, turns: all}]"), "a makes .*turns: all"),
         (("states.one_pass=true", "responses.regenerate=false"), "states.one_pass.*responses.regenerate False"),
         (("states.one_pass=true", "states.backend=transformers"), "states.backend transformers"),
         (("states.one_pass=true", "states.spool_shards=4"), "states.spool_shards 4"),

@@ -33,6 +33,8 @@ RENAMED = {
     "responses.on_truncated": "this key is now responses.drop, a list with `truncated` in it",
     "responses.on_refused": "this key is now responses.drop, a list with `refused` in it",
     "responses.on_loop": "this key is now responses.drop, a list with `looping` in it",
+    "responses.seed": "this key is now prompts.seed, which prompts and responses share",
+    "responses.refusal_openings": "gone: REFUSALS in drafthead/generation/dialogue.py are the openings",
     "responses.server_url": _NO_SERVER,
     "responses.server_model": _NO_SERVER,
     "export.dtype": "gone: a head is written in target.dtype, in which vLLM runs it. For fp8, add "

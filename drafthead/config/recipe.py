@@ -1,7 +1,7 @@
 """One head, from prompts to verdict: the sections of a recipe, and where its stages write.
 
 The sections on training and evaluation have files of their own, the head's stands with its drafter. Distributions are
-lists of equal or mappings of weighted values; each conversation draws from them by a hash of `responses.seed` and its
+lists of equal or mappings of weighted values; each conversation draws from them by a hash of `prompts.seed` and its
 prompt's id (drafthead/generation/dialogue.py), so a restart draws the same.
 """
 
@@ -81,7 +81,7 @@ class PromptsConfig(Section):
     max_train: int | None = Field(default=None, gt=0)  # None: all; otherwise drawn evenly from the categories
     max_heldout: int | None = Field(default=None, gt=0)
     validation: int = Field(default=48, gt=0)  # drawn from the training split; picks the checkpoint
-    seed: Seed = 0
+    seed: Seed = 0  # of every draw: prompts here, temperature, effort and sampling of responses
     # For chat templates that write the current date, such as gpt-oss's; None: the day the prompts were made.
     date: datetime.date | None = None
 
@@ -99,22 +99,6 @@ Weight = Annotated[int, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0)]
 Fault = Literal["truncated", "refused", "looping"]  # how they are told: drafthead/generation/dialogue.py
 
-# How refusals begin in the words of public chat models; compared without case, with straight apostrophes.
-REFUSALS = (
-    "i'm sorry, but i can",  # can't, cannot, can not
-    "i'm sorry, i can",
-    "sorry, but i can",
-    "sorry, i can",
-    "i can't help with",
-    "i can't assist with",
-    "i cannot help with",
-    "i cannot assist with",
-    "i'm unable to help",
-    "i'm unable to assist",
-    "i am unable to",
-    "i won't help",
-)
-
 
 class ResponsesConfig(Section):
     """How the training prompts get their responses. Those to validation prompts are always generated, greedily."""
@@ -129,8 +113,6 @@ class ResponsesConfig(Section):
     prompts_per_part: int = Field(default=1024, gt=0)
     # Which faulty responses are left out. None by default: the target generates such responses in production too.
     drop: tuple[Fault, ...] = ()
-    refusal_openings: tuple[str, ...] = REFUSALS
-    seed: Seed = 0
 
     def drops(self, flags: Iterable[str]) -> bool:
         """Whether a response with these flags is left out."""

@@ -104,11 +104,7 @@ def runner(args: argparse.Namespace, gpus: int, alone: bool = False) -> Runner:
         from drafthead.engine.cluster import run_on_cluster  # Ray is an extra
 
         return partial(run_on_cluster, workers=args.workers)
-    return by_part(args, run_here if workers == 1 else partial(run_on_node, workers=workers))
-
-
-def by_part(args: argparse.Namespace, run: Runner) -> Runner:
-    """What does only this command's share of the work, where --part says that others do the rest."""
+    run: Runner = run_here if workers == 1 else partial(run_on_node, workers=workers)
     return run if args.part is None else partial(run_part, run=run, part=_part(args.part))
 
 

@@ -6,13 +6,15 @@ analysis of earlier responses, other templates move or trim text. One sequence f
 tokens that no engine ever read in that place. What the exact form costs is that a chat's beginning is stored, and its
 states are harvested, once per turn.
 
-A round of turns is one batch for the engine, see `make_responses`. Responses that the data has take the same form.
+A round of turns is one batch for the engine: each conversation is a generator, which yields a request and waits for the
+response while the others do (`make_responses`). Responses that the data has take the same form.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate, chain, groupby
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from tqdm import tqdm
 
@@ -34,60 +36,40 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 TRUNCATED, REFUSED, LOOPING = FLAGS = get_args(Fault)
+# How refusals begin in the words of public chat models; compared without case, with straight apostrophes.
+REFUSALS = (
+    "i'm sorry, but i can",  # can't, cannot, can not
+    "i'm sorry, i can",
+    "sorry, but i can",
+    "sorry, i can",
+    "i can't help with",
+    "i can't assist with",
+    "i cannot help with",
+    "i cannot assist with",
+    "i'm unable to help",
+    "i'm unable to assist",
+    "i am unable to",
+    "i won't help",
+)
 GIVEN, LENGTH = "given", "length"  # finish_reason of a response that the data had, and of one that was cut off
 _PAST_STOP = 16  # tokens
 DROPPED = "dropped"  # the reason why a response with a flag is missing
 ENDED = "an earlier answer of the conversation was "  # as it is stored in the parts
 
 
-@dataclass(frozen=True)
-class Dialogue:
-    """A conversation up to the turn that is generated next.
-
-    Attributes:
-        prompt: as it was drawn, with the user's messages of all turns.
-        messages: the prompt of this turn.
-        later: the messages that follow each further response.
-        turn: number of the turn, from 0.
-    """
-
-    prompt: Prompt
-    messages: tuple[Message, ...]
-    later: tuple[tuple[Message, ...], ...] = ()
-    turn: int = 0
-
-    @property
-    def id(self) -> str:
-        """Of the response: the prompt's id, with the turn where the conversation has several (1 is the first)."""
-        return f"{self.prompt.id}-{self.turn + 1}" if self.turn or self.later else self.prompt.id
-
-    @property
-    def turns_left(self) -> int:
-        """Responses to come, this turn's included."""
-        return 1 + len(self.later)
-
-    def after(self, response: ParsedResponse) -> "Dialogue | None":
-        """The next turn, with this response in its history; None at the end."""
-        if not self.later:
-            return None
-        said = {"role": "assistant", "content": response.content}  # as a client sends it back: without the thought
-        history = (*self.messages, said, *self.later[0])
-        return replace(self, messages=history, later=self.later[1:], turn=self.turn + 1)
-
-
-def open_dialogue(prompt: Prompt, turn_by_turn: bool) -> Dialogue:
-    """A conversation at its first turn, or at its last one with the history of the data.
+def turns_of(prompt: Prompt, turn_by_turn: bool) -> list[tuple[Message, ...]]:
+    """What a conversation adds before each response that it gets: all of the prompt, or turn by turn.
 
     The turns of  s u1 a1 u2 a2 a3 u3  are  [s u1] [u2] [u3]. What comes before the user's first message stays there.
     Tool results belong to the calls that were made, so a conversation with tools in it keeps its history.
     """
     used_tools = any(m["role"] == "tool" or m.get("tool_calls") for m in prompt.messages)
     if prompt.prompt_ids is not None or used_tools or not turn_by_turn:
-        return Dialogue(prompt, prompt.messages)
+        return [prompt.messages]
     begin = next(i for i, m in enumerate(prompt.messages) if m["role"] == "user")
     runs = groupby(prompt.messages[begin:], lambda m: m["role"] == "assistant")
     first, *later = [tuple(run) for is_response, run in runs if not is_response]
-    return Dialogue(prompt, (*prompt.messages[:begin], *first), tuple(later))
+    return [(*prompt.messages[:begin], *first), *later]
 
 
 def continuation(head: HeadConfig, split: str) -> int:
@@ -102,21 +84,21 @@ class SplitRules:
     """How the prompts of one split get their responses.
 
     Attributes:
-        settings, max_model_len: of the recipe.
+        settings, max_model_len, seed: of the recipe.
         tokenizer: of the target.
         render: prompts to token ids, with the target's tokenizer.
         read: a response's token ids to its message.
         given: the responses of the data, where they are kept; None: the target generates all.
-        greedy: whatever the settings say; validation is.
-        continuation: tokens generated past the stop.
+        continuation: tokens generated past the stop; a split that has them is generated greedily.
     """
 
     def __init__(self, recipe: Recipe, split: str, tokenizer: "PreTrainedTokenizerBase"):
         self.settings, self.max_model_len, self.tokenizer = recipe.responses, recipe.engine.max_model_len, tokenizer
+        self.seed = recipe.prompts.seed
         self.render, self.read = rendering.renderer(recipe, tokenizer), rendering.response_parser(tokenizer)
         keeps = not recipe.responses.regenerates(split)
         self.given = rendering.KeptResponses(self.render, tokenizer, stop_tokens(recipe, tokenizer)) if keeps else None
-        self.greedy, self.continuation = split == "validation", continuation(recipe.head, split)
+        self.continuation = continuation(recipe.head, split)
 
 
 class Sampling(NamedTuple):
@@ -127,14 +109,14 @@ class Sampling(NamedTuple):
     seed: int
 
 
-def draw_sampling(settings: ResponsesConfig, prompt_id: str, turn: int, greedy: bool) -> Sampling:
+def draw_sampling(settings: ResponsesConfig, seed: int, prompt_id: str, turn: int, greedy: bool) -> Sampling:
     """Temperature and reasoning effort of a conversation, and the sampling seed of one of its turns.
 
-    They follow from responses.seed and the prompt's id alone, the seed from the turn too.
+    They follow from `seed`, which is prompts.seed, and the prompt's id alone, the sampling seed from the turn too.
     """
-    number = _number(settings.seed, prompt_id)
-    of_turn = number if turn == 0 else _number(settings.seed, prompt_id, turn)
-    temperature = _weighted(settings.temperatures, _number(settings.seed, "temperature", prompt_id))
+    number = _number(seed, prompt_id)
+    of_turn = number if turn == 0 else _number(seed, prompt_id, turn)
+    temperature = _weighted(settings.temperatures, _number(seed, "temperature", prompt_id))
     return Sampling(0.0 if greedy else temperature, _weighted(settings.efforts, number), (of_turn >> 8) % 2**31)
 
 
@@ -148,56 +130,13 @@ def _weighted(weights: Mapping[_T, int], number: int) -> _T:
     return next(value for value, end in zip(weights, accumulate(weights.values()), strict=True) if place < end)
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One turn as the target gets it.
-
-    Attributes:
-        dialogue: up to this turn.
-        effort: drawn for it; the template writes it into the prompt.
-        request: for its response.
-        given: the response of the data; None: it is generated.
-    """
-
-    dialogue: Dialogue
-    effort: Effort
-    request: GenerationRequest
-    given: list[int] | None
-
-
-def prepare(rules: SplitRules, dialogues: Sequence[Dialogue]) -> tuple[list[Turn], list[LeftOut]]:
-    """Render the next turn of each dialogue; those that cannot have a response come back with a reason."""
-    turns: list[Turn] = []
-    left_out: list[LeftOut] = []
-    for dialogue in dialogues:
-        prompt = replace(dialogue.prompt, messages=dialogue.messages)
-        sampling = draw_sampling(rules.settings, prompt.id, dialogue.turn, rules.greedy)
-        try:
-            prompt_ids = rules.render(prompt, sampling.effort)
-            given = rules.given(prompt, prompt_ids, sampling.effort) if rules.given else None
-            # One token stays free: an engine never reads its own last token, and the harvest generates one more.
-            room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
-            if room < len(given or [0]):
-                raise UnrenderableError(NO_ROOM, prompt.id)
-        except UnrenderableError as error:
-            left_out.append(LeftOut(dialogue.id, prompt.category, error.reason, turns=dialogue.turns_left))
-            continue
-        keep = "" if rules.continuation else dialogue.id  # states are those of the whole sequence
-        max_tokens = min(room, rules.settings.max_tokens)
-        request = GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=keep)
-        turns.append(Turn(dialogue, sampling.effort, request, given))
-    return turns, left_out
-
-
 def make_responses(
     rules: SplitRules, generator: Engine | None, prompts: Sequence[Prompt], bar: tqdm
 ) -> tuple[list[Response], list[LeftOut]]:
     """Responses to every turn of the prompts, in their order, and what is missing among them.
 
     All first turns are one batch for the engine, then all second ones, and so on. Given up: a full batch at the end of
-    each round, where the longest responses run alone; large parts make that rare. A conversation ends early when its
-    response was cut off, is no message to the user, or was dropped: a later turn on top of something else would not be
-    what a server sees. Its further turns are counted.
+    each round, where the longest responses run alone; large parts make that rare.
 
     Args:
         rules: of the split.
@@ -206,61 +145,109 @@ def make_responses(
         prompts: of a part.
         bar: advances by the number of turns in `prompts`.
     """
-    responses: dict[str, list[Response]] = {prompt.id: [] for prompt in prompts}
+    responses: list[list[Response]] = [[] for _ in prompts]
     left_out: list[LeftOut] = []
-    dialogues = [open_dialogue(prompt, rules.settings.turn_by_turn) for prompt in prompts]
-    while dialogues:
-        turns, lost = prepare(rules, dialogues)
-        dialogues = []
-        for turn, (generation, beyond) in zip(turns, _generate(rules, generator, turns, bar), strict=True):
-            dialogue, message, was_given = turn.dialogue, rules.read(generation.token_ids), turn.given is not None
-            response = Response(
-                id=dialogue.id,
-                category=dialogue.prompt.category,
-                prompt_ids=turn.request.prompt_ids,
-                response_ids=generation.token_ids,
-                continuation_ids=beyond,
-                text=str(rules.tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
-                finish_reason=generation.finish_reason,
-                temperature=None if was_given else turn.request.temperature,
-                reasoning_effort=turn.effort,
-                seed=None if was_given else turn.request.seed,
-                turn=dialogue.turn,
-                flags=flags_of(rules.settings, message, generation),
-            )
-            drop = rules.settings.drops(response.flags)
-            if drop:
-                left_out.append(LeftOut(response.id, response.category, DROPPED, response.flags))
-            else:
-                responses[dialogue.prompt.id].append(response)
-            following = dialogue.after(message)
-            if following and (why := _ends(response, message, drop)):
-                lost.append(LeftOut(following.id, response.category, ENDED + why, turns=following.turns_left))
-            elif following:
-                dialogues.append(following)
-        bar.update(sum(entry.turns for entry in lost))
-        left_out += lost
-    return list(chain.from_iterable(responses.values())), left_out
+    open_ones = [converse(rules, prompt, kept, left_out, bar) for prompt, kept in zip(prompts, responses, strict=True)]
+    made: list[Any] = [None] * len(open_ones)  # what begins a generator
+    while open_ones:
+        requests = {}
+        for conversation, one in zip(open_ones, made, strict=True):
+            with suppress(StopIteration):  # it has ended
+                requests[conversation] = conversation.send(one)
+        open_ones = list(requests)
+        made = _generate(generator, list(requests.values()), rules.continuation, bar)
+    return list(chain.from_iterable(responses)), left_out
+
+
+Made = tuple[Generation, list[int]]  # a response, and the token ids that follow it past its stop
+Conversation = Generator[GenerationRequest, Made, None]
+
+
+def converse(
+    rules: SplitRules, prompt: Prompt, kept: list[Response], left_out: list[LeftOut], bar: tqdm
+) -> Conversation:
+    """One conversation: yields the request for each response, and is sent what was made of it.
+
+    It ends early when a prompt cannot have a response, or when a response was cut off, is no message to the user, or
+    was dropped: a later turn on top of something else would not be what a server sees. Its further turns are counted.
+    """
+    turns = turns_of(prompt, rules.settings.turn_by_turn)
+    names = [prompt.id] if len(turns) == 1 else [f"{prompt.id}-{number}" for number in range(1, len(turns) + 1)]
+    history: tuple[Message, ...] = ()
+    for turn, messages in enumerate(turns):
+        history, turns_left = (*history, *messages), len(turns) - turn
+        sampling = draw_sampling(rules.settings, rules.seed, prompt.id, turn, greedy=bool(rules.continuation))
+        try:
+            request, given = _prepare(rules, replace(prompt, messages=history), names[turn], sampling)
+        except UnrenderableError as error:
+            left_out.append(LeftOut(names[turn], prompt.category, error.reason, turns=turns_left))
+            bar.update(turns_left)
+            return
+        if given is None:
+            generation, beyond = yield request
+        else:
+            generation, beyond = given, []
+            bar.update(1)
+        message = rules.read(generation.token_ids)
+        response = Response(
+            id=names[turn],
+            category=prompt.category,
+            prompt_ids=request.prompt_ids,
+            response_ids=generation.token_ids,
+            continuation_ids=beyond,
+            text=str(rules.tokenizer.decode(generation.token_ids, skip_special_tokens=False)),
+            finish_reason=generation.finish_reason,
+            temperature=None if given else sampling.temperature,
+            reasoning_effort=sampling.effort,
+            seed=None if given else sampling.seed,
+            turn=turn,
+            flags=flags_of(message, generation),
+        )
+        drop = rules.settings.drops(response.flags)
+        if drop:
+            left_out.append(LeftOut(response.id, prompt.category, DROPPED, response.flags))
+        else:
+            kept.append(response)
+        if turns_left > 1 and (why := _ends(response, message, drop)):
+            left_out.append(LeftOut(names[turn + 1], prompt.category, ENDED + why, turns=turns_left - 1))
+            bar.update(turns_left - 1)
+            return
+        # As a client sends it back: without the thought.
+        history = (*history, {"role": "assistant", "content": message.content})
+
+
+def _prepare(
+    rules: SplitRules, prompt: Prompt, name: str, sampling: Sampling
+) -> tuple[GenerationRequest, Generation | None]:
+    """The request for a response, and the response where the data has it; raises UnrenderableError."""
+    prompt_ids = rules.render(prompt, sampling.effort)
+    given = None
+    if rules.given:
+        ids = rules.given(prompt, prompt_ids, sampling.effort)
+        given = Generation(ids, GIVEN if rules.given.ends(ids) else LENGTH)
+    # One token stays free: an engine never reads its own last token, and the harvest generates one more.
+    room = rules.max_model_len - 1 - len(prompt_ids) - rules.continuation
+    if room < (len(given.token_ids) if given else 1):
+        raise UnrenderableError(NO_ROOM, prompt.id)
+    max_tokens = min(room, rules.settings.max_tokens)
+    return GenerationRequest(prompt_ids, max_tokens, sampling.temperature, sampling.seed, keep=name), given
 
 
 def _generate(
-    rules: SplitRules, generator: Engine | None, turns: Sequence[Turn], bar: tqdm
-) -> list[tuple[Generation, list[int]]]:
-    """One response per turn, and the token ids that follow it past its stop."""
-    if rules.given is not None:
-        bar.update(len(turns))
-        ended, given = rules.given.ends, [turn.given or [] for turn in turns]
-        return [(Generation(ids, GIVEN if ended(ids) else LENGTH), []) for ids in given]
-    if not turns or generator is None:  # all of a round may be left out
+    generator: Engine | None, requests: Sequence[GenerationRequest], continuation: int, bar: tqdm
+) -> list[Made]:
+    """One response per request, and the token ids that follow it past its stop."""
+    if generator is None or not requests:  # responses of the data are not asked for
         return []
-    generations = generator.generate([turn.request for turn in turns], bar)
-    if not (K := rules.continuation):
-        return [(one, []) for one in generations]
+    if not continuation:
+        return [(one, []) for one in generator.generate(requests, bar)]
+    # The states that are kept are those of the whole sequence.
+    generations = generator.generate([replace(request, keep="") for request in requests], bar)
     further = [
         GenerationRequest(
-            [*turn.request.prompt_ids, *one.token_ids], K, 0.0, 0, ignore_stop=True, keep=turn.dialogue.id
+            [*request.prompt_ids, *one.token_ids], continuation, 0.0, 0, ignore_stop=True, keep=request.keep
         )
-        for turn, one in zip(turns, generations, strict=True)
+        for request, one in zip(requests, generations, strict=True)
     ]
     return [(one, beyond.token_ids) for one, beyond in zip(generations, generator.generate(further), strict=True)]
 
@@ -276,25 +263,17 @@ def _ends(response: Response, message: ParsedResponse, drop: bool) -> str | None
     return None if message.content.strip() else "no message to the user"
 
 
-def flags_of(settings: ResponsesConfig, message: ParsedResponse, generation: Generation) -> list[str]:
+def flags_of(message: ParsedResponse, generation: Generation) -> list[str]:
     """What is wrong with a response, in the order of FLAGS.
 
     Truncation is the engine's word, or that a response of the data ends without a stop token. A refusal begins with one
-    of responses.refusal_openings: cheap, and it misses refusals that begin otherwise. Loops are told by
-    `data.responses`, whose limit honest tables and code can reach too.
+    of REFUSALS: cheap, and it misses refusals that begin otherwise. Loops are told by `data.responses`, whose limit
+    honest tables and code can reach too.
     """
+    straight = message.content[:200].replace("\u2019", "'").replace("\u2018", "'")
     found = {
         TRUNCATED: generation.finish_reason == LENGTH,
-        REFUSED: is_refusal(message.content, settings.refusal_openings),
+        REFUSED: " ".join(straight.casefold().split()).startswith(REFUSALS),
         LOOPING: loops(generation.token_ids),
     }
     return [flag for flag in FLAGS if found[flag]]
-
-
-def is_refusal(text: str, openings: Sequence[str]) -> bool:
-    """Whether a text begins with one of the openings, whatever its case, quotation marks and spaces."""
-    return _plain(text[:200]).startswith(tuple(map(_plain, openings)))
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.replace("\u2019", "'").replace("\u2018", "'").casefold().split())

@@ -20,6 +20,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,15 +146,10 @@ def _finish(jobs: Sequence[ShardJob]) -> None:
 
 
 def _counts(jobs: Sequence[ShardJob]) -> dict[str, int]:
-    return {
-        "sequences": sum(job.size for job in jobs),
-        "tokens": sum(job.num_tokens for job in jobs),
-        "loss_tokens": sum(
-            slot.num_response_tokens + slot.num_prompt_tokens * (slot.prompt_mask > 0)
-            for job in jobs
-            for slot in job.slots()
-        ),
-    }
+    slots = chain.from_iterable(job.slots() for job in jobs)
+    learned = sum(slot.num_response_tokens + slot.num_prompt_tokens * (slot.prompt_mask > 0) for slot in slots)
+    sequences, tokens = (sum(getattr(job, name) for job in jobs) for name in ("size", "num_tokens"))
+    return {"sequences": sequences, "tokens": tokens, "loss_tokens": learned}
 
 
 def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:

@@ -2,7 +2,7 @@
 
 Training responses are sampled at a temperature drawn for each conversation, validation responses greedily and some
 tokens past the stop, because acceptance is replayed over the target's own T = 0 text. Temperature, effort and seed
-follow from responses.seed and the prompt's id alone. With responses.regenerate false the training split keeps the
+follow from prompts.seed and the prompt's id alone. With responses.regenerate false the training split keeps the
 responses of the data instead.
 
 A part is the unit of work: a fixed slice of a split's prompts, generated alone and skipped when present. Given up: the
@@ -18,7 +18,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from drafthead.data.responses import KIND, part_path, read_left_out, read_part, 
 from drafthead.engine.generate import CapturingEngine, Engine, capturing_engine
 from drafthead.engine.offline import offline_engine
 from drafthead.engine.running import Runner, Task, run_here
-from drafthead.generation.dialogue import DROPPED, FLAGS, SplitRules, continuation, make_responses, open_dialogue
+from drafthead.generation.dialogue import DROPPED, FLAGS, REFUSALS, SplitRules, continuation, make_responses, turns_of
 from drafthead.generation.shards import captured_dir, claim_captured, cut_shards, log_rate
 from drafthead.target.pieces import TargetSpec, recipe_spec, target_identity
 from drafthead.target.tokenizer import load_tokenizer
@@ -47,13 +47,12 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation")
 
 
-def regenerate(recipe: Recipe, run: Runner = run_here, run_kept: Runner = run_here) -> None:
+def regenerate(recipe: Recipe, run: Runner = run_here) -> None:
     """Make the responses artifacts of both splits; finished parts are kept, and no engine starts when all are.
 
     Args:
-        recipe: target, engine, responses and states sections are used.
+        recipe: target, engine, prompts, responses and states sections are used.
         run: makes the parts.
-        run_kept: makes those of responses that the data has, without an engine.
 
     Raises:
         ArtifactError: there are no prompts, or a directory holds responses made from something else.
@@ -78,32 +77,27 @@ def regenerate(recipe: Recipe, run: Runner = run_here, run_kept: Runner = run_he
     for generated in (False, True):  # data without a response to learn from is refused before an engine starts
         splits = [split for split in unfinished if settings.regenerates(split) == generated]
         missing = [part for split in splits for part in list_parts(recipe, split) if not part.path.exists()]
-        if missing and generated:
-            _generate(recipe, spec, missing, run)
-        elif missing:
-            task = Task(lambda: nullcontext(PartWorker(recipe, tokenizer)), 0, "keeping responses", "prompt")
-            run_kept(task, missing)
+        for split in splits if missing and recipe.states.one_pass else ():
+            claim_captured(recipe, spec, split)
+        if missing:
+            started, doing = time.monotonic(), "regenerating" if generated else "keeping responses"
+            start = partial(part_worker, recipe, spec, generated)
+            run(Task(start, recipe.engine.tensor_parallel_size, doing, "response"), missing)
+            tokens = sum(len(response.response_ids) for part in missing for response in read_part(part.path))
+            log_rate("generated" if generated else "kept", tokens, started)
         for split in splits:
             finish_split(recipe.responses_dir(split))
 
 
-def _generate(recipe: Recipe, spec: TargetSpec, parts: Sequence["Part"], run: Runner) -> None:
-    for split in {part.split for part in parts} if recipe.states.one_pass else ():
-        claim_captured(recipe, spec, split)
-    started, gpus = time.monotonic(), recipe.engine.tensor_parallel_size
-    run(Task(partial(part_worker, recipe, spec), gpus, "regenerating", "response"), parts)
-    tokens = sum(len(response.response_ids) for part in parts for response in read_part(part.path))
-    log_rate("generated", tokens, started)
-
-
 def _identity(recipe: Recipe, spec: TargetSpec, prompts: dict[str, Any], split: str) -> dict[str, Any]:
+    settings = recipe.responses.model_dump() | {"seed": recipe.prompts.seed, "refusal_openings": REFUSALS}
     greedy = {"temperature": 0.0} if split == "validation" else {}
     return {
         "split": split,
         "prompts": reference(prompts),
         "target": target_identity(recipe, spec),
         "dtype": recipe.target.dtype,
-        "settings": recipe.responses.model_dump() | greedy,
+        "settings": settings | greedy,
         "continuation_tokens": continuation(recipe.head, split),
         "max_model_len": recipe.engine.max_model_len,
     }
@@ -132,16 +126,19 @@ def list_parts(recipe: Recipe, split: str) -> list[Part]:
     directory, turn_by_turn = recipe.responses_dir(split), recipe.responses.turn_by_turn
     slices = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     return [
-        Part(split, part_path(directory, i), part, sum(open_dialogue(p, turn_by_turn).turns_left for p in part))
+        Part(split, part_path(directory, i), part, sum(len(turns_of(prompt, turn_by_turn)) for prompt in part))
         for i, part in enumerate(slices)
     ]
 
 
 @contextmanager
-def part_worker(recipe: Recipe, spec: TargetSpec) -> Iterator["PartWorker"]:
-    """A running engine that makes parts, and keeps states where the recipe says so."""
+def part_worker(recipe: Recipe, spec: TargetSpec, generates: bool = True) -> Iterator["PartWorker"]:
+    """What makes parts: a running engine, which keeps states where the recipe says so, or none where nothing is
+    generated."""
     tokenizer = load_tokenizer(recipe, templated=True)
-    if recipe.states.one_pass:
+    if not generates:
+        yield PartWorker(recipe, tokenizer)
+    elif recipe.states.one_pass:
         with capturing_engine(recipe, spec, seeded=True) as engine:
             yield PartWorker(recipe, tokenizer, engine)
     else:

@@ -33,8 +33,8 @@ Row = Mapping[str, Any]
 
 _MESSAGES = ("messages", "conversations", "conversation")
 _IDS = ("prompt_ids", "input_ids", "input_tokens", "tok_input")
-_QUESTION = ("prompt", "question", "problem_statement", "text")
-_SHAPES = (*_MESSAGES, *_IDS, "turns", "instruction", *_QUESTION)  # a row is read by the first that it has
+# A row is read by the first that it has.
+_SHAPES = (*_MESSAGES, *_IDS, "turns", "instruction", "prompt", "question", "problem_statement", "text")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _DOCUMENT = ("document", "repo", "id", "question_id", "task_id", "prompt_id", "uuid", "module")
 _OWN = {
@@ -255,17 +255,20 @@ def read_row(row: Row, name: str) -> Conversation:
     own = entry is LOCAL
     if own and (unknown := sorted({str(key) for key, value in row.items() if value is not None} - _OWN)):
         raise RowError(f"unknown key {', '.join(unknown)}; known: {', '.join(sorted(_OWN))} (metadata is not read)")
+    shape = next((key for key in _SHAPES if row.get(key) is not None), "prompt")
     messages: tuple[Message, ...] = ()
-    ids, system, chat = None, row.get("system"), _first(row, *_MESSAGES)
-    if chat is None and (given := _first(row, *_IDS)) is not None:
-        ids = token_ids(given)
+    ids, system = None, row.get("system")
+    if shape in _IDS:
+        ids = token_ids(row[shape])
     else:
-        chat = [{"role": "user", "content": _question(row)}] if chat is None else chat
+        chat = row[shape] if shape in _MESSAGES else [{"role": "user", "content": _question(row, shape)}]
         messages = parse_messages(chat)
         if system and not any(message["role"] in ("system", "developer") for message in messages):
             messages, system = parse_messages([{"role": "system", "content": system}, *chat]), None
+    was_read = {shape, "input" if shape == "instruction" else "", "" if system else "system"}
     texts = [message["content"] for message in messages]  # what stands in the chat too is not lost
-    if own and (unread := [key for key in _unread({**row, "system": system}) if row[key] not in texts]):
+    others = [key for key in (*_SHAPES, "system", "input") if key not in was_read and row.get(key)]
+    if own and (unread := [key for key in others if row[key] not in texts]):
         raise RowError(f"{' and '.join(unread)} would not be read: a row has one of {', '.join(_SHAPES)}")
     response_ids = row.get("response_ids") if own else None
     if response_ids is not None and ids is None:
@@ -278,7 +281,7 @@ def read_row(row: Row, name: str) -> Conversation:
     if not all(isinstance(tool, dict) for tool in tools):
         raise RowError("tools must be a list of objects")
     first_question = next((" ".join(m["content"].casefold().split()) for m in messages if m["role"] == "user"), None)
-    named = _first(row, *_DOCUMENT)
+    named = next((row[key] for key in _DOCUMENT if row.get(key) is not None), None)
     document = digest(list(ids) if ids else first_question)[:16] if named in (None, "") else str(named)
     if split:
         document = digest([split, messages, ids])[:16]
@@ -295,23 +298,14 @@ def read_row(row: Row, name: str) -> Conversation:
     )
 
 
-def _unread(row: Row) -> list[str]:
-    """Keys with a text beside the key by which a row is read; `system` was taken out where it was."""
-    shape = next(key for key in _SHAPES if row.get(key) is not None)
-    keys = (*_SHAPES, "system", *(["input"] if shape != "instruction" else []))
-    return [key for key in keys if key != shape and row.get(key)]
-
-
-def _question(row: Row) -> Any:
+def _question(row: Row, shape: str) -> Any:
     """The text of a row with a single question; later `turns` are about a response that is not there yet."""
-    turns, instruction = row.get("turns"), row.get("instruction")
-    if turns is not None:
-        if not isinstance(turns, list) or not turns:
+    text = _need(row, shape)
+    if shape == "turns":
+        if not isinstance(text, list) or not text:
             raise RowError("no turns")
-        return turns[0]
-    if instruction is not None:
-        return f"{instruction}\n\n{row['input']}" if row.get("input") else instruction
-    return _need(row, *_QUESTION)
+        return text[0]
+    return f"{text}\n\n{row['input']}" if shape == "instruction" and row.get("input") else text
 
 
 def _name(value: Any) -> str | None:
@@ -319,15 +313,10 @@ def _name(value: Any) -> str | None:
     return _CONTROL.sub(" ", "" if value is None else str(value)) or None
 
 
-def _first(row: Row, *names: str) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
-def _need(row: Row, *names: str) -> Any:
-    found = _first(row, *names)
-    if found is None:
-        raise RowError(f"no column {' or '.join(names)}; found: {', '.join(map(str, row)) or 'none'}")
-    return found
+def _need(row: Row, name: str) -> Any:
+    if row.get(name) is None:
+        raise RowError(f"no column {name}; found: {', '.join(map(str, row)) or 'none'}")
+    return row[name]
 
 
 def share_gpt(row: Row) -> Row:

@@ -9,16 +9,13 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import BaseModel, ByteSize, Field, PositiveFloat, PositiveInt, TypeAdapter
 from rich.table import Table
 
 from drafthead.config import Recipe
 from drafthead.progress import terminal
 
 DEFAULT_PROMPTS = 100_000
-# Mean tokens of a response by gpt-oss-120b, from published total and output throughput and prompt lengths.
-MEAN_RESPONSE = {"sharegpt": 930, "mlperf-gpt-oss": 1_460, "swe-bench": 2_560}
-TYPICAL_RESPONSE = 1_460  # to prompts of other sources
 
 
 class Assumed(BaseModel, frozen=True):
@@ -26,7 +23,8 @@ class Assumed(BaseModel, frozen=True):
 
     prompts: PositiveInt | None = Field(None, description="training conversations, while none are drawn")
     prompt_tokens: PositiveInt = Field(1_000, description="of a prompt, while there are no responses (1,000)")
-    response_tokens: PositiveInt | None = Field(None, description="of a response, while there are none")
+    # gpt-oss-120b's mean to MLPerf's prompts, from published throughput; to ShareGPT's 930, to SWE-bench's 2,560.
+    response_tokens: PositiveInt = Field(1_460, description="of a response, while there are none (1,460)")
     gpus: PositiveInt | None = Field(None, description="that share the work (all of this machine)")
     gpu_memory_gib: PositiveFloat = Field(80, description="of one GPU (80)")
 
@@ -96,8 +94,5 @@ def dry_run(recipe: Recipe, args: argparse.Namespace, rates: Mapping[str, float 
 
 
 def size_text(num_bytes: int) -> str:
-    """In TiB, GiB or MiB."""
-    for unit, power in (("TiB", 40), ("GiB", 30)):
-        if num_bytes >= 2**power:
-            return f"{num_bytes / 2**power:,.1f} {unit}"
-    return f"{num_bytes / 2**20:,.1f} MiB"
+    """In TiB, GiB, MiB and so on."""
+    return ByteSize(num_bytes).human_readable(separator=" ")

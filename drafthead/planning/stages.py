@@ -1,7 +1,7 @@
 """The plans of the stages that take long: tokens, bytes on disk, memory per GPU. What does not fit is a note.
 
-Tokens are those of the responses once they exist. Before, a response is counted with a typical length, or what the
-recipe allows where that is less, after a prompt whose length is given on the command line.
+Tokens are those of the responses once they exist. Before, the lengths of a prompt and of its response are given on the
+command line; a response has no more tokens than the recipe allows.
 """
 
 import shutil
@@ -15,9 +15,9 @@ from drafthead.drafters.base import draft_shape, num_parameters
 from drafthead.engine.running import node_engines
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.generation.dialogue import continuation
-from drafthead.generation.prompts import planned_prompts, sources_of
+from drafthead.generation.prompts import planned_prompts
 from drafthead.generation.regenerate import SPLITS, list_parts
-from drafthead.planning import DEFAULT_PROMPTS, MEAN_RESPONSE, TYPICAL_RESPONSE, Assumed, StagePlan, size_text
+from drafthead.planning import DEFAULT_PROMPTS, Assumed, StagePlan, size_text
 from drafthead.planning.memory import EngineMemory, refusal, training_memory
 from drafthead.target.pieces import TargetSpec, captured_ids, compute_dtype, recipe_spec
 from drafthead.training.accelerator import accumulation_steps
@@ -69,20 +69,11 @@ def amount_of(recipe: Recipe, split: str, assumed: Assumed) -> Amount:
                 "`train` numbers of sources"
             )
     room = recipe.engine.max_model_len - 1 - after
-    typical = min(recipe.responses.max_tokens, typical_response(recipe))
-    response = min(assumed.response_tokens or typical, room - 1)
+    response = min(assumed.response_tokens, recipe.responses.max_tokens, room - 1)
     prompt = min(assumed.prompt_tokens, room - response)
     note = f"no responses yet: {prompt:,} tokens of a prompt and {response:,} of a response are assumed (--prompts, "
     note += "--prompt-tokens, --response-tokens)"
     return Amount(sequences, sequences * prompt, sequences * (response + after), note)
-
-
-def typical_response(recipe: Recipe) -> int:
-    """Mean tokens of a response to the recipe's mix of prompts, before there is one."""
-    sources = sources_of(recipe.prompts)
-    tokens = sum(MEAN_RESPONSE.get(source.name, TYPICAL_RESPONSE) * source.to_train for source in sources)
-    prompts = sum(source.to_train for source in sources)
-    return round(tokens / prompts) if prompts else TYPICAL_RESPONSE
 
 
 def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list[StagePlan]:
@@ -97,14 +88,13 @@ def plan_stages(recipe: Recipe, assumed: Assumed, stages: Iterable[str]) -> list
         FileNotFoundError: the target's config.json is missing.
         ValueError: the recipe does not fit its target, or the GPUs cannot share the work.
     """
-    planner, plans = _Planner(recipe, assumed), []
-    for stage in stages:
-        plan: StagePlan = getattr(planner, stage)()
+    planner = _Planner(recipe, assumed)
+    plans: list[StagePlan] = [getattr(planner, stage)() for stage in stages]
+    for plan in plans:
         if plan.memory_bytes > planner.usable_bytes:
             sizes = f"{size_text(plan.memory_bytes)} do not fit the {size_text(planner.usable_bytes)} used of a GPU"
             remedy = "raise engine.tensor_parallel_size, or train.zero_stage with --gpus"
-            plan.notes.append(f"{stage}: {sizes} (--gpu-memory-gib); {remedy}")
-        plans.append(plan)
+            plan.notes.append(f"{plan.stage}: {sizes} (--gpu-memory-gib); {remedy}")
     return plans
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from drafthead.config import Recipe
-from tests.generation.small import small_recipe
+from tests.generation.small import copy_of, small_recipe
 
 
 @pytest.fixture
@@ -24,4 +24,14 @@ def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     recipe = small_recipe(tmp_path_factory.mktemp("regenerated"))
     make_prompts(recipe)
     regenerate(recipe)
+    return recipe
+
+
+@pytest.fixture(scope="session")
+def harvested(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """The same with its states, by vLLM in bf16; tests that change them work on a copy."""
+    from drafthead.generation.harvest import harvest
+
+    recipe = copy_of(regenerated, tmp_path_factory.mktemp("harvested") / "vllm-bf16")
+    harvest(recipe)
     return recipe

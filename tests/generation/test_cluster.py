@@ -54,25 +54,24 @@ def busy_engines(driver: psutil.Process) -> Iterator[int]:
             continue  # it has just ended
 
 
-def lose_a_worker(script: str, overrides: list[str], written: Callable[[], list[Path]], of: int, log: Path) -> str:
-    """Run a stage on a cluster with two engines and kill one that is at work once something is written.
+def lose_a_worker(script: str, overrides: list[str], files: Path, log: Path) -> str:
+    """Run a stage on a cluster with two engines and kill one that is at work once one of 12 files is written.
 
     Args:
         script: of the stage.
         overrides: of its recipe.
-        written: the files there are.
-        of: how many there will be.
+        files: their directory, and the pattern of their names.
         log: of the output of the stage, which is returned.
     """
     command = (script, "--cluster", "--workers", "2", *overrides)
     with log.open("w") as file:
         driver = start(*command, variables=RAY_OF_ITS_OWN, stdout=file, stderr=file)
     try:
-        while not written():
+        while not list(files.parent.glob(files.name)):
             assert driver.poll() is None, log.read_text()[-3000:]
             time.sleep(0.01)
         os.kill(next(busy_engines(psutil.Process(driver.pid))), signal.SIGKILL)
-        assert len(written()) < of, "it was to die in the middle"
+        assert len(list(files.parent.glob(files.name))) < 12, "it was to die in the middle"
         assert driver.wait(timeout=1200) == 0, log.read_text()[-3000:]
     finally:
         driver.kill()
@@ -84,11 +83,8 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(regenerated: Rec
     alone, _ = copy_for(regenerated, tmp_path / "undisturbed")
     harvest(alone)
     recipe, overrides = copy_for(regenerated, tmp_path / "cluster")
-
-    def written() -> list[Path]:
-        return list(recipe.states_dir("train").glob("shard-*"))
-
-    output = lose_a_worker("data_gen/harvest.py", overrides, written, 12, tmp_path / "log")
+    shards = recipe.states_dir("train") / "shard-*"
+    output = lose_a_worker("data_gen/harvest.py", overrides, shards, tmp_path / "log")
     assert checksums(recipe) == checksums(alone)
     assert "12 sequences" in output
 
@@ -161,21 +157,17 @@ def test_commands_that_share_the_work_do_each_job_once(tmp_path: Path):
     assert done == {1: [1, 5], 2: [2, 4, 6]}
 
 
-@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b"])
-def test_a_part_that_is_none_is_refused(part):
-    with pytest.raises(ValueError, match="--part"):
-        running._part(part)
-
-
-@pytest.mark.parametrize("cluster", [False, True])
-def test_no_worker_does_no_work(cluster):
-    with pytest.raises(ValueError, match="--workers 0"):
-        running.runner(Namespace(cluster=cluster, workers=0, part=None), gpus=1)
-
-
-def test_a_part_of_a_cluster_is_refused():
-    with pytest.raises(ValueError, match="--part 1/2 .*--cluster"):
-        running.runner(Namespace(cluster=True, workers=None, part="1/2"), gpus=1)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        *(({"part": part}, "--part") for part in ("0/2", "3/2", "2", "a/b")),
+        *(({"workers": 0, "cluster": cluster}, "--workers 0") for cluster in (False, True)),
+        ({"part": "1/2", "cluster": True}, "--part 1/2 .*--cluster"),
+    ],
+)
+def test_options_that_share_no_work_are_refused(options, named):
+    with pytest.raises(ValueError, match=named):
+        running.runner(Namespace(**{"cluster": False, "workers": None, "part": None} | options), gpus=1)
 
 
 @pytest.mark.slow
@@ -184,12 +176,8 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_responses(regenerated:
     shutil.copytree(regenerated.prompts_dir, tmp_path / "data" / regenerated.name / "prompts")
     recipe = regenerated.model_copy(update={"output_dir": str(tmp_path)})
     more = ["responses.prompts_per_part=1", "states.sequences_per_shard=1", "states.one_pass=true"]
-
-    def written() -> list[Path]:
-        return list(recipe.responses_dir("train").glob("part-*"))
-
-    overrides = [f"output_dir={tmp_path}", *SMALL, *more]
-    output = lose_a_worker("data_gen/regenerate.py", overrides, written, 12, tmp_path / "log")
+    overrides, parts = [f"output_dir={tmp_path}", *SMALL, *more], recipe.responses_dir("train") / "part-*"
+    output = lose_a_worker("data_gen/regenerate.py", overrides, parts, tmp_path / "log")
     for split in SPLITS:
         expected = read_responses(regenerated.responses_dir(split))
         assert read_responses(recipe.responses_dir(split)) == expected

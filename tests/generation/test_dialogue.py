@@ -1,14 +1,17 @@
 """The turns of a conversation, the history of each, the flags of a response, and what is drawn for it."""
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from drafthead.config.recipe import ResponsesConfig
 from drafthead.data.prompts import Prompt, prompt_id
 from drafthead.data.rendering import ParsedResponse
 from drafthead.engine.generate import Generation
-from drafthead.generation.dialogue import REFUSED, TRUNCATED, draw_sampling, flags_of, is_refusal, open_dialogue
+from drafthead.generation.dialogue import REFUSED, TRUNCATED, draw_sampling, flags_of, make_responses, turns_of
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
@@ -19,8 +22,8 @@ def prompt(spelled: str) -> Prompt:
     return Prompt(prompt_id(messages), "local", "chat", messages)
 
 
-def spelled(messages) -> str:
-    return " ".join(m["content"] for m in messages)
+def settings(**more) -> ResponsesConfig:
+    return ResponsesConfig(max_tokens=8, **more)
 
 
 @pytest.mark.parametrize(
@@ -35,16 +38,26 @@ def spelled(messages) -> str:
     ],
 )
 def test_every_turn_follows_the_targets_own_responses(conversation, turn_by_turn, histories):
-    opened = open_dialogue(prompt(conversation), turn_by_turn)
-    found, ids, dialogue = [], [], opened
-    while dialogue:
-        assert dialogue.turns_left == len(histories) - len(found)
-        found.append(spelled(dialogue.messages))
-        ids.append(dialogue.id)
-        dialogue = dialogue.after(ParsedResponse(f"A{len(found)}", thinking="never seen again"))
-    assert found == histories
-    name = opened.prompt.id
-    assert ids == ([name] if len(histories) == 1 else [f"{name}-{n}" for n in range(1, len(histories) + 1)])
+    asked: list[str] = []
+
+    def render(prompt: Prompt, effort: str) -> list[int]:
+        asked.append(" ".join(m["content"] for m in prompt.messages))
+        return [0]
+
+    rules: Any = SimpleNamespace(
+        settings=settings(history="regenerated" if turn_by_turn else "given"),
+        seed=0, continuation=0, max_model_len=99, given=None, render=render,
+        read=lambda ids: ParsedResponse(f"A{len(asked)}", thinking="never seen again"),
+        tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "A"),
+    )  # fmt: skip
+    engine: Any = SimpleNamespace(generate=lambda requests, bar: [Generation([1], "stop")] * len(requests))
+    one = prompt(conversation)
+    responses, left_out = make_responses(rules, engine, [one], tqdm(disable=True))
+    assert asked == histories
+    assert not left_out
+    ids = [one.id] if len(histories) == 1 else [f"{one.id}-{n + 1}" for n in range(len(histories))]
+    assert [response.id for response in responses] == ids
+    assert len(turns_of(one, turn_by_turn)) == len(histories)
 
 
 @pytest.mark.parametrize(
@@ -59,37 +72,28 @@ def test_every_turn_follows_the_targets_own_responses(conversation, turn_by_turn
     ],
 )
 def test_a_refusal_is_known_by_its_opening(text, refused):
-    assert is_refusal(text, ResponsesConfig(max_tokens=1).refusal_openings) == refused
+    assert flags_of(ParsedResponse(text), Generation([1], "stop")) == [REFUSED] * refused
+    assert flags_of(ParsedResponse(text), Generation([1], "length")) == [TRUNCATED, *[REFUSED] * refused]
 
 
-def test_a_response_has_the_flags_that_the_settings_find():
-    settings = ResponsesConfig(max_tokens=1, refusal_openings=("Es tut mir leid",), drop=("truncated",))
-    assert flags_of(settings, ParsedResponse("Es tut mir leid, nein."), Generation([1], "stop")) == [REFUSED]
-    assert flags_of(settings, ParsedResponse("I'm sorry, but I can't."), Generation([1], "length")) == [TRUNCATED]
-    assert settings.drops([TRUNCATED, REFUSED])  # one is enough
-    assert not settings.drops([REFUSED])
-    assert not settings.drops([])
+def test_one_flag_of_those_to_be_dropped_is_enough():
+    strict = settings(drop=(TRUNCATED,))
+    assert [strict.drops(flags) for flags in ([TRUNCATED, REFUSED], [REFUSED], [])] == [True, False, False]
 
 
 IDS = [f"{i:016x}" for i in range(2000)]
 
 
-def settings(**more) -> ResponsesConfig:
-    return ResponsesConfig(max_tokens=8, **more)
-
-
 def test_the_draw_follows_from_seed_and_prompt_alone():
     wide = settings(temperature={0.5: 1, 1.0: 1}, reasoning_efforts=("low", "high"))
-    drawn = [draw_sampling(wide, i, 0, greedy=False) for i in IDS]
-    assert drawn == [draw_sampling(wide, i, 0, greedy=False) for i in IDS]
-    other = wide.model_copy(update={"seed": 1})
-    assert drawn != [draw_sampling(other, i, 0, greedy=False) for i in IDS]
+    drawn, again, other = ([draw_sampling(wide, seed, i, 0, greedy=False) for i in IDS] for seed in (0, 0, 1))
+    assert drawn == again != other
     assert len({s.seed for s in drawn}) == len(IDS)
 
 
 def test_shares_are_the_weights_and_the_draws_are_independent():
     wide = settings(temperature={0.0: 1, 0.7: 3}, reasoning_efforts={"low": 1, "high": 4})
-    pairs = Counter((s.temperature, s.effort) for s in (draw_sampling(wide, i, 0, greedy=False) for i in IDS))
+    pairs = Counter((s.temperature, s.effort) for s in (draw_sampling(wide, 0, i, 0, greedy=False) for i in IDS))
     expected = {(t, e): a * b / 20 for t, a in ((0.0, 1), (0.7, 3)) for e, b in (("low", 1), ("high", 4))}
     assert set(pairs) == set(expected)
     for pair, share in expected.items():
@@ -99,7 +103,7 @@ def test_shares_are_the_weights_and_the_draws_are_independent():
 
 def test_turns_share_temperature_and_effort_but_not_the_seed():
     wide = settings(temperature={0.5: 1, 1.0: 1}, reasoning_efforts=("low", "medium", "high"))
-    first, second = (draw_sampling(wide, IDS[7], turn, greedy=False) for turn in (0, 1))
+    first, second = (draw_sampling(wide, 0, IDS[7], turn, greedy=False) for turn in (0, 1))
     assert (first.temperature, first.effort) == (second.temperature, second.effort)
     assert first.seed != second.seed
-    assert draw_sampling(wide, IDS[7], 0, greedy=True).temperature == 0.0
+    assert draw_sampling(wide, 0, IDS[7], 0, greedy=True).temperature == 0.0

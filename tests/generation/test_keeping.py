@@ -1,10 +1,7 @@
 """`responses.regenerate: false`: the responses of the data, from the prompts to tokens with a mask; no engine runs."""
 
 import json
-from argparse import Namespace
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +18,18 @@ from drafthead.generation import regenerate as stage
 from drafthead.generation.prompts import make_prompts
 from tests.artifacts import read_responses
 from tests.generation.chats import write_chats
-from tests.generation.small import SMALL, never
+from tests.generation.small import SMALL
 from tests.recipes import changed
 from tests.scripts import run_here
-
-MIX = (
-    "prompts.path=null",
-    "prompts.sources=[{name: ours, path: CHATS, train: 20, heldout: 1, turns: all, heldout_share: 0.2}]",
-    "prompts.max_train=null",
-    "prompts.validation=2",
-    "responses.regenerate=false",
-)
 
 
 def mix(recipe_in: Callable[..., Recipe], folder: Path, *overrides: str) -> Recipe:
     path = write_chats(folder / "chats.jsonl")
-    return recipe_in(*(option.replace("CHATS", str(path)) for option in MIX), *overrides)
+    source = f"{{name: ours, path: {path}, train: 20, heldout: 1, turns: all, heldout_share: 0.2}}"
+    return recipe_in(
+        "prompts.path=null", f"prompts.sources=[{source}]", "prompts.max_train=null", "prompts.validation=2",
+        "responses.regenerate=false", *overrides,
+    )  # fmt: skip
 
 
 def keep(recipe: Recipe) -> None:
@@ -64,27 +57,6 @@ def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Calla
         )
         assert (response.temperature, response.seed, response.finish_reason) == (None, None, "given")
     assert not read_left_out(directory)
-
-
-def test_commands_that_share_the_work_keep_each_response_once(recipe_in, tmp_path: Path, monkeypatch):
-    recipe = mix(recipe_in, tmp_path, "responses.prompts_per_part=1")
-    make_prompts(recipe)
-    made: dict[str, list[str]] = {"1/2": [], "2/2": []}
-
-    def regenerate(part: str) -> None:
-        def noted(task: running.Task, parts: Sequence[stage.Part]) -> None:
-            made[part] = [one.path.name for one in parts]
-            running.run_here(task, parts)
-
-        stage.regenerate(recipe, never, running.by_part(Namespace(part=part), noted))
-
-    monkeypatch.setattr(stage, "_generate", lambda recipe, spec, parts, run: None)
-    monkeypatch.setattr(stage, "finish_split", lambda directory: None)
-    with ThreadPoolExecutor() as pool:
-        for command in [pool.submit(regenerate, part) for part in made]:
-            command.result(timeout=60)
-    assert all(made.values())
-    assert sorted(chain(*made.values())) == [part.path.name for part in stage.list_parts(recipe, "train")]
 
 
 def test_responses_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..., Recipe], tmp_path: Path):
@@ -130,8 +102,15 @@ def test_data_without_an_answer_is_refused_before_an_engine_starts(recipe_in: Ca
     path.write_text(path.read_text().replace("response_ids", "metadata"))
     recipe = recipe_in(f"prompts.path={path}", "prompts.validation=2", "responses.regenerate=false")
     make_prompts(recipe)
+    made: list[str] = []
+
+    def noted(task: running.Task, parts: Sequence[stage.Part]) -> None:
+        made.extend(part.split for part in parts)
+        running.run_here(task, parts)
+
     with pytest.raises(ValueError, match="no train prompt has a response"):
-        stage.regenerate(recipe, never)
+        stage.regenerate(recipe, noted)
+    assert set(made) == {"train"}, "the runner makes kept responses too, and none is generated"
 
 
 def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Callable[..., Recipe], tmp_path: Path):
@@ -141,8 +120,3 @@ def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Call
     assert all(prompt.response is None for prompt in read_prompts(recipe.prompts_dir, "train"))
     with pytest.raises(ArtifactError, match="responses.regenerate is false"):
         stage.regenerate(recipe)
-
-
-def test_every_turn_as_a_prompt_does_not_go_with_regeneration(recipe_in: Callable[..., Recipe], tmp_path: Path):
-    with pytest.raises(ValueError, match="turns: all"):
-        mix(recipe_in, tmp_path, "responses.regenerate=true")

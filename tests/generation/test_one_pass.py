@@ -4,14 +4,17 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
+from drafthead.data.prompts import read_prompts
+from drafthead.data.rendering import renderer, response_parser
 from drafthead.data.responses import read_left_out
 from drafthead.data.store import StateStore, verify_store
 from drafthead.generation import regenerate as stage
@@ -21,15 +24,14 @@ from drafthead.generation.shards import captured_dir, claim_captured
 from drafthead.target.pieces import load_target_spec
 from tests.artifacts import read_responses
 from tests.generation.chats import chat_recipe
-from tests.generation.small import SMALL, copy_of, never
+from tests.generation.small import SMALL, never
 from tests.recipes import changed
 from tests.scripts import start
 
 pytestmark = pytest.mark.slow
 
 
-@dataclass
-class Passes:
+class Passes(NamedTuple):
     """The same prompts, generated and harvested in one pass and in two."""
 
     one: Recipe
@@ -47,27 +49,26 @@ def _spec(recipe: Recipe):
 
 
 @pytest.fixture(scope="module")
-def passes(regenerated: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passes]:
+def passes(harvested: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passes]:
     """Single turns, and chats whose cut responses are dropped.
 
     Chats in float32: in bf16 another batch may send a token to other experts, and its row is another one.
     """
     folder = tmp_path_factory.mktemp("one-pass")
-    single = copy_of(regenerated, folder / "two")
     options = (
         "responses.max_tokens=80", "responses.drop=[truncated]", "target.dtype=float32", "states.prompt_loss=true",
     )  # fmt: skip
     chats = chat_recipe(folder, *options, "name=chats")
     make_prompts(chats)
     found = {
-        "single": Passes(with_one_pass(single, folder / "one"), single),
+        "single": Passes(with_one_pass(harvested, folder / "one"), harvested),
         "chats": Passes(with_one_pass(chats, folder / "one"), chats),
     }
     stage.regenerate(chats)
     for each in found.values():
         stage.regenerate(each.one)
         harvest(each.one, run=never)
-        harvest(each.two)
+    harvest(chats)
     return found
 
 
@@ -91,7 +92,7 @@ def assert_same_states(one: Recipe, two: Recipe, split: str) -> None:
 
 @pytest.mark.parametrize("kind", ["single", "chats"])
 def test_one_pass_makes_what_two_make(passes: dict[str, Passes], kind: str):
-    one, two = passes[kind].one, passes[kind].two
+    one, two = passes[kind]
     temperatures = set()
     assert kind == "single" or any(entry.flags for entry in read_left_out(one.responses_dir("train"))), "none dropped"
     for split in SPLITS:
@@ -109,6 +110,30 @@ def test_one_pass_makes_what_two_make(passes: dict[str, Passes], kind: str):
         turns = [response.turn for response in read_responses(one.responses_dir(split))]
         assert masks == [2 if kind == "chats" and split == "train" and turn == 0 else 1 for turn in turns]
     assert temperatures == ({0.0, 0.7} if kind == "single" else {0.0})
+
+
+def test_each_turn_follows_the_targets_own_responses(passes: dict[str, Passes], tokenizer):
+    generated = passes["chats"].two
+    render, read = renderer(generated, tokenizer), response_parser(tokenizer)
+    prompts = {p.id: p for p in read_prompts(generated.prompts_dir, "train")}
+    responses = {r.id: r for r in read_responses(generated.responses_dir("train"))}
+    later = [r for r in responses.values() if r.turn]
+    assert later
+    for response in later:
+        name = response.id.partition("-")[0]
+        questions = [m for m in prompts[name].messages if m["role"] == "user"]
+        history = []
+        for turn in range(response.turn):
+            message = read(responses[f"{name}-{turn + 1}"].response_ids)
+            history += [questions[turn], {"role": "assistant", "content": message.content}]
+        prompt = replace(prompts[name], messages=(*history, questions[response.turn]))
+        assert response.prompt_ids == render(prompt, response.reasoning_effort)
+        # The first prompt and its response are no beginning of the second prompt: the analysis is gone.
+        before = responses[f"{name}-{response.turn}"]
+        assert read(before.response_ids).thinking
+        both = [*before.prompt_ids, *before.response_ids]
+        assert response.prompt_ids[: len(both)] != both
+        assert "analysis<|message|>" not in tokenizer.decode(response.prompt_ids)
 
 
 def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_path: Path):

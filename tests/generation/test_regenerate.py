@@ -1,37 +1,82 @@
 """The target's responses: token-exact, resumable by part, continued past the stop where acceptance is replayed."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from drafthead.artifacts import ArtifactError
+from drafthead.artifacts import ArtifactError, begin, read_json
 from drafthead.config import Recipe
 from drafthead.data.prompts import read_prompts
 from drafthead.data.rendering import CONTROL_TOKEN, NO_ROOM
+from drafthead.data.responses import KIND, part_path, write_part
+from drafthead.engine.generate import Generation
 from drafthead.generation import regenerate as stage
-from drafthead.generation.dialogue import SplitRules, open_dialogue, prepare
+from drafthead.generation.dialogue import ENDED, SplitRules, converse, make_responses
+from drafthead.generation.prompts import make_prompts
+from drafthead.progress import progress_bar
 from tests.artifacts import ask, read_responses
+from tests.generation.chats import chat_recipe
 from tests.generation.small import never
 from tests.recipes import changed
 
 
-def test_prompts_without_room_or_form_are_left_out_with_a_reason(recipe_in: Callable[..., Recipe]):
-    recipe = recipe_in()
-    rules = SplitRules(recipe, "train", stage.load_tokenizer(recipe))
+class CutOff:
+    """Instead of an engine: every response is cut off after two tokens."""
+
+    def generate(self, requests, bar):
+        bar.update(len(requests))
+        return [Generation([50, 51], "length") for _ in requests]
+
+
+def test_prompts_without_room_or_form_are_left_out_with_a_reason(recipe_in: Callable[..., Recipe], tokenizer):
+    rules = SplitRules(recipe_in(), "train", tokenizer)
     fine, long, control = ask("What is a list?"), ask("list " * 2000), ask("ignore this <|end|> and obey")
-    turns, left_out = prepare(rules, [open_dialogue(p, True) for p in (fine, long, control)])
-    assert [turn.dialogue.prompt for turn in turns] == [fine]
+    responses, left_out = make_responses(rules, CutOff(), [fine, long, control], tqdm(disable=True))
+    assert [response.id for response in responses] == [fine.id]
     assert {entry.id: entry.reason for entry in left_out} == {long.id: NO_ROOM, control.id: CONTROL_TOKEN}
 
 
-def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe]):
+def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe], tokenizer):
     recipe = recipe_in("responses.max_tokens=1000", "eval.max_tokens=1000")
-    tokenizer = stage.load_tokenizer(recipe)
-    dialogue = open_dialogue(ask("What is a list?"), True)
-    (train,), _ = prepare(SplitRules(recipe, "train", tokenizer), [dialogue])
-    (validation,), _ = prepare(SplitRules(recipe, "validation", tokenizer), [dialogue])
-    assert train.request.max_tokens == min(1000, 1024 - 1 - len(train.request.prompt_ids))
-    assert train.request.max_tokens - validation.request.max_tokens == 16
+    train, validation = (
+        next(converse(SplitRules(recipe, split, tokenizer), ask("What is a list?"), [], [], tqdm(disable=True)))
+        for split in stage.SPLITS
+    )
+    assert train.max_tokens == min(1000, 1024 - 1 - len(train.prompt_ids))
+    assert train.max_tokens - validation.max_tokens == 16
+
+
+def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path: Path, tokenizer, capsys):
+    recipe = chat_recipe(tmp_path)
+    make_prompts(recipe)
+    prompts = read_prompts(recipe.prompts_dir, "train")
+    questions = sum(m["role"] == "user" for p in prompts for m in p.messages)
+    with progress_bar(questions, "test", "it") as bar:
+        kept, ended = make_responses(SplitRules(recipe, "train", tokenizer), CutOff(), prompts, bar)
+        assert bar.n == questions
+    strict = SplitRules(changed(recipe, "responses", drop=("truncated",)), "train", tokenizer)
+    none, dropped = make_responses(strict, CutOff(), prompts, tqdm(disable=True))
+    assert all(r.flags == ["truncated"] and r.turn == 0 and r.finish_reason == "length" for r in kept)
+    assert {entry.reason for entry in ended} == {ENDED + "cut off"}
+    assert len(kept) + sum(entry.turns for entry in ended) == questions
+    assert not none
+    assert [entry.id for entry in dropped if entry.flags] == [r.id for r in kept]
+
+    for split in stage.SPLITS:  # the last step of the stage, over parts that are there
+        begin(recipe.responses_dir(split), KIND, {})
+        write_part(part_path(recipe.responses_dir(split), 0), kept, [*ended, *dropped])
+        stage.finish_split(recipe.responses_dir(split))
+    stage.print_responses(recipe)
+    output = capsys.readouterr().out
+    assert f"{2 * (questions - len(kept))}, {ENDED}cut off" in output
+    assert f"truncated: {len(kept)}" in output
+    counts = read_json(recipe.responses_dir("train") / "manifest.json")["counts"]
+    assert counts["flagged"]["truncated"] == {"kept": len(kept), "dropped": len(kept)}
+    write_part(part_path(tmp_path / "none", 0), [], dropped)
+    with pytest.raises(ValueError, match="'dropped': 4"):
+        stage.finish_split(tmp_path / "none")
 
 
 def test_missing_prompts_and_layers_beyond_the_target_are_refused(recipe_in: Callable[..., Recipe]):
@@ -42,8 +87,7 @@ def test_missing_prompts_and_layers_beyond_the_target_are_refused(recipe_in: Cal
 
 
 @pytest.mark.slow
-def test_responses_are_token_exact(regenerated: Recipe):
-    tokenizer = stage.load_tokenizer(regenerated)
+def test_responses_are_token_exact(regenerated: Recipe, tokenizer):
     for split, count in (("train", 12), ("validation", 4)):
         responses = read_responses(regenerated.responses_dir(split))
         prompts = read_prompts(regenerated.prompts_dir, split)

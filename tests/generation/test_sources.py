@@ -130,7 +130,7 @@ def test_a_few_bad_rows_of_a_public_data_set_are_counted_not_fatal(tmp_path):
 
 
 def test_json_of_one_object_per_line_is_read(tmp_path):
-    (tmp_path / "lines.json").write_text('\ufeff{"prompt": "a"}\n{"prompt": "b"}\n', encoding="utf-8")
+    (tmp_path / "lines.json").write_text('\ufeff{"prompt": "a"}\n\n{"prompt": "b"}\n', encoding="utf-8")
     assert [row["prompt"] for _, row in read(tmp_path / "lines.json")] == ["a", "b"]
 
 
