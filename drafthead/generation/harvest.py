@@ -148,11 +148,7 @@ def _counts(jobs: Sequence[ShardJob]) -> dict[str, int]:
     return {
         "sequences": sum(job.size for job in jobs),
         "tokens": sum(job.num_tokens for job in jobs),
-        "loss_tokens": sum(
-            slot.num_response_tokens + slot.num_prompt_tokens * (slot.prompt_mask > 0)
-            for job in jobs
-            for slot in job.slots()
-        ),
+        "loss_tokens": sum(job.loss_tokens for job in jobs),
     }
 
 
@@ -282,9 +278,11 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Any]:
     module = nn.Module.to(model, device).eval()
 
     def make(job: ShardJob, bar: tqdm) -> None:
-        for slot, ids in zip(job.slots(), job.sequences(), strict=True):
-            writer.add(slot, torch.tensor(ids, dtype=torch.int32), capture(module, ids, boundaries).cpu())
+        texts, rows = job.texts(), []
+        for _, ids, _ in texts:
+            rows.append(capture(module, ids, boundaries).cpu())
             bar.update(1)
+        writer.write(job.path, texts, rows)
 
     try:
         yield SimpleNamespace(make=make, finish=writer.finish)

@@ -4,17 +4,15 @@ A step writes rows made up of token, position, boundary and column into the page
 scheduler gave the request; everything else is vLLM's and ours. With few blocks requests are preempted, and computed
 again in others.
 
-python -m tests.engine.modelless FOLDER SEED   fills stores and a spool under load (tests/faults/test_capture_load.py)
+python -m tests.engine.modelless FOLDER SEED   fills two stores and a spool (tests/faults/test_capture_load.py)
 """
 
-import os
 import random
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
-from functools import partial
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from drafthead.generation.harvest import fill
 from drafthead.generation.shards import ShardJob, cut_shards
 from drafthead.processes import ends_with_parent
 from drafthead.target.pieces import load_target_spec
-from tests.engine.slots import writer_of
+from tests.engine.shards import writer_of
 
 AT_ONCE, SHARDS = 200, 3  # requests in an engine, all those of a shard
 BLOCK, HIDDEN, LAYERS = 16, 4, 2  # of the cache: tokens; of the made-up target
@@ -76,7 +74,8 @@ class Engine:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        texts = dict(zip([r.id for r in job.responses], job.sequences(), strict=True))
+        texts = job.texts()
+        ids = {name: tokens for name, tokens, _ in texts}
         for response in job.responses:
             params = SamplingParams(
                 temperature=0.0, max_tokens=len(response.response_ids), ignore_eos=True,
@@ -84,13 +83,13 @@ class Engine:
             )  # fmt: skip
             self._scheduler.add_request(Request(response.id, list(response.prompt_ids), params, None))
         while self._scheduler.has_unfinished_requests():
-            self._step(texts)
-        assert self._connector.store(job.slots(), job.sequences()) is None
+            self._step(ids)
+        assert self._connector.store([(str(job.path), texts)]) is None
         if bar is not None:
             bar.update(job.size)
 
     def finish(self) -> None:
-        assert self._connector.store([], [], finish=True) is None
+        assert self._connector.store([], finish=True) is None
 
     def _step(self, texts: dict[str, list[int]]) -> None:
         from vllm.v1.outputs import ModelRunnerOutput
@@ -127,94 +126,62 @@ def make_jobs(directory: Path) -> list[ShardJob]:
     return cut_shards(directory, [responses], AT_ONCE)
 
 
-def start(work: Callable[[], None]) -> int:
-    """A fork of this process that does some work and ends; returns its id."""
-    end_with_us, pid = ends_with_parent(), os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            if end_with_us:
-                end_with_us()
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def ended(pid: int) -> bool:
-    """Wait for a process; whether it came to its end, and was not killed."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code in (0, -signal.SIGKILL), f"a worker ended with {code}"
-    return code == 0
-
-
-def fill_store(jobs: list[ShardJob], chooser: random.Random, seconds: float) -> int:
-    """A worker for each shard, one in ten of them killed; what is missing is made again. Returns how many were."""
-    started = killed = 0
-
-    def work(job: ShardJob) -> None:
-        engine = Engine(SCARCE)
+def fill_store(jobs: list[ShardJob], blocks: int) -> tuple[list[bytes], int]:
+    """The shards' bytes, and how often a request was preempted."""
+    engine = Engine(blocks)
+    for job in jobs:
         engine.make(job)
-        engine.finish()
-        assert engine.preempted
-
-    while missing := [job for job in jobs if not job.path.exists()]:
-        for job in missing:
-            pid = start(partial(work, job))
-            if killed <= started // 10:
-                time.sleep(chooser.uniform(0, seconds))
-                os.kill(pid, signal.SIGKILL)
-            started += 1
-            killed += not ended(pid)
-    return killed
+    engine.finish()
+    return [job.path.read_bytes() for job in jobs], engine.preempted
 
 
-def train_from_spool(spool: Spool, wanted: list[bytes], chooser: random.Random, seconds: float) -> tuple[int, bool]:
-    """Use up a spool of two harvesters, one of which is killed about once in ten shards; how often, and whether each
-    shard was as wanted."""
-    killed, whole, jobs = 0, True, make_jobs(spool.directory)
+def use_up(spool: Spool, wanted: list[bytes], chooser: random.Random, seconds: float) -> None:
+    """Train from a spool of two harvesters, one of which is killed now and then, until every shard was as wanted."""
+    jobs, end_with_us = make_jobs(spool.directory), ends_with_parent()
 
     def work() -> None:
+        if end_with_us:
+            end_with_us()
         fill(Engine(SCARCE), spool, jobs)
 
-    harvesters, moment = [start(work), start(work)], time.monotonic() + chooser.uniform(0, seconds)
+    def harvester() -> BaseProcess:
+        process = get_context("fork").Process(target=work)
+        process.start()
+        return process
+
+    killed, harvesters, moment = 0, [harvester(), harvester()], time.monotonic() + chooser.uniform(0, seconds)
     for index in range(spool.total):
         while not spool.path(index).exists():
             if killed <= index // 10 and time.monotonic() > moment:
-                pid = harvesters.pop(chooser.randrange(2))
-                os.kill(pid, signal.SIGKILL)
-                killed += not ended(pid)
-                harvesters.append(start(work))
+                victim = harvesters.pop(chooser.randrange(2))
+                victim.kill()
+                victim.join()
+                killed += victim.exitcode == -signal.SIGKILL
+                harvesters.append(harvester())
                 moment = time.monotonic() + chooser.uniform(0, 10 * seconds)
             time.sleep(0.01)
-        whole &= spool.path(index).read_bytes() == wanted[index]
+        assert spool.path(index).read_bytes() == wanted[index]
         assert len(spool.present()) <= spool.capacity
         spool.release(index + 1)
-    assert all(map(ended, harvesters))
-    return killed, whole
+    assert killed, "no harvester was killed"
+    for process in harvesters:
+        process.join()
+        assert process.exitcode == 0
 
 
 def main() -> None:
     torch.set_num_threads(1)  # a forked worker would wait for threads that its parent alone has
     folder, chooser = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
     import_vllm()
-    quiet, engine = make_jobs(folder / "undisturbed"), Engine(PLENTY)
     began = time.monotonic()
-    for job in quiet:
-        engine.make(job)
-    engine.finish()
-    seconds = (time.monotonic() - began) / len(quiet)
-    assert not engine.preempted
-    jobs = make_jobs(folder / "store")
-    killed = fill_store(jobs, chooser, seconds)
-    wanted = [job.path.read_bytes() for job in quiet]
-    same = [job.path.read_bytes() for job in jobs] == wanted
+    wanted, preempted = fill_store(make_jobs(folder / "undisturbed"), PLENTY)
+    seconds = (time.monotonic() - began) / SHARDS
+    assert not preempted
+    found, preempted = fill_store(make_jobs(folder / "store"), SCARCE)
+    assert preempted
+    assert found == wanted
     (folder / "spool").mkdir()
-    of_spool, whole = train_from_spool(Spool(folder / "spool", 2, len(quiet), 1), wanted, chooser, seconds)
-    print(f"killed {killed} and {of_spool}, store as undisturbed: {same}, spool: {whole}")
+    use_up(Spool(folder / "spool", 2, SHARDS, 1), wanted, chooser, seconds)
 
 
 if __name__ == "__main__":
