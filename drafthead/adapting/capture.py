@@ -30,6 +30,7 @@ Position = tuple[str, int]  # a segment's name and the bytes of it that were rea
 START: Position = ("", 0)
 KEY = "DRAFTHEAD_CAPTURE_KEY"  # in the environment
 _SEGMENT_S, _SEGMENT_BYTES = 3600, 8 << 20
+MOST_BYTES = 4 << 30
 DAY_S = 86_400
 REST = "others"  # what small workloads are called together
 
@@ -133,12 +134,12 @@ class Log:
                 f"{path} holds a record that does not read: it was written with {held}; set {KEY} to that, or delete it"
             ) from None
 
-    def purge(self, days: float, mib: float) -> None:
-        """Delete segments whose first record is older than `days`, then the oldest while they are above `mib` MiB."""
+    def purge(self, days: float) -> None:
+        """Delete segments whose first record is older than `days`, then the oldest while all are above MOST_BYTES."""
         oldest, left = time.time() - days * DAY_S, self.segments()
         with suppress(FileNotFoundError):  # another process deletes them, too
             while left and (
                 int(left[0].name.split("-")[0]) / 1e6 < oldest
-                or (len(left) > 1 and sum(p.stat().st_size for p in left) > mib * 2**20)  # the last is being written
+                or (len(left) > 1 and sum(p.stat().st_size for p in left) > MOST_BYTES)  # the last is being written
             ):
                 left.pop(0).unlink()

@@ -119,8 +119,8 @@ class Recorder:
             self._captured.append(record)
         if time.monotonic() - self._purged > _PURGE_S:
             self._purged = time.monotonic()
-            self._captured.purge(self._settings.retention_days, self._settings.retention_mib)
-            self._counts.purge(math.inf, self._settings.retention_mib)  # the reference stays, however old
+            self._captured.purge(self._settings.retention_days)
+            self._counts.purge(math.inf)  # the reference stays, however old
 
 
 class Adapting:

@@ -162,8 +162,7 @@ class Loop:
             self._begin_again()
         else:
             self._forget()
-        settings = self.recipe.adapt
-        Log(folder(self.recipe) / "captured").purge(settings.retention_days, settings.retention_mib)
+        Log(folder(self.recipe) / "captured").purge(self.recipe.adapt.retention_days)
         getattr(self, f"_{self.state.phase}")()
 
     def in_turn(self) -> str:
@@ -172,23 +171,22 @@ class Loop:
         return self.candidate.name if self.state.phase == "trial" and _TURNS[turn % 4] else self.served.name
 
     def _watch(self) -> None:
-        state, settings = self.state, self.recipe.adapt
+        state, first = self.state, drift.REFERENCE
         served = str(self.head_dir(self.served.name))
         rows = [r for r in self.records("counts") if r["drafts"]]
         own = [r for r in rows if r["head"] == served and r["at"] >= state.reference_from]
         if state.probation:
             before = str(self.head_dir(state.heads[-2].name))
             rows = [r for r in rows if r["head"] == before and state.alarmed <= r["at"] < self.served.since]
-            reference, later = rows[-settings.reference_requests :], own[: settings.reference_requests]
+            reference, later, enough = rows[-first:], own[:first], drift.LEAST
         else:
-            reference, later = own[: settings.reference_requests], own[settings.reference_requests :]
-        enough = settings.reference_requests if not state.probation else drift.LEAST
+            reference, later, enough = own[:first], own[first:], first
         few = len(reference) < enough
         if not few and reference != self._charted[0]:
-            self._charted = reference, drift.charts_of(reference, settings.requests_per_day)
+            self._charted = reference, drift.charts_of(reference)
         alarm = None if few else drift.first_alarm(self._charted[1], later)
         if alarm is None:
-            if state.probation and (few or len(later) >= settings.reference_requests):
+            if state.probation and (few or len(later) >= first):
                 state.probation = False
                 why = f"too few requests to compare with: {len(reference)}, not {enough}"
                 self.note("kept", self.served.name, why if few else f"no fall in its first {len(later)} requests")

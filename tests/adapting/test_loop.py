@@ -20,8 +20,9 @@ NOW = time.time() - 5000
 
 
 @pytest.fixture
-def loop(tmp_path):
-    recipe = changed(tiny_recipe(tmp_path), "adapt", min_tokens=7000, reference_requests=100)
+def loop(tmp_path, monkeypatch):
+    monkeypatch.setattr(drift, "REFERENCE", 100)
+    recipe = changed(tiny_recipe(tmp_path), "adapt", min_tokens=7000)
     begin(recipe.head_dir, "head", {"target": {}})
     finish(recipe.head_dir, {})
     found = Loop.opened(recipe, [])

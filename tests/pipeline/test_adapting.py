@@ -29,7 +29,7 @@ from tests.scripts import run_here, run_ok, start
 from tests.warm import run_trainer, run_warm
 
 pytestmark = pytest.mark.slow
-CAPTURE_ALL = ("adapt.rate=1", "adapt.reference_requests=100", "adapt.min_tokens=16000")
+CAPTURE_ALL = ("adapt.rate=1", "adapt.min_tokens=16000")
 
 
 def linked(tiny_run: Recipe, root: Path, *more: str) -> tuple[Recipe, tuple[str, ...]]:
