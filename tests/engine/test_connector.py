@@ -28,7 +28,6 @@ class Harvest:
     texts: list[list[list[int]]]  # per shard
     shards: list[Shard]
     cached_tokens: int
-    error_after: str
 
 
 def make_texts() -> list[list[list[int]]]:
@@ -62,10 +61,10 @@ def harvested(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
         cached = sum(m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits")
         (directory / "file").write_text("not a directory")
         harvest(directory / "file" / "shard", as_texts(0, [[20, 21, 22]]))
-        with pytest.raises(ValueError, match="could not be written") as caught:
+        with pytest.raises(ValueError, match="could not be written.*file"):
             engine.finish()
     shards = [Shard(shard_path(directory, i)) for i in range(2)]
-    return Harvest(spec, texts, shards, cached, str(caught.value))
+    return Harvest(spec, texts, shards, cached)
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +104,6 @@ def test_last_boundary_gives_the_targets_own_logits(harvested: Harvest, referenc
         torch.testing.assert_close(sequence.lse, logits.logsumexp(-1), rtol=1e-3, atol=1e-2)
         chosen = logits.gather(1, sequence.argmax[:, None].long())[:, 0]
         torch.testing.assert_close(chosen, logits.amax(-1), rtol=1e-3, atol=1e-2)
-
-
-def test_an_error_of_the_writer_reaches_the_caller(harvested: Harvest):
-    assert "file" in harvested.error_after
 
 
 def test_rows_of_a_draft_wait_until_it_is_accepted():
