@@ -80,8 +80,8 @@ def time_plain(recipe: Recipe, jobs: Sequence[ShardJob]) -> Taken:
         def read(texts: Iterable[list[int]]) -> None:
             engine.generate([GenerationRequest(ids, 1, 0.0, None) for ids in texts])
 
-        read(jobs[0].sequences()[:32])
-        return taken(lambda: [read(job.sequences()) for job in jobs])
+        read([ids for _, ids, _ in jobs[0].texts()[:32]])
+        return taken(lambda: [read([ids for _, ids, _ in job.texts()]) for job in jobs])
 
 
 def time_harvest(recipe: Recipe, spec: TargetSpec, jobs: Sequence[ShardJob]) -> Taken:
@@ -119,7 +119,7 @@ def main() -> None:
     )
     spec = load_target_spec(recipe.target_path, recipe.target.revision)
     jobs = jobs_of(recipe, recipe.directory(), args.sequences)
-    tokens = sum(len(text) for job in jobs for text in job.sequences())
+    tokens = sum(job.num_tokens for job in jobs)
     made = made_by()
     print(f"{tokens:,} tokens in {sum(len(j.responses) for j in jobs)} sequences; {made['machine']}; {made['created']}")
     print(f"states.format {recipe.states.format}, load average {os.getloadavg()[0]:.1f}")

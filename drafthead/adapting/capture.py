@@ -26,10 +26,9 @@ from cryptography.fernet import Fernet, InvalidToken
 Record = dict[str, Any]
 Ids = list[int]
 Redact = Callable[[Ids, Ids], tuple[Ids, Ids] | None]
-Position = tuple[str, int]  # a segment's name and the bytes of it that were read
-START: Position = ("", 0)
 KEY = "DRAFTHEAD_CAPTURE_KEY"  # in the environment
 _SEGMENT_S, _SEGMENT_BYTES = 3600, 8 << 20
+MOST_BYTES = 4 << 30
 DAY_S = 86_400
 REST = "others"  # what small workloads are called together
 
@@ -80,6 +79,7 @@ class Log:
     _file: int = -1  # none is open
     _begun: float = 0.0
     _size: int = 0
+    _after: tuple[str, int] = ("", 0)  # the segment read last, and the bytes of it that were read
 
     def append(self, record: Record) -> None:
         """Write a record, whole or torn at the end of its segment."""
@@ -105,24 +105,25 @@ class Log:
         """From the oldest on."""
         return sorted(self.directory.glob("*.log"))
 
-    def read(self, after: Position = START) -> tuple[list[Record], Position]:
-        """Records from a position on, and the position behind them.
+    def read(self) -> list[Record]:
+        """Records since the last call, from the oldest on.
 
         Raises:
             CaptureError: a record was encrypted with another key, or without one.
         """
         records: list[Record] = []
         for path in self.segments():
-            if path.name < after[0]:
+            last, begin = self._after
+            if path.name < last:
                 continue
-            begin = after[1] if path.name == after[0] else 0
+            begin = begin if path.name == last else 0
             with suppress(FileNotFoundError), path.open("rb") as file:  # its age may be reached meanwhile
                 file.seek(begin)
                 text = file.read()
                 whole = text[: text.rfind(b"\n") + 1]  # what follows is being written, or was torn by a kill
                 records += [self._parse(line, path) for line in whole.splitlines()]
-                after = (path.name, begin + len(whole))
-        return records, after
+                self._after = path.name, begin + len(whole)
+        return records
 
     def _parse(self, line: bytes, path: Path) -> Record:
         try:
@@ -133,12 +134,12 @@ class Log:
                 f"{path} holds a record that does not read: it was written with {held}; set {KEY} to that, or delete it"
             ) from None
 
-    def purge(self, days: float, mib: float) -> None:
-        """Delete segments whose first record is older than `days`, then the oldest while they are above `mib` MiB."""
+    def purge(self, days: float) -> None:
+        """Delete segments whose first record is older than `days`, then the oldest while all are above MOST_BYTES."""
         oldest, left = time.time() - days * DAY_S, self.segments()
         with suppress(FileNotFoundError):  # another process deletes them, too
             while left and (
                 int(left[0].name.split("-")[0]) / 1e6 < oldest
-                or (len(left) > 1 and sum(p.stat().st_size for p in left) > mib * 2**20)  # the last is being written
+                or (len(left) > 1 and sum(p.stat().st_size for p in left) > MOST_BYTES)  # the last is being written
             ):
                 left.pop(0).unlink()

@@ -25,7 +25,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.distance import jensenshannon
 
-from drafthead.adapting.capture import REST, Record
+from drafthead.adapting.capture import DAY_S, REST, Record
 from drafthead.config.evaluation import ALL
 from drafthead.statistics import (
     FEWEST_PROMPTS,
@@ -37,6 +37,7 @@ from drafthead.statistics import (
 )
 
 ALLOWANCE = 0.25  # spreads per request: the chart is tuned to falls of twice that
+REFERENCE = 200  # requests of a head, that later ones are compared with
 LEAST = 64  # requests of a workload in a reference, for a chart of its own
 LARGEST = 3.0  # spreads that one request can count
 _DAYS = 30  # in which one false alarm may come
@@ -114,11 +115,15 @@ class Alarm:
     requests: int
 
 
-def charts_of(reference: Sequence[Record], requests_per_day: float) -> dict[str, Chart]:
-    """Charts of all requests together, and of each workload that the reference has enough of."""
+def charts_of(reference: Sequence[Record]) -> dict[str, Chart]:
+    """Charts of all requests together, and of each workload that the reference has enough of.
+
+    Together they raise at most one false alarm in _DAYS on average, at as many requests a day as the reference had.
+    """
     large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
     kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
-    per_request = _DAYS * requests_per_day * len(kept) / len(reference)
+    seconds = max(1.0, reference[-1]["at"] - reference[0]["at"])
+    per_request = _DAYS * DAY_S * len(kept) / seconds
     charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in kept.items()}
     return {name: chart for name, chart in charts.items() if chart}
 

@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from drafthead import artifacts
 from drafthead.adapting import drift
-from drafthead.adapting.capture import DAY_S, KEY, START, Log, Position, Record, capture_key
+from drafthead.adapting.capture import DAY_S, KEY, Log, Record, capture_key
 from drafthead.adapting.control import Control, folder
 from drafthead.adapting.drift import Verdict, decide
 from drafthead.adapting.rows import TooFewError, write_rows
@@ -92,7 +92,7 @@ class Loop:
     recipe: Recipe
     command: Sequence[str]
     state: State
-    _read: dict[str, tuple[list[Record], Position]] = field(default_factory=dict)
+    _read: dict[str, tuple[Log, list[Record]]] = field(default_factory=dict)
     _charted: tuple[list[Record], dict[str, drift.Chart]] = ([], {})  # a reference and its charts
 
     @classmethod
@@ -145,14 +145,15 @@ class Loop:
 
     def records(self, kind: str) -> list[Record]:
         """Of `counts`, as far back as they are compared, or of `captured`; what was read before is kept in memory."""
-        before, position = self._read.get(kind, ([], START))
         text, state = kind == "captured", self.state
-        new, position = Log(folder(self.recipe) / kind, capture_key() if text else None).read(position)
+        if kind not in self._read:
+            self._read[kind] = Log(folder(self.recipe) / kind, capture_key() if text else None), []
+        log, before = self._read[kind]
         watching = state.phase == "watch" and not state.probation  # without what is older than the reference
         oldest = state.reference_from if watching else min(state.reference_from, state.alarmed or state.reference_from)
         oldest = time.time() - self.recipe.adapt.retention_days * DAY_S if text else oldest
-        self._read[kind] = [r for r in [*before, *new] if r["at"] >= oldest], position
-        return self._read[kind][0]
+        before[:] = [r for r in [*before, *log.read()] if r["at"] >= oldest]
+        return before
 
     # ---- The steps ----
 
@@ -162,8 +163,7 @@ class Loop:
             self._begin_again()
         else:
             self._forget()
-        settings = self.recipe.adapt
-        Log(folder(self.recipe) / "captured").purge(settings.retention_days, settings.retention_mib)
+        Log(folder(self.recipe) / "captured").purge(self.recipe.adapt.retention_days)
         getattr(self, f"_{self.state.phase}")()
 
     def in_turn(self) -> str:
@@ -172,23 +172,22 @@ class Loop:
         return self.candidate.name if self.state.phase == "trial" and _TURNS[turn % 4] else self.served.name
 
     def _watch(self) -> None:
-        state, settings = self.state, self.recipe.adapt
+        state, first = self.state, drift.REFERENCE
         served = str(self.head_dir(self.served.name))
         rows = [r for r in self.records("counts") if r["drafts"]]
         own = [r for r in rows if r["head"] == served and r["at"] >= state.reference_from]
         if state.probation:
             before = str(self.head_dir(state.heads[-2].name))
             rows = [r for r in rows if r["head"] == before and state.alarmed <= r["at"] < self.served.since]
-            reference, later = rows[-settings.reference_requests :], own[: settings.reference_requests]
+            reference, later, enough = rows[-first:], own[:first], drift.LEAST
         else:
-            reference, later = own[: settings.reference_requests], own[settings.reference_requests :]
-        enough = settings.reference_requests if not state.probation else drift.LEAST
+            reference, later, enough = own[:first], own[first:], first
         few = len(reference) < enough
         if not few and reference != self._charted[0]:
-            self._charted = reference, drift.charts_of(reference, settings.requests_per_day)
+            self._charted = reference, drift.charts_of(reference)
         alarm = None if few else drift.first_alarm(self._charted[1], later)
         if alarm is None:
-            if state.probation and (few or len(later) >= settings.reference_requests):
+            if state.probation and (few or len(later) >= first):
                 state.probation = False
                 why = f"too few requests to compare with: {len(reference)}, not {enough}"
                 self.note("kept", self.served.name, why if few else f"no fall in its first {len(later)} requests")

@@ -46,6 +46,9 @@ RENAMED = {
     "eval.traffic.output_tokens_per_day": "gone: the model card gives the device hours of training",
     "eval.synthetic_acceptance_length": "gone: give a method of eval.methods `extra: {rejection_sample_method: "
     "synthetic, synthetic_acceptance_length: 3.0}`",
+    "adapt.retention_mib": "gone: captured text is kept up to 4 GiB; lower adapt.rate to keep less",
+    "adapt.requests_per_day": "gone: a head's first requests tell how many there are in a day",
+    "adapt.reference_requests": "gone: a head's first 200 requests are what later ones are compared with",
     "engine.kv_cache_space_gib": "this key is now the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 

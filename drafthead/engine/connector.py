@@ -16,6 +16,7 @@ The worker that is rank 0 of its tensor-parallel group writes; the others hold t
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +34,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from drafthead.engine.shard_writer import KeptRows, ShardSlot, ShardWriter, SideStream, to_host
+from drafthead.engine.shard_writer import KeptRows, ShardWriter, Text, beside, side_stream, to_host
 from drafthead.target.pieces import TargetHead
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ class WithoutDrafts(Scheduler):
 class HarvestWorker:
     """Methods added to vLLM's worker, called through `LLM.collective_rpc`."""
 
-    def harvest_store(self, slots: list[dict[str, Any]], texts: list[list[int]], finish: bool) -> str | None:
-        """`HiddenStatesConnector.store` of slots given as fields of a `ShardSlot`."""
+    def harvest_store(self, shards: list[tuple[str, list[Text]]], finish: bool) -> str | None:
+        """`HiddenStatesConnector.store`."""
         connector = get_kv_transfer_group()
         assert isinstance(connector, HiddenStatesConnector)
-        return connector.store([ShardSlot(**slot) for slot in slots], texts, finish)
+        return connector.store(shards, finish)
 
 
 @dataclass
@@ -102,7 +103,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         self._cache: Tensor | None = None  # worker side, (blocks, C, block_size, H)
         self._writer: ShardWriter | None = None
         self._kept = KeptRows()
-        self._side = SideStream()
+        self._stream: torch.cuda.Stream | None = None
         self._arriving: list[tuple[_Request, Tensor]] = []  # rows on their way to the host
         self._error: str | None = None
 
@@ -154,6 +155,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         if get_tensor_model_parallel_rank() != 0:
             return
         cache = self._cache = next(cache for name, cache in kv_caches.items() if _LAYER in name)
+        self._stream = side_stream(cache.device)
         if cache.shape[2] != self._block_size:
             raise ValueError(
                 f"the cache of hidden states has blocks of {cache.shape[2]} tokens but the scheduler counts "
@@ -184,13 +186,14 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
                 self._keep_arrived()
                 # Rows of all requests in one copy: a decode step has one row of each.
                 rows = self._copy(self._cache, requests)
-                with self._side.beside(rows.device, rows):
+                with beside(self._stream, rows):
                     parts = to_host(rows).split([r.stop - r.start for r in requests])
                 self._arriving += zip(requests, parts, strict=True)
 
     def _keep_arrived(self) -> None:
         """Wait for the rows of the step before, and move them out of page-locked memory."""
-        self._side.wait()
+        if self._stream is not None:
+            self._stream.synchronize()
         for request, rows in self._arriving:
             self._kept.add(request.keep, request.start, rows.clone())
         self._arriving.clear()
@@ -204,15 +207,15 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
             indices = indices.pin_memory().to(cache.device, non_blocking=True)
         return cache[indices[0], :, indices[1]]
 
-    def store(self, slots: list[ShardSlot], texts: list[list[int]], finish: bool = False) -> str | None:
-        """Pass kept texts to the writer and drop the others; the first error so far. `finish`: wait until all shards
-        are on disk."""
+    def store(self, shards: list[tuple[str, list[Text]]], finish: bool = False) -> str | None:
+        """Pass the kept texts of shards, by path, to the writer and drop the others; the first error so far.
+        `finish`: wait until all shards are on disk."""
         if self._writer is not None and not self._error:
             with self._recorded_error():
                 self._keep_arrived()
-                for slot, text in zip(slots, texts, strict=True):
-                    rows = self._kept.take(slot.prompt_id, len(text))
-                    self._writer.add(slot, torch.tensor(text, dtype=torch.int32), rows)
+                for path, texts in shards:
+                    rows = [self._kept.take(name, len(ids)) for name, ids, _ in texts]
+                    self._writer.write(Path(path), texts, rows)
                 if finish:
                     self._writer.finish()
             self._kept.clear()

@@ -3,7 +3,7 @@
 The prompt is given as token ids, and the ids that were generated come back, the stop token included: no chat template
 and no tokenizer changes anything on the way.
 
-A `CapturingEngine` keeps the states of every request with a name, until `store` gives them their places in shards. A
+A `CapturingEngine` keeps the states of every request with a name, until `store` gives them their shards. A
 harvest reads finished texts as prompts and stores them; with states.one_pass the states of responses are kept while
 these are generated, and stored when it is known which of them stay. Tokens are those of a plain engine (see
 connector.WithoutDrafts). The states of one pass are the ones that the response was sampled from: of the prompt
@@ -17,14 +17,15 @@ requests fit. On the host: the rows of all texts between two calls of `store`.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from drafthead.config import Recipe
 from drafthead.engine.offline import offline_engine, on_cpu
-from drafthead.engine.shard_writer import ShardSlot
+from drafthead.engine.shard_writer import Text
 from drafthead.progress import wait_until
 from drafthead.target.pieces import SCORED_ROWS, TargetSpec, captured_ids, compute_dtype
 
@@ -108,7 +109,7 @@ class Engine:
 
 
 class CapturingEngine(Engine):
-    """Keeps the states of named requests, and stores them once their places in the store are known: a worker of
+    """Keeps the states of named requests, and stores them once their shards are known: a worker of
     `drafthead.engine.running` for shards of finished texts."""
 
     def reset_cache(self) -> None:
@@ -116,30 +117,28 @@ class CapturingEngine(Engine):
 
     def make(self, job: Any, bar: tqdm) -> None:
         """Read the texts of a shard (`generation.shards.ShardJob`) as prompts, and store their states."""
-        slots, texts = job.slots(), job.sequences()
-        pairs = zip(slots, texts, strict=True)
-        self.generate([GenerationRequest(ids, 1, 0.0, None, keep=slot.prompt_id) for slot, ids in pairs], bar)
-        self.store(slots, texts)
+        texts = job.texts()
+        self.generate([GenerationRequest(ids, 1, 0.0, None, keep=name) for name, ids, _ in texts], bar)
+        self.store([(job.path, texts)])
 
-    def store(self, slots: Sequence[ShardSlot], texts: Sequence[list[int]], finish: bool = False) -> None:
+    def store(self, shards: Sequence[tuple[Path, list[Text]]], finish: bool = False) -> None:
         """Write the states of these texts to shards, in the background; those of all other texts are dropped.
 
         Args:
-            slots: where each text goes; its prompt_id is the name that the request had.
-            texts: prompt and response of each, in the order of the slots.
+            shards: the path of each and its texts, which are called as their requests were.
             finish: wait until every shard is on disk.
 
         Raises:
             ValueError: states are missing, or an earlier shard could not be written.
         """
-        given = ([asdict(slot) for slot in slots], [list(text) for text in texts], finish)
-        for error in self._llm.collective_rpc("harvest_store", args=given):
+        given = [(str(path), texts) for path, texts in shards]
+        for error in self._llm.collective_rpc("harvest_store", args=(given, finish)):
             if error:
                 raise ValueError(f"a shard could not be written: {error}")
 
     def finish(self) -> None:
         """Wait until every shard is on disk; raises ValueError when one could not be written."""
-        self.store([], [], finish=True)
+        self.store([], finish=True)
 
 
 @contextmanager

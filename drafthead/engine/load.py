@@ -148,6 +148,20 @@ class LoadResult:
             return float(len(sent))
         return float((np.minimum(ended, last) - sent).sum() / (last - first))
 
+    def reached(self, load: LoadConfig) -> bool:
+        """Whether the level was the load it is named after.
+
+        Places are reached when that many requests, less a tenth, were in flight without waiting in the engine's queue
+        and as many ran in it, give or take one that is between two places. A rate is reached when sending took no more
+        than a tenth longer than it should; with a cap as well, the level is reached when the cap was full instead.
+        """
+        running, waiting = self.in_engine
+        served = self.achieved if math.isnan(running) else min(self.achieved - waiting, running + 1)
+        full = load.concurrency is not None and served >= REACHED * load.concurrency
+        if load.request_rate is None or full or len(self.good) < 2:
+            return full
+        return max(r.start_s for r in self.good) * REACHED <= send_times(load, len(self.good))[-1]
+
     def summary(self, load: LoadConfig) -> dict[str, Any]:
         """Figures of the level by column: see evaluation/columns.yaml."""
         running, waiting = self.in_engine
@@ -158,33 +172,12 @@ class LoadResult:
             "achieved": self.achieved,
             "running": running,
             "waiting": waiting,
-            "reached": load_reached(load, self.good, self.achieved, running, waiting),
+            "reached": self.reached(load),
             "duration_s": self.duration_s,
             "output_tokens": output_tokens,
             "prompt_tokens": sum(r.prompt_tokens for r in self.good),
             "output_tokens_per_s": output_tokens / self.duration_s,
         }
-
-
-def load_reached(
-    load: LoadConfig, requests: Sequence[RequestTimes], achieved: float, running: float, waiting: float
-) -> bool:
-    """Whether a level was the load it is named after.
-
-    Places are reached when that many requests, less a tenth, were in flight without waiting in the engine's queue and
-    as many ran in it, give or take one that is between two places. A rate is reached when sending took no more than a
-    tenth longer than it should; with a cap as well, the level is reached when the cap was full instead.
-
-    Args:
-        load: as requested.
-        requests: the successful ones.
-        achieved, running, waiting: as in `LoadResult`.
-    """
-    served = achieved if np.isnan(running) else min(achieved - waiting, running + 1)
-    full = load.concurrency is not None and bool(served >= REACHED * load.concurrency)
-    if load.request_rate is None or full or len(requests) < 2:
-        return full
-    return max(r.start_s for r in requests) * REACHED <= send_times(load, len(requests))[-1]
 
 
 def all_at_once(sent: Sequence[float] | Array, duration_s: float) -> bool:

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,8 @@ def running_server(
             preexec_fn=ends_with_parent(),
         )
         try:
-            base_url = f"http://{HOST}:{port}"
-            started = _wait_until_healthy(process, base_url, log_path)
-            server = Server(base_url, recipe.name, key, log_path, tuple(command), started, process=process)
+            server = Server(f"http://{HOST}:{port}", recipe.name, key, log_path, tuple(command), process=process)
+            server = replace(server, start_s=server.wait_until_healthy())
             server.check_key()
             yield server
         finally:
@@ -149,24 +148,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
-
-
-def _wait_until_healthy(process: subprocess.Popen, base_url: str, log_path: Path) -> float:
-    begun = time.monotonic()
-
-    def healthy() -> bool:
-        waited = time.monotonic() - begun
-        if process.poll() is not None:
-            raise ServerError(
-                f"vLLM ended with code {process.returncode} after {waited:.0f} s. {_last_lines(log_path)}"
-            )
-        if waited > _START_S:
-            raise ServerError(f"vLLM did not answer on {base_url} within {_START_S} s. {_last_lines(log_path)}")
-        with suppress(httpx.TransportError):  # not listening yet
-            return httpx.get(f"{base_url}/health", timeout=2, trust_env=False).is_success
-        return False
-
-    return wait_until(healthy, f"vLLM to start (it logs to {log_path})")
 
 
 def _stop_group(process: subprocess.Popen) -> None:
@@ -221,6 +202,24 @@ class Server:
                 return client.request(method, path, **options)
         except httpx.TransportError as error:
             raise self.gone(f"{type(error).__name__}: {error}") from error
+
+    def wait_until_healthy(self) -> float:
+        """Seconds until the server answers.
+
+        Raises:
+            ServerError: it has ended, or does not answer in time.
+        """
+        deadline = time.monotonic() + _START_S
+
+        def healthy() -> bool:
+            late = f"it does not answer on {self.base_url} within {_START_S} s" if time.monotonic() > deadline else ""
+            if why := self.how_it_ended() or late:
+                raise ServerError(f"vLLM did not start: {why}. {_last_lines(self.log_path)}")
+            with suppress(httpx.TransportError), self.client(2) as client:  # not listening yet
+                return client.get("/health").is_success
+            return False
+
+        return wait_until(healthy, f"vLLM to start (it logs to {self.log_path})")
 
     def check_key(self) -> None:
         """Check that this is the server that was started here: no other one knows its key.

@@ -1,18 +1,17 @@
-"""Collects captured rows and writes a shard of the state store as soon as all its sequences are there.
+"""Turns captured rows into shards of the state store.
 
-Every backend passes a sequence's rows together with its slot: which shard, which position in it. The order of arrival
-therefore does not matter, and a shard's bytes depend on its sequences alone. One background thread writes, so that the
-engine computes the next shard meanwhile; a second shard waits for the first, which bounds memory to about three shards.
-The thread computes argmax and lse too, a product with lm_head for every teacher row, on CUDA on a stream of its own.
-The alternative, both in the engine's step, stalls it for as long as a gigabyte takes to reach the disk.
+A backend passes all sequences of a shard at once, so a shard's bytes depend on its sequences alone. One background
+thread writes, so that the engine computes the next shard meanwhile; a second shard waits for the first, which bounds
+memory to about three shards. The thread computes argmax and lse too, a product with lm_head for every teacher row, on
+CUDA on a stream of its own. The alternative, both in the engine's step, stalls it for as long as a gigabyte takes to
+reach the disk.
 
 Shapes: T tokens, C captured boundaries (the aux layers and L, ascending), H hidden.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,34 +20,15 @@ from torch import Tensor
 from drafthead.data.shard import Format, StateSequence, first_teacher_row, write_shard
 from drafthead.target.pieces import TargetHead
 
-
-@dataclass(frozen=True)
-class ShardSlot:
-    """Where a sequence belongs, and which of its tokens the target generated.
-
-    Attributes:
-        path: of the shard, as text for vLLM's RPC; one engine can fill several stores.
-        position: place of the sequence in the shard.
-        num_sequences: how many sequences the shard has.
-        prompt_id: the prompt's id.
-        num_prompt_tokens: leading tokens with loss mask `prompt_mask`.
-        num_response_tokens: tokens with loss mask 1; any further ones (the continuation) have 0.
-        prompt_mask: 0, or LEARNED_PROMPT.
-    """
-
-    path: str
-    position: int
-    num_sequences: int
-    prompt_id: str
-    num_prompt_tokens: int
-    num_response_tokens: int
-    prompt_mask: int = 0
+# Of a sequence in a shard: the prompt's id, its T token ids and its loss mask, a byte for each of them. Texts go
+# through vLLM's RPC, which takes plain types.
+Text = tuple[str, list[int], bytes]
 
 
 class KeptRows(dict[str, list[Tensor]]):
-    """Rows of texts that have no slot yet, in host memory by the name of their request.
+    """Rows of texts that have no shard yet, in host memory by the name of their request.
 
-    While an engine generates, neither the length of a response is known nor its slot, nor whether the recipe drops it.
+    While an engine generates, neither the length of a response is known nor its shard, nor whether the recipe drops it.
     The last token of a response is never fed to the target, so it has no row: zeros take its place. No drafter reads
     that row, since no token follows it.
     """
@@ -77,34 +57,25 @@ class KeptRows(dict[str, list[Tensor]]):
         return torch.cat(rows)
 
 
-class SideStream:
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
     """Where work on a GPU goes on beside the engine's next step; elsewhere everything happens at once."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    _stream: torch.cuda.Stream | None = None
 
-    @contextmanager
-    def beside(self, device: torch.device, rows: Tensor | None = None) -> Iterator[None]:
-        """Inside, work on a device is queued behind what was queued there before, and nothing waits for it.
+@contextmanager
+def beside(stream: torch.cuda.Stream | None, rows: Tensor | None = None) -> Iterator[None]:
+    """Inside, work is queued on a side stream behind what the engine has queued, and nothing waits for it.
 
-        Args:
-            device: on which it is done.
-            rows: on that device; their memory is not given to somebody else before it is done.
-        """
-        if device.type != "cuda":
-            yield
-            return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
-        self._stream.wait_stream(torch.cuda.current_stream(device))
+    Args:
+        stream: from `side_stream`.
+        rows: that it reads; their memory is not given to somebody else before it is done.
+    """
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
         if rows is not None:
-            rows.record_stream(self._stream)
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def wait(self) -> None:
-        """Return when all of it is done."""
-        if self._stream is not None:
-            self._stream.synchronize()
+            rows.record_stream(stream)
+    with torch.cuda.stream(stream):
+        yield
 
 
 def to_host(states: Tensor) -> Tensor:
@@ -133,65 +104,49 @@ class ShardWriter:
         self._aux_layer_ids = aux_layer_ids
         self._num_boundaries = len({*aux_layer_ids, num_layers})
         self._head = head
-        self._pending: dict[Path, dict[int, Future[StateSequence]]] = {}
         # The number of threads is set for this thread alone; a team of them would fight the engine's for its cores.
         self._thread = ThreadPoolExecutor(1, "shard-writer", torch.set_num_threads, (1,))
         self._writing = self._thread.submit(lambda: None)  # the shard before
-        self._side = SideStream()
+        self._stream = side_stream(head.device)
 
-    def add(self, slot: ShardSlot, input_ids: Tensor, rows: Tensor) -> None:
-        """Take over one sequence; the last one of a shard starts the writing.
+    def write(self, path: Path, texts: Sequence[Text], rows: Sequence[Tensor]) -> None:
+        """Write a shard in the background, once the one before is on disk.
 
         Args:
-            slot: where it belongs.
-            input_ids: (T,) the tokens the rows were computed from.
-            rows: (T, C, H) in host memory; owned by the writer from here on.
+            path: of the shard.
+            texts: its sequences, in order.
+            rows: (T, C, H) of each in host memory, computed from its tokens; owned by the writer from here on.
 
         Raises:
             ValueError: rows and tokens disagree.
             Exception: whatever an earlier shard's writing raised.
         """
-        if tuple(rows.shape[:2]) != (input_ids.shape[0], self._num_boundaries):
-            raise ValueError(
-                f"prompt {slot.prompt_id}: captured rows have shape {tuple(rows.shape)}, wanted "
-                f"({input_ids.shape[0]} tokens, {self._num_boundaries} boundaries, H)"
-            )
-        path = Path(slot.path)
-        shard = self._pending.setdefault(path, {})
-        mask = torch.zeros(input_ids.shape[0], dtype=torch.uint8)
-        mask[: slot.num_prompt_tokens] = slot.prompt_mask
-        mask[slot.num_prompt_tokens : slot.num_prompt_tokens + slot.num_response_tokens] = 1
-        first = first_teacher_row(mask)
+        for (name, ids, _), captured in zip(texts, rows, strict=True):
+            if tuple(captured.shape[:2]) != (len(ids), self._num_boundaries):
+                raise ValueError(
+                    f"prompt {name}: captured rows have shape {tuple(captured.shape)}, wanted "
+                    f"({len(ids)} tokens, {self._num_boundaries} boundaries, H)"
+                )
+        self._writing.result()
+        self._writing = self._thread.submit(self._write, path, texts, rows)
 
-        def sequence() -> StateSequence:
-            last_hidden = rows[first:, -1].contiguous()
-            with self._side.beside(self._head.device):
-                argmax, lse = self._head.stats(last_hidden)
-            aux = {layer_id: rows[:, column].contiguous() for column, layer_id in enumerate(self._aux_layer_ids)}
-            return StateSequence(slot.prompt_id, input_ids.to(torch.int32), mask, aux, last_hidden, argmax, lse)
-
-        shard[slot.position] = self._thread.submit(sequence)
-        if len(shard) == slot.num_sequences:
-            del self._pending[path]
-            self._writing.result()
-            self._writing = self._thread.submit(self._write, path, [shard[i] for i in range(slot.num_sequences)])
-
-    def _write(self, path: Path, sequences: list[Future[StateSequence]]) -> None:
-        """On the thread, which works in order of submission: the sequences are computed by now."""
+    def _write(self, path: Path, texts: Sequence[Text], rows: Sequence[Tensor]) -> None:
         if not path.exists():  # another worker may have been given the same shard, and published it already
-            write_shard(path, [s.result() for s in sequences], self._num_layers, self._format)
+            sequences = [self._sequence(*text, captured) for text, captured in zip(texts, rows, strict=True)]
+            write_shard(path, sequences, self._num_layers, self._format)
+
+    def _sequence(self, name: str, ids: list[int], loss_mask: bytes, rows: Tensor) -> StateSequence:
+        mask = torch.tensor(list(loss_mask), dtype=torch.uint8)
+        first = first_teacher_row(mask)
+        last_hidden = rows[first:, -1].contiguous()
+        with beside(self._stream):
+            argmax, lse = self._head.stats(last_hidden)
+        aux = {layer_id: rows[:, column] for column, layer_id in enumerate(self._aux_layer_ids)}
+        return StateSequence(name, torch.tensor(ids, dtype=torch.int32), mask, aux, last_hidden, argmax, lse)
 
     def finish(self) -> None:
-        """Wait until everything is on disk.
-
-        Raises:
-            ValueError: a shard is still incomplete.
-            Exception: whatever the writing raised.
-        """
+        """Wait until everything is on disk; raises whatever the writing raised."""
         self._writing.result()
-        if self._pending:
-            path, sequences = next(iter(self._pending.items()))
-            raise ValueError(f"{path} is incomplete: only {len(sequences)} of its sequences arrived")
 
     def close(self) -> None:
         """End the thread; what it is writing is finished first."""

@@ -20,7 +20,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,10 +145,11 @@ def _finish(jobs: Sequence[ShardJob]) -> None:
 
 
 def _counts(jobs: Sequence[ShardJob]) -> dict[str, int]:
-    slots = chain.from_iterable(job.slots() for job in jobs)
-    learned = sum(slot.num_response_tokens + slot.num_prompt_tokens * (slot.prompt_mask > 0) for slot in slots)
-    sequences, tokens = (sum(getattr(job, name) for job in jobs) for name in ("size", "num_tokens"))
-    return {"sequences": sequences, "tokens": tokens, "loss_tokens": learned}
+    return {
+        "sequences": sum(job.size for job in jobs),
+        "tokens": sum(job.num_tokens for job in jobs),
+        "loss_tokens": sum(job.loss_tokens for job in jobs),
+    }
 
 
 def argmax_agreement(jobs: Sequence[ShardJob]) -> float | None:
@@ -278,9 +278,11 @@ def transformers_harvester(recipe: Recipe, spec: TargetSpec) -> Iterator[Any]:
     module = nn.Module.to(model, device).eval()
 
     def make(job: ShardJob, bar: tqdm) -> None:
-        for slot, ids in zip(job.slots(), job.sequences(), strict=True):
-            writer.add(slot, torch.tensor(ids, dtype=torch.int32), capture(module, ids, boundaries).cpu())
+        texts, rows = job.texts(), []
+        for _, ids, _ in texts:
+            rows.append(capture(module, ids, boundaries).cpu())
             bar.update(1)
+        writer.write(job.path, texts, rows)
 
     try:
         yield SimpleNamespace(make=make, finish=writer.finish)

@@ -165,8 +165,7 @@ class PartWorker:
         if isinstance(engine, CapturingEngine):
             states = self._recipe.states
             jobs = cut_shards(staged, [responses], states.sequences_per_shard, states.learns_prompts(part.split))
-            slots = [slot for job in jobs for slot in job.slots()]
-            engine.store(slots, [ids for job in jobs for ids in job.sequences()])
+            engine.store([(job.path, job.texts()) for job in jobs])
 
     def finish(self) -> None:
         """Wait until everything is on disk."""

@@ -25,7 +25,7 @@ from drafthead.config import Recipe
 from drafthead.data.responses import Response, ResponseRows, prompt_mask, read_parts
 from drafthead.data.shard import LAYOUT, open_checked, shard_path
 from drafthead.engine.running import unwritten
-from drafthead.engine.shard_writer import ShardSlot
+from drafthead.engine.shard_writer import Text
 from drafthead.progress import progress_bar
 from drafthead.target.pieces import TargetSpec, target_identity
 
@@ -60,19 +60,26 @@ class ShardJob:
     def num_tokens(self) -> int:
         return sum(self.lengths)
 
-    def slots(self) -> list[ShardSlot]:
-        """Where each sequence goes."""
-        return [
-            ShardSlot(
-                str(self.path), i, self.size, r.id, len(r.prompt_ids), len(r.response_ids),
-                prompt_mask(self.learns_prompts, r.turn),
-            )
-            for i, r in enumerate(self.responses)
-        ]  # fmt: skip
+    @property
+    def loss_tokens(self) -> int:
+        """Tokens that are learned."""
+        return sum(len(r.response_ids) + len(r.prompt_ids) * (self._prompt_mask(r) > 0) for r in self.responses)
 
-    def sequences(self) -> list[list[int]]:
-        """Token ids of each sequence."""
-        return [[*r.prompt_ids, *r.response_ids, *r.continuation_ids] for r in self.responses]
+    def texts(self) -> list[Text]:
+        """Id, token ids and loss mask of each sequence."""
+        return [
+            (
+                r.id,
+                [*r.prompt_ids, *r.response_ids, *r.continuation_ids],
+                bytes([self._prompt_mask(r)]) * len(r.prompt_ids)
+                + b"\1" * len(r.response_ids)
+                + b"\0" * len(r.continuation_ids),
+            )
+            for r in self.responses
+        ]
+
+    def _prompt_mask(self, response: Response) -> int:
+        return prompt_mask(self.learns_prompts, response.turn)
 
 
 def list_jobs(recipe: Recipe, split: str) -> list[ShardJob]:

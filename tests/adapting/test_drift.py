@@ -50,7 +50,7 @@ def test_the_alarm_says_where_the_fall_began():
 
 def test_a_fall_of_one_workload_is_named_where_the_others_hide_it():
     steady, other = requests(1700, 0.58, workload="chat"), requests(150, 0.58, workload="code", seed=1)
-    charts = charts_of([*steady[:400], *other], requests_per_day=1000)
+    charts = charts_of([*steady[:400], *other])
     assert set(charts) == {ALL, "chat", "code"}
     fallen = requests(150, 0.40, workload="code", seed=2)
     mixed = [r for i, row in enumerate(steady[400:]) for r in ([row, fallen[i // 9]] if i % 9 == 0 else [row])]
@@ -63,8 +63,8 @@ def test_a_fall_of_one_workload_is_named_where_the_others_hide_it():
 def test_a_workload_of_constant_acceptance_has_no_chart(accepted):
     steady = requests(200, 0.58)
     constant = [row | {"workload": "code", "accepted": accepted * row["drafts"]} for row in requests(100, 0.5, seed=1)]
-    assert set(charts_of([*steady, *constant], requests_per_day=1000)) == {ALL, "chat"}
-    assert not charts_of(constant, requests_per_day=1000)
+    assert set(charts_of([*steady, *constant])) == {ALL, "chat"}
+    assert not charts_of(constant)
 
 
 def test_what_changed_shows_shares_lengths_and_acceptance_of_each_workload():

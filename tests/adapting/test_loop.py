@@ -20,8 +20,9 @@ NOW = time.time() - 5000
 
 
 @pytest.fixture
-def loop(tmp_path):
-    recipe = changed(tiny_recipe(tmp_path), "adapt", min_tokens=7000, reference_requests=100)
+def loop(tmp_path, monkeypatch):
+    monkeypatch.setattr(drift, "REFERENCE", 100)
+    recipe = changed(tiny_recipe(tmp_path), "adapt", min_tokens=7000)
     begin(recipe.head_dir, "head", {"target": {}})
     finish(recipe.head_dir, {})
     found = Loop.opened(recipe, [])
@@ -42,14 +43,8 @@ def answered(loop: Loop, count: int, rate: float, start: float, workload: str = 
     write(folder(loop.recipe) / "captured", captured(rows))
 
 
-def test_steady_traffic_changes_nothing(loop):
-    answered(loop, 400, 0.6, NOW)
-    loop.step()
-    assert loop.state.phase == "watch"
-    assert [e["event"] for e in loop.state.history] == ["in service"]
-
-
-def test_charts_are_made_once_of_a_reference_and_older_records_are_forgotten(loop, monkeypatch):
+def test_steady_traffic_changes_nothing_and_is_compared_with_one_reference(loop, monkeypatch):
+    """Its charts are made once, and older records are forgotten."""
     made = []
     monkeypatch.setattr(drift, "charts_of", lambda *given, make=drift.charts_of: made.append(1) or make(*given))
     loop.state.alarmed = NOW - 100  # of the drift before
@@ -58,6 +53,8 @@ def test_charts_are_made_once_of_a_reference_and_older_records_are_forgotten(loo
         loop.step()
     assert len(made) == 1
     assert len(loop.records("counts")) == 200
+    assert (loop.state.phase, [e["event"] for e in loop.state.history]) == ("watch", ["in service"])
+    assert folder(loop.recipe).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_fall_is_noted_with_what_changed_and_tokens_are_collected(loop):
@@ -183,10 +180,6 @@ def test_the_stages_understand_any_name_of_a_folder(loop):
     recipe = load_recipe(overrides=[f"output_dir={loop.recipe.output_dir!r}", *loop._overrides()])
     assert recipe.prompts.sources[0].path == "/some, where: #1/data/tiny-adapt-0/captured.jsonl"
     assert recipe.eval.methods[0].head == "/some, where: #1/heads/tiny"
-
-
-def test_the_folder_is_the_owners(loop):
-    assert folder(loop.recipe).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_candidate_whose_copies_memory_has_lost_is_trained_anew(loop):

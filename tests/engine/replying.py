@@ -1,20 +1,34 @@
 """An HTTP server of the process itself, which gives every request the same kind of reply."""
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def replying(reply: Callable[[], str]) -> Iterator[str]:
-    """The URL of a server, a thread of this process, that replies to every request, whatever its key."""
+def replying(reply: Callable[[], str], idle_s: float = math.inf) -> Iterator[str]:
+    """The URL of a server, a thread of this process, that replies to every request, whatever its key.
+
+    A connection that was idle for longer is closed when it is used again, as by a server whose limit is just over.
+    """
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version, used = "HTTP/1.1", math.inf
+
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            if time.monotonic() - self.used > idle_s:
+                self.close_connection = True
+                return
+            body = reply().encode()
             self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(reply().encode())
+            self.wfile.write(body)
+            self.used = time.monotonic()
 
         do_POST = do_GET  # noqa: N815
 

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import math
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from aiohttp import ClientSession, web
@@ -14,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from drafthead.config.evaluation import EndpointConfig, LoadConfig
 from drafthead.engine.load import LoadRequest, RequestTimes, endpoint_server, final_channel_s, run_load, stream_request
 from drafthead.engine.server import Server, ServerError
+from tests.engine.replying import replying
 
 
 def _received(chunks: list[bytes], status: int = 200) -> RequestTimes:
@@ -91,37 +90,9 @@ def test_an_endpoint_that_does_not_answer_is_named():
         endpoint_server(EndpointConfig(name="gone", url="http://127.0.0.1:9", model="m"))
 
 
-class _Forgetful(BaseHTTPRequestHandler):
-    """Closes a connection that was idle for 1.5 s when it is used again, as a server does whose limit is just over."""
-
-    protocol_version, used = "HTTP/1.1", math.inf
-
-    def do_GET(self) -> None:
-        self._answer(404, b"")
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if time.monotonic() - self.used > 1.5:
-            self.close_connection = True
-        else:
-            self._answer(200, b"".join([*_texts("a"), USAGE, DONE]))
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        self.used = time.monotonic()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_no_request_is_lost_on_a_connection_that_the_server_gives_up():
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Forgetful) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        server = Server(f"http://127.0.0.1:{http.server_port}", "m", "")
+    page = b"".join([*_texts("a"), USAGE, DONE]).decode()
+    with replying(lambda: page, idle_s=1.5) as url:
         load = LoadConfig(request_rate=0.5, burstiness=1000)
-        result = run_load(server, [LoadRequest(name, [1, 2]) for name in "ab"], load=load, max_tokens=4)
-        http.shutdown()
+        result = run_load(Server(url, "m", ""), [LoadRequest(n, [1, 2]) for n in "ab"], load=load, max_tokens=4)
     assert [request.error for request in result.requests] == ["", ""]

@@ -1,12 +1,13 @@
 """The arithmetic of times: of one request, of how many were in flight, of whether a load was reached."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from drafthead.config.evaluation import LoadConfig
-from drafthead.engine.load import EngineSample, LoadResult, RequestTimes, load_reached, send_times
+from drafthead.engine.load import EngineSample, LoadResult, RequestTimes, send_times
 
 
 def _times(start: float, ttft: float, gaps: list[float], tokens: int) -> RequestTimes:
@@ -37,20 +38,25 @@ def test_a_request_that_failed_is_in_no_figure_of_speed():
     assert (found["failed"], found["duration_s"], found["output_tokens_per_s"]) == (1, 2, 4)
 
 
+def _reached(load: LoadConfig, requests: list[RequestTimes], achieved: float, running: float, waiting: float) -> bool:
+    """Of a result with these figures."""
+    return LoadResult.reached(SimpleNamespace(good=requests, achieved=achieved, in_engine=(running, waiting)), load)
+
+
 def _sent(*starts: float) -> list[RequestTimes]:
     return [RequestTimes("p", "", 10, 2, start, 0.5, [0.5], 1.0, "") for start in starts]
 
 
 def test_a_load_is_reached_when_as_many_were_in_flight_or_sent_in_time():
     closed = LoadConfig(concurrency=8)
-    assert load_reached(closed, _sent(0, 1), 7.2, 8, 0)
-    assert not load_reached(closed, _sent(0, 1), 7.1, 8, 0)
+    assert _reached(closed, _sent(0, 1), 7.2, 8, 0)
+    assert not _reached(closed, _sent(0, 1), 7.1, 8, 0)
     rate = LoadConfig(request_rate=2)
     last = float(send_times(rate, 4)[-1])
-    assert load_reached(rate, _sent(0, 0.5, 1, 1.1 * last), 1.0, 1, 0)
-    assert not load_reached(rate, _sent(0, 0.5, 1, 1.2 * last), 1.0, 1, 0)
+    assert _reached(rate, _sent(0, 0.5, 1, 1.1 * last), 1.0, 1, 0)
+    assert not _reached(rate, _sent(0, 0.5, 1, 1.2 * last), 1.0, 1, 0)
     capped = LoadConfig(request_rate=2, concurrency=4)  # the cap holds requests back: full is what was asked for
-    assert load_reached(capped, _sent(0, 1, 2, 9), 3.9, 4, 0)
+    assert _reached(capped, _sent(0, 1, 2, 9), 3.9, 4, 0)
 
 
 def test_requests_are_due_at_the_rate_on_average():
@@ -68,11 +74,11 @@ def test_what_waits_in_the_engine_does_not_run():
     result = LoadResult(requests, samples)
     assert result.in_engine == (2, 6)
     eight, three = LoadConfig(concurrency=8), LoadConfig(concurrency=3)
-    assert not load_reached(eight, requests, 7.98, *result.in_engine)
-    assert not load_reached(three, requests, 2.99, 2, 1)
-    assert not load_reached(eight, requests, 7.98, 4, 0)  # on their way to the engine, and not in it
-    assert load_reached(eight, requests, 7.98, 7, 0)  # one has just been answered
-    assert load_reached(eight, requests, 7.98, math.nan, math.nan)  # a server that does not say
+    assert not _reached(eight, requests, 7.98, *result.in_engine)
+    assert not _reached(three, requests, 2.99, 2, 1)
+    assert not _reached(eight, requests, 7.98, 4, 0)  # on their way to the engine, and not in it
+    assert _reached(eight, requests, 7.98, 7, 0)  # one has just been answered
+    assert _reached(eight, requests, 7.98, math.nan, math.nan)  # a server that does not say
     wave = LoadResult(requests[:4], samples[:3])  # all at once: the most that ran
     assert wave.in_engine == (2, 6)
     assert math.isnan(LoadResult(requests, []).in_engine[0])

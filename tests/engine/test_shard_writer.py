@@ -1,4 +1,4 @@
-"""Rows that arrive in any order become the same shard; rows of responses are kept until their slot is known."""
+"""Rows become a shard; those of responses are kept until their shard is known."""
 
 from pathlib import Path
 
@@ -7,23 +7,20 @@ import torch
 
 from drafthead.data.shard import Shard, shard_path
 from drafthead.engine.shard_writer import KeptRows
-from tests.engine.slots import slots, writer_of
+from tests.engine.shards import as_texts, writer_of
 
 
-def test_arrival_order_does_not_change_a_shard(tmp_path: Path):
-    texts = [[1, 2, 3], [2, 3], [3, 1, 0, 2]]
+def test_a_shard_is_cut_out_of_the_rows_of_its_sequences(tmp_path: Path):
+    texts, path = [[1, 2, 3], [2, 3], [3, 1, 0, 2]], shard_path(tmp_path, 0)
     rows = [torch.randn(len(text), 2, 4) for text in texts]
-    written = []
-    for name, order in (("forward", [0, 1, 2]), ("backward", [2, 1, 0])):
-        writer, places = writer_of(2), slots(tmp_path / name, 0, texts)
-        for i in order:
-            writer.add(places[i], torch.tensor(texts[i]), rows[i])
-        writer.finish()
-        writer.close()
-        written.append(shard_path(tmp_path / name, 0).read_bytes())
-    assert written[0] == written[1]
-    last = Shard(shard_path(tmp_path / "forward", 0))[2]
-    assert (last.loss_mask.tolist(), last.first_teacher_row) == ([0, 0, 1, 1], 1)
+    writer = writer_of(2)
+    writer.write(path, as_texts(0, texts), rows)
+    writer.finish()
+    writer.close()
+    shard = Shard(path)
+    assert shard.ids == ["0-0", "0-1", "0-2"]
+    last = shard[2]
+    assert (last.input_ids.tolist(), last.loss_mask.tolist(), last.first_teacher_row) == (texts[2], [0, 0, 1, 1], 1)
     assert torch.equal(last.aux[1], rows[2][:, 0])
     assert torch.equal(last.last_hidden, rows[2][1:, 1])
     assert len(last.argmax) == len(last.lse) == 3
@@ -31,22 +28,14 @@ def test_arrival_order_does_not_change_a_shard(tmp_path: Path):
 
 def test_an_error_on_the_thread_reaches_the_caller_and_the_engines_threads_stay(tmp_path: Path):
     before = torch.get_num_threads()
-    writer, (place,) = writer_of(2), slots(tmp_path, 0, [[1, 2, 3]])
-    writer.add(place, torch.tensor([1, 2, 3]), torch.randn(3, 2, 5))  # lm_head reads states of 4
+    writer, path = writer_of(2), shard_path(tmp_path, 0)
+    with pytest.raises(ValueError, match=r"0-0.*\(3, 2, 4\).*\(2 tokens, 2 boundaries, H\)"):
+        writer.write(path, as_texts(0, [[1, 2]]), [torch.randn(3, 2, 4)])
+    writer.write(path, as_texts(0, [[1, 2, 3]]), [torch.randn(3, 2, 5)])  # lm_head reads states of 4
     with pytest.raises(RuntimeError, match="size of tensor|must match"):
         writer.finish()
     writer.close()
     assert torch.get_num_threads() == before
-
-
-def test_incomplete_and_wrong_rows_are_errors(tmp_path: Path):
-    writer, places = writer_of(2), slots(tmp_path, 0, [[1, 2], [3, 1]])
-    with pytest.raises(ValueError, match=r"\(3, 2, 4\).*\(2 tokens, 2 boundaries, H\)"):
-        writer.add(places[0], torch.tensor([1, 2]), torch.randn(3, 2, 4))
-    writer.add(places[0], torch.tensor([1, 2]), torch.randn(2, 2, 4))
-    with pytest.raises(ValueError, match=r"shard-00000\S+ .* 1 "):
-        writer.finish()
-    writer.close()
 
 
 def test_kept_rows_of_all_steps_come_in_order_with_a_zero_for_the_last_token():

@@ -10,7 +10,7 @@ from drafthead.engine.offline import import_vllm
 from drafthead.planning import Assumed
 from drafthead.planning.memory import check_fits, refusal, request_bytes
 from drafthead.planning.stages import plan_stages
-from tests.engine.slots import config_without_model
+from tests.engine.shards import config_without_model
 from tests.public_targets import RECIPES
 
 GPUS_GIB = {"A100 40 GB": 39.4, "L40S": 44.5, "A100 80 GB": 79.3, "H100": 79.6, "H200": 139.8, "B200": 178.3}

@@ -11,7 +11,6 @@ import torch
 from drafthead.config import load_recipe
 from drafthead.data.shard import Shard, shard_path
 from drafthead.engine.generate import GenerationRequest, capturing_engine
-from drafthead.engine.shard_writer import ShardSlot
 from drafthead.generation.harvest import capture
 from drafthead.target.pieces import captured_ids, load_target_spec
 
@@ -51,10 +50,8 @@ def test_one_pass_stores_what_transformers_computes(tmp_path):
         assert captured_decode_lengths(worker) == {1}
         responses = engine.generate(requests)
         texts = [prompt + response.token_ids for prompt, response in zip(prompts, responses, strict=True)]
-        engine.store(
-            [ShardSlot(str(shard_path(tmp_path, 0)), i, 3, str(i), len(p), RESPONSE) for i, p in enumerate(prompts)],
-            texts,
-        )
+        masks = [bytes(len(prompt)) + b"\1" * RESPONSE for prompt in prompts]
+        engine.store([(shard_path(tmp_path, 0), list(zip("012", texts, masks, strict=True)))])
         engine.finish()
     model = AutoModelForCausalLM.from_pretrained(recipe.target_path, dtype=torch.float32).eval()
     shard, layer_ids = Shard(shard_path(tmp_path, 0)), recipe.target.aux_layer_ids

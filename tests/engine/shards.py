@@ -1,20 +1,19 @@
-"""Places in shards, and a writer for them, of states with four dimensions; a configuration of vLLM's for its caches."""
+"""Texts of shards, a writer of states with four dimensions, a configuration of vLLM's for its caches."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from drafthead.data.shard import shard_path
-from drafthead.engine.shard_writer import ShardSlot, ShardWriter
+from drafthead.engine.shard_writer import ShardWriter, Text
 from drafthead.target.pieces import TargetHead, TargetPieces
 
 
-def slots(directory: Path, shard: int, texts: list[list[int]]) -> list[ShardSlot]:
+def as_texts(shard: int, texts: list[list[int]]) -> list[Text]:
+    """Of a shard: two tokens of each, in the middle, are learned."""
     return [
-        ShardSlot(str(shard_path(directory, shard)), i, len(texts), f"{shard}-{i}", len(t) // 2, 2)
-        for i, t in enumerate(texts)
+        (f"{shard}-{i}", text, bytes([0] * (len(text) // 2) + [1, 1] + [0] * len(text))[: len(text)])
+        for i, text in enumerate(texts)
     ]
 
 
