@@ -47,7 +47,7 @@ def random_problem(num_steps, heads, rows, lengths, dim=8, dtype=torch.float64, 
 
 def attended(query, keys, values, cu_queries, cu_keys, window=None):
     longest = int(cu_queries.diff().max()), int(cu_keys.diff().max())
-    return draft_attention(query, keys, values, cu_queries, cu_keys, longest, window=window)
+    return draft_attention(query, keys, values, (cu_queries, cu_keys, longest, None), window)
 
 
 def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weights, window=None):
@@ -81,8 +81,8 @@ def test_some_rows_attend_as_they_do_among_all(monkeypatch, window, block):
     chosen = torch.tensor([1, 2, 5, 6, 12, 18, 19])  # none of the second document
 
     def some(query, keys, values, cu_queries, cu_keys, window):
-        within = chosen, len(query)
-        return draft_attention(query[chosen], keys, values, cu_queries, cu_keys, (14, 14), within, window)
+        documents = (cu_queries, cu_keys, (14, 14), (chosen, len(query)))
+        return draft_attention(query[chosen], keys, values, documents, window)
 
     ours = outputs_and_gradients(some, query, keys, values, cu_queries, cu_keys, weights[chosen], window)
     only = torch.zeros_like(weights).index_copy(0, chosen, weights[chosen])
