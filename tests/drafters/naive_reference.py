@@ -1,4 +1,4 @@
-"""EAGLE-3 drafting the slow way, as an engine does it: token by token, one explicit key/value list.
+"""EAGLE-3 and P-EAGLE drafting the slow way, as an engine does it: token by token, one explicit key/value list.
 
 No unrolled tricks: for every root t the list starts with the step-0 entries of indices 0..t of the
 document, and every further draft appends one entry. This is the reference of training-time test.
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.eagle3.drafter import DraftLayer, DraftModel
-from drafthead.drafters.layers import rope_frequencies
+from drafthead.drafters.peagle.drafter import PEagleModel
 
 
 def rms_norm(states: Tensor, norm) -> Tensor:
@@ -73,7 +73,7 @@ def combine(model: DraftModel, aux: Tensor) -> Tensor:
 
 
 def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_position: int, num_steps: int) -> Tensor:
-    """All drafts from all roots of one document.
+    """All drafts from all roots of one document; P-EAGLE's need no text beyond the token behind the root.
 
     Args:
         aux: (T, N * H); embeddings: (T, H) of the tokens themselves; first_position: of token 0.
@@ -81,32 +81,29 @@ def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_posit
     Returns:
         (K, T, H) normed states; rows whose input token lies past the end are zero.
     """
-    frequencies, factor = rope_frequencies(model.shape)
-    # The model keeps float32 frequencies; the reference starts from the same numbers.
-    frequencies = frequencies.to(torch.float32).to(aux.dtype)
+    frequencies, factor = model.rope.frequencies.to(aux.dtype), model.rope.factor  # float32, from which both start
     layers = [model.midlayer, *model.layers.values()]
-    num_tokens = aux.shape[0]
+    num_tokens, masked = aux.shape[0], isinstance(model, PEagleModel)
     rows = {}
     for root in range(num_tokens - 1):
         entries = [[] for _ in layers]
 
-        def run(feature, index):
+        def run(state, embedding, index):
             """All layers at one index; every layer's key and value is appended to its list."""
-            state = feature
             for layer, cache in zip(layers, entries, strict=True):  # noqa: B023 - called within this iteration
-                state = run_layer(
-                    layer, state, embeddings[index + 1], first_position + index, cache, frequencies, factor
-                )
+                state = run_layer(layer, state, embedding, first_position + index, cache, frequencies, factor)
             return state
 
-        # Re-run over every verified token before the root, then draft from it on the head's own states.
+        # Re-run over every verified token before the root, then draft from it: on the head's own states, or on masks.
         for index in range(root):
-            run(combine(model, aux[index]), index)
+            run(combine(model, aux[index]), embeddings[index + 1], index)
         feature = combine(model, aux[root])
-        for k in range(min(num_steps, num_tokens - 1 - root)):
-            state = run(feature, root + k)
-            normed = rms_norm(state, model.norm)
-            rows[k, root] = normed
+        for k in range(num_steps if masked else min(num_steps, num_tokens - 1 - root)):
+            if masked and k:
+                state = run(combine(model, model.mask_hidden[0]), model.mask_embedding, root + k)
+            else:
+                state = run(feature, embeddings[root + k + 1], root + k)
+            rows[k, root] = normed = rms_norm(state, model.norm)
             feature = normed if model.shape.head.norm_output else state
     missing = torch.zeros(embeddings.shape[-1], dtype=aux.dtype)
     stacked = [[rows.get((k, t), missing) for t in range(num_tokens)] for k in range(num_steps)]

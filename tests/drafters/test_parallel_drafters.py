@@ -10,7 +10,6 @@ from drafthead.data.packing import cut, pack, plan_stream, whole
 from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
 from drafthead.drafters.dspark.drafter import DSparkModel
-from drafthead.drafters.layers import rope_frequencies
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.peagle.drafter import PEagle
 from drafthead.drafters.registry import drafter_of
@@ -18,14 +17,13 @@ from drafthead.drafters.replay import match_text
 from drafthead.losses.fused import HeadRows, Teacher, head_loss
 from drafthead.training.inputs import survey
 from tests.data.sequences import sequence, store_of
-from tests.drafters.naive_reference import add_mlp, assert_parity, attend, combine, rms_norm, rotate_one, run_layer
+from tests.drafters.naive_reference import add_mlp, assert_parity, attend, naive_unroll, rms_norm, rotate_one
 from tests.drafters.small_draft import MASK, SIZES, dflash_model, dspark_model, peagle_model, small_model, unrolled
 
 
 def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_position: int) -> Tensor:
     """(slots, H): the block of one root; aux (t + 1, N * H) of the root and all before it."""
-    frequencies, factor = rope_frequencies(model.shape)
-    frequencies = frequencies.to(torch.float32).to(aux.dtype)
+    frequencies, factor = model.rope.frequencies.to(aux.dtype), model.rope.factor
     context = [rms_norm(model.fc.weight @ row, model.hidden_norm) for row in aux]
     states = block
     for layer in model.layers:
@@ -65,25 +63,6 @@ def naive_blocks(model, aux, embeddings, first_position, num_positions) -> Tenso
     return torch.stack(blocks, dim=1)
 
 
-def naive_peagle(model, aux, embeddings, first_position, num_positions) -> Tensor:
-    """(K, T - 1, H): one causal pass over the tokens up to the root, and the masks behind it."""
-    frequencies, factor = rope_frequencies(model.shape)
-    frequencies = frequencies.to(torch.float32).to(aux.dtype)
-    roots = []
-    for root in range(len(aux) - 1):
-        entries = [[] for _ in range(1 + len(model.layers))]
-        outputs = []
-        for index in range(root + num_positions):
-            known = index <= root
-            state = combine(model, aux[index] if known else model.mask_hidden[0])
-            embedding = embeddings[index + 1] if known else model.mask_embedding
-            for layer, cache in zip([model.midlayer, *model.layers.values()], entries, strict=True):
-                state = run_layer(layer, state, embedding, first_position + index, cache, frequencies, factor)
-            outputs.append(rms_norm(state, model.norm))
-        roots.append(torch.stack(outputs[root:]))
-    return torch.stack(roots, dim=1)
-
-
 def ours_blocks(model, aux, embeddings, positions, layout, num_positions) -> Tensor:
     before, known = slots_before(model), torch.roll(embeddings[layout.rows], -1, 0)
     masks = [torch.full_like(known, 0.5)] * (num_positions - 1 + before)
@@ -95,7 +74,7 @@ KINDS = {
     "dflash": (dflash_model, ours_blocks, naive_blocks),
     "dflash_two_way": (two_way_dflash_model, ours_blocks, naive_blocks),
     "dspark": (dspark_model, ours_blocks, naive_blocks),
-    "peagle": (partial(peagle_model, norm_before_residual=True, fc_norm=True), unrolled, naive_peagle),
+    "peagle": (partial(peagle_model, norm_before_residual=True, fc_norm=True), unrolled, naive_unroll),
 }
 
 
