@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from drafthead.drafters.batch import tail_layout
+from drafthead.drafters.config import ParallelHead
 from drafthead.drafters.eagle3.drafter import DraftLayer, DraftModel
 from drafthead.drafters.peagle.drafter import PEagleModel
 
@@ -110,7 +111,7 @@ def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_posit
     return torch.stack([torch.stack(row) for row in stacked])
 
 
-def assert_parity(model, ours, naive, lengths, firsts, num_positions, compared) -> None:
+def assert_parity(model, ours, naive, lengths, num_positions, firsts=None) -> None:
     """Packed documents have the states and gradients of each by itself; the gradients too where steps are recomputed.
 
     Args:
@@ -118,9 +119,8 @@ def assert_parity(model, ours, naive, lengths, firsts, num_positions, compared) 
         ours: (model, aux, embeddings, positions, layout, K) -> (K, R, H) of the packed documents.
         naive: (model, aux, embeddings, position of token 0, K) -> (K, at most T, H) of one document.
         lengths: of the documents.
-        firsts: their first rows with loss; None: all rows have it.
         num_positions: K.
-        compared: how many rows a document has -> (K, rows) bool.
+        firsts: their first rows with loss; None: all rows have it.
     """
     generator, total = torch.Generator().manual_seed(sum(lengths)), sum(lengths)
     aux = torch.randn(total, 8 * model.shape.num_aux_layers, generator=generator, dtype=torch.float64)
@@ -129,7 +129,9 @@ def assert_parity(model, ours, naive, lengths, firsts, num_positions, compared) 
     layout = tail_layout(lengths, firsts or [0] * len(lengths))
     begins = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
     positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
-    valid = torch.cat([compared(n) for n in layout.cu_rows.diff().tolist()], dim=1)
+    # Every root that has a next token; step k of one that is no parallel drafter reads k tokens beyond it.
+    beyond = torch.arange(num_positions)[:, None] * (not isinstance(model.head, ParallelHead))
+    valid = torch.cat([torch.arange(n) < n - 1 - beyond for n in layout.cu_rows.diff().tolist()], dim=1)
     trained = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight" and "markov" not in n)]
     parts = [
         naive(model, aux[a:b], embeddings[a:b], p, num_positions)
