@@ -34,15 +34,14 @@ from drafthead.drafters.recompute import kernels_for
 _BLOCK_ROWS = 256  # under one mask
 
 
+# Of a batch's documents: cu_queries and cu_keys (S + 1,) int32, where each begins among the rows and among the tokens;
+# most rows and most tokens of one, which to look up here would wait for a GPU; and the rows (P,) that queries are of,
+# ascending, with R, or None for all rows.
+Documents = tuple[Tensor, Tensor, tuple[int, int], tuple[Tensor, int] | None]
+
+
 def draft_attention(
-    query: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    cu_queries: Tensor,
-    cu_keys: Tensor,
-    longest: tuple[int, int],
-    within: tuple[Tensor, int] | None = None,
-    window: int | None = None,
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], documents: Documents, window: int | None = None
 ) -> Tensor:
     """Attend from one draft position.
 
@@ -50,53 +49,38 @@ def draft_attention(
         query: (R, Q, D), rotated, of the last rows of each document; or of some of these, P.
         keys: rotated; of the text (T, G, D), then of each draft position that is seen, of as many rows as queries.
         values: as keys.
-        cu_queries: (S + 1,) int32 document boundaries among the rows.
-        cu_keys: (S + 1,) int32 document boundaries among the tokens.
-        longest: most rows and most tokens of a document; looking it up here would wait for a GPU.
-        within: the rows (P,) that queries are of, ascending, and R; None: all.
+        documents: of the batch.
         window: keys of the text that a row sees, its own and those before it, at least 1; None: all.
 
     Returns:
         (R, Q, D), or (P, Q, D).
     """
     pairs = [tensor for pair in zip(keys[1:], values[1:], strict=True) for tensor in pair]
-    if within is not None and len(within[0]) == within[1]:
-        within = None
-    text = (cu_queries, cu_keys, longest, None if window is None or window >= longest[1] else window)
-    return _DraftAttention.apply(query, keys[0], values[0], text, within, *pairs)
+    window = None if window is None or window >= documents[2][1] else window
+    return _DraftAttention.apply(query, keys[0], values[0], (*documents, window), *pairs)
 
 
 class _DraftAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, text, within, *pairs):
-        scale = query.shape[-1] ** -0.5
-        spread = within if _whole_batch(query) else None
-        rows = _among_rows(query, spread)
-        block_out, block_lse, saved_rng = _block_forward(rows, key, value, scale, within, *text)
-        if spread is not None:
-            block_out, block_lse = block_out[spread[0]], block_lse.T[:, spread[0]].T
+    def forward(ctx, query, key, value, text, *pairs):
+        scale, attend = query.shape[-1] ** -0.5, _flash_forward if kernels_for(query) else _pieces_forward
+        block_out, block_lse, ctx.rng = attend(query, key, value, scale, *text)
         out, lse = _merge_pairs(query, pairs, block_out, block_lse, scale)
-        ctx.save_for_backward(query, key, value, out, lse, *saved_rng, *pairs)
-        ctx.num_rng, ctx.text, ctx.within = len(saved_rng), text, within
+        ctx.save_for_backward(query, key, value, out, lse, *pairs)
+        ctx.text = text
         return out
 
     @staticmethod
     def backward(ctx, grad_out):
-        query, key, value, out, lse, *rest = ctx.saved_tensors
-        rng, pairs = rest[: ctx.num_rng], rest[ctx.num_rng :]
-        groups, scale = key.shape[1], query.shape[-1] ** -0.5
-        spread = ctx.within if _whole_batch(query) else None
-        grad_rows, query_rows, out_rows, lse_rows = (
-            _among_rows(part, spread) for part in (grad_out.contiguous(), query, out, lse)
+        query, key, value, out, lse, *pairs = ctx.saved_tensors
+        groups, scale, kernels = key.shape[1], query.shape[-1] ** -0.5, kernels_for(query)
+        differentiate = _flash_backward if kernels else _pieces_backward
+        grad_query, grad_key, grad_value = differentiate(
+            grad_out.contiguous(), query, key, value, out, lse, ctx.rng, scale, *ctx.text
         )
-        grad_query, grad_key, grad_value = _block_backward(
-            grad_rows, query_rows, key, value, out_rows, lse_rows, rng, scale, ctx.within, *ctx.text
-        )
-        if spread is not None:
-            grad_query = grad_query[spread[0]]
-        if pairs and (kernels := kernels_for(query)):
+        if pairs and kernels:
             grads = kernels.merge_backward(grad_out.contiguous(), query, pairs, out, lse.T, grad_query, scale)
-            return grad_query, grad_key, grad_value, None, None, *grads
+            return grad_query, grad_key, grad_value, None, *grads
         row = _grouped_dot(grad_out, out)  # (R, Q), the softmax backward's row term
         grad_query, grad_pairs = grad_query.to(lse.dtype), []
         for k_j, v_j in zip(pairs[0::2], pairs[1::2], strict=True):
@@ -105,15 +89,7 @@ class _DraftAttention(torch.autograd.Function):
             _add_scaled(grad_query, grad_score, k_j)
             grad_pairs.append(_reduce(grad_score[..., None] * query, groups).to(k_j.dtype))
             grad_pairs.append(_reduce(probability[..., None] * grad_out, groups).to(v_j.dtype))
-        return grad_query.to(query.dtype), grad_key, grad_value, None, None, *grad_pairs
-
-
-def _among_rows(part: Tensor, within: tuple[Tensor, int] | None) -> Tensor:
-    """(R, ...) of (P, ...): a row between them has a query of zeros, and a gradient of zeros. The causal edge of CUDA's
-    kernel needs every row of a document's tail; its share of a step is small."""
-    if within is None:
-        return part
-    return part.new_zeros(within[1], *part.shape[1:]).index_copy_(0, within[0], part)
+        return grad_query.to(query.dtype), grad_key, grad_value, None, *grad_pairs
 
 
 def _merge_pairs(
@@ -149,14 +125,50 @@ def _grouped_dot(query: Tensor, states: Tensor) -> Tensor:
     return torch.einsum("rgqd,rgd->rgq", grouped.to(wide), states.to(wide)).flatten(1)
 
 
-def _block_forward(query, key, value, scale, within, cu_queries, cu_keys, longest, window):
-    """Causal attention within each document: output (R, Q, D), log-sum-exp (R, Q), backward's extras."""
-    if _whole_batch(query):
-        # With fewer queries than keys the kernel aligns them at the document's end. lse is (Q, R) float32.
-        out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
-            query, key, value, cu_queries, cu_keys, *_most(longest), 0.0, True, False, scale=scale, **_left(window),
-        )  # fmt: skip
-        return out, lse.T, (rng, unused)
+def _flash_forward(query, key, value, scale, cu_queries, cu_keys, longest, within, window):
+    """CUDA's flash kernel, half precision: output (R, Q, D), log-sum-exp (R, Q), and what its backward reads."""
+    # With fewer queries than keys the kernel aligns them at the document's end. lse is (Q, R) float32.
+    out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
+        _among_rows(query, within), key, value, cu_queries, cu_keys, *_most(longest), 0.0, True, False, scale=scale,
+        **_left(window),
+    )  # fmt: skip
+    if within is not None:
+        out, lse = out[within[0]], lse[:, within[0]]
+    return out, lse.T, (rng, unused)
+
+
+def _flash_backward(
+    grad_out, query, key, value, out, lse, rng, scale, cu_queries, cu_keys, longest, within, window
+):  # fmt: skip
+    """Gradients of the text's part, given the merged output and log-sum-exp."""
+    grad_out, query, out, lse = (_among_rows(part, within) for part in (grad_out, query, out, lse))
+    grad_query, grad_key, grad_value = torch.ops.aten._flash_attention_backward(
+        grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, *_most(longest), 0.0, True, *rng,
+        scale=scale, **_left(window),
+    )  # fmt: skip
+    return grad_query if within is None else grad_query[within[0]], grad_key, grad_value
+
+
+def _among_rows(part: Tensor, within: tuple[Tensor, int] | None) -> Tensor:
+    """(R, ...) of (P, ...): a row between them has a query of zeros, and a gradient of zeros. The causal edge of CUDA's
+    kernel needs every row of a document's tail; its share of a step is small."""
+    if within is None:
+        return part
+    return part.new_zeros(within[1], *part.shape[1:]).index_copy_(0, within[0], part)
+
+
+def _most(longest: tuple[int, int]) -> tuple[int, int]:
+    """Upper bounds; that of queries is never 1: there torch takes a decoding path that wants one of every document."""
+    return max(longest[0], 2), longest[1]
+
+
+def _left(window: int | None) -> dict[str, int]:
+    """The window, as CUDA's flash kernels count it."""
+    return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
+
+
+def _pieces_forward(query, key, value, scale, cu_queries, cu_keys, longest, within, window):
+    """As `_flash_forward`, document by document."""
     attend, _ = _document_kernels(query)
     heads, wide = query.shape[1], torch.promote_types(query.dtype, torch.float32)
     outs, lses = [query[:0]], [query.new_empty(0, heads, dtype=wide)]
@@ -171,13 +183,10 @@ def _block_forward(query, key, value, scale, within, cu_queries, cu_keys, longes
     return torch.cat(outs), torch.cat(lses), ()
 
 
-def _block_backward(grad_out, query, key, value, out, lse, rng, scale, within, cu_queries, cu_keys, longest, window):
-    """Gradients of the block part, given the merged output and log-sum-exp."""
-    if _whole_batch(query):
-        return torch.ops.aten._flash_attention_backward(
-            grad_out, query, key, value, out, lse.T.contiguous(), cu_queries, cu_keys, *_most(longest), 0.0, True, *rng,
-            scale=scale, **_left(window),
-        )  # fmt: skip
+def _pieces_backward(
+    grad_out, query, key, value, out, lse, rng, scale, cu_queries, cu_keys, longest, within, window
+):  # fmt: skip
+    """As `_flash_backward`."""
     _, differentiate = _document_kernels(query)
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     heads, groups = query.shape[1], key.shape[1]
@@ -195,27 +204,12 @@ def _block_backward(grad_out, query, key, value, out, lse, rng, scale, within, c
     return grad_query, grad_key, grad_value
 
 
-def _whole_batch(query: Tensor) -> bool:
-    """Whether CUDA's flash kernel serves these tensors: it knows half precision only."""
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-
-
 def _document_kernels(query: Tensor) -> tuple[Callable, Callable]:
     """Forward and backward of one document."""
     if query.is_cuda:
         return dense_forward, dense_backward
     aten = torch.ops.aten
     return aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def _most(longest: tuple[int, int]) -> tuple[int, int]:
-    """Upper bounds; that of queries is never 1: there torch takes a decoding path that wants one of every document."""
-    return max(longest[0], 2), longest[1]
-
-
-def _left(window: int | None) -> dict[str, int]:
-    """The window, as CUDA's flash kernels count it."""
-    return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
 
 
 def _pieces(

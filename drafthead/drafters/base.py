@@ -98,8 +98,8 @@ class DraftModule(nn.Module, ABC):
         return self.lm_head.weight
 
     @abstractmethod
-    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
-        """What lm_head is applied to, for each of the K draft positions.
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+        """(M, n) what `head_weight` is applied to: of the rows computed for draft position 0, then for position 1, ...
 
         Not `forward`: ZeRO-3 looks for tensors in the tuples that a module's forward returns, and in nothing else.
 
@@ -108,6 +108,11 @@ class DraftModule(nn.Module, ABC):
             embeddings: (V, H) of the target.
             num_positions: K, at most what the head was trained for.
         """
+
+    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
+        """`states`, and the teacher row of each: draft position k at row r meets that of row r + 1 + k."""
+        states, counts = self.states(batch, embeddings, num_positions), batch.layout.counts(num_positions)
+        return HeadRows(states, batch.teachers(num_positions), counts, batch.chunks)
 
     def confidence(self, rows: HeadRows) -> Tensor | None:
         """(M,) log-odds that each row's draft is accepted; None: the head predicts none."""
@@ -119,30 +124,6 @@ class DraftModule(nn.Module, ABC):
         a drafter that reads the tokens before a draft reads the text's."""
         rows, weight = self.head_rows(batch, embeddings, num_drafts), self.head_weight
         return torch.stack([(states @ weight.T).argmax(-1) for states in rows.states.split(rows.counts)])
-
-
-def valid_positions(loss_mask: Tensor, num_positions: int) -> Tensor:
-    """(K, T) bool: where each draft position of one document (T,) contributes to the loss.
-
-    Position k of root t predicts x[t+2+k]. It counts when every token from t+2 to t+2+k is learned and lies in the same
-    document; then x[t+1] is learned too, or is the last prompt token, from which a draft can start. Six tokens, two of
-    prompt (P) and four generated (G), which alone are learned, K = 2:
-
-        root t                0    1    2    3    4    5
-        token                 P0   P1   G2   G3   G4   G5
-        position 0 predicts   G2   G3   G4   G5   -    -
-        position 0 counts     1    1    1    1    0    0
-        position 1 predicts   G3   G4   G5   -    -    -
-        position 1 counts     1    1    1    0    0    0
-    """
-    ahead = pad(loss_mask.bool(), (0, num_positions + 1)).unfold(0, len(loss_mask), 1)[2:]  # (K, T): x[t + 2 + k]
-    return ahead.long().cumprod(0).bool()
-
-
-def evenly(length: int, draw: int) -> Tensor:
-    """(T,) numbers in [0, 1) to draw rows by: multiples of the golden ratio modulo 1, which are spread evenly over any
-    stretch of the text, from another start at each draw."""
-    return (torch.arange(length, dtype=torch.float64) * (5**0.5 - 1) / 2 + draw * (2**0.5 - 1)) % 1
 
 
 class Drafter:
@@ -157,9 +138,20 @@ class Drafter:
         self.num_positions = head.num_positions  # K
 
     @property
+    def shares(self) -> Tensor:
+        """(K, 1) which share of the rows with loss training uses at each draft position; those of a position are among
+        those of the one before."""
+        return torch.ones(self.num_positions, 1)
+
+    @property
+    def draws(self) -> bool:
+        """Whether `trained_rows` are other ones at each draw."""
+        return bool((self.shares < 1).any())
+
+    @property
     def num_slots(self) -> int:
         """Rows of states that all drafts of one root are computed from, on average: what memory grows with."""
-        return self.num_positions
+        return math.ceil(self.shares.sum())
 
     @property
     def lookahead(self) -> int:
@@ -184,15 +176,34 @@ class Drafter:
         return sys.maxsize if window is None else self.head.num_layers * (window - 1)
 
     def loss_rows(self, loss_mask: Tensor) -> Tensor:
-        """(K, T) bool: rows of a document that carry loss at each draft position; all tokens they need lie in it."""
-        return valid_positions(loss_mask, self.num_positions)
+        """(K, T) bool: where each draft position of one document (T,) contributes to the loss.
 
-    draws: bool = False  # whether `trained_rows` are other ones at each draw
+        Position k of root t predicts x[t+2+k]. It counts when every token from t+2 to t+2+k is learned and lies in the
+        same document; then x[t+1] is learned too, or is the last prompt token, from which a draft can start. Six
+        tokens, two of prompt (P) and four generated (G), which alone are learned, K = 2:
+
+            root t                0    1    2    3    4    5
+            token                 P0   P1   G2   G3   G4   G5
+            position 0 predicts   G2   G3   G4   G5   -    -
+            position 0 counts     1    1    1    1    0    0
+            position 1 predicts   G3   G4   G5   -    -    -
+            position 1 counts     1    1    1    0    0    0
+        """
+        # (K, T): x[t + 2 + k]
+        ahead = pad(loss_mask.bool(), (0, self.num_positions + 1)).unfold(0, len(loss_mask), 1)[2:]
+        return ahead.long().cumprod(0).bool()
+
     whole_blocks: bool = False  # whether a draft position of a root reads deeper ones too
 
     def trained_rows(self, loss_mask: Tensor, draw: int = 0) -> Tensor:
-        """(K, T) bool: those of `loss_rows` that training uses in epoch `draw`; where rounds are replayed, all."""
-        return self.loss_rows(loss_mask)
+        """(K, T) bool: those of `loss_rows` that training uses in epoch `draw`; where rounds are replayed, all.
+
+        Drawn by multiples of the golden ratio modulo 1, which are spread evenly over any stretch of the text, from
+        another start at each draw.
+        """
+        row = torch.arange(len(loss_mask), dtype=torch.float64)
+        drawn = (row * (5**0.5 - 1) / 2 + draw * (2**0.5 - 1)) % 1  # (T,) in [0, 1)
+        return self.loss_rows(loss_mask) & (drawn < self.shares)
 
     def computed_rows(self, scored: Tensor) -> tuple[Tensor, ...]:
         """The rows that each draft position is computed for in training, as in `Layout.roots`: those with loss at this

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_dataclass, tree_map_only
 
+from drafthead.drafters.attention import Documents
 from drafthead.losses.fused import Chunks, cut
 
 
@@ -53,9 +54,9 @@ class Layout:
         """(K,) numbers of rows that the draft positions are computed for."""
         return tuple(map(len, self.roots)) or (len(self.rows),) * num_positions
 
-    def documents(self, k: int) -> tuple[Tensor, Tensor, tuple[int, int], tuple[Tensor, int] | None]:
-        """What `draft_attention` reads of the documents for draft position k: cu_queries, cu_keys, longest, within."""
-        within = (self.roots[k], len(self.rows)) if self.roots else None
+    def documents(self, k: int) -> Documents:
+        """What `draft_attention` reads of the documents for draft position k."""
+        within = (self.roots[k], len(self.rows)) if self.roots and len(self.roots[k]) < len(self.rows) else None
         return self.cu_rows, self.cu_seqlens, (self.most_rows, self.longest), within
 
 

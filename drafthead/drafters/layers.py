@@ -52,35 +52,35 @@ class MLP(nn.Module):
         return self.down_proj(gated(self.gate_proj(states), self.up_proj(states)))
 
 
-def rope_frequencies(shape: DraftShape) -> tuple[Tensor, float]:
-    """Inverse frequencies (head_dim / 2,) and the factor on cos and sin of a head."""
-    rope, dim = shape.rope_parameters, shape.head.head_dim
-    with torch.device("cpu"):  # real numbers even while a model is built on meta tensors
-        if rope["rope_type"] == "default":
-            return 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)), 1.0
-        config = LlamaConfig(
-            hidden_size=shape.hidden_size, num_attention_heads=shape.head.num_attention_heads, head_dim=dim,
-            rope_parameters=dict(rope), max_position_embeddings=shape.max_position_embeddings,
-        )  # fmt: skip
-        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-
-
 class Rotary:
-    """The rotations of a head: cos and sin at positions."""
+    """The rotations of a head: cos and sin at positions.
+
+    Attributes:
+        frequencies: (head_dim / 2,) inverse, float32 whatever the compute type: positions in the thousands need it.
+        factor: on cos and sin.
+    """
 
     def __init__(self, shape: DraftShape):
-        frequencies, self._factor = rope_frequencies(shape)
-        # float32 whatever the compute type: positions in the thousands need it.
-        self._frequencies = frequencies.to(torch.float32)
+        rope, dim, self.factor = shape.rope_parameters, shape.head.head_dim, 1.0
+        with torch.device("cpu"):  # real numbers even while a model is built on meta tensors
+            if rope["rope_type"] == "default":
+                frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim))
+            else:
+                config = LlamaConfig(
+                    hidden_size=shape.hidden_size, num_attention_heads=shape.head.num_attention_heads, head_dim=dim,
+                    rope_parameters=dict(rope), max_position_embeddings=shape.max_position_embeddings,
+                )  # fmt: skip
+                frequencies, self.factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+        self.frequencies = frequencies.to(torch.float32)
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin, each (T, 1, head_dim), for positions (T,), in float32 or wider."""
         # Kept where it is used: copied in every step, it would have the host wait for the device each time.
-        self._frequencies = self._frequencies.to(positions.device)
-        frequencies = self._frequencies.to(torch.promote_types(dtype, torch.float32))
+        self.frequencies = self.frequencies.to(positions.device)
+        frequencies = self.frequencies.to(torch.promote_types(dtype, torch.float32))
         angles = positions[:, None].to(frequencies.dtype) * frequencies
         angles = torch.cat([angles, angles], dim=-1)[:, None]
-        return angles.cos() * self._factor, angles.sin() * self._factor
+        return angles.cos() * self.factor, angles.sin() * self.factor
 
 
 def by_head(states: Tensor, rope: Tensor) -> Tensor:

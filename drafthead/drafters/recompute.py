@@ -20,10 +20,7 @@ Shapes: R rows, H features.
 """
 
 import ctypes
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -63,22 +60,11 @@ def _read(note: Any) -> Tensor:
     return note.made
 
 
-def _recomputes(ctx: Any, how: Callable[[Any], Tensor]) -> None:
-    # A plain function, not a method of ctx: a cycle would keep every step's tensors until garbage collection.
-    ctx.recompute, ctx.made = how, None
-
-
 def kernels_for(states: Tensor) -> ModuleType | None:
-    """`drafters.kernels` where they serve these states: half precision on CUDA, with Triton; else None."""
-    served = states.is_cuda and states.dtype in (torch.bfloat16, torch.float16)
-    return _kernels() if served else None
-
-
-@cache
-def _kernels() -> ModuleType | None:
-    if not find_spec("triton"):
+    """`drafters.kernels` where they serve these states: half precision on CUDA; else None."""
+    if not (states.is_cuda and states.dtype in (torch.bfloat16, torch.float16)):
         return None
-    from drafthead.drafters import kernels  # imports Triton
+    from drafthead.drafters import kernels  # imports Triton, which torch brings along where it has CUDA
 
     return kernels
 
@@ -96,7 +82,8 @@ class _RMSNorm(torch.autograd.Function):
             normed = (wide * scale).mul_(weight).to(states.dtype)
         # A copy of the weight: under ZeRO-3 the parameter is empty whenever its own module does not run.
         ctx.save_for_backward(states, weight.detach().clone(), scale)
-        _recomputes(ctx, _normed)
+        # A plain function, not a method of ctx: a cycle would keep every step's tensors until garbage collection.
+        ctx.recompute, ctx.made = _normed, None
         return normed
 
     @staticmethod
@@ -122,7 +109,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up):
         ctx.save_for_backward(gate, up)
-        _recomputes(ctx, lambda node: _gated(*node.saved_tensors))
+        ctx.recompute, ctx.made = lambda node: _gated(*node.saved_tensors), None
         return _gated(gate, up)
 
     @staticmethod

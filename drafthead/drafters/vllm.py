@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import safe_open
@@ -25,6 +25,8 @@ from drafthead.target.rope import rope_parameters_of
 Config = dict[str, Any]
 # Sizes that have one name in the head section and in config.json.
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+# Those that an export writes and an import reads back.
+_ALIKE = (*_SIZES, "draft_vocab_size", "sliding_window")
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 WINDOWED = "sliding_attention"
 _AGAIN = "It may be damaged or cut short: fetch the head again"
@@ -40,6 +42,7 @@ class HeadFiles(ABC):
         GPU_ONLY: whether vLLM serves it on GPUs only.
         SWAPPABLE: whether its weights were exchanged in a running engine, see drafthead/adapting/endpoint.py.
         TYPE: of the head section that describes it.
+        OWN: fields of that section which not all drafters have, and the key of `served_values` for each.
     """
 
     METHOD: str
@@ -48,6 +51,7 @@ class HeadFiles(ABC):
     GPU_ONLY = False
     SWAPPABLE = False
     TYPE: str
+    OWN: ClassVar[dict[str, str]]
 
     def speculative_config(self, directory: Path | str, num_speculative_tokens: int) -> dict[str, Any]:
         """vLLM's --speculative-config for an exported head of the plain layout."""
@@ -86,7 +90,7 @@ class HeadFiles(ABC):
 
         Raises:
             KeyError: a key without a default is missing.
-            ValueError: it describes another algorithm.
+            ValueError: it describes another algorithm, or what is not computed here.
         """
 
     @abstractmethod
@@ -101,11 +105,6 @@ class HeadFiles(ABC):
         Raises:
             ValueError: its layer ids are unclear.
         """
-
-    @abstractmethod
-    def own_section(self, served: Config) -> dict[str, Any]:
-        """The fields of the recipe's head section that not all drafters have; raises ValueError for what is not
-        computed here."""
 
     def describe(
         self, config: Config, tensors: Mapping[str, Tensor], spec: TargetSpec, layer_ids_are: str | None
@@ -131,7 +130,12 @@ class HeadFiles(ABC):
                 f"config.json names aux layers {ids}, but fc reads {width / spec.hidden_size:g} states of the target's "
                 f"hidden size {spec.hidden_size}: give the target that this head was trained for"
             )
-        head = parse_head({"type": self.TYPE, **decoder_section(served, spec), **self.own_section(served)})
+        sizes = {"hidden_size": spec.hidden_size, "target_hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size}
+        for key, wanted in {**sizes, **_FIXED}.items():
+            if served[key] != wanted:
+                raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {wanted!r}")
+        fields = {"num_layers": "num_hidden_layers", **{name: name for name in _ALIKE}, **self.OWN}
+        head = parse_head({"type": self.TYPE, **{field: served[key] for field, key in fields.items()}})
         # A head made elsewhere rotates and norms as its own config says, whatever the target's does.
         own = {key: served[key] for key in ("rms_norm_eps", "max_position_embeddings")}
         rope = rope_parameters_of(self.plain_form(config))
@@ -220,20 +224,6 @@ def _served_window(config: Config) -> int | None:
     if 0 < kinds.count(WINDOWED) < len(kinds):
         raise ValueError(f"the head's layers differ (layer_types {kinds}); supported are heads whose layers are alike")
     return config["sliding_window"] if WINDOWED in kinds else None
-
-
-def decoder_section(served: Config, spec: TargetSpec) -> dict[str, Any]:
-    """The fields of the recipe's head section that all drafters have, from what vLLM makes of a public config.json.
-
-    Raises:
-        ValueError: the head is for another target, or has parts that are not computed here.
-    """
-    sizes = {"hidden_size": spec.hidden_size, "target_hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size}
-    for key, wanted in {**sizes, **_FIXED}.items():
-        if served[key] != wanted:
-            raise ValueError(f"the head has {key}={served[key]!r}; a head for {spec.name} has {wanted!r}")
-    alike = (*_SIZES, "draft_vocab_size", "sliding_window")
-    return {"num_layers": served["num_hidden_layers"], **{name: served[name] for name in alike}}
 
 
 def check_config(config: Config, shape: DraftShape, aux_layer_ids: tuple[int, ...], positions: int) -> None:

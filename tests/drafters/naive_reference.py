@@ -1,4 +1,4 @@
-"""EAGLE-3 drafting the slow way, as an engine does it: token by token, one explicit key/value list.
+"""EAGLE-3 and P-EAGLE drafting the slow way, as an engine does it: token by token, one explicit key/value list.
 
 No unrolled tricks: for every root t the list starts with the step-0 entries of indices 0..t of the
 document, and every further draft appends one entry. This is the reference of training-time test.
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from drafthead.drafters.batch import tail_layout
+from drafthead.drafters.config import ParallelHead
 from drafthead.drafters.eagle3.drafter import DraftLayer, DraftModel
-from drafthead.drafters.layers import rope_frequencies
+from drafthead.drafters.peagle.drafter import PEagleModel
 
 
 def rms_norm(states: Tensor, norm) -> Tensor:
@@ -73,7 +74,7 @@ def combine(model: DraftModel, aux: Tensor) -> Tensor:
 
 
 def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_position: int, num_steps: int) -> Tensor:
-    """All drafts from all roots of one document.
+    """All drafts from all roots of one document; P-EAGLE's need no text beyond the token behind the root.
 
     Args:
         aux: (T, N * H); embeddings: (T, H) of the tokens themselves; first_position: of token 0.
@@ -81,39 +82,36 @@ def naive_unroll(model: DraftModel, aux: Tensor, embeddings: Tensor, first_posit
     Returns:
         (K, T, H) normed states; rows whose input token lies past the end are zero.
     """
-    frequencies, factor = rope_frequencies(model.shape)
-    # The model keeps float32 frequencies; the reference starts from the same numbers.
-    frequencies = frequencies.to(torch.float32).to(aux.dtype)
+    frequencies, factor = model.rope.frequencies.to(aux.dtype), model.rope.factor  # float32, from which both start
     layers = [model.midlayer, *model.layers.values()]
-    num_tokens = aux.shape[0]
+    num_tokens, masked = aux.shape[0], isinstance(model, PEagleModel)
     rows = {}
     for root in range(num_tokens - 1):
         entries = [[] for _ in layers]
 
-        def run(feature, index):
+        def run(state, embedding, index):
             """All layers at one index; every layer's key and value is appended to its list."""
-            state = feature
             for layer, cache in zip(layers, entries, strict=True):  # noqa: B023 - called within this iteration
-                state = run_layer(
-                    layer, state, embeddings[index + 1], first_position + index, cache, frequencies, factor
-                )
+                state = run_layer(layer, state, embedding, first_position + index, cache, frequencies, factor)
             return state
 
-        # Re-run over every verified token before the root, then draft from it on the head's own states.
+        # Re-run over every verified token before the root, then draft from it: on the head's own states, or on masks.
         for index in range(root):
-            run(combine(model, aux[index]), index)
+            run(combine(model, aux[index]), embeddings[index + 1], index)
         feature = combine(model, aux[root])
-        for k in range(min(num_steps, num_tokens - 1 - root)):
-            state = run(feature, root + k)
-            normed = rms_norm(state, model.norm)
-            rows[k, root] = normed
+        for k in range(num_steps if masked else min(num_steps, num_tokens - 1 - root)):
+            if masked and k:
+                state = run(combine(model, model.mask_hidden[0]), model.mask_embedding, root + k)
+            else:
+                state = run(feature, embeddings[root + k + 1], root + k)
+            rows[k, root] = normed = rms_norm(state, model.norm)
             feature = normed if model.shape.head.norm_output else state
     missing = torch.zeros(embeddings.shape[-1], dtype=aux.dtype)
     stacked = [[rows.get((k, t), missing) for t in range(num_tokens)] for k in range(num_steps)]
     return torch.stack([torch.stack(row) for row in stacked])
 
 
-def assert_parity(model, ours, naive, lengths, firsts, num_positions, compared) -> None:
+def assert_parity(model, ours, naive, lengths, num_positions, firsts=None) -> None:
     """Packed documents have the states and gradients of each by itself; the gradients too where steps are recomputed.
 
     Args:
@@ -121,9 +119,8 @@ def assert_parity(model, ours, naive, lengths, firsts, num_positions, compared) 
         ours: (model, aux, embeddings, positions, layout, K) -> (K, R, H) of the packed documents.
         naive: (model, aux, embeddings, position of token 0, K) -> (K, at most T, H) of one document.
         lengths: of the documents.
-        firsts: their first rows with loss; None: all rows have it.
         num_positions: K.
-        compared: how many rows a document has -> (K, rows) bool.
+        firsts: their first rows with loss; None: all rows have it.
     """
     generator, total = torch.Generator().manual_seed(sum(lengths)), sum(lengths)
     aux = torch.randn(total, 8 * model.shape.num_aux_layers, generator=generator, dtype=torch.float64)
@@ -132,7 +129,9 @@ def assert_parity(model, ours, naive, lengths, firsts, num_positions, compared) 
     layout = tail_layout(lengths, firsts or [0] * len(lengths))
     begins = [3 * i for i in range(len(lengths))]  # documents need not start at position 0
     positions = torch.cat([torch.arange(n) + p for n, p in zip(lengths, begins, strict=True)])
-    valid = torch.cat([compared(n) for n in layout.cu_rows.diff().tolist()], dim=1)
+    # Every root that has a next token; step k of one that is no parallel drafter reads k tokens beyond it.
+    beyond = torch.arange(num_positions)[:, None] * (not isinstance(model.head, ParallelHead))
+    valid = torch.cat([torch.arange(n) < n - 1 - beyond for n in layout.cu_rows.diff().tolist()], dim=1)
     trained = [aux, *(p for n, p in model.named_parameters() if n != "lm_head.weight" and "markov" not in n)]
     parts = [
         naive(model, aux[a:b], embeddings[a:b], p, num_positions)

@@ -1,16 +1,12 @@
 """Draft models of a few hundred weights in float64, whose norms are not ones, a drafter, and a frozen target."""
 
+from functools import partial
+
 import torch
 
-from drafthead.drafters.base import DraftShape
-from drafthead.drafters.dflash.config import DFlashHead
-from drafthead.drafters.dflash.drafter import DFlashModel
-from drafthead.drafters.dspark.config import DSparkHead
-from drafthead.drafters.dspark.drafter import DSparkModel
-from drafthead.drafters.eagle3.config import Eagle3Head
+from drafthead.drafters.base import DraftModule, DraftShape
 from drafthead.drafters.eagle3.drafter import DraftModel, Eagle3
-from drafthead.drafters.peagle.config import PEagleHead
-from drafthead.drafters.peagle.drafter import PEagleModel
+from drafthead.drafters.registry import drafter_of, parse_head
 from drafthead.target.pieces import FrozenTarget
 
 YARN = {
@@ -24,8 +20,23 @@ MASK = 19
 NUM_STEPS = 3
 
 
-def small_model(num_aux_layers=3, num_layers=1, rope=YARN, **own) -> DraftModel:
-    return _float64(DraftModel, Eagle3Head, num_layers, num_aux_layers, rope, **own)
+def _float64(kind, num_layers=1, num_aux_layers=3, rope=YARN, **own):
+    head = parse_head({"type": kind, "draft_vocab_size": 11, "num_layers": num_layers, **SIZES, **own})
+    torch.manual_seed(num_layers)
+    model = drafter_of(head).MODULE(DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    if kind == "peagle":
+        model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
+    return model
+
+
+small_model = partial(_float64, "eagle3")
+peagle_model = partial(_float64, "peagle", mask_token_id=MASK)
+dflash_model = partial(_float64, "dflash", mask_token_id=MASK)
+dspark_model = partial(_float64, "dspark", mask_token_id=MASK, markov_rank=3)
 
 
 def eagle3(num_steps: int) -> Eagle3:
@@ -33,41 +44,14 @@ def eagle3(num_steps: int) -> Eagle3:
     return Eagle3(small_model().shape.head.model_copy(update={"num_ttt_steps": num_steps}))
 
 
-def dflash_model(num_layers=1, num_aux_layers=3, **head) -> DFlashModel:
-    return _float64(DFlashModel, DFlashHead, num_layers, num_aux_layers, mask_token_id=MASK, **head)
-
-
-def dspark_model(num_layers=1, num_aux_layers=3, **head) -> DSparkModel:
-    return _float64(DSparkModel, DSparkHead, num_layers, num_aux_layers, mask_token_id=MASK, markov_rank=3, **head)
-
-
-def peagle_model(num_layers=1, num_aux_layers=3, **head) -> PEagleModel:
-    model = _float64(PEagleModel, PEagleHead, num_layers, num_aux_layers, mask_token_id=MASK, **head)
-    model.mask_embedding = torch.full((8,), 0.5, dtype=torch.float64)
-    return model
-
-
 def unrolled(model: DraftModel, *given) -> torch.Tensor:
     """(K, R, H) as training computes them."""
     return torch.stack(model.unroll(*given))
 
 
-def frozen(model: DraftModel) -> FrozenTarget:
+def frozen(model: DraftModule) -> FrozenTarget:
     """A target beside the small model: eight dimensions, twenty tokens."""
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(model.shape.vocab_size, 8, generator=generator, dtype=torch.float64)
     ids = torch.arange(0, 2 * model.shape.head.draft_vocab_size, 2)[: model.shape.head.draft_vocab_size].clamp_max(19)
     return FrozenTarget(rows, torch.ones(8, dtype=torch.float64), rows[ids], 1e-5, ids)
-
-
-def _float64(model_class, head_class, num_layers, num_aux_layers, rope=YARN, **own):
-    kind = head_class.model_fields["type"].annotation.__args__[0]
-    sizes = {"draft_vocab_size": 11, "num_layers": num_layers, **SIZES}
-    head = head_class(type=kind, **sizes, **own)
-    torch.manual_seed(num_layers)
-    model = model_class(DraftShape(head, 8, 20, num_aux_layers, 1e-5, rope, 256)).double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(torch.rand_like(parameter) + 0.5)
-    return model

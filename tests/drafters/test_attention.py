@@ -28,26 +28,26 @@ def dense_attention_reference(query, keys, values, cu_queries, cu_keys, window=N
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), all_values)
 
 
-def random_problem(num_steps, heads, rows, lengths, dim=8, dtype=torch.float64, device="cpu"):
-    """Query, keys, values, cu_queries, cu_keys and weights of the output in a scalar loss."""
+def random_problem(num_steps, heads, rows, lengths, dim=8, held=torch.float64, dtype=torch.float64, device="cpu"):
+    """Query, keys, values, cu_queries, cu_keys and weights of the output in a scalar loss: numbers that `held` has."""
     generator = torch.Generator().manual_seed(num_steps * 10 + heads[1])
     cu_keys, cu_queries = (torch.tensor([0, *counts]).cumsum(0).int() for counts in (lengths, rows))
 
     def random(length, count):
         states = torch.randn(length, count, dim, generator=generator, dtype=torch.float64)
-        return states.to(device, dtype).requires_grad_()
+        return states.to(held).to(device, dtype).requires_grad_()
 
     query = random(sum(rows), heads[0])
     keys, values = (
         [random(sum(lengths), heads[1])] + [random(sum(rows), heads[1]) for _ in range(num_steps - 1)] for _ in range(2)
     )
-    weights = torch.randn(query.shape, generator=generator, dtype=torch.float64).to(device, dtype)
+    weights = torch.randn(query.shape, generator=generator, dtype=torch.float64).to(held).to(device, dtype)
     return query, keys, values, cu_queries.to(device), cu_keys.to(device), weights
 
 
 def attended(query, keys, values, cu_queries, cu_keys, window=None):
     longest = int(cu_queries.diff().max()), int(cu_keys.diff().max())
-    return draft_attention(query, keys, values, cu_queries, cu_keys, longest, window=window)
+    return draft_attention(query, keys, values, (cu_queries, cu_keys, longest, None), window)
 
 
 def outputs_and_gradients(attend, query, keys, values, cu_queries, cu_keys, weights, window=None):
@@ -81,8 +81,8 @@ def test_some_rows_attend_as_they_do_among_all(monkeypatch, window, block):
     chosen = torch.tensor([1, 2, 5, 6, 12, 18, 19])  # none of the second document
 
     def some(query, keys, values, cu_queries, cu_keys, window):
-        within = chosen, len(query)
-        return draft_attention(query[chosen], keys, values, cu_queries, cu_keys, (14, 14), within, window)
+        documents = (cu_queries, cu_keys, (14, 14), (chosen, len(query)))
+        return draft_attention(query[chosen], keys, values, documents, window)
 
     ours = outputs_and_gradients(some, query, keys, values, cu_queries, cu_keys, weights[chosen], window)
     only = torch.zeros_like(weights).index_copy(0, chosen, weights[chosen])
@@ -105,16 +105,10 @@ def test_some_rows_attend_as_they_do_among_all(monkeypatch, window, block):
     ids=["all", "tails", "documents without rows", "at most one row"],
 )
 def test_training_types_follow_float32(device, dtype, num_steps, window, heads, rows):
-    problem = random_problem(num_steps, heads, rows, [300, 1, 129, 64], dim=64, dtype=dtype, device=device)
-    query, keys, values, cu_queries, cu_keys, weights = problem
+    problem = num_steps, heads, rows, [300, 1, 129, 64], 64, dtype
+    ours, our_grads = outputs_and_gradients(attended, *random_problem(*problem, dtype, device), window)
     # The reference computes from the same rounded numbers.
-    exact = [tensor.detach().double().cpu().requires_grad_() for tensor in (query, *keys, *values)]
-    exact_problem = (
-        exact[0], exact[1 : 1 + num_steps], exact[1 + num_steps :], cu_queries.cpu(), cu_keys.cpu(),
-        weights.double().cpu(),
-    )  # fmt: skip
-    ours, our_grads = outputs_and_gradients(attended, *problem, window)
-    dense, dense_grads = outputs_and_gradients(dense_attention_reference, *exact_problem, window)
+    dense, dense_grads = outputs_and_gradients(dense_attention_reference, *random_problem(*problem), window)
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
     for one, reference in zip([ours, *our_grads], [dense, *dense_grads], strict=True):
         assert one.dtype == dtype

@@ -143,11 +143,8 @@ def test_expected_acceptance_of_a_head_is_computed_from_stored_states(head, tmp_
     synthetic_store(recipe, "validation", 4, seed=1)
     store, K = StateStore(recipe.states_dir("validation")), recipe.eval.num_draft_tokens
     documents, _ = choose_documents(store, recipe, drop_loops=False)
-    spec, pieces, drafter = (
-        load_target_spec(recipe.target_path),
-        load_pieces(recipe.target_path),
-        drafter_of(recipe.head),
-    )
+    spec, pieces = load_target_spec(recipe.target_path), load_pieces(recipe.target_path)
+    drafter = drafter_of(recipe.head)
     counts = torch.cat([store.tokens(i)[0] for i in range(len(store))]).bincount(minlength=spec.vocab_size)
     vocabulary = choose_vocabulary(counts, recipe.head.draft_vocab_size, torch.tensor([0]))
     shape = draft_shape(recipe.head, spec, recipe.target.aux_layer_ids)

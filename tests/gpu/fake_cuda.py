@@ -112,10 +112,10 @@ class Counter(TorchDispatchMode):
                 self._add(name, args, read, made)
         return results
 
-    def kernel(self, moved: int) -> None:
-        """Count a kernel that is not dispatched by torch."""
-        self.launches, self.moved = self.launches + 1, self.moved + moved
-        self.seconds += max(moved * _SECONDS_PER_BYTE, _SECONDS_PER_LAUNCH)
+    def kernel(self, moved: int, operations: float = 0.0, rate: float = _RATES["product"]) -> None:
+        """Count a kernel: bytes moved, floating-point operations, and how many of these a second it does."""
+        self.launches, self.moved, self.operations = self.launches + 1, self.moved + moved, self.operations + operations
+        self.seconds += max(operations / rate, moved * _SECONDS_PER_BYTE, _SECONDS_PER_LAUNCH)
 
     def _add(self, name: str, args: tuple, read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         moved_in, moved_out = (sum(t.nbytes for t in tensors if t.is_cuda) for tensors in (read, made))
@@ -125,26 +125,19 @@ class Counter(TorchDispatchMode):
             moved_in, moved_out = 2 * args[2].nbytes, 0
         elif name == "copy_":
             moved_in, moved_out = args[1].nbytes, args[0].nbytes
-        operations, kind = self._work(name, args)
-        moved = moved_in + moved_out
-        self.launches, self.moved, self.operations = self.launches + 1, self.moved + moved, self.operations + operations
-        if kind.startswith("flash"):
-            self.seconds += operations / _RATES[kind]
-        else:
-            self.seconds += max(operations / _RATES["product"], moved * _SECONDS_PER_BYTE, _SECONDS_PER_LAUNCH)
+        self.kernel(moved_in + moved_out, *self._work(name, args))
 
-    def _work(self, name: str, args: tuple) -> tuple[float, str]:
-        """Floating-point operations of matrix products and attention; nothing for what bandwidth bounds."""
-        if name in ("mm", "bmm"):
-            return 2 * args[0].numel() * args[1].shape[-1], "product"
-        if name in ("addmm", "addmm_"):
-            return 2 * args[1].numel() * args[2].shape[-1], "product"
+    def _work(self, name: str, args: tuple) -> tuple[float, float]:
+        """Floating-point operations of matrix products and attention, and their rate; none of what bandwidth bounds."""
+        if name in ("mm", "bmm", "addmm", "addmm_"):
+            left, right = args[1:3] if name.startswith("add") else args[:2]
+            return 2 * left.numel() * right.shape[-1], _RATES["product"]
         if name.startswith("_flash_attention"):
             forward = name.endswith("forward")
             query = args[0] if forward else args[1]
             once = 4 * query.shape[1] * query.shape[2] * self._pairs
-            return (once, "flash_forward") if forward else (2.5 * once, "flash_backward")
-        return 0.0, ""
+            return (once, _RATES["flash_forward"]) if forward else (2.5 * once, _RATES["flash_backward"])
+        return 0.0, _RATES["product"]
 
     def _note_wait(self, func: Any, name: str, args: tuple, kwargs: dict) -> None:
         source = next((a for a in args if isinstance(a, torch.Tensor)), None)

@@ -3,14 +3,15 @@
     python -m tests.gpu.fake_step configs/gpt-oss-120b.yaml [section.key=value ...]
 
 `Trainer.step` itself runs: batch to the device, unroll, loss, backward, metrics. Stood in for: the thread that reads
-ahead, DeepSpeed (gradients are checked for device and type instead), and the Triton kernels (counted by the bytes they
-move).
+ahead, DeepSpeed (gradients are checked for device and type instead), and the launch of Triton kernels (counted by the
+bytes they move).
 """
 
 import json
 import sys
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +20,16 @@ from tests.gpu.fake_cuda import Counter  # isort: skip - before torch
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from drafthead.config import Recipe, load_recipe
 from drafthead.data.packing import Window
-from drafthead.drafters import kernels, recompute
+from drafthead.drafters import kernels as block_kernels
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.batch import PackedBatch, tail_layout
 from drafthead.drafters.registry import drafter_of
 from drafthead.losses import fused
-from drafthead.losses.objectives import RowLoss, TargetRows
+from drafthead.losses import kernels as loss_kernels
 from drafthead.target.pieces import FrozenTarget, recipe_spec
 from drafthead.training.feed import Prefetch
 from drafthead.training.trainer import LossModule, Trainer
@@ -35,96 +37,42 @@ from drafthead.training.trainer import LossModule, Trainer
 DEVICE = torch.device("cuda:0")
 
 
-class Kernels:
-    """`drafthead.losses.kernels` with nothing but its contract: types, contiguity, and the bytes it moves."""
-
-    def __init__(self, counter: Counter):
-        self._counter = counter
-
-    def prepare_target(self, objective: str, logits: Tensor, lse: Tensor) -> TargetRows:
-        self._check(logits, lse)
-        self._counter.kernel(3 * logits.nbytes)  # read twice, written once
-        return TargetRows(logits, lse.new_empty(len(lse), 1), torch.empty_like(lse))
-
-    def score_rows(self, objective, logits, target, met, scale, grad) -> RowLoss:
-        self._check(logits, *target, scale)
-        assert met.is_cuda
-        assert met.dtype == torch.int64
-        # Its first pass reads memory, the others the cache.
-        self._counter.kernel(logits.nbytes + target.values.nbytes + (0 if grad is None else grad.nbytes))
-        return RowLoss(torch.empty_like(scale), torch.empty_like(met))
-
-    @staticmethod
-    def _check(*tensors: Tensor) -> None:
-        for tensor in tensors:
-            assert tensor.is_cuda
-            assert tensor.is_contiguous()
-            assert tensor.dtype == torch.float32
+# Parameters of kernels that are computed with as they are; whatever else is loaded becomes float32.
+TYPES = {"met": torch.int64} | dict.fromkeys(
+    ("logits", "target_r", "target_mass", "target_negentropy", "lse", "mass", "negentropy", "loss_out", "scale",
+     "cos", "sin", "block_lse"), torch.float32,
+)  # fmt: skip
 
 
-class BlockKernels:
-    """`drafthead.drafters.kernels` likewise: each reads what it is given and writes what it makes, once."""
+class Launch:
+    """A Triton kernel with nothing but its contract: where its tensors lie, their types, and the bytes it moves.
 
-    def __init__(self, counter: Counter):
-        self._counter = counter
+    `passes`: how often each tensor is read or written.
+    """
 
-    def _pass(self, *tensors: Tensor) -> None:
-        for tensor in tensors:
-            assert tensor.is_cuda
-            assert tensor.is_contiguous()
-        self._counter.kernel(sum(tensor.nbytes for tensor in tensors))
+    def __init__(self, counter: Counter, kernel: Any, passes: int):
+        self._counter, self._names, self._passes = counter, kernel.arg_names, passes
 
-    def rms_norm(self, states: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        out, scale = torch.empty_like(states), states.new_empty(*states.shape[:-1], 1, dtype=torch.float32)
-        self._pass(states, weight, out, scale)
-        return out, scale
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        return self._launch
 
-    def rms_norm_backward(self, grad, states, weight, scale, needs_states) -> tuple[Tensor | None, Tensor]:
-        parts = states.new_empty(kernels._PROGRAMS, states.shape[-1], dtype=torch.float32)
-        grad_states = [torch.empty_like(states)] if needs_states else []
-        self._pass(grad.contiguous(), states, weight, scale, parts, *grad_states)
-        return (grad_states or [None])[0], parts.sum(0).to(weight.dtype)
-
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        out = torch.empty_like(gate)
-        self._pass(gate, up, out)
-        return out
-
-    def gated_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        grads = torch.empty_like(gate), torch.empty_like(up)
-        self._pass(grad.contiguous(), gate, up, *grads)
-        return grads
-
-    def rotate(self, states: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-        out = torch.empty_like(states)
-        assert cos.dtype == sin.dtype == torch.float32
-        self._pass(states.contiguous(), cos, sin, out)
-        return out
-
-    def merge(self, query, pairs, block_out, block_lse, scale) -> tuple[Tensor, Tensor]:
-        out, lse = torch.empty_like(block_out), torch.empty_like(block_lse)
-        self._pass(query, *pairs, block_out, block_lse, out, lse)
-        return out, lse
-
-    def merge_backward(self, grad_out, query, pairs, out, lse, grad_query, scale) -> list[Tensor]:
-        grads = [torch.empty_like(states) for states in pairs]
-        self._pass(grad_out, query, *pairs, out, lse, grad_query, grad_query, *grads)
-        return grads
+    def _launch(self, *args: Any, **sizes: Any) -> None:
+        moved = 0
+        for name, value in zip(self._names, args, strict=False):
+            for tensor in tree_leaves(value):
+                if isinstance(tensor, Tensor):
+                    assert tensor.is_cuda
+                    assert tensor.is_contiguous()
+                    assert tensor.dtype == TYPES.get(name, tensor.dtype), name
+                    moved += tensor.nbytes
+        self._counter.kernel(self._passes * moved)
 
 
-class Accelerator(SimpleNamespace):
-    """One rank, without an engine."""
-
-    num_processes, process_index, device, is_main_process = 1, 0, DEVICE, True
-
-    def accumulate(self, engine: Any) -> Any:
-        return nullcontext()
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-    def reduce(self, tensor: Tensor, how: str) -> Tensor:
-        return tensor
+# One rank, without an engine.
+ACCELERATOR = SimpleNamespace(
+    num_processes=1, process_index=0, device=DEVICE, is_main_process=True, accumulate=lambda engine: nullcontext(),
+    backward=lambda loss: loss.backward(), reduce=lambda tensor, how: tensor,
+)  # fmt: skip
 
 
 class Optimizer:
@@ -171,13 +119,8 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
     chunks = fused.cut(teacher, K, "cuda")
 
     with FakeTensorMode() as mode:
-
-        def host(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.empty(size, dtype=dtype)
-
-        def device(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=DEVICE)
-
+        host = partial(torch.empty, dtype=torch.bfloat16)
+        device = partial(host, device=DEVICE)
         with torch.device("meta"):
             draft = drafter.MODULE(shape)
         draft.load_state_dict({name: device(*p.shape) for name, p in draft.state_dict().items()}, assign=True)
@@ -198,15 +141,18 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
             lse=host(R, dtype=torch.float32), aux_scale=host(T, N, dtype=torch.float32) if fp8 else None,
             chunks=fused.Chunks(*map(mode.from_tensor, chunks[:3]), *chunks[3:]),
         )  # fmt: skip
-        fused._passes = lambda *_: Kernels(counter)
-        recompute._kernels = lambda: BlockKernels(counter)
+        for kernels in (loss_kernels, block_kernels):
+            for name in [name for name in vars(kernels) if name.endswith("_kernel")]:
+                passes = 3 if name == "target_kernel" else 1  # it reads the logits twice and writes them once
+                setattr(kernels, name, Launch(counter, getattr(kernels, name), passes))
         trainer = object.__new__(Trainer)
         stream = [[Window(0, 0, T, 0, T, valid)]]
         prefetch = Prefetch(stream, lambda windows: batch, DEVICE)
         prefetch._pool = InThisThread()  # type: ignore[assignment]
-        torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign]  a build without CUDA
+        pinned: list[Tensor] = []
+        torch.Tensor.pin_memory = lambda self: pinned.append(self) or self  # type: ignore  # a build without CUDA
         vars(trainer).update(
-            recipe=recipe, config=recipe.train, drafter=drafter, accelerator=Accelerator(), engine=module,
+            recipe=recipe, config=recipe.train, drafter=drafter, accelerator=ACCELERATOR, engine=module,
             device=torch.device(DEVICE), dtype=torch.bfloat16, total_steps=1,
             state=SimpleNamespace(acceptance_length=1.0, acceptance_per_position=(), prompts=0),
             optimizer=Optimizer(list(draft.parameters())), stream=stream, feed=SimpleNamespace(),
@@ -217,10 +163,28 @@ def measure(recipe: Recipe, lengths: list[int], prompts: list[int]) -> dict[str,
         with counter:
             trainer.step(0)
     names = ("launches", "moved", "operations", "seconds", "peak", "waits", "sent")
-    return {name: getattr(counter, name) for name in names}
+    return {"pinned": len(pinned), **{name: getattr(counter, name) for name in names}}
+
+
+def waits_of_captured_rows() -> dict[str, int]:
+    """Where the host waits for the captured rows of two requests on their way to it."""
+    from drafthead.engine.connector import HiddenStatesConnector  # vLLM, which training does not import
+    from drafthead.engine.shard_writer import to_host
+
+    empty = torch.empty  # a build without CUDA pins nothing
+    torch.empty = lambda *size, pin_memory=False, **more: empty(*size, **more)
+    request = SimpleNamespace(start=0, stop=2000, block_ids=list(range(125)))
+    with FakeTensorMode(allow_non_fake_inputs=True), Counter([]) as counter:
+        cache = empty(200, 4, 16, 2880, dtype=torch.bfloat16, device=DEVICE)
+        counter.waits.clear()
+        rows = HiddenStatesConnector._copy(SimpleNamespace(_block_size=16), cache, [request, request])
+        assert rows.shape == (4000, 4, 2880)
+        to_host(rows)
+    return counter.waits
 
 
 if __name__ == "__main__":
     tokens, documents = 8192, 4
     lengths = [tokens // documents] * documents
-    print(json.dumps(measure(load_recipe(sys.argv[1], sys.argv[2:]), lengths, [0] * documents)))
+    found = measure(load_recipe(sys.argv[1], sys.argv[2:]), lengths, [0] * documents)
+    print(json.dumps({**found, "capture_waits": waits_of_captured_rows()}))

@@ -1,15 +1,19 @@
-"""The cache that a harvest needs, against vLLM's own arithmetic, and which shipped recipe starts on which GPU."""
+"""The cache that a harvest needs, against vLLM's own arithmetic, which shipped recipe starts on which GPU, and what the
+connector takes off the engine's share of memory."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from drafthead.config import REPO_ROOT, load_recipe
+from drafthead.engine import generate
 from drafthead.engine.offline import import_vllm
 from drafthead.planning import Assumed
 from drafthead.planning.memory import check_fits, refusal, request_bytes
 from drafthead.planning.stages import plan_stages
+from drafthead.target.pieces import load_target_spec
 from tests.engine.shards import config_without_model
 from tests.public_targets import RECIPES
 
@@ -80,3 +84,24 @@ def test_a_plan_says_it_and_a_harvest_refuses(public_targets, monkeypatch):
     monkeypatch.setattr("vllm.platforms.current_platform", platform)
     with pytest.raises(ValueError, match=r"engine\.max_model_len 16384"):
         check_fits(recipe)
+
+
+def test_head_and_rows_are_taken_off_the_engines_share(public_targets, monkeypatch):
+    recipe = load_recipe(REPO_ROOT / "configs" / "gpt-oss-120b.yaml")
+    spec, started = load_target_spec(recipe.target_path), {}
+    import_vllm()
+
+    @contextmanager
+    def engine(recipe, **options):
+        started.update(options)
+        yield
+
+    platform = SimpleNamespace(get_device_total_memory=lambda: 100 * 2**30)
+    monkeypatch.setattr("vllm.platforms.current_platform", platform)
+    monkeypatch.setattr(generate, "on_cpu", lambda: False)
+    monkeypatch.setattr(generate, "offline_engine", engine)
+    with generate.capturing_engine(recipe, spec):
+        pass
+    head, logits, rows = 201_088 * 2880 * 2, 2 * 512 * 201_088 * 4, 2 * 16_384 * 4 * 2880 * 2
+    reserved = (head + logits + rows) / (100 * 2**30)
+    assert started["gpu_memory_utilization"] == pytest.approx(recipe.engine.gpu_memory_utilization - reserved)

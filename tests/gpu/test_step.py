@@ -48,8 +48,14 @@ def test_the_host_waits_for_the_device_nowhere_else(step):
 
 
 def test_a_batch_is_sent_beside_the_kernels(step):
-    """On a stream of their own; on the kernels' are the losses' scale and, in the first step, rotary frequencies."""
+    """On a stream of their own, out of page-locked memory, without which the host waits whatever non_blocking says; on
+    the kernels' are the losses' scale and, in the first step, rotary frequencies."""
     assert step["sent"] == {"beside": 16, "between": 2}
+    assert step["pinned"] == 16
+
+
+def test_the_engine_waits_for_no_captured_rows(step):
+    assert step["capture_waits"] == {}
 
 
 def test_recomputation_of_steps_halves_what_is_kept(hub, step):

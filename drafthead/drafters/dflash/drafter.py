@@ -21,20 +21,19 @@ whose block is formed, K masked positions, H hidden, N aux layers, Q query and G
 import math
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from drafthead.drafters.attention import draft_attention
-from drafthead.drafters.base import Drafter, DraftModule, DraftShape, evenly
+from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.dflash.config import BlockHead
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
 from drafthead.drafters.recompute import recomputing
 from drafthead.drafters.vllm import WINDOWED, Config, HeadFiles, decoder_config, served_decoder
-from drafthead.losses.fused import HeadRows
 
 _OWN = "dflash_config"  # key of config.json
 Rotation = tuple[Tensor, Tensor]
@@ -73,16 +72,13 @@ class BlockAttention(nn.Module):
             layout: documents and rows.
             first: slots before it are seen and not computed.
         """
-        of_context, *of_slots = ropes
-        pairs = [self.key_value(context, of_context)]
-        pairs += [self.key_value(slot, rope) for slot, rope in zip(block, of_slots, strict=True)]
-        keys, values = zip(*pairs, strict=True)
+        keys, values = zip(*map(self.key_value, [context, *block], ropes), strict=True)
         mixed = []
-        for j, (slot, rope) in list(enumerate(zip(block, of_slots, strict=True)))[first:]:
-            query = self._rotated(self.q_norm, self.q_proj(slot), rope)
+        for j in range(first, len(block)):
+            query = self._rotated(self.q_norm, self.q_proj(block[j]), ropes[1 + j])
             window = self.window and self.window - 1 - j  # the rest of it lies in the block
             slots = 2 + j if self.causal else len(keys)
-            seen = draft_attention(query, keys[:slots], values[:slots], *layout.documents(0), window)
+            seen = draft_attention(query, keys[:slots], values[:slots], layout.documents(0), window)
             mixed.append(self.o_proj(seen.flatten(1)))
         return mixed
 
@@ -121,11 +117,9 @@ class DFlashModel(DraftModule):
         self.lm_head = Projection(size, head.draft_vocab_size)
         self.rope = Rotary(shape)
 
-    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
-        """K x P rows, slot after slot; that of slot 1 + k at row r meets the teacher of row r + 1 + k."""
-        states = self.slots(batch, embeddings, num_positions, 1)
-        counts = batch.layout.counts(num_positions)
-        return HeadRows(states.flatten(0, 1), batch.teachers(num_positions), counts, batch.chunks)
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+        """(K x P, H), slot after slot: slot 1 + k holds draft position k."""
+        return self.slots(batch, embeddings, num_positions, 1).flatten(0, 1)
 
     def slots(self, batch: PackedBatch, embeddings: Tensor, masks: int, first: int) -> Tensor:
         """As `fill`, of blocks of the known token and so many masks."""
@@ -164,6 +158,7 @@ class DFlashFiles(HeadFiles):
     """
 
     METHOD = TYPE = "dflash"
+    OWN: ClassVar[dict[str, str]] = {name: f"{_OWN}.{name}" for name in ("mask_token_id", "causal")}
     ALGORITHM = "DFlash"
     ARCHITECTURES: tuple[str, ...] = ("DFlashDraftModel",)
 
@@ -191,9 +186,6 @@ class DFlashFiles(HeadFiles):
             f"{_OWN}.causal": next(bool(causal) for causal in stated if causal is not None),
         }
 
-    def own_section(self, served: Config) -> dict[str, Any]:
-        return {name: served[f"{_OWN}.{name}"] for name in ("mask_token_id", "causal")}
-
     def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:
         """`layer_ids_are` "boundaries": the file counts them so, and is corrected."""
         ids = served[f"{_OWN}.target_layer_ids"]
@@ -209,13 +201,9 @@ class DFlash(Drafter):
     whole_blocks = stops_at_rejection = True
 
     @property
-    def draws(self) -> bool:  # type: ignore[override]
-        """Unless every root's block is trained."""
-        return self.head.anchor_share < 1
-
-    def trained_rows(self, loss_mask: Tensor, draw: int = 0) -> Tensor:
-        """(K, T) bool: the whole block of a share of the roots."""
-        return self.loss_rows(loss_mask) & (evenly(len(loss_mask), draw) < self.head.anchor_share)
+    def shares(self) -> Tensor:
+        """The whole block of a share of the roots."""
+        return torch.full((self.num_positions, 1), self.head.anchor_share, dtype=torch.float64)
 
     @property
     def num_slots(self) -> int:

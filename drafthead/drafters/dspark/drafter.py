@@ -14,7 +14,7 @@ block is formed, K draft positions, H hidden, D draft vocabulary, V target vocab
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -62,19 +62,18 @@ class DSparkModel(DFlashModel):
         """(M,) log-odds that each row's draft is the target's first choice."""
         return None if self.confidence_head is None else self.confidence_head.proj(rows.states.detach())[:, 0]
 
-    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
-        """K x P rows (H + r); the token before draft k of root t is x[t+1+k]."""
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+        """(K x P, H + r); the token before draft k of root t is x[t+1+k]."""
         states = self.slots(batch, embeddings, num_positions - 1, 0)
         before = torch.stack([batch.ahead(1 + k) for k in range(num_positions)])
-        rows = torch.cat([states, self.markov_head.markov_w1(before)], dim=-1)
-        counts = batch.layout.counts(num_positions)
-        return HeadRows(rows.flatten(0, 1), batch.teachers(num_positions), counts, batch.chunks)
+        return torch.cat([states, self.markov_head.markov_w1(before)], dim=-1).flatten(0, 1)
 
 
 class DSparkFiles(DFlashFiles):
     """Files of DSpark heads as vLLM 0.32 reads them: DFlash's with the Markov bias. vLLM serves them on GPUs only."""
 
     METHOD = TYPE = "dspark"
+    OWN: ClassVar[dict[str, str]] = {**DFlashFiles.OWN, _RANK: _RANK, "confidence": _CONFIDENCE}
     ALGORITHM = "DSpark"
     ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel")
     GPU_ONLY = True  # model runner V2 serves it, which needs one
@@ -93,20 +92,12 @@ class DSparkFiles(DFlashFiles):
         }
 
     def served_values(self, config: Config) -> Config:
-        return {
-            **super().served_values(config),
-            _RANK: config[_RANK],
-            _ANCHOR: config.get(_ANCHOR, True),
-            _CONFIDENCE: config.get(_CONFIDENCE, False),
-            _WITH_MARKOV: config.get(_WITH_MARKOV, False),
-        }
-
-    def own_section(self, served: Config) -> dict[str, Any]:
-        if not served[_ANCHOR]:
+        confidence = config.get(_CONFIDENCE, False)
+        if not config.get(_ANCHOR, True):
             raise ValueError(f"the head sets {_ANCHOR}=False, whose known token drafts nothing; supported: True")
-        if served[_CONFIDENCE] and not served[_WITH_MARKOV]:
+        if confidence and not config.get(_WITH_MARKOV, False):
             raise ValueError(f"the head's confidence head ignores the Markov state; supported is {_WITH_MARKOV}=True")
-        return {**super().own_section(served), _RANK: served[_RANK], "confidence": served[_CONFIDENCE]}
+        return {**super().served_values(config), _RANK: config[_RANK], _CONFIDENCE: confidence}
 
 
 class DSpark(DFlash):

@@ -15,44 +15,22 @@ G key/value heads, d head dimension, K TTT steps, D draft vocabulary, V target v
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from drafthead.drafters.attention import draft_attention
+from drafthead.drafters.attention import Documents, draft_attention
 from drafthead.drafters.base import Drafter, DraftModule, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
 from drafthead.drafters.eagle3.config import Eagle3Head, EagleHead
 from drafthead.drafters.eagle3.vllm import Eagle3Files
 from drafthead.drafters.layers import MLP, Projection, RMSNorm, Rotary, by_head, rotate
 from drafthead.drafters.recompute import give_back, recomputing
-from drafthead.losses.fused import HeadRows
 
-
-class EmbeddingProjections(NamedTuple):
-    """What token embeddings give to queries, keys and values.
-
-    Attributes:
-        query: (T, Q * D), or (R, Q * D) where only the rows have queries.
-        key: (T, G * D).
-        value: (T, G * D).
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-    def of_rows(self, rows: Tensor) -> "EmbeddingProjections":
-        """Those of the rows, (R, ...)."""
-        return EmbeddingProjections(*(t if len(t) == len(rows) else t.index_select(0, rows) for t in self))
-
-    def ahead(self, offset: int) -> "EmbeddingProjections":
-        """Entry t + offset at index t. What wraps around at the end is read past a document's end, and is not used."""
-        return EmbeddingProjections(*(torch.roll(t, -offset, 0) for t in self))
-
-
+# What token embeddings give to queries (T, Q * D), or (R, Q * D) where only the rows have them, keys and values
+# (T, G * D).
+Projections = tuple[Tensor, ...]
 # Keys, rotated, and values of the TTT steps so far in one layer: step 0 (T, G, D), later steps (R, G, D) each. Never
 # changed in place, so that a checkpointed step can be run again.
 KeyValueCache = tuple[tuple[Tensor, Tensor], ...]
@@ -71,12 +49,12 @@ class StepLayout:
     Attributes:
         rope: cos and sin of the positions given.
         queries: (R,) which of them go on, or None for all.
-        documents: cu_queries and cu_keys, (S + 1,) each, longest and within of those, as of `draft_attention`.
+        documents: of those.
     """
 
     rope: tuple[Tensor, Tensor]
     queries: Tensor | None
-    documents: tuple[Tensor, Tensor, tuple[int, int], tuple[Tensor, int] | None]
+    documents: Documents
 
     def select(self, states: Tensor) -> Tensor:
         """The positions that go on."""
@@ -96,14 +74,14 @@ class Attention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = (Projection(inputs, out) for out in (width, kv_width, kv_width))
         self.o_proj = Projection(width, size)
 
-    def project(self, embeddings: Tensor, rows: Tensor | None) -> EmbeddingProjections:
+    def project(self, embeddings: Tensor, rows: Tensor | None) -> Projections:
         """The left half of the input's products; queries for the rows only, or for all where rows is None."""
         queried = embeddings if rows is None else embeddings.index_select(0, rows)
         parts = (self.q_proj, queried), (self.k_proj, embeddings), (self.v_proj, embeddings)
-        return EmbeddingProjections(*(projection(states, self.embedded) for projection, states in parts))
+        return tuple(projection(states, self.embedded) for projection, states in parts)
 
     def forward(
-        self, states: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
+        self, states: Tensor, step: StepLayout, cache: KeyValueCache, projected: Projections | None
     ) -> tuple[Tensor, KeyValueCache]:
         """Keys and values of every position given, queries and output of `step.queries` among them. A single state is
         that of all positions."""
@@ -115,7 +93,7 @@ class Attention(nn.Module):
         keys, values = zip(*cache, strict=True)
         # A window ends at the query; so many of its keys are those of later steps.
         window = self.window and self.window - len(keys) + 1
-        return self.o_proj(draft_attention(query, keys, values, *step.documents, window).flatten(1)), cache
+        return self.o_proj(draft_attention(query, keys, values, step.documents, window).flatten(1)), cache
 
 
 class DraftLayer(nn.Module):
@@ -131,7 +109,7 @@ class DraftLayer(nn.Module):
         self.mlp = MLP(size, head.intermediate_size)
 
     def forward(
-        self, state: Tensor, step: StepLayout, cache: KeyValueCache, projected: EmbeddingProjections | None
+        self, state: Tensor, step: StepLayout, cache: KeyValueCache, projected: Projections | None
     ) -> tuple[Tensor, KeyValueCache]:
         """The state after the block, (R, H), and the cache with this step's keys and values."""
         normed = self.input_layernorm(state) if self.hidden_norm is None else self.hidden_norm(state)
@@ -170,11 +148,10 @@ class DraftModel(DraftModule):
             aux = torch.cat([norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)], dim=-1)
         return self.fc(aux)
 
-    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
-        """Rows of step 0, then of step 1, and so on; step k at row r meets the teacher of row r + 1 + k."""
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+        """Rows of step 0, then of step 1, and so on."""
         embedded = nn.functional.embedding(batch.input_ids, embeddings)
-        states = self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions)
-        return HeadRows(torch.cat(states), batch.teachers(num_positions), tuple(map(len, states)), batch.chunks)
+        return torch.cat(self.unroll(batch.aux, embedded, batch.positions, batch.layout, num_positions))
 
     def unroll(
         self, aux: Tensor, embeddings: Tensor, positions: Tensor, layout: Layout, num_steps: int
@@ -203,7 +180,7 @@ class DraftModel(DraftModule):
             # A further layer wants the state after step 0 of every token, so queries of all of them.
             rows = layout.rows if not self.layers and len(layout.rows) < len(embeddings) else None
             first = self.midlayer.self_attn.project(self.midlayer.input_layernorm(embeddings), rows)
-            later = first.of_rows(layout.rows)
+            later = tuple(t if len(t) == len(layout.rows) else t.index_select(0, layout.rows) for t in first)
             state = self.combine(aux)
             for k in range(num_steps):
                 if k and layout.roots:
@@ -216,7 +193,7 @@ class DraftModel(DraftModule):
             return outputs
 
     def _run_step(
-        self, k: int, state: Tensor, projected: EmbeddingProjections, rope: tuple[Tensor, Tensor], layout: Layout,
+        self, k: int, state: Tensor, projected: Projections, rope: tuple[Tensor, Tensor], layout: Layout,
         caches: tuple[KeyValueCache, ...],
     ) -> tuple[Tensor, Tensor, tuple[KeyValueCache, ...]]:  # fmt: skip
         """The next step's feature, this step's output, and every layer's keys and values with this step's."""
@@ -230,14 +207,12 @@ class DraftModel(DraftModule):
         output = self.norm(state)
         return output if self.head.norm_output else state, output, tuple(extended)
 
-    def _inputs(
-        self, k: int, state: Tensor, projected: EmbeddingProjections, layout: Layout
-    ) -> tuple[Tensor, EmbeddingProjections]:
+    def _inputs(self, k: int, state: Tensor, projected: Projections, layout: Layout) -> tuple[Tensor, Projections]:
         """What step k reads at each row: the feature, here the last step's, and the next token's projections."""
-        read = projected.ahead(1 + k)
-        query = read.query if k == 0 and self.layers else layout.at(k, read.query)
-        key, value = (read.key, read.value) if k == 0 else (layout.at(k, read.key), layout.at(k, read.value))
-        return state, EmbeddingProjections(query, key, value)
+        # Entry t + 1 + k at index t. What wraps around at the end is read past a document's end, and is not used.
+        query, *states = (torch.roll(part, -1 - k, 0) for part in projected)
+        query = query if k == 0 and self.layers else layout.at(k, query)
+        return state, (query, *(states if k == 0 else (layout.at(k, part) for part in states)))
 
     @staticmethod
     def _layout(k: int, last_layer: bool, rope: tuple[Tensor, Tensor], layout: Layout) -> StepLayout:

@@ -5,7 +5,7 @@ files (nvidia, lmsys, nebius, yuhuili) with layer ids at the top level, nested, 
 (Red Hat), whose config.json names the target, so that `vllm serve HEAD` needs nothing else.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -32,6 +32,7 @@ class Eagle3Files(HeadFiles):
     """
 
     METHOD = TYPE = "eagle3"
+    OWN: ClassVar[dict[str, str]] = {name: name for name in _NORMS}
     SWAPPABLE = True
     ALGORITHM = "EAGLE-3"
     ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DraftModel")
@@ -99,9 +100,6 @@ class Eagle3Files(HeadFiles):
             LAYER_IDS: _ascending(ids),
             f"eagle_config.{LAYER_IDS}": _ascending(ids or nested_ids),
         }
-
-    def own_section(self, served: Config) -> dict[str, Any]:
-        return {name: served[name] for name in _NORMS}
 
     def boundaries(self, served: Config, num_layers: int, layer_ids_are: str | None) -> list[int]:
         """config.json does not state how it counts: vLLM and this project count boundaries (id k is the state after k

@@ -10,20 +10,18 @@ is learned by the mask state.
 Shapes: R rows, H hidden, N aux layers, K draft positions.
 """
 
-import math
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from drafthead.drafters.base import Drafter, DraftShape, evenly
+from drafthead.drafters.base import Drafter, DraftShape
 from drafthead.drafters.batch import Layout, PackedBatch
-from drafthead.drafters.eagle3.drafter import DraftModel, EmbeddingProjections
+from drafthead.drafters.eagle3.drafter import DraftModel, Projections
 from drafthead.drafters.eagle3.vllm import LAYER_IDS, Eagle3Files
 from drafthead.drafters.peagle.config import PEagleHead
 from drafthead.drafters.vllm import Config
-from drafthead.losses.fused import HeadRows
 
 _MASK = "ptd_token_id"  # key of config.json that holds the mask token
 _LEAST_SHARE = 0.2  # of the rows, at any depth
@@ -39,14 +37,12 @@ class PEagleModel(DraftModel):
         self.mask_hidden = nn.Parameter(torch.randn(1, shape.num_aux_layers * shape.hidden_size))
         self.mask_embedding = torch.zeros(shape.hidden_size)  # the target's, with every batch
 
-    def head_rows(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> HeadRows:
-        """Rows as EAGLE-3's."""
+    def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+        """As EAGLE-3's."""
         self.mask_embedding = embeddings[self.head.mask_token_id]
-        return super().head_rows(batch, embeddings, num_positions)
+        return super().states(batch, embeddings, num_positions)
 
-    def _inputs(
-        self, k: int, state: Tensor, projected: EmbeddingProjections, layout: Layout
-    ) -> tuple[Tensor, EmbeddingProjections]:
+    def _inputs(self, k: int, state: Tensor, projected: Projections, layout: Layout) -> tuple[Tensor, Projections]:
         if k == 0:
             return super()._inputs(k, state, projected, layout)
         embedded = self.midlayer.input_layernorm(self.mask_embedding[None])  # the same for all rows: products of one
@@ -60,6 +56,7 @@ class PEagleFiles(Eagle3Files):
     """
 
     TYPE = "peagle"
+    OWN: ClassVar[dict[str, str]] = {**Eagle3Files.OWN, "mask_token_id": _MASK}
     SWAPPABLE = False
     ALGORITHM = "P-EAGLE"
     ARCHITECTURES = ("LlamaForCausalLMEagle3", "PEagleDraftModel", "PeagleLlamaForCausalLM")
@@ -90,9 +87,6 @@ class PEagleFiles(Eagle3Files):
         name = next((name for name in names if plain.get(name) is not None), _MASK)
         return {**super().served_values(config), _MASK: plain[name]}
 
-    def own_section(self, served: Config) -> dict[str, Any]:
-        return {**super().own_section(served), "mask_token_id": served[_MASK]}
-
 
 class PEagle(Drafter):
     """P-EAGLE behind the interface of `drafters.base`."""
@@ -103,21 +97,7 @@ class PEagle(Drafter):
     stops_at_rejection = True
 
     @property
-    def draws(self) -> bool:  # type: ignore[override]
-        """Unless all rows are used."""
-        return self.head.depth_ratio < 1
-
-    @property
-    def num_slots(self) -> int:
-        """Fewer the deeper."""
-        return math.ceil(self._shares.sum())
-
-    @property
-    def _shares(self) -> Tensor:
-        """(K, 1) max(r^k, 0.2) of the rows at draft position k."""
+    def shares(self) -> Tensor:
+        """max(r^k, 0.2) at draft position k."""
         share = torch.full((self.num_positions, 1), self.head.depth_ratio).cumprod(0) / self.head.depth_ratio
         return share.clamp_min(_LEAST_SHARE)
-
-    def trained_rows(self, loss_mask: Tensor, draw: int = 0) -> Tensor:
-        """(K, T) bool: a share of the rows, at each position among those of the one before."""
-        return self.loss_rows(loss_mask) & (evenly(len(loss_mask), draw) < self._shares)
