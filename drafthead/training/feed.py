@@ -92,7 +92,7 @@ class SpoolFeed(Feed):
             f"shards {self._first[step]} to {self._last[step]} of {self._spool.total} in {self._spool.directory}, "
             f"which step {step + 1} reads; if the harvester is not running: {_HARVEST}"
         )
-        wait_until(everywhere, what, quiet=not main)
+        wait_until(everywhere, what)
         self._seen = self._last[step]
 
     def ready(self, step: int) -> bool:

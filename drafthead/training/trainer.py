@@ -60,12 +60,13 @@ def train(recipe: Recipe) -> Path:
         ValueError: the recipe or the environment cannot be trained with.
         FloatingPointError: the loss or a gradient is not finite.
     """
+    first = os.environ.get("RANK", "0") == "0"  # locks for all ranks: the launcher ends the others with it
+    if not first:  # nor do all of them tell what happens
+        logging.getLogger("drafthead").setLevel(logging.WARNING)
     accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
     inputs = open_inputs(recipe)
-    first = os.environ.get("RANK", "0") == "0"  # locks for all ranks: the launcher ends the others with it
     if artifacts.begin(recipe.run_dir, RUN, inputs.identity, thinned=True, alone=first):
-        if first:
-            logger.info("%s is complete; nothing to do", recipe.run_dir)
+        logger.info("%s is complete; nothing to do", recipe.run_dir)
         return recipe.run_dir
     try:
         if first and recipe.states.spool_shards and not locks.holds(recipe.states_dir("train"), PROGRESS_LOCK):
@@ -186,8 +187,7 @@ class Trainer:
         self.replayed, self.looping = replayed_documents(inputs.validation, self.drafter, recipe.eval.max_tokens)
         self.prefetch = Prefetch(self.stream, self._read, self.device)
         self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
-        if self.main:
-            self._describe(found)
+        self._describe(found)
 
     def fit(self, log: MetricsLog) -> None:
         """Take the remaining optimiser steps."""
