@@ -25,7 +25,7 @@ from drafthead.config import Recipe
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.prompts import write_trained_on
 from drafthead.data.responses import loops, read_categories
-from drafthead.data.spool import PROGRESS_LOCK, States
+from drafthead.data.spool import PROGRESS_LOCK, SpooledStates, States
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, load_trained
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
@@ -39,7 +39,7 @@ from drafthead.statistics import few
 from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
-from drafthead.training.feed import Prefetch, build_feed
+from drafthead.training.feed import Feed, Prefetch, SpoolFeed
 from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, learned_before, open_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
@@ -182,7 +182,9 @@ class Trainer:
                 f"{len(self.stream)} packed batches do not fill one optimiser step of train.batches_per_step "
                 f"{config.batches_per_step}: harvest more data, raise train.epochs or lower train.tokens_per_batch"
             )
-        self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
+        self.feed = Feed()
+        if isinstance(inputs.train, SpooledStates):
+            self.feed = SpoolFeed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
         self.target = frozen_target(pieces, inputs.spec, self.vocabulary.target_ids, self.device, self.dtype)
         self.replayed, self.looping = replayed_documents(inputs.validation, self.drafter, recipe.eval.max_tokens)
         self.prefetch = Prefetch(self.stream, self._read, self.device)
