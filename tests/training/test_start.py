@@ -14,6 +14,7 @@ from drafthead.config import Recipe
 from drafthead.data.packing import pack, whole
 from drafthead.drafters.base import draft_shape, frozen_copy, load_trained
 from drafthead.drafters.registry import drafter_of
+from drafthead.drafters.trained import Checkpoint
 from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
@@ -24,7 +25,7 @@ from drafthead.training.inputs import find_start, learned_before, open_inputs, s
 from drafthead.training.trainer import train
 from tests.artifacts import ask, write_prompt_artifact
 from tests.damage import edit_config
-from tests.exporting.runs import random_weights, write_random_head, write_run
+from tests.exporting.runs import random_weights, shape_of, write_random_head, write_run
 from tests.training.launching import entries, forget_after, losses, run
 from tests.training.synthetic import small_recipe, synthetic_store
 
@@ -79,6 +80,10 @@ def started(ancestor: Recipe, *overrides: str) -> Recipe:
     return small_recipe(Path(ancestor.output_dir), "train.init_from=runs/other", *overrides)
 
 
+def start_of(recipe: Recipe) -> Checkpoint:
+    return find_start(recipe, load_target_spec(recipe.target_path))
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -86,54 +91,40 @@ def started(ancestor: Recipe, *overrides: str) -> Recipe:
         ("head.intermediate_size=96", r"head.intermediate_size: found 96, wanted 64"),
         ("head.draft_vocab_size=512", r"head.draft_vocab_size: found 512, wanted 256"),
         ("target.aux_layer_ids=[2,4,6]", r"target.aux_layer_ids: found \[2, 4, 6\], wanted \[2, 4, 8\]"),
+        (
+            "train.init_from=runs/nowhere",
+            r"runs/nowhere is no run .*import_head.py RECIPE name=OTHER --head runs/nowhere",
+        ),
+        ("train.init_from=runs/other/checkpoints", r"checkpoints is not a checkpoint"),
+        ("train.init_from=heads/other", r"heads/other is no run or checkpoint .*imported first"),
     ],
 )
-def test_another_head_than_the_recipes_is_refused(ancestor, override, message):
+def test_what_does_not_fit_is_refused_with_the_next_step(ancestor, override, message):
+    if "heads" in override:
+        export_head(ancestor, serve_check=False)
     recipe = started(ancestor, override)
-    spec = load_target_spec(recipe.target_path)
     with pytest.raises(ValueError, match=message):
-        find_start(recipe, spec)
+        start_of(recipe)
     assert not recipe.run_dir.exists()
 
 
 def test_a_trained_head_may_learn_a_sliding_window(ancestor):
-    recipe = started(ancestor, "head.sliding_window=32")
-    start = find_start(recipe, load_target_spec(recipe.target_path))
-    assert start.run["head"]["sliding_window"] is None
+    assert start_of(started(ancestor, "head.sliding_window=32")).run["head"]["sliding_window"] is None
 
 
 def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_recipe):
     by_coverage = ("head.draft_vocab_size=0", "head.coverage=0.9")
     other = fresh_recipe("name=other", *by_coverage)
-    spec = load_target_spec(other.target_path)
-    write_run(
-        other, random_weights(draft_shape(small_recipe(Path(other.output_dir)).head, spec, other.target.aux_layer_ids))
-    )
+    write_run(other, random_weights(shape_of(small_recipe(Path(other.output_dir)))))
     for overrides in (by_coverage, ()):  # by the same rule, or by its size
-        assert find_start(started(other, *overrides), spec) is not None
-
-
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("runs/nowhere", r"runs/nowhere is no run .*import_head.py RECIPE name=OTHER --head runs/nowhere"),
-        ("runs/other/checkpoints", r"checkpoints is not a checkpoint"),
-        ("heads/other", r"heads/other is no run or checkpoint .*imported first"),
-    ],
-)
-def test_what_is_no_checkpoint_is_refused_with_the_next_step(ancestor, place, message):
-    if place.startswith("heads"):
-        export_head(ancestor, serve_check=False)
-    recipe = small_recipe(Path(ancestor.output_dir), f"train.init_from={place}")
-    with pytest.raises(ValueError, match=message):
-        find_start(recipe, load_target_spec(recipe.target_path))
+        assert start_of(started(other, *overrides)) is not None
 
 
 def test_a_damaged_checkpoint_is_refused(ancestor):
     path = ancestor.run_dir / "checkpoints/step_00000007/model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(artifacts.ArtifactError, match=r"is damaged \(model.safetensors\)"):
-        find_start(started(ancestor), load_target_spec(ancestor.target_path))
+        start_of(started(ancestor))
 
 
 def test_an_imported_heads_own_rotation_goes_with_it(fresh_recipe, tmp_path):
@@ -160,7 +151,7 @@ def test_prompts_of_the_ancestor_count_as_trained_on(ancestor):
     recipe = started(ancestor, f"output_dir={prompts.parents[1]}")
     shutil.copytree(ancestor.run_dir, recipe.directory("runs", "other"))
     write_prompt_artifact(recipe.model_copy(update={"name": "other"}))
-    start = find_start(recipe, load_target_spec(recipe.target_path))
+    start = start_of(recipe)
     wanted = {ask("train").id, ask("validation").id}
     assert learned_before(recipe, start) == wanted
 
