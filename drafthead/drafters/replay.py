@@ -111,15 +111,20 @@ def round_roots(accepted_from: list[int], run: slice) -> list[int]:
     return roots
 
 
+def generated_runs(loss_mask: Tensor) -> list[slice]:
+    """Where the runs of generated tokens lie in a document; `loss_mask` (T,) is nonzero where one was generated."""
+    edges = pad(loss_mask.bool().long(), (1, 1)).diff().nonzero()[:, 0].tolist()
+    return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
 def last_response(loss_mask: Tensor, max_tokens: int | None = None) -> slice:
     """Where the last run of generated tokens lies in a document, its first `max_tokens`; empty without any.
 
     Args:
         loss_mask: (T,) nonzero where the target generated the token.
     """
-    edges = pad(loss_mask.bool().long(), (1, 1)).diff().nonzero()[:, 0].tolist()  # starts and stops of runs, in turn
-    start, stop = edges[-2:] or (0, 0)
-    return slice(start, stop if max_tokens is None else min(stop, start + max_tokens))
+    response = [slice(0, 0), *generated_runs(loss_mask)][-1]
+    return response if max_tokens is None else slice(response.start, min(response.stop, response.start + max_tokens))
 
 
 def empty_acceptance(num_steps: int) -> Acceptance:
