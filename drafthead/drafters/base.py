@@ -191,7 +191,7 @@ class Drafter:
     whole_blocks: bool = False  # whether a draft position of a root reads deeper ones too
 
     def trained_rows(self, loss_mask: Tensor, draw: int = 0) -> Tensor:
-        """(K, T) bool: those of `loss_rows` that training uses in epoch `draw`."""
+        """(K, T) bool: those of `loss_rows` that training uses in epoch `draw`; where rounds are replayed, all."""
         return self.loss_rows(loss_mask)
 
     def computed_rows(self, scored: Tensor) -> tuple[Tensor, ...]:

@@ -22,6 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from drafthead import artifacts, locks
 from drafthead.config import Recipe
+from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.prompts import write_trained_on
 from drafthead.data.responses import loops, read_categories
@@ -43,7 +44,7 @@ from drafthead.training.feed import Feed, Prefetch, SpoolFeed
 from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, learned_before, open_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
-from drafthead.training.rejection import rejection_loss, stops_at_rejection
+from drafthead.training.rejection import rejection_loss, rejection_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class LossModule(nn.Module):
         self,
         draft: DraftModule,
         objective: Any = "forward_kl",
-        rejection: bool = False,
+        rejection: RejectionConfig | None = None,
         temperature: float = 1.0,
     ):
         super().__init__()
@@ -128,8 +129,11 @@ class LossModule(nn.Module):
             # Logits divided by T are those of states divided by T, the target's and the draft's.
             normed, lse, served = normed / T, target.lse_at(T, normed, lse), replace(rows, states=rows.states / T)
         teacher = Teacher(normed, target.head_rows, lse)
-        given = served, self.draft.head_weight, teacher, scale, self.objective
-        scored = rejection_loss(*given, batch, target.target_ids) if self.rejection else head_loss(*given)
+        if self.rejection is None:
+            scored = head_loss(served, self.draft.head_weight, teacher, scale, self.objective)
+        else:
+            weight, ids = self.draft.head_weight, target.target_ids
+            scored = rejection_loss(served, weight, teacher, scale, self.objective, self.rejection, batch, ids)
         give_back(rows.states)
         confidence = self.draft.confidence(rows)
         if confidence is None:
@@ -158,14 +162,18 @@ class Trainer:
         self.recipe, self.inputs, self.config = recipe, inputs, recipe.train
         self.drafter = drafter_of(recipe.head)
         config = self.config
+        rejection = rejection_of(recipe)
+        # Rounds are replayed over all rows; a root alone needs only its own.
+        self.thin = rejection is None or rejection.roots == "all"
         found = survey(
             inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, self.drafter,
-            read_categories(recipe.responses_dir("train")), config.epochs if self.drafter.draws else 1,
+            read_categories(recipe.responses_dir("train")), self.thin,
+            config.epochs if self.thin and self.drafter.draws else 1,
         )  # fmt: skip
         found.check_mask_token(recipe.head)
         pieces = load_pieces(recipe.target_path, recipe.target.revision)
         draft = self._new_head(found, pieces)
-        module = LossModule(draft, config.objective, stops_at_rejection(recipe), config.temperature)
+        module = LossModule(draft, config.objective, rejection, config.temperature)
         self.accelerator = build_accelerator(config, module, str(recipe.run_dir))
         self.main, self.device = self.accelerator.is_main_process, self.accelerator.device
         self.dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
@@ -222,8 +230,9 @@ class Trainer:
     def _read(self, windows: list[Window]) -> PackedBatch:
         """A micro batch on the host; called by the thread that reads ahead."""
         device_type = self.device.type
-        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda")
-        return batch.prepared(self.drafter.num_positions, device_type, self.drafter.computed_rows(batch.scored))
+        batch = pack(self.inputs.train, windows, self.drafter, pin=device_type == "cuda", thin=self.thin)
+        roots = self.drafter.computed_rows(batch.scored) if self.thin else ()
+        return batch.prepared(self.drafter.num_positions, device_type, roots)
 
     def group(self, step: int) -> list[list[Window]]:
         """The packed micro batches of an optimiser step, of all ranks."""
@@ -364,7 +373,7 @@ class Trainer:
             f"{len(train)} sequences in {sum(not w.draw for w in found.windows)} windows ({found.silent} without a "
             f"position to learn from); draft vocabulary {len(self.vocabulary.d2t)} of {self.inputs.spec.vocab_size} "
             f"covers {coverage(found.generated, self.vocabulary):.2%} of generated tokens; loss "
-            f"{'up to the first rejected draft' if stops_at_rejection(self.recipe) else 'on all draft positions'}; "
+            f"{'up to the first rejected draft' if rejection_of(self.recipe) else 'on all draft positions'}; "
             "acceptance is predicted on "
             f"{len(self.replayed)} of {len(validation)} validation responses (the others loop or are empty), the first "
             f"{self.recipe.eval.max_tokens} tokens of each"

@@ -16,7 +16,6 @@ from drafthead.data.store import StateStore
 from drafthead.drafters.base import DraftModule, frozen_copy
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.registry import drafter_of
-from drafthead.drafters.replay import last_response, match_text, round_roots
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.engine.offline import import_vllm, offline_engine
 from drafthead.evaluation.workload import speculative_config
@@ -25,6 +24,7 @@ from drafthead.generation.prompts import make_prompts
 from drafthead.generation.regenerate import finish_split, regenerate
 from drafthead.losses.fused import first_drafts
 from drafthead.target.pieces import load_pieces
+from drafthead.training.rejection import verified
 from tests.artifacts import read_responses
 from tests.exporting.runs import shape_of
 from tests.pipeline.model_runners import accepted
@@ -94,7 +94,7 @@ def recorded(float32_recipe) -> dict[float, list[tuple[list[int], list[int]]]]:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_the_rounds_of_a_text_are_those_that_vllm_ran(float32_recipe, recorded, temperature):
+def test_training_on_rejections_replays_the_rounds_that_vllm_ran(float32_recipe, recorded, temperature):
     """Sampled too: a rejected draft is never drawn again, so the text tells what was accepted."""
     texts = recorded[temperature]
     recipe = float32_recipe.model_copy(update={"name": f"recorded{temperature}"})
@@ -122,10 +122,9 @@ def test_the_rounds_of_a_text_are_those_that_vllm_ran(float32_recipe, recorded, 
         batch = replace(batch, scored=batch.scored[:K])
         rows = model.head_rows(batch, embeddings, K)
         drafts = first_drafts(rows, model.head_weight).view(batch.scored.shape)
-        accepted = match_text(drafts, ids, batch.row_ids).long().cumprod(0)
-        roots = round_roots(accepted.sum(0).tolist(), last_response(batch.loss_mask))
-        ours = [window.first_row + root for root in roots]
-        same, total, kept = same + (ours == theirs), total + 1, kept + int(accepted[:, roots].sum())
+        accepted, rejected = verified(drafts, ids, batch, "rounds")
+        ours = ((accepted | rejected)[0].nonzero()[:, 0] + window.first_row).tolist()
+        same, total, kept = same + (ours == theirs), total + 1, kept + int(accepted.sum())
     rounds = sum(len(roots) for _, roots in texts)
     assert rounds > 300
     assert kept > 0.3 * rounds, "a head that is never accepted proves no parity"
