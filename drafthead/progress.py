@@ -29,13 +29,12 @@ _LOG_AFTER = 3.0  # a shorter wait is not worth a line
 _LOG_EVERY = 60.0
 
 
-def wait_until(done: Callable[[], bool], what: str, quiet: bool = False) -> float:
+def wait_until(done: Callable[[], bool], what: str) -> float:
     """Poll without a time limit, and log now and then what is waited for and for how long.
 
     Args:
         done: called four times a second. It may be a collective operation, if every rank waits with it.
         what: completes "waiting for ..."; it should name what ends the wait.
-        quiet: log nothing, on all ranks but one.
 
     Returns:
         Seconds waited.
@@ -44,7 +43,7 @@ def wait_until(done: Callable[[], bool], what: str, quiet: bool = False) -> floa
     log_next = _LOG_AFTER
     while not done():
         waited = time.monotonic() - started
-        if waited >= log_next and not quiet:
+        if waited >= log_next:
             logger.info("waiting for %s (%.0f s so far)", what, waited)
             log_next = waited + _LOG_EVERY
         time.sleep(_POLL_EVERY)

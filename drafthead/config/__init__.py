@@ -30,6 +30,8 @@ RENAMED = {
     "train.step_weight_decay": "this key is now head.step_weight_decay",
     "train.compile": "gone: torch.compile did not pay",
     "train.weight_decay": "gone: weights do not decay",
+    "train.warmup_ratio": "gone: the rate warms up over 3 % of the steps",
+    "train.max_grad_norm": "gone: gradients are clipped to a norm of 1",
     "responses.on_truncated": "this key is now responses.drop, a list with `truncated` in it",
     "responses.on_refused": "this key is now responses.drop, a list with `refused` in it",
     "responses.on_loop": "this key is now responses.drop, a list with `looping` in it",

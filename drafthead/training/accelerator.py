@@ -14,6 +14,7 @@ from torch import nn
 
 from drafthead.artifacts import ArtifactError, describe_difference
 from drafthead.config.train import TrainConfig
+from drafthead.training.optimizer import MAX_GRAD_NORM
 
 
 def build_accelerator(config: TrainConfig, model: nn.Module, log_dir: str) -> Any:
@@ -63,7 +64,7 @@ def deepspeed_config(config: TrainConfig, model: nn.Module) -> dict:
         "gradient_accumulation_steps": accumulation_steps(config),
         # Of Muon, DeepSpeed would clip the orthogonalised update, whose norm says nothing of the gradient; at
         # ZeRO 0 it clips without telling the norm, so training.optimizer does it.
-        "gradient_clipping": config.max_grad_norm if config.optimizer == "adamw" and config.zero_stage else 0.0,
+        "gradient_clipping": MAX_GRAD_NORM if config.optimizer == "adamw" and config.zero_stage else 0.0,
         "zero_optimization": {
             "stage": config.zero_stage,
             "reduce_bucket_size": bucket,

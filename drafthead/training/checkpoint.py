@@ -300,8 +300,8 @@ def restore(
     load(accelerator, engine, path, state, averaged)
     if accelerator.is_main_process:
         retain(run_dir, config.keep_checkpoints, state)  # the run may have ended between writing it and retention
-        reshaped = "" if state.world_size == ranks else f" (written by {state.world_size} ranks, now {ranks})"
-        logger.info("resuming from step %d%s", state.step, reshaped)
+    reshaped = "" if state.world_size == ranks else f" (written by {state.world_size} ranks, now {ranks})"
+    logger.info("resuming from step %d%s", state.step, reshaped)
     return state
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from drafthead.data.packing import Window
-from drafthead.data.spool import SpooledStates, States
+from drafthead.data.spool import SpooledStates
 from drafthead.drafters.batch import PackedBatch
 from drafthead.progress import wait_until
 
@@ -92,7 +92,7 @@ class SpoolFeed(Feed):
             f"shards {self._first[step]} to {self._last[step]} of {self._spool.total} in {self._spool.directory}, "
             f"which step {step + 1} reads; if the harvester is not running: {_HARVEST}"
         )
-        wait_until(everywhere, what, quiet=not main)
+        wait_until(everywhere, what)
         self._seen = self._last[step]
 
     def ready(self, step: int) -> bool:
@@ -115,11 +115,6 @@ class SpoolFeed(Feed):
         """Whether it is so on any rank."""
         flag = torch.tensor([float(here)], device=self._accelerator.device)
         return bool(self._accelerator.reduce(flag, "sum").item() > 0)
-
-
-def build_feed(states: States, stream: list[list[Window]], per_step: int, accelerator: Any) -> Feed:
-    """The feed that belongs to the states."""
-    return SpoolFeed(states, stream, per_step, accelerator) if isinstance(states, SpooledStates) else Feed()
 
 
 def _shards_of_steps(states: SpooledStates, stream: list[list[Window]], per_step: int) -> tuple[list[int], list[int]]:

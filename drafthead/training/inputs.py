@@ -5,7 +5,6 @@ taken over: draft vocabulary, rotary embedding and norms belong to them, while o
 are the new run's own. The prompts that it is known to have learned from are noted in runs/NAME/training_prompts.json.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,8 +203,7 @@ def _open_spool(recipe: Recipe, split: str) -> tuple[States, dict[str, Any], dic
 
 
 def _wait_for_harvester(path: Path) -> None:
-    what = f"the harvester to write {path}; if it is not running: {_HARVEST}"
-    wait_until(path.exists, what, quiet=os.environ.get("RANK", "0") != "0")
+    wait_until(path.exists, f"the harvester to write {path}; if it is not running: {_HARVEST}")
 
 
 def _check_fits(directory: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:

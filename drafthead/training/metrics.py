@@ -125,24 +125,22 @@ class MetricsLog:
         )
         self._before = now
         self._write("train", asdict(metrics))
-        if self._accelerator.is_main_process and (metrics.step % self._log_every == 0 or not left):
+        if metrics.step % self._log_every == 0 or not left:
             logger.info(metrics.line())
 
     def validation(self, step: int, result: Validation) -> None:
         """Write one validation."""
         self._write("validation", {"step": step, **asdict(result)})
-        if self._accelerator.is_main_process:
-            rates = " ".join(f"{rate:.3f}" for rate in result.acceptance_per_position)
-            logger.info(
-                f"step {step:6d}  validation: acceptance length {result.acceptance_length:.3f}{few(result.prompts)} "
-                f"(replay of {result.rounds} rounds), per position {rates}, first-step loss "
-                f"{result.first_step_loss:.4f}"
+        rates = " ".join(f"{rate:.3f}" for rate in result.acceptance_per_position)
+        logger.info(
+            f"step {step:6d}  validation: acceptance length {result.acceptance_length:.3f}{few(result.prompts)} "
+            f"(replay of {result.rounds} rounds), per position {rates}, first-step loss {result.first_step_loss:.4f}"
+        )
+        if result.looping and self._accelerator.is_main_process:
+            logger.warning(
+                f"all {result.prompts} validation responses loop: acceptance is predicted on them, which says "
+                "little of other text; regenerate validation with other prompts or a larger responses.max_tokens"
             )
-            if result.looping:
-                logger.warning(
-                    f"all {result.prompts} validation responses loop: acceptance is predicted on them, which says "
-                    "little of other text; regenerate validation with other prompts or a larger responses.max_tokens"
-                )
 
     def seconds(self) -> float:
         """Wall time of all steps logged, over every start of the run."""

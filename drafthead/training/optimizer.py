@@ -10,7 +10,6 @@ of the orthogonalised update, which is not clipped.
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,9 @@ from drafthead.drafters.base import DraftModule
 from drafthead.drafters.layers import Projection
 
 EMA_STATE = "ema"
+MAX_GRAD_NORM = 1.0
 _BETAS = (0.9, 0.95)
+_WARMUP = 0.03  # of the steps
 
 
 def build_optimizer(config: TrainConfig, draft: DraftModule) -> torch.optim.Optimizer:
@@ -39,7 +40,7 @@ def build_optimizer(config: TrainConfig, draft: DraftModule) -> torch.optim.Opti
         # Fused: one pass, no temporaries of the weights' size.
         optimizer = AdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS, fused=True)
     if config.zero_stage == 0:
-        optimizer.register_step_pre_hook(partial(_clip, config.max_grad_norm))
+        optimizer.register_step_pre_hook(_clip)
     if config.ema_decay is not None:
         optimizer.register_step_post_hook(_move_average)
     return optimizer
@@ -86,7 +87,7 @@ def rate_share(config: TrainConfig, step: int, total_steps: int) -> float:
     Linear warm-up, then a cosine to a tenth; with a decay ratio warm-up, a constant rate, and over the last share of
     the steps a straight line to zero (WSD: Hu et al., MiniCPM, arXiv 2404.06395).
     """
-    warmup = max(1, round(config.warmup_ratio * total_steps))
+    warmup = max(1, round(_WARMUP * total_steps))
     if step < warmup:
         return (step + 1) / warmup
     if config.decay_ratio is not None:
@@ -112,7 +113,7 @@ def gradient_norm(engine: Any) -> float:
     return float(engine.optimizer.grad_norm if norm is None else norm)
 
 
-def _clip(max_norm: float, optimizer: Any, args: tuple, kwargs: dict) -> None:
+def _clip(optimizer: Any, args: tuple, kwargs: dict) -> None:
     """Before a step at ZeRO 0: what a ZeRO optimiser does itself."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    optimizer.grad_norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+    optimizer.grad_norm = nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)

@@ -26,7 +26,7 @@ from drafthead.config.train import RejectionConfig
 from drafthead.data.packing import Window, pack, plan_epoch, plan_stream, whole
 from drafthead.data.prompts import write_trained_on
 from drafthead.data.responses import loops, read_categories
-from drafthead.data.spool import PROGRESS_LOCK, States
+from drafthead.data.spool import PROGRESS_LOCK, SpooledStates, States
 from drafthead.drafters.base import Drafter, DraftModule, draft_shape, frozen_copy, load_trained
 from drafthead.drafters.batch import PackedBatch
 from drafthead.drafters.recompute import give_back
@@ -40,7 +40,7 @@ from drafthead.statistics import few
 from drafthead.target.pieces import FrozenTarget, frozen_target, load_pieces
 from drafthead.training import checkpoint
 from drafthead.training.accelerator import accumulation_steps, build_accelerator, check_ranks
-from drafthead.training.feed import Prefetch, build_feed
+from drafthead.training.feed import Feed, Prefetch, SpoolFeed
 from drafthead.training.inputs import Inputs, Survey, draft_vocabulary, learned_before, open_inputs, survey
 from drafthead.training.metrics import MetricsLog, StepMetrics, Validation, peak_memory_gib, start_tracker
 from drafthead.training.optimizer import build_optimizer, gradient_norm, schedule
@@ -61,12 +61,13 @@ def train(recipe: Recipe) -> Path:
         ValueError: the recipe or the environment cannot be trained with.
         FloatingPointError: the loss or a gradient is not finite.
     """
+    first = os.environ.get("RANK", "0") == "0"  # locks for all ranks: the launcher ends the others with it
+    if not first:  # nor do all of them tell what happens
+        logging.getLogger("drafthead").setLevel(logging.WARNING)
     accumulation_steps(recipe.train)  # a number of ranks that cannot share a step is refused before anything is read
     inputs = open_inputs(recipe)
-    first = os.environ.get("RANK", "0") == "0"  # locks for all ranks: the launcher ends the others with it
     if artifacts.begin(recipe.run_dir, RUN, inputs.identity, thinned=True, alone=first):
-        if first:
-            logger.info("%s is complete; nothing to do", recipe.run_dir)
+        logger.info("%s is complete; nothing to do", recipe.run_dir)
         return recipe.run_dir
     try:
         if first and recipe.states.spool_shards and not locks.holds(recipe.states_dir("train"), PROGRESS_LOCK):
@@ -189,13 +190,14 @@ class Trainer:
                 f"{len(self.stream)} packed batches do not fill one optimiser step of train.batches_per_step "
                 f"{config.batches_per_step}: harvest more data, raise train.epochs or lower train.tokens_per_batch"
             )
-        self.feed = build_feed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
+        self.feed = Feed()
+        if isinstance(inputs.train, SpooledStates):
+            self.feed = SpoolFeed(inputs.train, self.stream, config.batches_per_step, self.accelerator)
         self.target = frozen_target(pieces, self.vocabulary.target_ids, self.device, self.dtype)
         self.replayed, self.looping = replayed_documents(inputs.validation, self.drafter, recipe.eval.max_tokens)
         self.prefetch = Prefetch(self.stream, self._read, self.device)
         self.state = checkpoint.restore(recipe.run_dir, config, self.accelerator, self.engine, self.vocabulary)
-        if self.main:
-            self._describe(found)
+        self._describe(found)
 
     def fit(self, log: MetricsLog) -> None:
         """Take the remaining optimiser steps."""

@@ -71,6 +71,8 @@ def test_every_drafter_trains_in_shards_and_resumes_on_another_number_of_ranks(r
     run(sharded, *options, "train.zero_stage=3", ranks=2)
     assert losses(sharded.run_dir) == pytest.approx(losses(plain.run_dir), rel=1e-5)
     undisturbed = losses(sharded.run_dir)
+    before, *_, after = (entry["acceptance_length"] for entry in entries(sharded.run_dir, "validation"))
+    assert after > before  # P-EAGLE: by loss up to the first rejected draft
     forget_after(sharded.run_dir, 4)
     printed = run(sharded, *options, "train.zero_stage=3", ranks=1)
     assert "resuming from step 4 (written by 2 ranks, now 1)" in printed
