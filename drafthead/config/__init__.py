@@ -44,6 +44,10 @@ RENAMED = {
     "eval.traffic.output_tokens_per_day": "gone: the model card gives the device hours of training",
     "eval.synthetic_acceptance_length": "gone: give a method of eval.methods `extra: {rejection_sample_method: "
     "synthetic, synthetic_acceptance_length: 3.0}`",
+    "eval.loads": "gone: an entry of eval.concurrency that is a mapping is such a load",
+    "eval.max_num_seqs": "gone: a server runs engine.max_num_seqs requests at once, or the highest load",
+    "eval.allow_unreached": "gone: raise prompts.max_heldout or lower eval.concurrency",
+    "eval.seed": "gone: it is 0",
     "engine.kv_cache_space_gib": "this key is now the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 

@@ -89,7 +89,6 @@ def _flat(kind: Any) -> list[str]:
     [
         ((), 64),
         (("eval.concurrency=[1,200]",), 200),
-        (("eval.concurrency=[1,200]", "eval.max_num_seqs=128"), 128),
         (("engine.max_num_seqs=2",), 8),  # of harvesting and regeneration
     ],
 )
@@ -102,8 +101,8 @@ def test_a_level_that_cannot_be_reached_is_refused_before_anything_starts(tmp_pa
     recipe = tiny_recipe(tmp_path, *settings)
     with pytest.raises(ValueError, match="200 .* 40 prompts"):
         plan_prompts(recipe, recipe_plan(recipe), _workload())
-    allowed = tiny_recipe(tmp_path, *settings, "eval.allow_unreached=true")
-    assert [len(r) for r in plan_prompts(allowed, recipe_plan(allowed), _workload()).values()] == [40, 39]
+    published = recipe_plan(recipe)._replace(sweeps=preset_plan(recipe, load_preset("redhat")).sweeps)
+    assert [len(r) for r in plan_prompts(recipe, published, _workload()).values()] == [40, 39]
     one = tiny_recipe(tmp_path, "eval.concurrency=[1]")
     with pytest.raises(ValueError, match="multi-turn has 3 prompts.* 2 held-out"):
         plan_prompts(one, recipe_plan(one), _workload(1))
@@ -138,7 +137,6 @@ def test_redhat_is_run_as_it_was_published(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("redhat"))
     assert _servers(plan) == [("none", 0, 1), ("eagle3", 3, 1), ("none", 0, 2), ("eagle3", 3, 2)]
     assert {level.workload.name for level in plan.runs[2].levels} == {"mlperf"}  # two GPUs: that data set only
-    assert plan.allow_unreached  # its highest levels have 100 prompts, and are named by what was reached
     assert {run.flags for run in plan.runs} == {()}  # vLLM's defaults
     levels = plan.runs[0].levels[:6]
     assert [level.load.concurrency for level in levels] == [1, 5, 25, 50, 100, 200]
