@@ -33,10 +33,8 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.engine.offline import on_cpu
 from drafthead.evaluation.columns import write_rows
-from drafthead.evaluation.measuring import serving
-from drafthead.evaluation.reporting.heads import REPLAYED, comparison_table, served_rows, speed_table
+from drafthead.evaluation.reporting.heads import REPLAYED, comparison_table, served_rows
 from drafthead.evaluation.reporting.tables import print_table
-from drafthead.evaluation.results.levels import read_serving, summarise_serving
 from drafthead.exporting.check import choose_documents, replayed_rounds
 from drafthead.target.pieces import load_target_spec
 
@@ -140,8 +138,6 @@ def main() -> None:
     print_table(comparison_table(pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)))
     if served:
         run_script("eval/head.py", given + served)
-        own = load_recipe(args.recipe, [*args.overrides, *served])
-        print_table(speed_table(summarise_serving(read_serving(own.results_dir / serving.KIND))))
 
 
 def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengths: list[int]) -> Path:

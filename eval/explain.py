@@ -28,7 +28,6 @@ from drafthead.evaluation.reporting.explaining import (
     HELDOUT,
     VALIDATION,
     Compared,
-    calibration_table,
     explain_gap,
     first_difference,
     gap_table,
@@ -69,7 +68,6 @@ def main() -> None:
     sizes = args.prompts, args.responses
     sampled = [row for t in hot for row in compared_at(t, recipe, head, source, shape, *sizes)]
     print_table(gap_table([*rows, *sampled]))
-    print_table(calibration_table(rows))
     print("\n".join(["", *explain_gap(rows)]))
 
 

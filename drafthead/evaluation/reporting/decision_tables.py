@@ -12,11 +12,11 @@ from drafthead.artifacts import MANIFEST, ArtifactError, read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
 from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, speed_samples
-from drafthead.evaluation.decision.variants import WORTH, Variant
+from drafthead.evaluation.decision.variants import WORTH
 from drafthead.evaluation.measuring.serving import KIND
 from drafthead.evaluation.reporting.published import published_lengths
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, table
-from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, note, number, table
+from drafthead.evaluation.results.levels import Level, ServingRows, read_serving, steady
 from drafthead.evaluation.workload import BASELINE, HEAD
 
 
@@ -100,20 +100,6 @@ def _held_out(model: CostModel) -> Table | None:
         )
     text = note("held out", model=f"Verification: {model.work}; {error}.")
     return table("Speed at loads left out of the fit", rows, text) if rows else None
-
-
-def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
-    """Output throughput of a served schedule at every load, against the best fixed draft length."""
-    against = f"Schedule against K = {schedule.against} (%)"
-    rows: dict[int, dict[str, Any]] = {c: {"Concurrency": str(c)} for c in schedule.by_load}
-    for level in levels:
-        if level.workload == schedule.verdict.workload and level.steady and level.concurrency in rows:
-            cell = change_cell(level.changes[THROUGHPUT.key], level.reached)
-            rows[level.concurrency][f"{level.method}, K = {level.K} (%)"] = cell
-    for c, change in schedule.by_load.items():
-        rows[c][against] = change
-    traffic = {"Concurrency": "the traffic", against: schedule.change}
-    return table("A schedule of draft lengths beside fixed ones", [*rows.values(), traffic], note("schedule"))
 
 
 # Before any head exists: what acceptance a head would need, what one of a given acceptance would bring, and whether
