@@ -194,7 +194,7 @@ def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
     nothing = preset_plan(recipe, preset.model_copy(update={"sweeps": preset.sweeps[1:]}))
     assert not nothing.runs
     with pytest.raises(ValueError, match="mlperf-gpt-oss, heldout: 600"):
-        measure_serving(recipe, nothing)
+        measure_serving(recipe, nothing, tmp_path)
 
 
 def test_public_heads_are_served_for_their_target_only(tmp_path):
@@ -239,7 +239,7 @@ def test_each_workload_that_can_be_told_and_reached_is_measured_alone(tmp_path, 
     heldout = [ask(f"{i} {text}", category=category) for category, text in asked.items() for i in range(20)]
     write_prompt_artifact(recipe, heldout=heldout)
     workload = load_workload(recipe)
-    plan = recipe_plan(recipe, workload)
+    plan = recipe_plan(recipe)
     sent = plan_prompts(recipe, plan, workload)
     assert {level.workload.name for level in plan.runs[0].levels} == {"all", "multi-turn"} | alone
     assert len({level.name for level in sent}) == len(sent)

@@ -104,7 +104,7 @@ def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSample
     keys = np.array([pooled["batch"].clip(upper=max_batch), k, length])
     K = int(runs["k"].max())
     longest = runs[(runs["method"] == method) & (runs["k"] == K) & (runs["drafts"] > 0)]
-    positions = counted(longest, K)[1].unconditional if len(longest) else ()
+    positions = counted(longest, K)[1] if len(longest) else ()
     return SpeedSamples(keys, seconds.to_numpy(float), tokens.to_numpy(float), positions)
 
 

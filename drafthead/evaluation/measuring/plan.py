@@ -15,7 +15,7 @@ from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, LoadConfig, Loads
 from drafthead.data.prompts import read_prompts
-from drafthead.evaluation.workload import BASELINE, SAMPLED, Workload, method_of, methods_at
+from drafthead.evaluation.workload import BASELINE, SAMPLED, load_workload, method_of, methods_at
 from drafthead.section import Section
 from drafthead.statistics import FEWEST_PROMPTS
 
@@ -165,17 +165,13 @@ def is_conversations(workload: str) -> bool:
     return workload.startswith(CONVERSATIONS.name)
 
 
-def recipe_plan(recipe: Recipe, workload: Workload | None = None) -> Plan:
+def recipe_plan(recipe: Recipe) -> Plan:
     """Baseline, served methods and endpoints, on all held-out prompts and on each workload of the recipe.
 
     At the highest concurrency and the main temperature conversations are measured too: a draft model may cost hits in
     the prefix cache, which prompts that share nothing cannot show.
-
-    Args:
-        recipe: as given.
-        workload: the prompts that fit; None: all, for a plan that is only shown.
     """
-    settings, names = recipe.eval, workload_names(recipe, workload)
+    settings, names = recipe.eval, workload_names(recipe)
     # Each workload gets its share of the prompts, and no fewer than an interval needs.
     share = {"prompts": max(FEWEST_PROMPTS, settings.prompts_per_level // max(1, len(names)))}
     alone = [WorkloadSpec.model_validate({"name": n, settings.workloads: n, "exact": True} | share) for n in names]
@@ -197,21 +193,16 @@ def recipe_plan(recipe: Recipe, workload: Workload | None = None) -> Plan:
     return Plan(abba(servers, settings.repeats))
 
 
-def workload_names(recipe: Recipe, workload: Workload | None = None) -> list[str]:
-    """The sources or categories of the held-out prompts that have enough prompts for an interval and for every load.
+def workload_names(recipe: Recipe) -> list[str]:
+    """The sources or categories of which enough held-out prompts fit for an interval and for every load.
 
     Empty where there is one only, where the recipe wants none, and before the prompts are made.
-
-    Args:
-        recipe: its prompts and eval sections are used.
-        workload: the prompts that fit; None: all count.
     """
     kind = recipe.eval.workloads
     if kind == ALL or not (recipe.prompts_dir / MANIFEST).exists():
         return []
-    heldout = read_prompts(recipe.prompts_dir, "heldout")
-    found = dict.fromkeys(sorted(getattr(prompt, kind) for prompt in heldout), 0)
-    found |= Counter(getattr(prompt, kind) for prompt in (workload.prompts if workload else heldout))
+    found = dict.fromkeys(sorted(getattr(prompt, kind) for prompt in read_prompts(recipe.prompts_dir, "heldout")), 0)
+    found |= Counter(getattr(prompt, kind) for prompt in load_workload(recipe).prompts)
     if sum(count > 0 for count in found.values()) < 2:
         return []
     enough = max(FEWEST_PROMPTS, *(load.concurrency or 0 for load in recipe.eval.loads))

@@ -25,7 +25,7 @@ from drafthead.config.evaluation import SEED
 from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_rows
-from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan, served_recipe
+from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, served_recipe
 from drafthead.evaluation.workload import (
     BASELINE,
     NAMES,
@@ -53,27 +53,25 @@ Prompts = dict[Level, list[LoadRequest]]
 Counted = dict[str, int | list[int]]
 
 
-def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | None = None) -> Path:
+def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
     """Measure every server of the plan that is not on disk yet; returns the artifact's directory.
 
     Args:
         recipe: target, heads and prompts.
-        plan: None: the recipe's own.
-        directory: None: results/NAME/serving.
+        plan: of `recipe_plan` or `preset_plan`.
+        directory: of the artifact; results/NAME/serving of the recipe's own plan.
 
     Raises:
         ArtifactError: prompts or head are missing, or the directory holds another measurement.
         ServerError: a server did not start, or died; an endpoint does not answer. All the others were measured first.
         ValueError: a level cannot be reached with the prompts there are, or there is nothing to run.
     """
-    runs = plan.runs if plan else ()  # a preset may serve longer drafts and responses than the recipe
-    longest = [x.max_tokens for run in runs for x in run.levels if not x.workload.random]
-    workload = load_workload(recipe, None, max(longest, default=0), max((run.k for run in runs), default=0))
-    plan = plan or recipe_plan(recipe, workload)
     if not plan.runs:
         raise ValueError(f"nothing of this can be run: {'; '.join(plan.skipped)}")
+    # A preset may serve longer drafts and responses than the recipe.
+    longest = [x.max_tokens for run in plan.runs for x in run.levels if not x.workload.random]
+    workload = load_workload(recipe, None, max(longest, default=0), max(run.k for run in plan.runs))
     recipe = served_recipe(recipe, [level.load for run in plan.runs for level in run.levels])
-    directory = directory or recipe.results_dir / "serving"
     methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
     prompts = plan_prompts(recipe, plan, workload)
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
