@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from drafthead.artifacts import MANIFEST, digest, require
 from drafthead.cli import recipe_from_command_line, run_recipe, run_script
@@ -36,6 +36,7 @@ from drafthead.evaluation.columns import write_rows
 from drafthead.evaluation.reporting.heads import REPLAYED, comparison_table, served_rows
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.exporting.check import choose_documents, replayed_rounds
+from drafthead.files import foreign
 from drafthead.target.pieces import load_target_spec
 
 Variants = dict[str, list[str]]  # overrides of the recipe by name
@@ -110,10 +111,8 @@ def chosen_variants(args: Any) -> Variants:
 
 def read_variants(path: Path) -> Variants:
     """Name -> overrides."""
-    try:
+    with foreign(path, "Lines must be `name: [section.key=value, ...]`", ValueError):
         return TypeAdapter(Variants).validate_python(yaml.safe_load(path.read_text()))
-    except (yaml.YAMLError, ValidationError) as error:
-        raise ValueError(f"{path}: lines must be `name: [section.key=value, ...]` ({error})") from error
 
 
 def main() -> None:

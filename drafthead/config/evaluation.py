@@ -4,9 +4,9 @@ Every list also takes a single value. The first value of a list is the main one:
 the choice of a checkpoint use it, the others stand beside it in the tables of eval/acceptance.py.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -128,19 +128,12 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
-        if "@" in self.url or "?" in self.url:
-            # Not repeated here: it would be the secret.
+        if not re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+)(:[1-9]\d*)?/?", self.url):
+            shown = "" if {"@", "?"} & {*self.url} else f" {self.url!r}"  # not repeated where it may hold the secret
             raise ValueError(
-                f"endpoint {self.name}: url holds a user name, password or query, which would end up in manifests; "
-                "give the key in an environment variable and name that in api_key_env"
+                f"endpoint {self.name}: url{shown} must be http://host:port, without user, path or query, which would "
+                "end up in manifests; give a key in an environment variable and name that in api_key_env"
             )
-        try:
-            url = urlsplit(self.url)
-            fits = url.scheme in ("http", "https") and url.hostname and url.path in ("", "/") and url.port != 0
-        except ValueError:  # the port is no number
-            fits = False
-        if not fits:
-            raise ValueError(f"endpoint {self.name}: url {self.url!r} must be http://host:port, without a path")
         return self
 
 

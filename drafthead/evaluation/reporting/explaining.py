@@ -9,6 +9,7 @@ K draft positions.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from drafthead.config.evaluation import ALL
@@ -38,8 +39,7 @@ class Compared(NamedTuple):
 
 def first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
     """Where two responses part; None where they are equal."""
-    at = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
-    return None if len(ids) == len(other) == at else at
+    return next((i for i, (a, b) in enumerate(zip_longest(ids, other)) if a != b), None)
 
 
 class _Pooled:
