@@ -8,14 +8,12 @@ import pytest
 from drafthead.config.evaluation import UNLISTED, Method
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
-from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
+from drafthead.evaluation.measuring.presets import load_preset, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, method_of, speculative_config
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
-
-PRESETS = ["engines", "redhat", "redhat-k", "rtx-heads", "rtx-matrix", "ruiz", "techniques"]
 
 
 def _servers(plan):
@@ -113,19 +111,6 @@ def test_a_workload_without_prompts_names_what_there_is(tmp_path):
     plan = preset_plan(recipe, load_preset("redhat"))
     with pytest.raises(ValueError, match="tiny/chat, tiny/code"):
         plan_prompts(recipe, plan, _workload())
-
-
-def test_every_preset_is_there_and_fits_the_embedded_recipe_in_miniature(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    prompts = [EvalPrompt(f"{c}{i}", c, [i], "tiny") for c in ("chat", "code", "long", "structured") for i in range(40)]
-    assert preset_names() == PRESETS
-    for name in PRESETS:
-        plan = preset_plan(recipe, load_preset(name), miniature=True)
-        assert plan.runs[0].method == "none"
-        assert {run.tensor_parallel for run in plan.runs} == {1}
-        sent = plan_prompts(recipe, plan, Workload(prompts, 0))
-        assert all(0 < len(requests) <= 4 for requests in sent.values())
-        assert len({(level.name, level.first) for run in plan.runs for level in run.levels}) == len(sent)
 
 
 def test_a_miniature_of_no_preset_is_refused(tmp_path, capsys):
