@@ -87,6 +87,7 @@ def _flat(kind: Any) -> list[str]:
     [
         ((), 64),
         (("eval.concurrency=[1,200]",), 200),
+        (("eval.concurrency=[1,{concurrency: 90, request_rate: 8}]",), 90),
         (("engine.max_num_seqs=2",), 8),  # of harvesting and regeneration
     ],
 )

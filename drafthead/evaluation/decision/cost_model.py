@@ -71,7 +71,8 @@ class SpeedSamples(NamedTuple):
     def points(self, drawn: Array | None = None) -> SpeedPoints:
         """The points over all prompts, or over a resampling of them, given as (P,) how often each is drawn."""
         times = np.ones(self.tokens.shape[1]) if drawn is None else drawn
-        return SpeedPoints(*self.keys, (self.decode_s @ times) / (self.tokens @ times))
+        batch, K, length = self.keys
+        return SpeedPoints(batch, K, length, (self.decode_s @ times) / (self.tokens @ times))
 
 
 def decoded(requests: pd.DataFrame) -> pd.DataFrame:
@@ -104,7 +105,7 @@ def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSample
     keys = np.array([pooled["batch"].clip(upper=max_batch), k, length])
     K = int(runs["k"].max())
     longest = runs[(runs["method"] == method) & (runs["k"] == K) & (runs["drafts"] > 0)]
-    positions = counted(longest, K)[1] if len(longest) else ()
+    positions = counted(longest, K)[1].tolist() if len(longest) else []
     return SpeedSamples(keys, seconds.to_numpy(float), tokens.to_numpy(float), positions)
 
 
