@@ -60,20 +60,6 @@ class Change(Interval):
         return bool(self.low > 0 or self.high < 0)
 
 
-@dataclass(frozen=True)
-class PositionAcceptance:
-    """Acceptance by draft position, each (K,) and in [0, 1].
-
-    Attributes:
-        unconditional: share of drafts in which positions 0 to k were all accepted.
-        conditional: the same among the drafts that got as far as position k: that proposed a token there, and in which
-            positions 0 to k-1 were accepted.
-    """
-
-    unconditional: Array
-    conditional: Array
-
-
 def acceptance_length(drafts: ArrayLike, accepted: ArrayLike) -> float:
     """Tokens gained per verified draft, bonus token included: 1 + Σ accepted / Σ drafts (vLLM's formula).
 
@@ -91,8 +77,11 @@ def few(prompts: int) -> str:
 
 def acceptance_by_position(
     drafts: ArrayLike, accepted_at: ArrayLike, reached_at: ArrayLike | None = None
-) -> PositionAcceptance:
-    """Acceptance at each draft position.
+) -> tuple[Array, Array]:
+    """Acceptance by draft position, each (K,) and in [0, 1].
+
+    The first is the share of drafts in which positions 0 to k were all accepted; the second the same among the drafts
+    that got as far as position k: that proposed a token there, and in which positions 0 to k-1 were accepted.
 
     Args:
         drafts: (P,) verification steps that had a draft.
@@ -104,7 +93,7 @@ def acceptance_by_position(
     total = np.asarray(drafts, float).sum()
     reached = [total, *counts[:-1]] if reached_at is None else np.asarray(reached_at, float).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return PositionAcceptance(counts / total, counts / reached)
+        return counts / total, counts / reached
 
 
 def acceptance_length_interval(drafts: ArrayLike, accepted: ArrayLike) -> Interval:

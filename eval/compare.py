@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from drafthead.artifacts import MANIFEST, digest, require
 from drafthead.cli import recipe_from_command_line, run_recipe, run_script
@@ -33,11 +33,10 @@ from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import best_checkpoint, read_checkpoint
 from drafthead.engine.offline import on_cpu
 from drafthead.evaluation.columns import write_rows
-from drafthead.evaluation.measuring import serving
-from drafthead.evaluation.reporting.heads import REPLAYED, comparison_table, served_rows, speed_table
+from drafthead.evaluation.reporting.heads import REPLAYED, comparison_table, served_rows
 from drafthead.evaluation.reporting.tables import print_table
-from drafthead.evaluation.results.levels import read_serving, summarise_serving
 from drafthead.exporting.check import choose_documents, replayed_rounds
+from drafthead.files import foreign
 from drafthead.target.pieces import load_target_spec
 
 Variants = dict[str, list[str]]  # overrides of the recipe by name
@@ -112,10 +111,8 @@ def chosen_variants(args: Any) -> Variants:
 
 def read_variants(path: Path) -> Variants:
     """Name -> overrides."""
-    try:
+    with foreign(path, "Lines must be `name: [section.key=value, ...]`", ValueError):
         return TypeAdapter(Variants).validate_python(yaml.safe_load(path.read_text()))
-    except (yaml.YAMLError, ValidationError) as error:
-        raise ValueError(f"{path}: lines must be `name: [section.key=value, ...]` ({error})") from error
 
 
 def main() -> None:
@@ -140,8 +137,6 @@ def main() -> None:
     print_table(comparison_table(pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)))
     if served:
         run_script("eval/head.py", given + served)
-        own = load_recipe(args.recipe, [*args.overrides, *served])
-        print_table(speed_table(summarise_serving(read_serving(own.results_dir / serving.KIND))))
 
 
 def measured(contestant: Contestant, recipe: Recipe, arguments: list[str], lengths: list[int]) -> Path:

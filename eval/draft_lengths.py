@@ -13,7 +13,8 @@ from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.engine.server import speculative_flag
 from drafthead.evaluation.decision.analysis import compare_schedule
 from drafthead.evaluation.decision.variants import SCHEDULED, measure_schedule, modelled_schedule, with_schedule
-from drafthead.evaluation.reporting.decision_tables import schedule_table
+from drafthead.evaluation.decision.verdict import change_text
+from drafthead.evaluation.reporting.measured_tables import brief_table
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.evaluation.workload import HEAD, speculative_config
 
@@ -35,8 +36,10 @@ def main() -> None:
         return
     levels = measure_schedule(recipe, schedule)
     found = compare_schedule(recipe, schedule, levels)
-    print_table(schedule_table(found, levels))
-    print(f"\n{found.sentence()}. The schedule against no speculation: {found.verdict.headline}.")
+    print_table(brief_table(levels))
+    by_load = "; ".join(f"at {c} {change_text(change)}" for c, change in found.by_load.items())
+    print(f"\n{found.sentence()}. By requests in flight: {by_load or 'unknown'}.")
+    print(f"The schedule against no speculation: {found.verdict.headline}.")
     name, K = (HEAD, found.against) if found.doubt else (SCHEDULED, found.verdict.K)
     print(f"  {speculative_flag(speculative_config(with_schedule(recipe, schedule), name, K))}")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from drafthead.artifacts import begin, finish
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import Recipe
+from drafthead.config.evaluation import SEED
 from drafthead.data.prompts import read_prompts
 from drafthead.data.responses import Response
 from drafthead.data.shard import shard_path
@@ -27,7 +28,6 @@ from drafthead.evaluation.reporting.explaining import (
     HELDOUT,
     VALIDATION,
     Compared,
-    calibration_table,
     explain_gap,
     first_difference,
     gap_table,
@@ -68,7 +68,6 @@ def main() -> None:
     sizes = args.prompts, args.responses
     sampled = [row for t in hot for row in compared_at(t, recipe, head, source, shape, *sizes)]
     print_table(gap_table([*rows, *sampled]))
-    print_table(calibration_table(rows))
     print("\n".join(["", *explain_gap(rows)]))
 
 
@@ -131,7 +130,7 @@ def heldout_states(recipe: Recipe, prompts: int, temperature: float = 0.0, respo
     directory = recipe.results_dir / (f"explain-t{temperature:g}" if temperature else "explain")
     identity = {"prompts": workload.digest, "number": prompts, "max_tokens": recipe.eval.max_tokens}
     identity["continued"] = recipe.eval.num_draft_tokens  # tokens that would follow a response
-    identity |= {"temperature": temperature, "seed": recipe.eval.seed, "responses": responses} if temperature else {}
+    identity |= {"temperature": temperature, "seed": SEED, "responses": responses} if temperature else {}
     if begin(directory, "states", identity | states_identity(recipe, spec), alone=True):
         return directory
     chosen = sorted(workload.prompts, key=lambda prompt: prompt.id)[:prompts]  # ids are hashes: a draw over workloads
@@ -148,7 +147,7 @@ def heldout_states(recipe: Recipe, prompts: int, temperature: float = 0.0, respo
 
 def respond(recipe: Recipe, engine: Engine, prompts: list[EvalPrompt], temperature: float) -> list[Response]:
     """Responses, and what would follow each: vLLM counts accepted tokens before it trims at the stop."""
-    K, seeds = recipe.eval.num_draft_tokens, [recipe.eval.seed + i for i in range(len(prompts))]
+    K, seeds = recipe.eval.num_draft_tokens, [SEED + i for i in range(len(prompts))]
     asked = [(p.prompt_ids, recipe.eval.max_tokens, temperature, s) for p, s in zip(prompts, seeds, strict=True)]
     first = engine.generate([GenerationRequest(*one) for one in asked])
     texts = [[*p.prompt_ids, *one.token_ids] for p, one in zip(prompts, first, strict=True)]

@@ -8,7 +8,8 @@ head's drafts are accepted at the assumed length by vLLM itself (synthetic accep
 """
 
 from drafthead.cli import recipe_from_command_line, run_recipe
-from drafthead.evaluation.measuring.serving import measure_serving
+from drafthead.evaluation.measuring.plan import recipe_plan
+from drafthead.evaluation.measuring.serving import KIND, measure_serving
 from drafthead.evaluation.reporting.decision_tables import assumed_lengths, plan_tables, rows_to_plan_from
 from drafthead.evaluation.reporting.tables import print_table
 from drafthead.exporting.export import untrained_recipe, write_untrained
@@ -25,7 +26,7 @@ def main() -> None:
     if args.measure:
         untrained = untrained_recipe(recipe, lengths)
         write_untrained(untrained)
-        measure_serving(untrained)
+        measure_serving(untrained, recipe_plan(untrained), untrained.results_dir / KIND)
     tables, verdict = plan_tables(recipe, *rows_to_plan_from(recipe), lengths)
     for table in tables:
         print_table(table)

@@ -30,17 +30,16 @@ def main() -> None:
         raise ValueError(f"--miniature is the size of a preset: give one with --preset, of {', '.join(preset_names())}")
     preset = load_preset(args.preset) if args.preset else None
     recipe = preset_recipe(recipe, preset) if preset else recipe
-    # None: made from the prompts that fit, once they are rendered.
-    plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe) if args.plan else None
-    if plan:
+    plan = preset_plan(recipe, preset, args.miniature) if preset else recipe_plan(recipe)
+    if preset or args.plan:
         print_table(plan_table(plan, preset))
-    if plan and args.plan:
+    if args.plan:
         if not plan.runs:  # a table without a row is not printed
             print("Nothing of it can be run: " + "; ".join(plan.skipped))
         return
     folder = "-".join(filter(None, (args.preset, "miniature" if args.miniature else "")))
     directory = measure_serving(recipe, plan, recipe.results_dir / "-".join(filter(None, ("serving", folder))))
-    if preset and plan:
+    if preset:
         page = write_preset_report(recipe, preset, plan, directory, recipe.results_dir / folder)
         print(f"\nReport: {page} (every table as text: {page.with_suffix('.md').name})")
     elif not args.no_tables:

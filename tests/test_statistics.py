@@ -22,10 +22,10 @@ def test_acceptance_is_a_ratio_of_sums():
 
 def test_acceptance_by_position_is_unconditional_and_conditional():
     # 10 drafts of three: position 0 kept 8 times, 1 kept 4 times, 2 kept once.
-    result = acceptance_by_position([4, 6], [[3, 1, 0], [5, 3, 1]])
-    np.testing.assert_allclose(result.unconditional, [0.8, 0.4, 0.1])
-    np.testing.assert_allclose(result.conditional, [0.8, 0.5, 0.25])
-    assert acceptance_length([10], [13]) == pytest.approx(1 + result.unconditional.sum())
+    unconditional, conditional = acceptance_by_position([4, 6], [[3, 1, 0], [5, 3, 1]])
+    np.testing.assert_allclose(unconditional, [0.8, 0.4, 0.1])
+    np.testing.assert_allclose(conditional, [0.8, 0.5, 0.25])
+    assert acceptance_length([10], [13]) == pytest.approx(1 + unconditional.sum())
 
 
 def test_nothing_drafted_is_not_a_number():

@@ -51,6 +51,10 @@ RENAMED = {
     "adapt.retention_mib": "gone: captured text is kept up to 4 GiB; lower adapt.rate to keep less",
     "adapt.requests_per_day": "gone: a head's first requests tell how many there are in a day",
     "adapt.reference_requests": "gone: a head's first 200 requests are what later ones are compared with",
+    "eval.loads": "gone: an entry of eval.concurrency that is a mapping is such a load",
+    "eval.max_num_seqs": "gone: a server runs engine.max_num_seqs requests at once, or the highest load",
+    "eval.allow_unreached": "gone: raise prompts.max_heldout or lower eval.concurrency",
+    "eval.seed": "gone: it is 0",
     "engine.kv_cache_space_gib": "this key is now the environment variable VLLM_CPU_KVCACHE_SPACE, in GiB",
 }
 

@@ -4,13 +4,13 @@ Every list also takes a single value. The first value of a list is the main one:
 the choice of a checkpoint use it, the others stand beside it in the tables of eval/acceptance.py.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from drafthead.section import Section, Seed
+from drafthead.section import Section
 
 # vLLM's methods that this project measures.
 Method = Literal[
@@ -22,6 +22,7 @@ OWN: Method = "eagle3"
 SAMPLED = f"{OWN}.sampled"
 UNTRAINED = "-untrained"  # follows a recipe's name where its head is served without training, see eval/plan.py
 ALL = "all"  # the workload of every held-out prompt
+SEED = 0  # of sampled responses, of random prompts, and of the order in which prompts are sent
 # As tables and plots name them; the others go by their method.
 LABELS = {
     "eagle3": "draft head", "dflash": "DFlash", "dspark": "DSpark", "mtp": "the target's own MTP layers",
@@ -39,6 +40,10 @@ def _distinct(values: Sequence[_Item], of: str = "") -> Sequence[_Item]:
     if twice := [value for value in values if list(values).count(value) > 1]:
         raise ValueError(f"{of}{twice[0]} is given twice")
     return values
+
+
+def _as_loads(value: Any) -> Any:
+    return [item if isinstance(item, (dict, Section)) else {"concurrency": item} for item in _as_list(value)]
 
 
 def _as_methods(value: Any) -> Any:
@@ -105,14 +110,12 @@ class LoadConfig(Section):
     @property
     def name(self) -> str:
         """Short and fit for a file name: c8, r8, r8-b0.2-c32."""
-        parts = []
-        if self.request_rate is not None:
-            parts.append(f"r{self.request_rate:g}")
-            if self.burstiness != 1.0:
-                parts.append(f"b{self.burstiness:g}")
-        if self.concurrency is not None:
-            parts.append(f"c{self.concurrency}")
-        return "-".join(parts)
+        rate = f"r{self.request_rate:g}" if self.request_rate else ""
+        burstiness = f"b{self.burstiness:g}" if self.burstiness != 1.0 else ""
+        return "-".join(filter(None, (rate, burstiness, f"c{self.concurrency}" if self.concurrency else "")))
+
+
+Loads = Annotated[tuple[LoadConfig, ...], BeforeValidator(_as_loads)]  # a number is a concurrency
 
 
 class EndpointConfig(Section):
@@ -125,19 +128,12 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
-        if "@" in self.url or "?" in self.url:
-            # Not repeated here: it would be the secret.
+        if not re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+)(:[1-9]\d*)?/?", self.url):
+            shown = "" if {"@", "?"} & {*self.url} else f" {self.url!r}"  # not repeated where it may hold the secret
             raise ValueError(
-                f"endpoint {self.name}: url holds a user name, password or query, which would end up in manifests; "
-                "give the key in an environment variable and name that in api_key_env"
+                f"endpoint {self.name}: url{shown} must be http://host:port, without user, path or query, which would "
+                "end up in manifests; give a key in an environment variable and name that in api_key_env"
             )
-        try:
-            url = urlsplit(self.url)
-            fits = url.scheme in ("http", "https") and url.hostname and url.path in ("", "/") and url.port != 0
-        except ValueError:  # the port is no number
-            fits = False
-        if not fits:
-            raise ValueError(f"endpoint {self.name}: url {self.url!r} must be http://host:port, without a path")
         return self
 
 
@@ -176,32 +172,27 @@ class EvalConfig(Section):
         default=("medium",), validation_alias=AliasChoices("reasoning_efforts", "reasoning_effort")
     )
     max_tokens: int = Field(gt=0)
-    concurrency: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_list)] = (1, 8)
-    loads: tuple[LoadConfig, ...] = ()  # beyond those of `concurrency`
+    # Requests in flight; an entry that is a mapping is a load with a request rate.
+    loads: Annotated[Loads, Field(min_length=1)] = Field(
+        default=(LoadConfig(concurrency=1), LoadConfig(concurrency=8)), alias="concurrency"
+    )
     served: Listed[str] = (OWN,)  # methods that get a server, at every K of theirs
     endpoints: tuple[EndpointConfig, ...] = ()  # measured beside the servers that are started here
     # Each of them is measured under every load alone as well; all: only all held-out prompts together.
     workloads: Literal["source", "category", "all"] = "source"
-    # Requests that a server runs at once; None: engine.max_num_seqs, or the highest load where that is more.
-    max_num_seqs: int | None = Field(default=None, gt=0)
     prompts_per_level: int = Field(default=64, gt=0)
-    # A level of more places than prompts is refused, unless it may be measured and named by what was reached.
-    allow_unreached: bool = False
     repeats: int = Field(default=1, gt=0)  # ABBA blocks of server restarts; their spread widens the intervals
     price_per_gpu_hour: float | None = Field(default=None, gt=0)
     traffic: TrafficConfig = TrafficConfig()
     slo: SLOConfig = SLOConfig()
-    seed: Seed = 0
 
     @model_validator(mode="after")
     def _check_lists(self) -> Self:
         names = [method.name for method in self.methods] + [endpoint.name for endpoint in self.endpoints]
         if "none" in names:
             raise ValueError("eval.endpoints: `none` is the baseline; give the endpoint another name")
-        if not self.all_loads:
-            raise ValueError("eval.concurrency and eval.loads are both empty: give a load, such as eval.concurrency=1")
         _distinct(names, "eval.methods: ")
-        _distinct([load.name for load in self.all_loads], "eval.loads: ")
+        _distinct([load.name for load in self.loads], "eval.concurrency: ")
         known = dict.fromkeys([*(method.name for method in self.methods), *UNLISTED])
         if unknown := [name for name in self.served if name not in known]:
             raise ValueError(f"eval.served has {unknown[0]}, which is no method; choose from {', '.join(known)}")
@@ -218,9 +209,9 @@ class EvalConfig(Section):
         return self.reasoning_efforts[0]
 
     @property
-    def all_loads(self) -> tuple[LoadConfig, ...]:
-        """Every load, those of `concurrency` first."""
-        return (*(LoadConfig(concurrency=c) for c in self.concurrency), *self.loads)
+    def steady_loads(self) -> tuple[LoadConfig, ...]:
+        """Those without a request rate."""
+        return tuple(load for load in self.loads if load.request_rate is None)
 
     def draft_tokens_of(self, method: MethodConfig) -> tuple[int, ...]:
         """Every K a method is measured at, the main one first."""

@@ -318,12 +318,18 @@ def check_tensor_files(directory: Path) -> dict[str, Path]:
     """The file of every tensor of a head's safetensors files, from their headers.
 
     Raises:
+        FileNotFoundError: there is none.
         ValueError: a file is cut short or damaged.
     """
     files: dict[str, Path] = {}
     for path in sorted(directory.glob("*.safetensors")):
         with foreign(path, _AGAIN), safe_open(path, framework="pt") as file:
             files |= dict.fromkeys(file.keys(), path)
+    if not files:
+        raise FileNotFoundError(
+            f"{directory} has no *.safetensors: give the directory or hub id of a whole head; one that the hub has as "
+            "a pickle is converted once, see docs/export.md, Heads made elsewhere"
+        )
     return files
 
 

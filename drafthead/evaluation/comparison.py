@@ -94,7 +94,7 @@ def statistic_change(
         values: (P,) or (P, B) of the treated method, positive, or 0 where there was nothing to time: a response in one
             chunk. The statistic is over requests, of all blocks; what is resampled are prompts.
         baseline: the same of the baseline, the same prompts in the same order.
-        statistic: reduces an array along `axis`, such as `np.median` or `percentile(95)`.
+        statistic: reduces an array along `axis`, such as `np.median`.
         waves: requests that are sent together and may share their wait. Where neighbours resemble each other, waves
             are resampled instead of requests, and with fewer than ten of them there is no interval.
     """
@@ -118,11 +118,6 @@ def statistic_change(
         return _as_change(value, np.nan, np.nan)
     bounds = resampled_bounds((np.arange(len(members), dtype=float),), of_waves, "percentile")
     return _as_change(value, bounds.low, bounds.high)
-
-
-def percentile(q: float) -> Callable[..., Any]:
-    """The q-th percentile as a statistic for `statistic_change`."""
-    return lambda values, axis=-1: np.percentile(values, q, axis=axis)
 
 
 def _as_change(value: float, low: float, high: float) -> Change:

@@ -23,6 +23,7 @@ from torch.nn.functional import one_hot
 
 from drafthead import artifacts
 from drafthead.config import Recipe
+from drafthead.config.evaluation import SEED
 from drafthead.data import store as state_store
 from drafthead.data.packing import pack, whole
 from drafthead.data.responses import loops
@@ -226,8 +227,8 @@ def serve_documents(
     K, seeded = recipe.eval.num_draft_tokens, temperature > 0
     requests = [GenerationRequest(d.prompt_ids, len(d.response_ids), 0.0, None) for d in documents]
     if seeded:
-        limit, seed = recipe.eval.max_tokens, recipe.eval.seed
-        requests = [GenerationRequest(d.prompt_ids, limit, temperature, seed + i) for i, d in enumerate(documents)]
+        limit = recipe.eval.max_tokens
+        requests = [GenerationRequest(d.prompt_ids, limit, temperature, SEED + i) for i, d in enumerate(documents)]
     # A head of the speculators layout is started as users will: by its own directory, which names the target.
     options: dict[str, Any] = {"model": str(directory)}
     if recipe.export.format == "vllm":

@@ -116,11 +116,6 @@ def read_public_head(path: str, revision: str | None = None) -> tuple[Path, dict
             f"{pickles[0]} is a pickle, which runs whatever code it holds when it is opened. If you trust its maker, "
             "convert it once, in a process of its own: docs/export.md, Heads made elsewhere, has the command"
         )
-    if not shards:
-        raise FileNotFoundError(
-            f"{directory} has no *.safetensors: give the directory or hub id of a whole head; one that the hub has as "
-            "a pickle is converted once, see docs/export.md, Heads made elsewhere"
-        )
     check_tensor_files(directory)
     tensors = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
     config = artifacts.read_json(directory / "config.json")

@@ -10,6 +10,7 @@ import pandas as pd
 from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL
+from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS, REQUEST_COLUMNS, RUN_COLUMNS
 from drafthead.evaluation.measuring.plan import served_recipe
 from drafthead.evaluation.results.levels import ServingRows, read_serving
 
@@ -100,66 +101,53 @@ def _identity(recipe: Recipe) -> dict:
 
 
 def _answer(rng: np.random.Generator, method: str, index: int, quality: float | None) -> dict:
-    drafts = 0 if quality is None else int(rng.integers(20, 40))
+    drafts = int(rng.integers(20, 40)) if quality else 0
     accepted_at = np.sort(rng.binomial(drafts, [(quality or 0) ** (k + 1) for k in range(K)]))[::-1]
-    accepted_at = accepted_at[: K if quality is not None else 0]
+    accepted_at = accepted_at[: K if quality else 0]
     looping = index % 16 == 0
-    return {
-        "method": method,
-        "k": 0 if quality is None else K,
-        "temperature": 0.0,
-        "effort": "medium",
-        "prompt_id": f"p{index:03d}",
-        "source": "made-up",
-        "category": CATEGORIES[index % len(CATEGORIES)],
-        "prompt_tokens": 100,
-        "output_ids": [1, 2, 3],
+    return dict.fromkeys(ACCEPTANCE_COLUMNS, 0) | {
+        "method": method, "k": K if drafts else 0, "effort": "medium", "prompt_id": f"p{index:03d}",
+        "category": CATEGORIES[index % len(CATEGORIES)], "prompt_tokens": 100,
         "output_sha256": hashlib.sha256(f"{index}".encode()).hexdigest(),
-        "num_tokens": 1 + drafts + int(accepted_at.sum())
-        if method == "eagle3"
-        else 80,  # n-gram: steps without a draft
-        "drafts": drafts,
-        "proposed": K * drafts,
-        "accepted": int(accepted_at.sum()),
+        # N-gram has steps without a draft.
+        "num_tokens": 1 + drafts + int(accepted_at.sum()) if method == "eagle3" else 80,
+        "drafts": drafts, "proposed": K * drafts, "accepted": int(accepted_at.sum()),
         "accepted_at": accepted_at.tolist(),
         "accepted_by_step": [int((accepted_at > step).sum()) for step in range(drafts)],  # fewer and fewer
         "reached_at": [drafts, *accepted_at[:-1].tolist()][: len(accepted_at)],
-        "finish_reason": "length" if looping else "stop",
-        "repeated": 0.8 if looping else 0.0,
-    }
+        "finish_reason": "length" if looping else "stop", "repeated": 0.8 if looping else 0.0,
+    }  # fmt: skip
 
 
 def request_row(rng: np.random.Generator, method: str, concurrency: int, index: int, speed: float) -> dict:
     tokens = 60 + index % 30
     tpot = 0.004 * concurrency**0.5 / speed * rng.lognormal(0, 0.05)
     ttft = 0.02 / speed * rng.lognormal(0, 0.05)
-    return _level(method, concurrency) | {
+    return dict.fromkeys(REQUEST_COLUMNS, 0) | _level(method, concurrency) | {
         "prompt_id": f"p{index:03d}", "error": "", "prompt_tokens": 100, "output_tokens": tokens,
-        "start_s": 0.1 * index, "gaps_s": [tpot] * 3, "text": "", "ttfot_s": np.nan, "ttft_s": ttft,
-        "e2e_s": ttft + tpot * (tokens - 1), "tpot_s": tpot, "itl_s": tpot, "tpot_all_s": ttft / tokens + tpot,
+        "start_s": 0.1 * index, "ttft_s": ttft, "e2e_s": ttft + tpot * (tokens - 1), "tpot_s": tpot, "itl_s": tpot,
+        "tpot_all_s": ttft / tokens + tpot,
     }  # fmt: skip
 
 
 def run_row(method: str, concurrency: int, rows: list[dict], k: int) -> dict:
     duration = sum(r["e2e_s"] for r in rows) / concurrency
-    tokens = sum(r["output_tokens"] for r in rows)
     drafts = 1000 if method == "eagle3" else 0
     achieved = concurrency if concurrency < 100 else 48.0
-    return _level(method, concurrency) | {
-        "k": k, "requests": len(rows), "failed": 0, "achieved": achieved, "running": achieved, "waiting": 0.0,
-        "reached": achieved >= 0.9 * concurrency, "duration_s": duration, "output_tokens": tokens,
-        "prompt_tokens": 100 * len(rows), "output_tokens_per_s": tokens / duration, "server_start_s": 30.0,
-        "weights_gib": np.nan, "server_command": "[]", "finished_at": 0.0, "drafts": drafts, "proposed": k * drafts,
+    return dict.fromkeys(RUN_COLUMNS, 0) | _level(method, concurrency) | {
+        "k": k, "requests": len(rows), "achieved": achieved, "running": achieved,
+        "reached": achieved >= 0.9 * concurrency, "duration_s": duration,
+        "output_tokens": sum(r["output_tokens"] for r in rows), "prompt_tokens": 100 * len(rows),
+        "weights_gib": np.nan, "drafts": drafts, "proposed": k * drafts,
         "accepted": round(sum(POSITIONS[:k]) * drafts),
         "accepted_at": [round(share * drafts) for share in POSITIONS[: k or K]],
-        "kv_cache_tokens": 90_000 if method == "eagle3" else 100_000, "prefix_queries": 0, "prefix_hits": 0,
+        "kv_cache_tokens": 90_000 if method == "eagle3" else 100_000,
     }  # fmt: skip
 
 
 def _level(method: str, concurrency: int) -> dict:
     """What requests and runs say of their level, the draft length excepted."""
     return {
-        "method": method, "block": 0, "tensor_parallel": 1, "workload": ALL, "throughput_only": False,
-        "temperature": 0.0, "load": f"c{concurrency}", "concurrency": concurrency, "request_rate": np.inf,
-        "burstiness": 1.0,
+        "method": method, "tensor_parallel": 1, "workload": ALL, "throughput_only": False, "load": f"c{concurrency}",
+        "concurrency": concurrency,
     }  # fmt: skip

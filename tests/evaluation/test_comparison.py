@@ -5,8 +5,11 @@ import pytest
 
 from drafthead import statistics
 from drafthead.evaluation import comparison
-from drafthead.evaluation.comparison import across_blocks, percentile, statistic_change, throughput_change
+from drafthead.evaluation.comparison import across_blocks, statistic_change, throughput_change
+from drafthead.evaluation.results.levels import MEASURE
 from drafthead.statistics import FEWEST_PROMPTS, Change, stratified_draws
+
+P95 = MEASURE["e2e_p95"].statistic
 
 
 @pytest.mark.parametrize("untimed", [0, 1])
@@ -19,7 +22,7 @@ def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, s
         shared = np.repeat(rng.lognormal(0, 0.15, -(-requests // size)), size)[:requests]
         return shared * rng.lognormal(0, 0.02, requests) * (np.arange(requests) >= untimed)
 
-    for statistic in (np.median, percentile(95)):
+    for statistic in (np.median, P95):
         changes = [statistic_change(wait(), wait(), statistic, waves=size) for _ in range(40)]
         assert np.mean([c.resolved for c in changes]) <= 0.15
         assert all(np.isfinite(c.value) for c in changes)
@@ -28,7 +31,7 @@ def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, s
 
 def test_an_estimate_on_its_own_bound_has_no_interval():
     values = np.r_[np.full(40, 1.0), np.full(8, 3.0)]  # the first wave waited: every P95 is 3 or a little less
-    change = statistic_change(values, np.linspace(0.99, 1.01, 48), percentile(95))
+    change = statistic_change(values, np.linspace(0.99, 1.01, 48), P95)
     assert np.isnan(change.low)
     assert not change.resolved
 
@@ -38,10 +41,7 @@ def test_p95_of_separate_requests_covers(monkeypatch, spread):
     monkeypatch.setattr(statistics, "RESAMPLES", 400)
     rng = np.random.default_rng(5)
     common = rng.lognormal(0, 0.3, 100)
-    changes = [
-        statistic_change(*(common * rng.lognormal(0, spread, 100) for _ in range(2)), percentile(95))
-        for _ in range(120)
-    ]
+    changes = [statistic_change(*(common * rng.lognormal(0, spread, 100) for _ in range(2)), P95) for _ in range(120)]
     assert np.mean([c.resolved for c in changes]) <= 0.09
 
 
@@ -85,7 +85,7 @@ def test_too_few_prompts_have_no_interval():
     rng = np.random.default_rng(0)
     for prompts in (0, 1, 2, FEWEST_PROMPTS - 1):
         head, baseline = rng.uniform(1, 1.1, prompts), rng.uniform(2, 2.2, prompts)
-        changes = [statistic_change(head, baseline, percentile(95)), throughput_change(head, head, head, baseline)]
+        changes = [statistic_change(head, baseline, P95), throughput_change(head, head, head, baseline)]
         if prompts:
             changes += [throughput_change(*(np.tile(a, (2, 1)) for a in (head, head, head, baseline)), [1, 1])]
             assert all(c.value > 0.5 for c in changes)

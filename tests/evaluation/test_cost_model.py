@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from drafthead.evaluation.decision.cost_model import SpeedPoint, SpeedSamples, fit, price
+from drafthead.evaluation.decision.cost_model import SpeedPoints, SpeedSamples, fit, price
 from drafthead.evaluation.decision.variants import best_schedule
 
 LENGTHS = {1: 1.60, 2: 2.00, 3: 2.25, 4: 2.40, 5: 2.50}
@@ -37,14 +37,12 @@ class Machine:
     def speedup(self, batch: float, K: int) -> float:
         return LENGTHS[K] * self.step(batch, None) / self.step(batch, K)
 
-    def points(self, lengths=tuple(LENGTHS), loads=LOADS, noise: float = 0.0) -> list[SpeedPoint]:
+    def points(self, lengths=tuple(LENGTHS), loads=LOADS, noise: float = 0.0) -> SpeedPoints:
         rng = np.random.default_rng(0)
-        plain = [SpeedPoint(b, None, self.step(b, None) * rng.lognormal(0, noise)) for b in loads]
-        drafted = [
-            SpeedPoint(b, K, self.step(b, K) / LENGTHS[K] * rng.lognormal(0, noise), LENGTHS[K])
-            for b, K in itertools.product(loads, lengths)
-        ]
-        return plain + drafted
+        pairs = [*itertools.product(loads, [None]), *itertools.product(loads, lengths)]
+        length = np.array([LENGTHS.get(K, 1.0) for _, K in pairs])
+        step = np.array([self.step(*pair) * rng.lognormal(0, noise) for pair in pairs])
+        return SpeedPoints(*np.array(pairs, float).T, length, step / length)
 
 
 @pytest.mark.parametrize("target", [dense, sparse])
@@ -61,8 +59,8 @@ def test_pairs_that_were_never_run_are_priced(target):
 
 def test_held_out_error_is_that_of_a_fit_that_never_saw_the_load():
     points = Machine(sparse).points(lengths=(1, 3))
-    spoiled = [p if (p.batch, p.K) != (50, 3) else SpeedPoint(50, 3, 3 * p.tpot_s, p.length) for p in points]
-    error = {(h.batch, h.K): h.error for h in fit(spoiled).held_out}[50, 3]
+    points.tpot_s[(points.batch == 50) & (points.K == 3)] *= 3
+    error = {(h.batch, h.K): h.error for h in fit(points).held_out}[50, 3]
     assert error == pytest.approx(2, rel=0.05)  # three times as slow as every other load says
 
 
@@ -80,7 +78,7 @@ def test_one_draft_length_prices_shorter_ones_and_says_so():
 def test_runs_that_cannot_carry_a_model_are_named():
     points = Machine(dense).points()
     with pytest.raises(ValueError, match="0 and 30.*python eval"):
-        fit([p for p in points if p.K is not None])
+        fit(points.where(~np.isnan(points.K)))
 
 
 def test_the_load_where_drafting_stops_paying_is_found():
@@ -89,7 +87,10 @@ def test_the_load_where_drafting_stops_paying_is_found():
     assert model.step_ratio(1, 3) == pytest.approx(machine.step(1, 3) / machine.step(1, None), rel=0.04)
     load = max(b for b in range(1, 257) if model.speedup(b, 3) > 1)
     assert machine.speedup(0.85 * load, 3) > 1 > machine.speedup(1.15 * load, 3)
-    useless = [SpeedPoint(p.batch, p.K, p.step_s, 1.0) for p in machine.points()]  # nothing is ever accepted
+    points = machine.points()
+    useless = points._replace(
+        length=np.ones_like(points.K), tpot_s=points.tpot_s * points.length
+    )  # nothing is ever accepted
     assert {fit(useless).best_draft(b) for b in (1, 20, 256)} == {0}
 
 
@@ -117,7 +118,7 @@ def test_intervals_of_prices_cover_pairs_that_were_never_run():
     for _ in range(8):
         base = np.array([machine.step(b, K) / LENGTHS.get(K, 1.0) for b, K in keys])
         samples = SpeedSamples(
-            keys=[(float(b), K, LENGTHS.get(K, 1.0)) for b, K in keys],
+            keys=np.array([(b, K, LENGTHS.get(K, 1.0)) for b, K in keys], float).T,
             decode_s=base[:, None] * tokens * rng.lognormal(0, 0.15, (len(keys), prompts)),
             tokens=np.tile(tokens, (len(keys), 1)).astype(float),
             positions=tuple(np.diff([1.0, *(LENGTHS[k] for k in (1, 2, 3))])),

@@ -8,14 +8,12 @@ import pytest
 from drafthead.config.evaluation import UNLISTED, Method
 from drafthead.evaluation.measuring.acceptance import conditions
 from drafthead.evaluation.measuring.plan import WorkloadSpec, recipe_plan, served_recipe
-from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan, preset_recipe
+from drafthead.evaluation.measuring.presets import load_preset, preset_plan, preset_recipe
 from drafthead.evaluation.measuring.serving import measure_serving, plan_prompts
 from drafthead.evaluation.workload import EvalPrompt, Workload, load_workload, method_of, speculative_config
 from tests.artifacts import ask, write_prompt_artifact
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here
-
-PRESETS = ["engines", "redhat", "redhat-k", "rtx-heads", "rtx-matrix", "ruiz", "techniques"]
 
 
 def _servers(plan):
@@ -89,7 +87,7 @@ def _flat(kind: Any) -> list[str]:
     [
         ((), 64),
         (("eval.concurrency=[1,200]",), 200),
-        (("eval.concurrency=[1,200]", "eval.max_num_seqs=128"), 128),
+        (("eval.concurrency=[1,{concurrency: 90, request_rate: 8}]",), 90),
         (("engine.max_num_seqs=2",), 8),  # of harvesting and regeneration
     ],
 )
@@ -102,8 +100,8 @@ def test_a_level_that_cannot_be_reached_is_refused_before_anything_starts(tmp_pa
     recipe = tiny_recipe(tmp_path, *settings)
     with pytest.raises(ValueError, match="200 .* 40 prompts"):
         plan_prompts(recipe, recipe_plan(recipe), _workload())
-    allowed = tiny_recipe(tmp_path, *settings, "eval.allow_unreached=true")
-    assert [len(r) for r in plan_prompts(allowed, recipe_plan(allowed), _workload()).values()] == [40, 39]
+    published = recipe_plan(recipe)._replace(sweeps=preset_plan(recipe, load_preset("redhat")).sweeps)
+    assert [len(r) for r in plan_prompts(recipe, published, _workload()).values()] == [40, 39]
     one = tiny_recipe(tmp_path, "eval.concurrency=[1]")
     with pytest.raises(ValueError, match="multi-turn has 3 prompts.* 2 held-out"):
         plan_prompts(one, recipe_plan(one), _workload(1))
@@ -116,19 +114,6 @@ def test_a_workload_without_prompts_names_what_there_is(tmp_path):
         plan_prompts(recipe, plan, _workload())
 
 
-def test_every_preset_is_there_and_fits_the_embedded_recipe_in_miniature(tmp_path):
-    recipe = tiny_recipe(tmp_path)
-    prompts = [EvalPrompt(f"{c}{i}", c, [i], "tiny") for c in ("chat", "code", "long", "structured") for i in range(40)]
-    assert preset_names() == PRESETS
-    for name in PRESETS:
-        plan = preset_plan(recipe, load_preset(name), miniature=True)
-        assert plan.runs[0].method == "none"
-        assert {run.tensor_parallel for run in plan.runs} == {1}
-        sent = plan_prompts(recipe, plan, Workload(prompts, 0))
-        assert all(0 < len(requests) <= 4 for requests in sent.values())
-        assert len({(level.name, level.first) for run in plan.runs for level in run.levels}) == len(sent)
-
-
 def test_a_miniature_of_no_preset_is_refused(tmp_path, capsys):
     assert run_here("eval/serving.py", "--miniature", "--plan", f"output_dir={tmp_path}") == 2
     assert "--preset" in capsys.readouterr().err
@@ -138,7 +123,6 @@ def test_redhat_is_run_as_it_was_published(tmp_path):
     plan = preset_plan(tiny_recipe(tmp_path), load_preset("redhat"))
     assert _servers(plan) == [("none", 0, 1), ("eagle3", 3, 1), ("none", 0, 2), ("eagle3", 3, 2)]
     assert {level.workload.name for level in plan.runs[2].levels} == {"mlperf"}  # two GPUs: that data set only
-    assert plan.allow_unreached  # its highest levels have 100 prompts, and are named by what was reached
     assert {run.flags for run in plan.runs} == {()}  # vLLM's defaults
     levels = plan.runs[0].levels[:6]
     assert [level.load.concurrency for level in levels] == [1, 5, 25, 50, 100, 200]
@@ -196,7 +180,7 @@ def test_a_workload_without_prompts_is_left_out_with_what_to_add(tmp_path):
     nothing = preset_plan(recipe, preset.model_copy(update={"sweeps": preset.sweeps[1:]}))
     assert not nothing.runs
     with pytest.raises(ValueError, match="mlperf-gpt-oss, heldout: 600"):
-        measure_serving(recipe, nothing)
+        measure_serving(recipe, nothing, tmp_path)
 
 
 def test_public_heads_are_served_for_their_target_only(tmp_path):
@@ -241,7 +225,7 @@ def test_each_workload_that_can_be_told_and_reached_is_measured_alone(tmp_path, 
     heldout = [ask(f"{i} {text}", category=category) for category, text in asked.items() for i in range(20)]
     write_prompt_artifact(recipe, heldout=heldout)
     workload = load_workload(recipe)
-    plan = recipe_plan(recipe, workload)
+    plan = recipe_plan(recipe)
     sent = plan_prompts(recipe, plan, workload)
     assert {level.workload.name for level in plan.runs[0].levels} == {"all", "multi-turn"} | alone
     assert len({level.name for level in sent}) == len(sent)

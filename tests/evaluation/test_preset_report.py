@@ -1,13 +1,15 @@
-"""The report of every preset from made-up rows: a section for each table of the post, and the figures of the rows."""
+"""Every preset in miniature, from its plan to the report of made-up rows: a section for each table of the post."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from drafthead.evaluation.measuring.presets import load_preset, preset_names, preset_plan
+from drafthead.evaluation.measuring.serving import plan_prompts
 from drafthead.evaluation.reporting.report import build_preset_report, render, write_pages
 from drafthead.evaluation.results.levels import MEASURE, completed
-from tests.evaluation.rows import request_row, run_row
+from drafthead.evaluation.workload import EvalPrompt, Workload
+from tests.evaluation.rows import CATEGORIES, request_row, run_row
 from tests.recipes import tiny_recipe
 
 _MANIFEST = {
@@ -33,11 +35,21 @@ def _rows(plan):
     return completed(pd.DataFrame(requests), pd.DataFrame(runs))
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_every_table_of_the_post_has_a_section_with_its_measures(tmp_path, name):
+PRESETS = ["engines", "redhat", "redhat-k", "rtx-heads", "rtx-matrix", "ruiz", "techniques"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_fits_the_embedded_recipe_and_every_table_of_the_post_has_a_section(tmp_path, name):
+    assert preset_names() == PRESETS
     preset = load_preset(name)
     recipe = tiny_recipe(tmp_path, "eval.price_per_gpu_hour=3")
     plan = preset_plan(recipe, preset, miniature=True)
+    assert plan.runs[0].method == "none"
+    assert {run.tensor_parallel for run in plan.runs} == {1}
+    prompts = [EvalPrompt(f"{c}{i}", c, [i], "tiny") for c in CATEGORIES for i in range(40)]
+    sent = plan_prompts(recipe, plan, Workload(prompts, 0))
+    assert all(0 < len(requests) <= 4 for requests in sent.values())
+    assert len({(level.name, level.first) for run in plan.runs for level in run.levels}) == len(sent)
     report = build_preset_report(recipe, preset, plan, _rows(plan), _MANIFEST)
     assert [section.title for section in report.sections] == [*(s.title for s in preset.sweeps), "Over all of it"]
     for sweep, section in zip(preset.sweeps, report.sections, strict=False):

@@ -97,7 +97,7 @@ def test_methods_are_shown_at_their_own_draft_length_and_temperature(recipe):
     for column, value in counts.items():
         rows[column] = pd.Series([value if own else old for own, old in zip(ngram, rows[column], strict=True)])
     summary = summarise_acceptance(rows)
-    given = summary.of("ngram").positions.conditional
+    given = summary.of("ngram").conditional
     assert given[:4].tolist() == [0.8, 0.5, 0.5, 0.0]  # 2 of the 4 that proposed a second token, not of 8
     rows = acceptance_table(summary).rows  # above T = 0 equality says nothing
     assert {tuple(cell.text for cell in row[1:4]) for row in rows} == {

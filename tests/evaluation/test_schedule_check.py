@@ -12,7 +12,6 @@ from drafthead.evaluation.decision.variants import (
     modelled_schedule,
     with_schedule,
 )
-from drafthead.evaluation.reporting.decision_tables import schedule_table
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, summarise_serving
 from drafthead.evaluation.workload import speculative_config
 from tests.evaluation.rows import each, served, together
@@ -44,8 +43,8 @@ def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):
     assert schedule.against == 1 == max(mix, key=mix.__getitem__)
     assert schedule.change.value == pytest.approx(both / mix[1] - 1)
     assert (schedule.change.resolved, schedule.doubt) == (True, "")
-    table = schedule_table(schedule, levels)
-    assert [row[0].text for row in table.rows] == ["1", "32", "the traffic"]
+    by_load = [speed["eagle3", 3, 1] / speed["eagle3", 1, 1] - 1, 0]
+    assert [change.value for change in schedule.by_load.values()] == pytest.approx(by_load)
     config = speculative_config(with_schedule(tiny_recipe(tmp_path), SCHEDULE), SCHEDULED, 3)
     assert (config["num_speculative_tokens"], config["num_speculative_tokens_per_batch_size"]) == (3, SCHEDULE)
 

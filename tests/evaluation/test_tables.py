@@ -41,8 +41,8 @@ def test_counts_are_pooled_and_looping_prompts_left_out(summaries):
     assert (everything.category, everything.prompts) == ("all", 2)
     assert everything.length.value == pytest.approx(1 + 5 / 5)
     assert everything.rate == pytest.approx(5 / 8)
-    assert everything.positions.unconditional == pytest.approx([4 / 5, 1 / 5])
-    assert everything.positions.conditional == pytest.approx([4 / 5, 1 / 2])  # two drafts had a second token to lose
+    assert everything.unconditional == pytest.approx([4 / 5, 1 / 5])
+    assert everything.conditional == pytest.approx([4 / 5, 1 / 2])  # two drafts had a second token to lose
     assert everything.identical.value == pytest.approx(2 / 3)  # the looping prompt counts here
 
 

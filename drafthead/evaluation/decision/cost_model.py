@@ -15,67 +15,64 @@ leaving one load after the other out of the fit, baseline included, and predicti
 error and what resampling prompts does to the fit, added in quadrature on the scale of logarithms.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import make_interp_spline
 from scipy.optimize import nnls
 
 from drafthead.evaluation.results.levels import ServingRows
 from drafthead.evaluation.results.summary import counted
 from drafthead.evaluation.workload import BASELINE
-from drafthead.statistics import CONFIDENCE, Array, Interval, acceptance_length, stratified_draws
+from drafthead.statistics import CONFIDENCE, Array, Interval, stratified_draws
 
 # What is fitted: speed and acceptance at every load and draft length that was run.
 
 
-@dataclass(frozen=True)
-class SpeedPoint:
-    """Decoding speed at one load and draft length.
+class SpeedPoints(NamedTuple):
+    """Decoding speed at loads and draft lengths, each (N,).
 
     Attributes:
         batch: requests in flight, at most the engine's max_num_seqs.
-        K: draft tokens; None without a drafter, 0 where the drafter runs and proposes nothing.
-        tpot_s: seconds per output token after the first.
+        K: draft tokens; NaN without a drafter, 0 where the drafter runs and proposes nothing.
         length: acceptance length there; 1 without drafts.
+        tpot_s: seconds per output token after the first.
     """
 
-    batch: float
-    K: int | None
-    tpot_s: float
-    length: float = 1.0
+    batch: Array
+    K: Array
+    length: Array
+    tpot_s: Array
 
-    @property
-    def step_s(self) -> float:
-        """Seconds per step of the target."""
-        return self.tpot_s * self.length
+    def where(self, kept: NDArray[np.bool_]) -> "SpeedPoints":
+        """Some of them."""
+        return SpeedPoints(*(values[kept] for values in self))
 
 
-@dataclass(frozen=True)
-class SpeedSamples:
+class SpeedSamples(NamedTuple):
     """Decoding times by prompt, so that prompts can be resampled.
 
     Attributes:
-        keys: (N) one entry per load and method: as in SpeedPoint, batch, K and length.
+        keys: (3, N) batch, K and length as in SpeedPoints, one column per load and method.
         decode_s, tokens: (N, P) seconds after the first token, and tokens after it, of every prompt; 0 for a prompt
             that a level did not send.
         positions: joint prefix acceptance at the largest K.
     """
 
-    keys: list[tuple[float, int | None, float]]
+    keys: Array
     decode_s: Array
     tokens: Array
-    positions: tuple[float, ...]
+    positions: Sequence[float]
 
-    def points(self, drawn: Array | None = None) -> list[SpeedPoint]:
+    def points(self, drawn: Array | None = None) -> SpeedPoints:
         """The points over all prompts, or over a resampling of them, given as (P,) how often each is drawn."""
         times = np.ones(self.tokens.shape[1]) if drawn is None else drawn
-        tpot = (self.decode_s @ times) / (self.tokens @ times)
-        return [SpeedPoint(batch, K, float(t), length) for (batch, K, length), t in zip(self.keys, tpot, strict=True)]
+        batch, K, length = self.keys
+        return SpeedPoints(batch, K, length, (self.decode_s @ times) / (self.tokens @ times))
 
 
 def decoded(requests: pd.DataFrame) -> pd.DataFrame:
@@ -102,14 +99,14 @@ def speed_samples(rows: ServingRows, method: str, max_batch: int) -> SpeedSample
     # What was asked for, where it was reached: a batch that differs by noise is no other load.
     runs = runs.assign(batch=runs["running"].where(~runs["reached"].astype(bool), runs["concurrency"]))
     pooled = runs.groupby(levels).agg({"batch": "mean", "drafts": "sum", "accepted": "sum"}).loc[seconds.index]
-    keys = []
-    for (name, k, _), (batch, drafts, accepted) in zip(pooled.index, pooled.to_numpy(float), strict=True):
-        length = acceptance_length(drafts, accepted) if drafts else 1.0
-        keys.append((min(batch, max_batch), None if name == BASELINE else int(k), length))
+    k = pooled.index.get_level_values("k").to_numpy(float, copy=True)
+    k[pooled.index.get_level_values("method") == BASELINE] = np.nan
+    length = (1.0 + pooled["accepted"] / pooled["drafts"]).fillna(1.0)  # 1 without drafts
+    keys = np.array([pooled["batch"].clip(upper=max_batch), k, length])
     K = int(runs["k"].max())
     longest = runs[(runs["method"] == method) & (runs["k"] == K) & (runs["drafts"] > 0)]
-    positions = counted(longest, K)[1].unconditional if len(longest) else ()
-    return SpeedSamples(keys, seconds.to_numpy(float), tokens.to_numpy(float), tuple(map(float, positions)))
+    positions = counted(longest, K)[1].tolist() if len(longest) else []
+    return SpeedSamples(keys, seconds.to_numpy(float), tokens.to_numpy(float), positions)
 
 
 # The model.
@@ -163,21 +160,23 @@ class CostModel:
     """A fitted model of one drafter on one machine.
 
     Attributes:
-        baseline: measured plain steps, ascending in batch.
+        base: batch -> seconds of a plain step.
         coefficients: d0, d1, g, v in seconds; 0 for one that the runs cannot tell.
         work: W.
         curve: K -> AL(K), ascending, of the draft lengths that can be priced: as measured where K was run, else from
             the positions of the longest draft. Acceptance beyond that was never seen.
         batches, lengths: range of what was run with drafts.
+        max_batch: the engine's max_num_seqs: of more requests in flight only so many are in a batch, the others wait.
         held_out: the baseline and every draft length at every load that could be left out.
     """
 
-    baseline: tuple[SpeedPoint, ...]
+    base: Callable[[ArrayLike], Array]
     coefficients: dict[str, float]
     work: Work
     curve: dict[int, float]
     batches: tuple[float, float]
     lengths: tuple[int, ...]
+    max_batch: float
     held_out: tuple[HeldOut, ...] = ()
 
     def step_ratio(self, batch: ArrayLike, K: ArrayLike) -> Any:
@@ -185,8 +184,9 @@ class CostModel:
 
         Above K + 1 no head can pay. At K = 0 the drafter's first pass still runs.
         """
+        batch = np.minimum(batch, self.max_batch)
         extra = sum(self.coefficients[name] * value for name, value in terms_of(self.work, batch, K).items())
-        return 1.0 + extra / plain_step_s(self.baseline, batch)
+        return 1.0 + extra / self.base(batch)
 
     def speedup(self, batch: float, K: int) -> float:
         """Tokens per second while decoding, relative to no speculation."""
@@ -201,7 +201,8 @@ class CostModel:
 
     def extrapolates(self, batch: float, K: int) -> bool:
         """Whether the pair lies outside what was run."""
-        return not (self.batches[0] <= batch <= self.batches[1] and min(self.lengths) <= K <= max(self.lengths))
+        least, most = self.batches
+        return not (least <= min(batch, self.max_batch) <= most and min(self.lengths) <= K <= max(self.lengths))
 
     @property
     def inside(self) -> list[HeldOut]:
@@ -221,14 +222,15 @@ def terms_of(work: Work, batch: ArrayLike, K: ArrayLike) -> dict[str, Array]:
     return {"g": K, "v": work(batch * (K + 1)) - work(batch), "d0": np.ones_like(K), "d1": batch}
 
 
-def plain_step_s(baseline: Sequence[SpeedPoint], batch: ArrayLike) -> Array:
-    """Seconds of plain steps: linear between measured loads and beyond them, constant where there is one."""
-    loads, index = np.unique([p.batch for p in baseline], return_inverse=True)
-    mean = np.bincount(index, [p.step_s for p in baseline]) / np.bincount(index)
+def _plain_steps(batch: Array, step_s: Array) -> Callable[[ArrayLike], Array]:
+    """base(b): linear between measured loads and beyond them, constant where there is one."""
+    loads, index = np.unique(batch, return_inverse=True)
+    mean = np.bincount(index, step_s) / np.bincount(index)
     if len(loads) == 1:
-        return np.full_like(np.asarray(batch, float), mean[0])
+        return lambda at: np.full_like(np.asarray(at, float), mean[0])
+    line = make_interp_spline(loads, mean, k=1)
     # Never below the shortest step seen: a line through two noisy points may fall.
-    return np.maximum(make_interp_spline(loads, mean, k=1)(batch), mean.min())
+    return lambda at: np.maximum(line(at), mean.min())
 
 
 # Fitting the model to runs, and to resamplings of their prompts.
@@ -238,55 +240,60 @@ _POWERS = (1.0, 0.75, 0.5)
 _RIDGES = 12
 
 
-def fit(points: Sequence[SpeedPoint], positions: Sequence[float] = ()) -> CostModel:
+def fit(points: SpeedPoints, positions: Sequence[float] = (), max_batch: float = np.inf) -> CostModel:
     """Fit the model, and predict every load by a fit without it.
 
     Args:
-        points: plain steps (K None) and drafted ones; several of one (batch, K) are averaged by the fit.
+        points: plain steps and drafted ones; several of one (batch, K) are averaged by the fit.
         positions: joint prefix acceptance at the largest K, for draft lengths that were not run.
+        max_batch: the engine's max_num_seqs.
 
     Raises:
         ValueError: there is no plain or no drafted step.
     """
-    model = _fit(points, tuple(positions))
-    loads = sorted({p.batch for p in model.baseline})
-    return replace(model, held_out=tuple(h for batch in loads for h in _leave_out(points, batch, tuple(positions))))
+    model = _fit(points, positions, max_batch)
+    loads = np.unique(points.batch[np.isnan(points.K)])
+    return replace(model, held_out=tuple(h for batch in loads for h in _leave_out(points, positions, batch)))
 
 
-def _leave_out(points: Sequence[SpeedPoint], batch: float, positions: tuple[float, ...]) -> Iterator[HeldOut]:
+def _leave_out(points: SpeedPoints, positions: Sequence[float], batch: float) -> Iterator[HeldOut]:
     """The baseline and every draft length at a load; nothing where fewer than two other loads are left."""
-    others = [p for p in points if p.batch != batch]
-    loads = {p.batch for p in others if p.K is None} & {p.batch for p in others if p.K is not None}
+    at, others = points.where(points.batch == batch), points.where(points.batch != batch)
+    plain = np.isnan(others.K)
+    loads = {*others.batch[plain]} & {*others.batch[~plain]}
     if len(loads) < 2:
         return
     model = _fit(others, positions)
-    plain, inside = float(plain_step_s(model.baseline, batch)), min(loads) < batch < max(loads)
-    for K in sorted({p.K for p in points if p.batch == batch}, key=lambda K: -1 if K is None else K):
+    inside = min(loads) < batch < max(loads)
+    for K in (None, *np.unique(at.K[~np.isnan(at.K)]).astype(int).tolist()):
         if not K or K in model.curve:
-            measured = 1 / float(np.mean([p.tpot_s for p in points if (p.batch, p.K) == (batch, K)]))
-            predicted = (1.0 if K is None else model.speedup(batch, K)) / plain
+            measured = 1 / float(at.tpot_s[np.isnan(at.K) if K is None else at.K == K].mean())
+            predicted = (1.0 if K is None else model.speedup(batch, K)) / float(model.base(batch))
             yield HeldOut(batch, K, measured, predicted, inside)
 
 
-def _fit(points: Sequence[SpeedPoint], positions: tuple[float, ...], work: Work | None = None) -> CostModel:
-    baseline = tuple(sorted((p for p in points if p.K is None), key=lambda p: p.batch))
-    drafted = [p for p in points if p.K is not None]
-    if not baseline or not drafted:
+def _fit(
+    points: SpeedPoints, positions: Sequence[float], max_batch: float = np.inf, work: Work | None = None
+) -> CostModel:
+    plain = np.isnan(points.K)
+    if plain.all() or not plain.any():
         raise ValueError(
-            f"the cost model needs runs without and with drafts, found {len(baseline)} and {len(drafted)}; "
+            f"the cost model needs runs without and with drafts, found {plain.sum()} and {(~plain).sum()}; "
             "run: python eval/serving.py RECIPE"
         )
-    batch, K, step = np.array([(p.batch, p.K, p.step_s) for p in drafted], float).T
-    extra = step - plain_step_s(baseline, batch)
+    seconds = points.tpot_s * points.length  # per step of the target
+    base = _plain_steps(points.batch[plain], seconds[plain])
+    (batch, K, length, _), step = points.where(~plain), seconds[~plain]
+    extra = step - base(batch)
     fits = [(*_least_squares(batch, K, extra, step, w), w) for w in ([work] if work else _shapes(batch, K))]
     # The first of those that fit about as well: the plain ones come first.
     closest = min(residual for _, residual, _ in fits)
     coefficients, _, work = next(found for found in fits if found[1] <= 1.02 * closest + 1e-12)
     lengths = tuple(sorted({int(k) for k in K}))
     curve = {k: 1.0 + sum(positions[:k]) for k in range(1, len(positions) + 1)}
-    curve |= {k: float(np.mean([p.length for p in drafted if k == p.K])) for k in lengths if k > 0}
+    curve |= {k: float(np.mean(length[k == K])) for k in lengths if k > 0}
     batches = float(batch.min()), float(batch.max())
-    return CostModel(baseline, coefficients, work, dict(sorted(curve.items())), batches, lengths)
+    return CostModel(base, coefficients, work, dict(sorted(curve.items())), batches, lengths, max_batch)
 
 
 def _shapes(batch: Array, K: Array) -> list[Work]:
@@ -315,23 +322,15 @@ def _least_squares(batch: Array, K: Array, extra: Array, step: Array, work: Work
 _RESAMPLES = 200  # of whole fits
 
 
-@dataclass(frozen=True)
-class Priced:
+class Priced(NamedTuple):
     """The cost model of a method, and what it says of decoding at loads and draft lengths, run or not.
 
     Attributes:
         speedups: (concurrency, K) -> speed relative to no speculation.
-        max_batch: the engine's max_num_seqs.
     """
 
     model: CostModel
     speedups: dict[tuple[int, int], Interval]
-    max_batch: int
-
-    @property
-    def loads(self) -> list[int]:
-        """Every concurrency, ascending."""
-        return sorted({concurrency for concurrency, _ in self.speedups})
 
 
 def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int) -> Priced:
@@ -345,16 +344,14 @@ def price(samples: SpeedSamples, concurrency: Sequence[int], max_batch: int) -> 
     Raises:
         ValueError: there are no runs without or none with drafts.
     """
-    model = fit(samples.points(), samples.positions)
+    model = fit(samples.points(), samples.positions, max_batch)
     pairs = [(c, K) for c in concurrency for K in model.curve]
-    at = [min(c, max_batch) for c, _ in pairs], [K for _, K in pairs]
     lengths = np.log([model.curve[K] for _, K in pairs])
     draws = stratified_draws(samples.tokens > 0, _RESAMPLES, np.random.default_rng(0))
-    fits = [_fit(samples.points(drawn), samples.positions, model.work) for drawn in draws]
-    logs = [lengths - np.log(one.step_ratio(*at)) for one in fits]  # (N, pairs)
-    value = lengths - np.log(model.step_ratio(*at))
+    fits = [_fit(samples.points(drawn), samples.positions, max_batch, model.work) for drawn in draws]
+    value, *logs = (lengths - np.log(one.step_ratio(*np.transpose(pairs))) for one in (model, *fits))  # each (pairs,)
     low, high = np.quantile(logs, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     error = 1.96 * (model.error or 0.0)
     below, above = np.hypot(np.maximum(value - low, 0), error), np.hypot(np.maximum(high - value, 0), error)
     bounds = np.exp([value, value - below, value + above]).T.tolist()
-    return Priced(model, {pair: Interval(*one) for pair, one in zip(pairs, bounds, strict=True)}, max_batch)
+    return Priced(model, {pair: Interval(*one) for pair, one in zip(pairs, bounds, strict=True)})

@@ -18,12 +18,12 @@ head is the better half of two.
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, OWN, LoadConfig, MethodConfig
+from drafthead.config.evaluation import ALL, OWN, MethodConfig
 from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_samples
 from drafthead.evaluation.decision.verdict import (
     DEPLOY,
@@ -39,6 +39,7 @@ from drafthead.evaluation.measuring.plan import recipe_plan, served_recipe
 from drafthead.evaluation.measuring.serving import measure_serving
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady, summarise_serving
 from drafthead.evaluation.workload import HEAD, NAMES, method_of
+from drafthead.files import foreign
 from drafthead.statistics import Change
 
 KEY = "num_speculative_tokens_per_batch_size"
@@ -189,12 +190,13 @@ def modelled_schedule(recipe: Recipe) -> Schedule:
         ValueError: a single draft length or load, from which no schedule follows.
     """
     settings = recipe.eval
-    if len(settings.draft_tokens) < 2 or len(settings.concurrency) < 2:
+    if len(settings.draft_tokens) < 2 or len(settings.steady_loads) < 2:
         raise ValueError(
             f"a schedule chooses between draft lengths by load: eval.num_draft_tokens {list(settings.draft_tokens)} "
-            f"and eval.concurrency {list(settings.concurrency)} need two values each, such as [3,1] and [1,32]"
+            f"and eval.concurrency {[load.name for load in settings.loads]} need two values each, such as [3,1] and "
+            "[1,32]"
         )
-    limit = served_recipe(recipe, [LoadConfig(concurrency=max(settings.concurrency))]).engine.max_num_seqs
+    limit = served_recipe(recipe, settings.steady_loads).engine.max_num_seqs
     samples = speed_samples(steady(_measured(recipe, "fixed", HEAD)), HEAD, limit)
     return best_schedule(fit(samples.points(), samples.positions), limit)
 
@@ -205,28 +207,17 @@ def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
     Raises:
         ValueError: the schedule has one draft length, or one beyond the recipe's, or vLLM would not start with it.
     """
+    from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
+
     longest = max(recipe.eval.draft_tokens)
-    if not _servable(schedule, longest):
+    with foreign(f"schedule {schedule}", "Give another with --schedule '[[1,2,3],[3,64,1]]'", ValueError):
+        lengths = {K for _, _, K in validate_and_normalize_dynamic_sd_schedule(schedule)}
+    if len(lengths) < 2 or max(lengths) > longest:
         raise ValueError(
-            f"schedule {schedule}: vLLM wants first batch size, last batch size and K, from 1 on and without overlaps; "
-            f"a comparison needs two draft lengths, none above {longest}, the longest of eval.num_draft_tokens; give "
-            "another with --schedule '[[1,2,3],[3,64,1]]'"
+            f"schedule {schedule}: a comparison needs two draft lengths, none above {longest}, the longest of "
+            "eval.num_draft_tokens; give another with --schedule"
         )
     return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
-
-
-def _servable(schedule: Any, longest: int) -> bool:
-    """Whether vLLM takes it, as a user gave it: ranges in any order, the first from 1 on, without overlaps.
-
-    And whether it compares anything: it has two draft lengths or more, none above `longest`.
-    """
-    entries = schedule if isinstance(schedule, list) else []
-    if not entries or any(not isinstance(entry, list) or [*map(type, entry)] != [int] * 3 for entry in entries):
-        return False
-    ranges, lengths = sorted(entries), {K for _, _, K in entries}
-    ends = [0, *(last for _, last, _ in ranges)]
-    inside = [end < first <= last and K >= 0 for end, (first, last, K) in zip(ends, ranges, strict=False)]
-    return ranges[0][0] == 1 and all(inside) and len(lengths) > 1 and max(lengths) <= longest
 
 
 def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
@@ -241,6 +232,7 @@ def with_schedule(recipe: Recipe, schedule: Schedule) -> Recipe:
 def _measured(recipe: Recipe, folder: str, *served: str) -> ServingRows:
     """Nothing served but these methods, at loads of fixed concurrency, in blocks."""
     repeats = max(2 * (len(served) > 1), recipe.eval.repeats)  # A B, B A: at the least
-    recipe = recipe.changed("eval", served=served, loads=(), endpoints=(), workloads=ALL, repeats=repeats)
+    alone = {"served": served, "loads": recipe.eval.steady_loads, "endpoints": (), "workloads": ALL}
+    recipe = recipe.changed("eval", **alone, repeats=repeats)
     directory = recipe.results_dir / "draft-lengths" / folder
     return read_serving(measure_serving(recipe, recipe_plan(recipe), directory))

@@ -131,7 +131,7 @@ def unfit(level: Level) -> str:
         methods = ", ".join(f"{value:.1f} ({NAMES[method]})" for method, value in level.running.items())
         return (
             f"not reached: {level.concurrency} requests were to run at once, {methods} did; the others were not sent "
-            "(too few prompts) or waited in the engine's queue (eval.max_num_seqs, KV cache)"
+            "(too few prompts) or waited in the engine's queue (KV cache)"
         )
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].low > level.acceptance_length - 1:

@@ -28,7 +28,7 @@ import pandas as pd
 
 from drafthead.artifacts import MANIFEST, SCHEMA_VERSION, ArtifactError, begin, finish, made_by, read_manifest
 from drafthead.config import Recipe
-from drafthead.config.evaluation import Effort
+from drafthead.config.evaluation import SEED, Effort
 from drafthead.data.responses import repeated_share
 from drafthead.engine.generate import Engine, Generation, GenerationRequest
 from drafthead.engine.offline import offline_engine
@@ -117,7 +117,7 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
     made_from = identity(recipe, main, methods) | {
         "temperatures": list(recipe.eval.temperatures),
         "prompts_by_effort": {effort: workload.digest for effort, workload in workloads.items()},
-        "seed": recipe.eval.seed,
+        "seed": SEED,
     }
     if begin(directory, KIND, made_from, alone=True):
         return directory
@@ -273,7 +273,7 @@ def _generate(
 ) -> list[dict[str, Any]]:
     temperature, most = condition.temperature, recipe.eval.max_tokens
     requests = [  # a seed per prompt: the same draw whatever the batch
-        GenerationRequest(prompt.prompt_ids, most, temperature, recipe.eval.seed + number if temperature else None)
+        GenerationRequest(prompt.prompt_ids, most, temperature, SEED + number if temperature else None)
         for number, prompt in numbered
     ]
     generations = engine.generate(requests, bar)

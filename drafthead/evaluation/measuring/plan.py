@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from drafthead.artifacts import MANIFEST
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL, LoadConfig
+from drafthead.config.evaluation import ALL, LoadConfig, Loads
 from drafthead.data.prompts import read_prompts
-from drafthead.evaluation.workload import BASELINE, SAMPLED, Workload, method_of, methods_at
+from drafthead.evaluation.workload import BASELINE, SAMPLED, load_workload, method_of, methods_at
 from drafthead.section import Section
 from drafthead.statistics import FEWEST_PROMPTS
 
@@ -110,25 +110,19 @@ class Sweep(Section):
 
     title: str = ""
     workloads: tuple[WorkloadSpec, ...] = (WorkloadSpec(),)
-    concurrency: tuple[int, ...] = ()
-    loads: tuple[LoadConfig, ...] = ()  # beyond those
+    loads: Loads
     temperatures: tuple[float, ...] = (0.0,)
     prompts_per_level: int
     prompts_per_place: float = 0  # more of them where a load has many places
     max_tokens: int | None = None  # None: the recipe's
     disjoint: bool = False  # no two loads of a workload share a prompt
 
-    def all_loads(self) -> list[LoadConfig]:
-        """Those of `concurrency` first."""
-        found = (LoadConfig(concurrency=c) for c in self.concurrency)
-        return list({load.name: load for load in (*found, *self.loads)}.values())
-
     def levels(self, recipe: Recipe) -> tuple[Level, ...]:
         """Every load at every temperature on every workload."""
         found = []
         for workload, temperature in product(self.workloads, self.temperatures):
             first = 0
-            for load in self.all_loads():
+            for load in self.loads:
                 places = load.concurrency or 0
                 if workload.most_at_once and places > workload.most_at_once:
                     continue
@@ -160,8 +154,7 @@ class Plan(NamedTuple):
 
     runs: tuple[ServerRun, ...]
     skipped: tuple[str, ...] = ()
-    allow_unreached: bool = False
-    sweeps: tuple[PlannedSweep, ...] = ()
+    sweeps: tuple[PlannedSweep, ...] = ()  # of a preset
 
 
 CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=3)
@@ -172,28 +165,24 @@ def is_conversations(workload: str) -> bool:
     return workload.startswith(CONVERSATIONS.name)
 
 
-def recipe_plan(recipe: Recipe, workload: Workload | None = None) -> Plan:
+def recipe_plan(recipe: Recipe) -> Plan:
     """Baseline, served methods and endpoints, on all held-out prompts and on each workload of the recipe.
 
     At the highest concurrency and the main temperature conversations are measured too: a draft model may cost hits in
     the prefix cache, which prompts that share nothing cannot show.
-
-    Args:
-        recipe: as given.
-        workload: the prompts that fit; None: all, for a plan that is only shown.
     """
-    settings, names = recipe.eval, workload_names(recipe, workload)
+    settings, names = recipe.eval, workload_names(recipe)
     # Each workload gets its share of the prompts, and no fewer than an interval needs.
     share = {"prompts": max(FEWEST_PROMPTS, settings.prompts_per_level // max(1, len(names)))}
     alone = [WorkloadSpec.model_validate({"name": n, settings.workloads: n, "exact": True} | share) for n in names]
     every = Sweep(
-        workloads=(WorkloadSpec(), *alone), loads=settings.all_loads, temperatures=settings.temperatures,
+        workloads=(WorkloadSpec(), *alone), loads=settings.loads, temperatures=settings.temperatures,
         prompts_per_level=settings.prompts_per_level, prompts_per_place=PER_PLACE,
     )  # fmt: skip
     levels = every.levels(recipe)
-    if settings.concurrency:
-        most, main = (max(settings.concurrency),), settings.temperatures[:1]
-        update = {"workloads": (CONVERSATIONS,), "concurrency": most, "loads": (), "temperatures": main}
+    if settings.steady_loads:
+        most = max(settings.steady_loads, key=lambda load: load.concurrency or 0)
+        update = {"workloads": (CONVERSATIONS,), "loads": (most,), "temperatures": settings.temperatures[:1]}
         levels += every.model_copy(update=update).levels(recipe)
     served = methods_at(recipe, settings.served, max(settings.temperatures))
     series = [(name, k) for name in served for k in settings.draft_tokens_of(method_of(recipe, name))]
@@ -201,27 +190,22 @@ def recipe_plan(recipe: Recipe, workload: Workload | None = None) -> Plan:
     servers = [ServerRun(0, m, k, sampled if m == SAMPLED else levels, gpus) for m, k in ((BASELINE, 0), *series)]
     servers = [server for server in servers if server.levels]
     servers += [ServerRun(0, endpoint.name, 0, levels, gpus, endpoint=True) for endpoint in settings.endpoints]
-    return Plan(abba(servers, settings.repeats), allow_unreached=settings.allow_unreached)
+    return Plan(abba(servers, settings.repeats))
 
 
-def workload_names(recipe: Recipe, workload: Workload | None = None) -> list[str]:
-    """The sources or categories of the held-out prompts that have enough prompts for an interval and for every load.
+def workload_names(recipe: Recipe) -> list[str]:
+    """The sources or categories of which enough held-out prompts fit for an interval and for every load.
 
     Empty where there is one only, where the recipe wants none, and before the prompts are made.
-
-    Args:
-        recipe: its prompts and eval sections are used.
-        workload: the prompts that fit; None: all count.
     """
     kind = recipe.eval.workloads
     if kind == ALL or not (recipe.prompts_dir / MANIFEST).exists():
         return []
-    heldout = read_prompts(recipe.prompts_dir, "heldout")
-    found = dict.fromkeys(sorted(getattr(prompt, kind) for prompt in heldout), 0)
-    found |= Counter(getattr(prompt, kind) for prompt in (workload.prompts if workload else heldout))
+    found = dict.fromkeys(sorted(getattr(prompt, kind) for prompt in read_prompts(recipe.prompts_dir, "heldout")), 0)
+    found |= Counter(getattr(prompt, kind) for prompt in load_workload(recipe).prompts)
     if sum(count > 0 for count in found.values()) < 2:
         return []
-    enough = max(FEWEST_PROMPTS, *(load.concurrency or 0 for load in recipe.eval.all_loads))
+    enough = max(FEWEST_PROMPTS, *(load.concurrency or 0 for load in recipe.eval.loads))
     alone = []
     for name, count in found.items():
         if name == ALL or is_conversations(name):
@@ -240,9 +224,8 @@ def served_recipe(recipe: Recipe, loads: Sequence[LoadConfig] = ()) -> Recipe:
         recipe: as given.
         loads: to be served; none: the recipe's own.
     """
-    places = [load.concurrency or 0 for load in loads or recipe.eval.all_loads]
-    limit = recipe.eval.max_num_seqs or max([recipe.engine.max_num_seqs, *places])
-    return recipe.changed("engine", max_num_seqs=limit)
+    places = [load.concurrency or 0 for load in loads or recipe.eval.loads]
+    return recipe.changed("engine", max_num_seqs=max([recipe.engine.max_num_seqs, *places]))
 
 
 def abba(servers: Sequence[ServerRun], repeats: int) -> tuple[ServerRun, ...]:

@@ -47,10 +47,11 @@ class PresetSweep(Sweep):
 
     def miniature(self, most_draft_tokens: int) -> "PresetSweep":
         """The same at the size of the embedded target: few places, prompts and tokens, one device."""
-        loads = []
-        for load in self.all_loads():
+        loads = {}
+        for load in self.loads:
             fewer = {"concurrency": min(load.concurrency or 2, 2), "request_rate": load.request_rate and 20.0}
-            loads.append(load.model_copy(update=fewer))
+            small = load.model_copy(update=fewer)
+            loads[small.name] = small
         workloads = []
         for workload in self.workloads:
             lengths = workload.random and tuple(max(4, length // 64) for length in workload.random)
@@ -62,7 +63,7 @@ class PresetSweep(Sweep):
             methods.append(method.model_copy(update={"num_draft_tokens": few if method.num_draft_tokens else ()}))
         return self.model_copy(
             update={
-                "workloads": tuple(workloads), "methods": tuple(methods), "concurrency": (), "loads": tuple(loads),
+                "workloads": tuple(workloads), "methods": tuple(methods), "loads": tuple(loads.values()),
                 "temperatures": tuple(t for t in self.temperatures if t in (0.0, 0.5)),
                 "prompts_per_level": 4, "prompts_per_place": 0, "max_tokens": 16,
             }
@@ -140,8 +141,7 @@ def preset_plan(recipe: Recipe, preset: Preset, miniature: bool = False) -> Plan
         for (method, k, gpus, endpoint), levels in servers.items()
     ]
     runs.sort(key=lambda run: run.tensor_parallel)
-    # What was not reached is named by what was: a published load may need more prompts than its data set has.
-    return Plan(abba(runs, recipe.eval.repeats), tuple(dict.fromkeys(skipped)), True, tuple(sweeps))
+    return Plan(abba(runs, recipe.eval.repeats), tuple(dict.fromkeys(skipped)), tuple(sweeps))
 
 
 def _with_prompts(sweep: PresetSweep, recipe: Recipe) -> tuple[PresetSweep, list[str]]:

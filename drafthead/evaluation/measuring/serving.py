@@ -21,10 +21,11 @@ import torch
 
 from drafthead.artifacts import begin, finish
 from drafthead.config import Recipe
+from drafthead.config.evaluation import SEED
 from drafthead.engine.load import LoadRequest, LoadResult, endpoint_server, run_load, warm_up
 from drafthead.engine.server import Server, ServerError, running_server, server_capacity
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, write_rows
-from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, recipe_plan, served_recipe
+from drafthead.evaluation.measuring.plan import Level, Plan, ServerRun, WorkloadSpec, served_recipe
 from drafthead.evaluation.workload import (
     BASELINE,
     NAMES,
@@ -52,33 +53,31 @@ Prompts = dict[Level, list[LoadRequest]]
 Counted = dict[str, int | list[int]]
 
 
-def measure_serving(recipe: Recipe, plan: Plan | None = None, directory: Path | None = None) -> Path:
+def measure_serving(recipe: Recipe, plan: Plan, directory: Path) -> Path:
     """Measure every server of the plan that is not on disk yet; returns the artifact's directory.
 
     Args:
         recipe: target, heads and prompts.
-        plan: None: the recipe's own.
-        directory: None: results/NAME/serving.
+        plan: of `recipe_plan` or `preset_plan`.
+        directory: of the artifact; results/NAME/serving of the recipe's own plan.
 
     Raises:
         ArtifactError: prompts or head are missing, or the directory holds another measurement.
         ServerError: a server did not start, or died; an endpoint does not answer. All the others were measured first.
         ValueError: a level cannot be reached with the prompts there are, or there is nothing to run.
     """
-    runs = plan.runs if plan else ()  # a preset may serve longer drafts and responses than the recipe
-    longest = [x.max_tokens for run in runs for x in run.levels if not x.workload.random]
-    workload = load_workload(recipe, None, max(longest, default=0), max((run.k for run in runs), default=0))
-    plan = plan or recipe_plan(recipe, workload)
     if not plan.runs:
         raise ValueError(f"nothing of this can be run: {'; '.join(plan.skipped)}")
+    # A preset may serve longer drafts and responses than the recipe.
+    longest = [x.max_tokens for run in plan.runs for x in run.levels if not x.workload.random]
+    workload = load_workload(recipe, None, max(longest, default=0), max(run.k for run in plan.runs))
     recipe = served_recipe(recipe, [level.load for run in plan.runs for level in run.levels])
-    directory = directory or recipe.results_dir / "serving"
     methods = list(dict.fromkeys([BASELINE, *(run.method for run in plan.runs if not run.endpoint)]))
     prompts = plan_prompts(recipe, plan, workload)
     sent = {level: [level.name, len(prompts[level]), level.max_tokens] for level in prompts}
     servers = [[run.name, run.block, list(run.flags), [sent[level] for level in run.levels]] for run in plan.runs]
     endpoints = [endpoint.model_dump() for endpoint in recipe.eval.endpoints]
-    made_from = {"plan": servers, "seed": recipe.eval.seed, "endpoints": endpoints}
+    made_from = {"plan": servers, "seed": SEED, "endpoints": endpoints}
     if begin(directory, KIND, identity(recipe, workload, methods) | made_from, alone=True):
         return directory
     failed: dict[str, ServerError] = {}
@@ -177,7 +176,7 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> Prompts:
 
     Raises:
         ValueError: a workload has no prompts, or too few for levels that share none, or a level has fewer prompts than
-            places and the plan does not allow it.
+            places. A published load may need more than its data set has: of a preset it is named by what was reached.
     """
     levels = list(dict.fromkeys(level for run in plan.runs for level in run.levels))
     pools = {spec: _pool(recipe, workload, spec) for spec in {level.workload for level in levels}}
@@ -200,11 +199,10 @@ def plan_prompts(recipe: Recipe, plan: Plan, workload: Workload) -> Prompts:
                 f"{len(pools[level.workload])} held-out prompts that fit: raise prompts.max_heldout"
             )
         places = level.load.concurrency or 1
-        if len(found[level]) < places and not plan.allow_unreached and level.workload.turns == 1:
+        if len(found[level]) < places and not plan.sweeps and level.workload.turns == 1:
             raise ValueError(
                 f"{places} at once cannot be reached with {len(found[level])} prompts of {level.workload.name}: raise "
-                "prompts.max_heldout, lower eval.concurrency, or set eval.allow_unreached=true to measure the "
-                "level and have it named by what was reached"
+                "prompts.max_heldout or lower eval.concurrency"
             )
     return found
 
@@ -220,7 +218,7 @@ def _pool(recipe: Recipe, workload: Workload, spec: WorkloadSpec) -> list[LoadRe
             f"workload {spec.name} needs held-out prompts of {spec.wanted}; the recipe has {', '.join(there)} "
             "(source/category): add the source to prompts.sources with heldout prompts, see docs/prompts.md"
         )
-    shuffled = pd.DataFrame({"category": [p.category for p in prompts]}).sample(frac=1, random_state=recipe.eval.seed)
+    shuffled = pd.DataFrame({"category": [p.category for p in prompts]}).sample(frac=1, random_state=SEED)
     turn = shuffled.groupby("category").cumcount()  # first of each category, then second of each …
     order = turn.sort_values(kind="stable").index
     return [LoadRequest(prompts[i].id, prompts[i].prompt_ids) for i in order]
@@ -257,6 +255,6 @@ def _random_prompts(recipe: Recipe, level: Level, draft_tokens: int) -> list[Loa
     tokenizer = load_tokenizer(recipe)
     ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.all_special_ids)
     digest = hashlib.sha256(level.workload.name.encode()).digest()
-    rng = np.random.default_rng([recipe.eval.seed, int.from_bytes(digest[:4])])
+    rng = np.random.default_rng([SEED, int.from_bytes(digest[:4])])
     drawn = rng.choice(ordinary, (level.first + level.prompts, length))
     return [LoadRequest(f"{level.workload.name}-{i}", row.tolist()) for i, row in enumerate(drawn)]

@@ -12,11 +12,11 @@ from drafthead.artifacts import MANIFEST, ArtifactError, read_manifest
 from drafthead.config import Recipe
 from drafthead.config.evaluation import UNTRAINED
 from drafthead.evaluation.decision.cost_model import CostModel, Priced, fit, speed_samples
-from drafthead.evaluation.decision.variants import WORTH, Variant
+from drafthead.evaluation.decision.variants import WORTH
 from drafthead.evaluation.measuring.serving import KIND
 from drafthead.evaluation.reporting.published import published_lengths
-from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, note, number, table
-from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, steady
+from drafthead.evaluation.reporting.tables import Cell, Table, Tone, note, number, table
+from drafthead.evaluation.results.levels import Level, ServingRows, read_serving, steady
 from drafthead.evaluation.workload import BASELINE, HEAD
 
 
@@ -35,7 +35,7 @@ def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> lis
         bounds = {K: (length, length) for K, length in curve.items()}
         found = [
             _price_table(prices, {(x.concurrency, x.K) for x in own}),
-            break_even_table(prices.model, prices.loads, prices.max_batch, bounds, has),
+            break_even_table(prices.model, dict.fromkeys(c for c, _ in prices.speedups), bounds, has),
             _held_out(prices.model),
         ]
         title = f": {workload} prompts" if len(priced) > 1 else ""
@@ -46,38 +46,33 @@ def cost_model_tables(priced: dict[str, Priced], levels: Sequence[Level]) -> lis
 def _price_table(priced: Priced, ran: set[tuple[int, int]]) -> Table:
     def cell(c: int, K: int) -> Cell:
         speed = priced.speedups[c, K].scaled(100) + -100
-        mark = "*" if (c, K) in ran else "°" * priced.model.extrapolates(min(c, priced.max_batch), K)
+        mark = "*" if (c, K) in ran else "°" * priced.model.extrapolates(c, K)
         tone: Tone = "better" if speed.low > 0 else "worse" if speed.high < 0 else "unresolved"
         return Cell(f"{speed:+.1f}{mark}", tone)
 
     rows = [
         {"Concurrency": str(c)}
         | {f"K = {K} (%)": cell(c, K) for K in priced.model.curve}
-        | {"Best K": priced.model.best_draft(min(c, priced.max_batch))}
-        for c in priced.loads
+        | {"Best K": priced.model.best_draft(c)}
+        for c in dict.fromkeys(c for c, _ in priced.speedups)
     ]
     return table("Every load and draft length, by the cost model", rows, note("prices"))
 
 
 def break_even_table(
-    model: CostModel,
-    loads: Iterable[int],
-    max_batch: int,
-    has: Mapping[int, tuple[float, float]],
-    *more: dict[str, Any],
+    model: CostModel, loads: Iterable[int], has: Mapping[int, tuple[float, float]], *more: dict[str, Any]
 ) -> Table:
     """r(c, K), the acceptance length at which drafting neither pays nor costs, by load and draft length.
 
     Args:
         model: of the step times.
         loads: requests in flight.
-        max_batch: the engine's max_num_seqs.
         has: every K -> least and most acceptance length of the head there.
         more: further rows.
     """
 
     def cell(c: int, K: int) -> Cell:
-        needed, (low, high) = model.step_ratio(min(c, max_batch), K), has[K]
+        needed, (low, high) = model.step_ratio(c, K), has[K]
         tone: Tone = "better" if needed < low else "worse" if needed > high else "unresolved"
         return Cell(f"{needed:.2f}" if needed <= K + 1 else f"above {K + 1}", tone)
 
@@ -105,20 +100,6 @@ def _held_out(model: CostModel) -> Table | None:
         )
     text = note("held out", model=f"Verification: {model.work}; {error}.")
     return table("Speed at loads left out of the fit", rows, text) if rows else None
-
-
-def schedule_table(schedule: Variant, levels: Sequence[Level]) -> Table:
-    """Output throughput of a served schedule at every load, against the best fixed draft length."""
-    against = f"Schedule against K = {schedule.against} (%)"
-    rows: dict[int, dict[str, Any]] = {c: {"Concurrency": str(c)} for c in schedule.by_load}
-    for level in levels:
-        if level.workload == schedule.verdict.workload and level.steady and level.concurrency in rows:
-            cell = change_cell(level.changes[THROUGHPUT.key], level.reached)
-            rows[level.concurrency][f"{level.method}, K = {level.K} (%)"] = cell
-    for c, change in schedule.by_load.items():
-        rows[c][against] = change
-    traffic = {"Concurrency": "the traffic", against: schedule.change}
-    return table("A schedule of draft lengths beside fixed ones", [*rows.values(), traffic], note("schedule"))
 
 
 # Before any head exists: what acceptance a head would need, what one of a given acceptance would bring, and whether
@@ -179,13 +160,13 @@ def plan_tables(recipe: Recipe, rows: ServingRows, max_batch: int, lengths: Sequ
     """
     K = recipe.eval.num_draft_tokens
     samples = speed_samples(rows, HEAD, max_batch)
-    model = fit(samples.points(), samples.positions)
+    model = fit(samples.points(), samples.positions, max_batch)
     loads = rows.runs.loc[rows.runs["method"] == BASELINE, "concurrency"]
     shares = recipe.eval.traffic.shares(tuple(sorted({int(c) for c in loads})))
 
     def speedups(length: float) -> list[float]:
         """At every load, and over the traffic."""
-        at = [max(1.0, length / model.step_ratio(min(c, max_batch), K)) for c in shares]
+        at = [max(1.0, length / model.step_ratio(c, K)) for c in shares]
         return [*at, 1 / float(np.sum(np.divide([*shares.values()], at)))]
 
     columns = {
@@ -201,4 +182,4 @@ def plan_tables(recipe: Recipe, rows: ServingRows, max_batch: int, lengths: Sequ
     # At another K than the assumed one nothing is said of the head: grey.
     has = {k: (lengths[0], lengths[-1]) if k == K else (1.0, k + 1.0) for k in range(1, max(model.lengths) + 1)}
     text = f"{verdict}: {low - 1:+.1%} to {high - 1:+.1%} over the traffic, decoding. The cost model's error {error}."
-    return [break_even_table(model, shares, max_batch, has), brought], text
+    return [break_even_table(model, shares, has), brought], text

@@ -9,9 +9,8 @@ K draft positions.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from drafthead.config.evaluation import ALL
 from drafthead.drafters.replay import Acceptance, empty_acceptance
@@ -40,8 +39,7 @@ class Compared(NamedTuple):
 
 def first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
     """Where two responses part; None where they are equal."""
-    at = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
-    return None if len(ids) == len(other) == at else at
+    return next((i for i, (a, b) in enumerate(zip_longest(ids, other)) if a != b), None)
 
 
 class _Pooled:
@@ -85,22 +83,6 @@ def gap_table(rows: Sequence[Compared]) -> Table:
             row: dict[str, Any] = {"Prompts": split, "Workload": workload, "Number": number_of}
             row |= {"Predicted": number(own.predicted.length, 3), "Served": number(own.served.length, 3)}
             row["Gap"] = Cell(own.gap)
-            cells = (Cell(f"{100 * p:.1f} | {100 * s:.1f}") for p, s in own.rates)
+            cells = (Cell(f"{100 * p:.2f} | {100 * s:.2f}") for p, s in own.rates)
             shown.append(row | {f"Position {k} (%)": cell for k, cell in enumerate(cells, 1)})
     return table("Predicted against served, on the same prompts", shown, note("gap"))
-
-
-def calibration_table(rows: Sequence[Compared]) -> Table:
-    """Acceptance by position over the held-out prompts: expected by replay, and counted by the engine."""
-    own = _Pooled(row for row in rows if row.split == HELDOUT)
-    shown = [
-        {
-            "Position": str(k),
-            "Expected (%)": number(100 * p, 2),
-            "Counted (%)": number(100 * s, 2),
-            "Error (%)": number(100 * (p / s - 1) if s else np.nan, 2, "+"),
-        }
-        for k, (p, s) in enumerate(own.rates, 1)
-    ]
-    text = note("calibration", prompts=len(own.rows), drafts=own.served.drafts)
-    return table("Calibration on held-out prompts", shown, text)

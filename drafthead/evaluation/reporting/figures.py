@@ -89,10 +89,10 @@ def acceptance_pictures(summary: AcceptanceSummary) -> list[Picture]:
     with _picture(found, "acceptance-position", caption) as figure:
         axes = figure.subplots()
         for method in methods:
-            positions = summary.of(method).positions
-            at = np.arange(1, len(positions.unconditional) + 1)
-            axes.plot(at, 100 * positions.unconditional, "o-", color=colours[method], label=NAMES[method])
-            axes.plot(at, 100 * positions.conditional, "o--", color=colours[method], alpha=0.6)
+            own = summary.of(method)
+            at = np.arange(1, own.K + 1)
+            axes.plot(at, 100 * own.unconditional, "o-", color=colours[method], label=NAMES[method])
+            axes.plot(at, 100 * own.conditional, "o--", color=colours[method], alpha=0.6)
         ticks = range(1, max(m.K for m in summary.methods) + 1)
         axes.set(xticks=ticks, xlabel="draft position", ylabel="accepted (%)", ylim=(0, 100))
         _legend(axes)

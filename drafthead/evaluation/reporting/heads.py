@@ -13,17 +13,14 @@ Seeds share prompts and differ in the head, so both vary: the interval of a leng
 all seeds pooled, and the lengths of the seeds alone stand beside it; that of a change is over prompts and seeds.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from drafthead.config import Recipe
-from drafthead.config.evaluation import ALL
 from drafthead.data.responses import LOOP_LIMIT
 from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
-from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, length_cell, number, table
-from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level
+from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, length_cell, table
 from drafthead.evaluation.workload import BASELINE, HEAD
 from drafthead.statistics import acceptance_length, acceptance_length_interval, length_change
 
@@ -74,24 +71,6 @@ def comparison_table(rows: pd.DataFrame) -> Table:
         f"with 95 % intervals over prompts; change: against {first}, paired by prompt, with 95 % intervals over "
         "prompts and seeds; without states: trained and served on zeroed hidden states",
     )
-
-
-def speed_table(levels: Sequence[Level]) -> Table:
-    """Every head at every draft length and load of all prompts, beside the baseline; the fastest of a load first."""
-    lines = []
-    of_all = [level for level in levels if level.prompts_of == ALL]
-    for level in sorted(of_all, key=lambda level: (level.concurrency, -level.change(THROUGHPUT))):
-        plain, drafted = (1e3 * seconds for seconds in level.values[MEASURE["itl_mean"].key])
-        lines.append({
-            "head": level.method, "requests": level.concurrency, "K": level.K,
-            "tok/s without": number(level.values[THROUGHPUT.key][0], 1),
-            "tok/s": number(level.values[THROUGHPUT.key][1], 1),
-            "change, %": change_cell(level.changes[THROUGHPUT.key], level.reached),
-            "accepted per step": length_cell(level.acceptance_length, len(level.paired)),
-            "step without, ms": number(plain, 1),
-            "draft and verification, ms": number(drafted - plain, 1),
-        })  # fmt: skip
-    return table("Output of heads under load", lines, "draft and verification: what a step takes beyond one without")
 
 
 def counters(rows: pd.DataFrame) -> pd.DataFrame:

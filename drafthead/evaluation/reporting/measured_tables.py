@@ -57,8 +57,8 @@ def conditions_table(entries: Sequence[MethodAcceptance], before: str = "") -> T
             "Acceptance length": length_cell(e.length, e.prompts),
             "Rate (%)": number(100 * e.rate),
             "Tokens per step": e.tokens_per_step,
-            "By position (%)": number(100 * e.positions.unconditional),
-            "Given the one before (%)": number(100 * e.positions.conditional),
+            "By position (%)": number(100 * e.unconditional),
+            "Given the one before (%)": number(100 * e.conditional),
             "Identical (%)": number(e.identical.scaled(100)) if e.identical else None,
         }
         for e in entries
@@ -182,12 +182,11 @@ def acceptance_under_load(runs: pd.DataFrame) -> Table | None:
     rows: list[dict[str, Any]] = []
     for (workload, method, K), own in drafted.groupby(["workload", "method", "k"], sort=False):
         by_load = [acceptance_length(level["drafts"], level["accepted"]) for _, level in own.groupby("load")]
-        rate, positions = counted(own, int(own["k"].iloc[0]))
+        rate, by_position, _ = counted(own, int(own["k"].iloc[0]))
         row = {"Workload": workload, "Method": NAMES[str(method)], "K": K, "Rate (%)": number(100 * rate)}
         row["Length"] = length_cell(acceptance_length(own["drafts"], own["accepted"]), int(own["requests"].max()))
         row["Least to most over loads"] = Cell(f"{min(by_load):.2f} – {max(by_load):.2f}")
-        shares = enumerate(positions.unconditional, 1)
-        rows.append(row | {f"Position {i} (%)": number(100 * share) for i, share in shares})
+        rows.append(row | {f"Position {i} (%)": number(100 * share) for i, share in enumerate(by_position, 1)})
     return table("Acceptance under load", rows, note("under load", loops=note("loops"))) if rows else None
 
 

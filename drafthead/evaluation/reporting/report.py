@@ -31,7 +31,7 @@ from drafthead.evaluation.reporting.decision_tables import cost_model_tables
 from drafthead.evaluation.reporting.figures import Picture, acceptance_pictures, serving_pictures
 from drafthead.evaluation.reporting.published import published_table
 from drafthead.evaluation.reporting.tables import Cell, Table, Tone, change_cell, length_cell, note, print_table, table
-from drafthead.evaluation.results.levels import THROUGHPUT, ServingRows, read_serving, summarise_serving
+from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import AcceptanceSummary
 from drafthead.evaluation.workload import NAMES
 from drafthead.files import atomic_path, in_markdown
@@ -99,6 +99,17 @@ def _section(title: str, tables: Sequence[Table | None], pictures: Sequence[Pict
     return Section(title, [one for one in tables if one], pictures)
 
 
+def _served(
+    title: str, levels: list[Level], runs: pd.DataFrame, price: float | None, *, only_reached: bool = True
+) -> list[Table | None]:
+    return [
+        measured.levels_table(title, levels),
+        measured.means_table(levels, only_reached=only_reached),
+        measured.cost_table(levels, price) if price else None,
+        measured.acceptance_under_load(runs),
+    ]
+
+
 # Of a recipe.
 
 
@@ -106,13 +117,7 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
     """Everything the templates need."""
     levels, runs, price = analysis.levels, analysis.rows.runs, recipe.eval.price_per_gpu_hour
     matrices = measured.matrix_tables(levels)
-    served = [
-        measured.levels_table("Every load: same prompts as the baseline", levels),
-        measured.means_table(levels),
-        measured.cost_table(levels, price) if price else None,
-        measured.acceptance_under_load(runs),
-        measured.memory_table(runs),
-    ]
+    served = _served("Every load: same prompts as the baseline", levels, runs, price)
     summary = analysis.acceptance
     sections = [
         _section("Workloads", [workloads_table(analysis), *matrices] if matrices else []),
@@ -121,7 +126,7 @@ def build_report(recipe: Recipe, analysis: Analysis) -> Report:
             [measured.acceptance_table(summary), measured.places_table(summary)],
             acceptance_pictures(summary),
         ),
-        _section("Serving", served, serving_pictures(levels)),
+        _section("Serving", [*served, measured.memory_table(runs)], serving_pictures(levels)),
         _section("Every load and draft length", cost_model_tables(analysis.priced, levels)),
         _section("Beside published figures", [published_table(levels, recipe.target.path)]),
     ]
@@ -256,13 +261,8 @@ def build_preset_report(recipe: Recipe, preset: Preset, plan: Plan, rows: Servin
         measures = list(dict.fromkeys((THROUGHPUT.key, *sweep.measures)))
         levels = summarise_serving(own, measures)
         every += levels
-        tables = [
-            measured.levels_table(sweep.title, levels),
-            measured.means_table(levels, only_reached=False),
-            measured.acceptance_under_load(own.runs),
-            *(measured.matrix_tables(levels) if len({level.load for level in levels}) > 1 else []),
-            measured.cost_table(levels, price) if price else None,
-        ]
+        tables = _served(sweep.title, levels, own.runs, price, only_reached=False)
+        tables += measured.matrix_tables(levels) if len({level.load for level in levels}) > 1 else []
         sections.append(_section(sweep.title, tables, serving_pictures(levels, f"table-{index}-", measures)))
     whole = [
         measured.limits_table(every, preset.tpot_limits_ms),

@@ -5,6 +5,7 @@ Rows are those of `evaluation.columns`.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import pandas as pd
 from scipy.stats import gmean
 
 from drafthead.evaluation.columns import REQUEST_COLUMNS, RUN_COLUMNS, read_rows
-from drafthead.evaluation.comparison import across_blocks, percentile, statistic_change, throughput_change
+from drafthead.evaluation.comparison import across_blocks, statistic_change, throughput_change
 from drafthead.evaluation.workload import BASELINE
 from drafthead.statistics import Array, Change, acceptance_length, ratio_of_sums
 
@@ -103,7 +104,7 @@ _TIMES = {
 }  # fmt: skip
 _STATISTICS: dict[str, tuple[str, Callable[..., Any]]] = {
     "mean": ("mean", np.mean), "p50": ("median", np.median),
-    "p95": ("P95", percentile(95)), "p99": ("P99", percentile(99)),
+    "p95": ("P95", partial(np.percentile, q=95)), "p99": ("P99", partial(np.percentile, q=99)),
 }  # fmt: skip
 MEASURE = {measure.key: measure for measure in _RATES} | {
     f"{time}_{name}": Measure(f"{time}_{name}", f"{label}, {word}", "ms", 1e3, digits, f"{time}_s", statistic)

@@ -13,7 +13,6 @@ from drafthead.evaluation.workload import BASELINE, BASELINE_AGAIN
 from drafthead.statistics import (
     Array,
     Interval,
-    PositionAcceptance,
     acceptance_by_position,
     acceptance_length_interval,
     proportion_interval,
@@ -34,7 +33,7 @@ class MethodAcceptance:
         rate: accepted / proposed.
         tokens_per_step: output tokens per run of the target, steps without a draft included; below `length`
             for methods that often have nothing to propose.
-        positions: acceptance at each draft position.
+        unconditional, conditional: (K,) acceptance at each draft position, of `acceptance_by_position`.
         identical: share of greedy responses equal to the baseline's, looping ones included; None at T > 0, where
             equality says nothing.
     """
@@ -48,7 +47,8 @@ class MethodAcceptance:
     length: Interval
     rate: float
     tokens_per_step: float
-    positions: PositionAcceptance
+    unconditional: Array
+    conditional: Array
     identical: Interval | None
 
     @property
@@ -159,27 +159,28 @@ def _entry(
     K, drafts, accepted, tokens = int(first["k"]), rows["drafts"], rows["accepted"], rows["num_tokens"]
     # A step yields its accepted drafts and one token more; drafts accepted beyond a stop are not output.
     steps = tokens - np.minimum(accepted, tokens - 1)
-    rate, positions = counted(rows, K, _stacked(rows["reached_at"], K))
+    rate, unconditional, conditional = counted(rows, K, _stacked(rows["reached_at"], K))
     return MethodAcceptance(
         str(first["method"]), category, K, float(first["temperature"]), str(first["effort"]), len(rows),
         length=acceptance_length_interval(drafts, accepted),
         rate=rate,
         tokens_per_step=float(ratio_of_sums(tokens, steps)),
-        positions=positions,
+        unconditional=unconditional,
+        conditional=conditional,
         identical=proportion_interval(int(same.sum()), len(same)) if first["temperature"] == 0 else None,
     )  # fmt: skip
 
 
-def counted(rows: pd.DataFrame, K: int, reached_at: Array | None = None) -> tuple[float, PositionAcceptance]:
-    """Acceptance rate, and acceptance by position, of rows with the counters of requests or of servers.
+def counted(rows: pd.DataFrame, K: int, reached_at: Array | None = None) -> tuple[float, Array, Array]:
+    """Acceptance rate, and both of `acceptance_by_position`, of rows with the counters of requests or of servers.
 
     Args:
         rows: with columns drafts, proposed, accepted and accepted_at.
         K: draft tokens.
         reached_at: as in `acceptance_by_position`.
     """
-    positions = acceptance_by_position(rows["drafts"], _stacked(rows["accepted_at"], K), reached_at)
-    return float(ratio_of_sums(rows["accepted"], rows["proposed"])), positions
+    by_position = acceptance_by_position(rows["drafts"], _stacked(rows["accepted_at"], K), reached_at)
+    return float(ratio_of_sums(rows["accepted"], rows["proposed"])), *by_position
 
 
 def _stacked(lists: pd.Series, width: int) -> Array:
