@@ -26,8 +26,6 @@ from cryptography.fernet import Fernet, InvalidToken
 Record = dict[str, Any]
 Ids = list[int]
 Redact = Callable[[Ids, Ids], tuple[Ids, Ids] | None]
-Position = tuple[str, int]  # a segment's name and the bytes of it that were read
-START: Position = ("", 0)
 KEY = "DRAFTHEAD_CAPTURE_KEY"  # in the environment
 _SEGMENT_S, _SEGMENT_BYTES = 3600, 8 << 20
 MOST_BYTES = 4 << 30
@@ -81,6 +79,7 @@ class Log:
     _file: int = -1  # none is open
     _begun: float = 0.0
     _size: int = 0
+    _after: tuple[str, int] = ("", 0)  # the segment read last, and the bytes of it that were read
 
     def append(self, record: Record) -> None:
         """Write a record, whole or torn at the end of its segment."""
@@ -106,24 +105,25 @@ class Log:
         """From the oldest on."""
         return sorted(self.directory.glob("*.log"))
 
-    def read(self, after: Position = START) -> tuple[list[Record], Position]:
-        """Records from a position on, and the position behind them.
+    def read(self) -> list[Record]:
+        """Records since the last call, from the oldest on.
 
         Raises:
             CaptureError: a record was encrypted with another key, or without one.
         """
         records: list[Record] = []
         for path in self.segments():
-            if path.name < after[0]:
+            last, begin = self._after
+            if path.name < last:
                 continue
-            begin = after[1] if path.name == after[0] else 0
+            begin = begin if path.name == last else 0
             with suppress(FileNotFoundError), path.open("rb") as file:  # its age may be reached meanwhile
                 file.seek(begin)
                 text = file.read()
                 whole = text[: text.rfind(b"\n") + 1]  # what follows is being written, or was torn by a kill
                 records += [self._parse(line, path) for line in whole.splitlines()]
-                after = (path.name, begin + len(whole))
-        return records, after
+                self._after = path.name, begin + len(whole)
+        return records
 
     def _parse(self, line: bytes, path: Path) -> Record:
         try:

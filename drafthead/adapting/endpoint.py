@@ -141,11 +141,8 @@ class Adapting:
             return await (await self._control(scope, receive, engine))(scope, receive, send)
         if self._watched is not engine:
             self._watched, engine.generate = engine, self._watching(engine.generate)
-        token = _CLIENT.set(client_of(scope["headers"]))
-        try:
-            return await self._app(scope, receive, send)
-        finally:
-            _CLIENT.reset(token)
+        _CLIENT.set(client_of(scope["headers"]))  # uvicorn runs every request in a task of its own
+        return await self._app(scope, receive, send)
 
     def _watching(self, generate: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
         from vllm.sampling_params import RequestOutputKind

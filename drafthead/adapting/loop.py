@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from drafthead import artifacts
 from drafthead.adapting import drift
-from drafthead.adapting.capture import DAY_S, KEY, START, Log, Position, Record, capture_key
+from drafthead.adapting.capture import DAY_S, KEY, Log, Record, capture_key
 from drafthead.adapting.control import Control, folder
 from drafthead.adapting.drift import Verdict, decide
 from drafthead.adapting.rows import TooFewError, write_rows
@@ -92,7 +92,7 @@ class Loop:
     recipe: Recipe
     command: Sequence[str]
     state: State
-    _read: dict[str, tuple[list[Record], Position]] = field(default_factory=dict)
+    _read: dict[str, tuple[Log, list[Record]]] = field(default_factory=dict)
     _charted: tuple[list[Record], dict[str, drift.Chart]] = ([], {})  # a reference and its charts
 
     @classmethod
@@ -145,14 +145,15 @@ class Loop:
 
     def records(self, kind: str) -> list[Record]:
         """Of `counts`, as far back as they are compared, or of `captured`; what was read before is kept in memory."""
-        before, position = self._read.get(kind, ([], START))
         text, state = kind == "captured", self.state
-        new, position = Log(folder(self.recipe) / kind, capture_key() if text else None).read(position)
+        if kind not in self._read:
+            self._read[kind] = Log(folder(self.recipe) / kind, capture_key() if text else None), []
+        log, before = self._read[kind]
         watching = state.phase == "watch" and not state.probation  # without what is older than the reference
         oldest = state.reference_from if watching else min(state.reference_from, state.alarmed or state.reference_from)
         oldest = time.time() - self.recipe.adapt.retention_days * DAY_S if text else oldest
-        self._read[kind] = [r for r in [*before, *new] if r["at"] >= oldest], position
-        return self._read[kind][0]
+        before[:] = [r for r in [*before, *log.read()] if r["at"] >= oldest]
+        return before
 
     # ---- The steps ----
 

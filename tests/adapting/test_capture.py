@@ -22,10 +22,9 @@ def test_records_come_back_in_order_from_files_that_only_the_owner_reads(tmp_pat
     log = Log(tmp_path / "captured")
     for i in range(5):
         log.append({"i": i})
-    records, position = log.read()
-    assert [r["i"] for r in records] == list(range(5))
+    assert [r["i"] for r in log.read()] == list(range(5))
     log.append({"i": 5})
-    assert log.read(position)[0] == [{"i": 5}]
+    assert log.read() == [{"i": 5}]
     assert (tmp_path / "captured").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in log.segments()} == {0o600}
 
@@ -44,14 +43,14 @@ def test_a_line_that_a_kill_tore_is_left_out_and_a_new_process_writes_elsewhere(
         file.write(b'{"i": 1')
     after = Log(tmp_path)  # of the next process
     after.append({"i": 2})
-    assert [r["i"] for r in after.read()[0]] == [0, 2]
+    assert [r["i"] for r in after.read()] == [0, 2]
 
 
 def test_captured_text_is_encrypted_where_a_key_is_given(tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, Fernet.generate_key().decode())
     Log(tmp_path, capture_key()).append({"prompt_ids": SECRET})
     assert b"4711" not in next(tmp_path.glob("*.log")).read_bytes()
-    assert Log(tmp_path, capture_key()).read()[0] == [{"prompt_ids": SECRET}]
+    assert Log(tmp_path, capture_key()).read() == [{"prompt_ids": SECRET}]
     monkeypatch.setenv(KEY, Fernet.generate_key().decode())
     with pytest.raises(CaptureError, match=KEY):
         Log(tmp_path, capture_key()).read()
@@ -128,11 +127,11 @@ def recorder(tmp_path, **settings) -> Recorder:
 def test_tokens_are_captured_with_consent_only_and_every_request_is_counted(tmp_path, consent, said, kept):
     sent = answered(recorder(tmp_path, consent=consent), Client("code", said), [[7, 8, 9]], delta=False)
     assert sent[-1].outputs[0].spec_decode_metrics is None  # the client sees what it would see without us
-    (count,) = Log(tmp_path / "counts").read()[0]
+    (count,) = Log(tmp_path / "counts").read()
     assert (count["drafts"], count["proposed"], count["accepted"]) == (3, 9, 5)
     assert (count["workload"], count["head"], count["prompt_tokens"]) == ("code", "head-a", 2)
     assert "prompt_ids" not in count
-    found = Log(tmp_path / "captured").read()[0]
+    found = Log(tmp_path / "captured").read()
     assert len(found) == kept
     assert all(r["prompt_ids"] == SECRET and r["response_ids"] == [7, 8, 9] and r["steps"] == [2, 0, 3] for r in found)
 
@@ -140,12 +139,12 @@ def test_tokens_are_captured_with_consent_only_and_every_request_is_counted(tmp_
 def test_a_response_that_streams_is_put_together(tmp_path):
     answered(recorder(tmp_path), Client("code", True), [[7], [8, 9]], delta=True)
     answered(recorder(tmp_path), Client("code", True), [[7], [7, 8, 9]], delta=False)
-    assert [r["response_ids"] for r in Log(tmp_path / "captured").read()[0]] == [[7, 8, 9]] * 2
+    assert [r["response_ids"] for r in Log(tmp_path / "captured").read()] == [[7, 8, 9]] * 2
 
 
 def test_a_request_during_which_the_head_changed_belongs_to_none(tmp_path):
     answered(recorder(tmp_path), Client("code", True), [[7], [8]], delta=True, swap="head-b")
-    assert Log(tmp_path / "counts").read()[0][0]["head"] == MIXED
+    assert Log(tmp_path / "counts").read()[0]["head"] == MIXED
 
 
 def without_secrets(prompt, response):
@@ -158,9 +157,9 @@ def reversed_response(prompt, response):
 
 def test_the_hook_decides_what_is_kept(tmp_path):
     answered(recorder(tmp_path, redact=f"{__name__}:without_secrets"), Client("all", True), [[7, 8]], delta=False)
-    assert Log(tmp_path / "captured").read()[0] == []
+    assert Log(tmp_path / "captured").read() == []
     answered(recorder(tmp_path, redact=f"{__name__}:reversed_response"), Client("all", True), [[7, 8]], delta=False)
-    (record,) = Log(tmp_path / "captured").read()[0]
+    (record,) = Log(tmp_path / "captured").read()
     assert record["response_ids"] == [8, 7]
     assert "steps" not in record
 
@@ -170,7 +169,7 @@ def test_the_rate_is_the_share_that_is_captured(tmp_path):
     watched = Recorder(settings, tmp_path, "a")
     for _ in range(400):
         watched._write(Client(), "a", [1], [2], None)
-    assert 70 <= len(Log(tmp_path / "captured").read()[0]) <= 130
+    assert 70 <= len(Log(tmp_path / "captured").read()) <= 130
     assert os.listdir(tmp_path / "counts")
 
 
@@ -190,4 +189,4 @@ def test_a_record_that_a_full_disk_cut_short_ends_its_segment(tmp_path, monkeypa
         log.append({"i": 1})
     monkeypatch.setattr(os, "write", write)
     log.append({"i": 2})
-    assert [r["i"] for r in log.read()[0]] == [0, 2]
+    assert [r["i"] for r in log.read()] == [0, 2]

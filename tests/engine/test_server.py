@@ -107,7 +107,7 @@ def _check_a_rate(server: Server) -> None:
 
 def _check_a_load_of_six(server: Server) -> None:
     """It runs two at a time: the others wait."""
-    result = run_load(server, PROMPTS * 4, load=LoadConfig(concurrency=6), max_tokens=64, ignore_eos=True)
+    result = run_load(server, PROMPTS * 2, load=LoadConfig(concurrency=6), max_tokens=64, ignore_eos=True)
     assert max(sample.running for sample in result.samples) == 2
     assert max(sample.waiting for sample in result.samples) >= 3
 

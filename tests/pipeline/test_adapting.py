@@ -66,16 +66,15 @@ def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
     good, bad = recipe.head_dir, reversed_fc(recipe.head_dir, tmp_path / "bad")
     prompts = [p.prompt_ids for p in load_workload(recipe).prompts][:12]
     with serving(recipe, good) as control, control.server.client() as client, ThreadPoolExecutor(8) as places:
-        counts, position = Log(folder(recipe) / "counts"), ("", 0)
+        counts = Log(folder(recipe) / "counts")
 
         def ask(ids: list[int]) -> list[int]:
             body = {"model": "tiny", "prompt": ids, "max_tokens": 64, "temperature": 0, "return_token_ids": True}
             return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["token_ids"]
 
         def answers() -> tuple[list[list[int]], dict[str, float]]:
-            nonlocal position
             found = list(places.map(ask, prompts))
-            rows, position = counts.read(position)
+            rows = counts.read()
             heads = {r["head"] for r in rows}
             accepted = {h: sum(r["accepted"] for r in rows if r["head"] == h) for h in heads}
             return found, {h: accepted[h] / sum(r["drafts"] for r in rows if r["head"] == h) for h in heads}
@@ -104,7 +103,7 @@ def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
             assert asked.status_code == httpx.codes.UNAUTHORIZED
     log = (folder(recipe) / "server.log").read_text()
     assert str(prompts[0][:6])[1:-1] not in log
-    captured, _ = Log(folder(recipe) / "captured").read()
+    captured = Log(folder(recipe) / "captured").read()
     assert {tuple(r["prompt_ids"]) for r in captured} == {tuple(ids) for ids in prompts}
 
 
@@ -202,7 +201,7 @@ def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
     command = [*traffic_of(recipe, tmp_path, 330), *overrides]  # 40 s, of which each head has 10 s at least
 
     def heads_seen() -> set[str]:
-        return {Path(r["head"]).name for r in Log(folder(recipe) / "counts").read()[0]}
+        return {Path(r["head"]).name for r in Log(folder(recipe) / "counts").read()}
 
     process = start(*command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     wait_for(process, lambda: "worse-adapt-1" in heads_seen())
