@@ -6,6 +6,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from drafthead.data.spool import Spool
 from drafthead.files import atomic_path
 from drafthead.generation.harvest import fill
@@ -30,6 +32,7 @@ def harvest(directory: Path, end_with_us) -> None:
     fill(SimpleNamespace(make=make, finish=lambda: None), Spool(directory, CAPACITY, SHARDS, EPOCHS), jobs)
 
 
+@pytest.mark.slow
 def test_a_harvester_that_is_killed_leaves_no_trace_in_a_spool(tmp_path, fault_seed):
     chooser, context, spool = random.Random(fault_seed), get_context("spawn"), Spool(tmp_path, CAPACITY, SHARDS, EPOCHS)
 
