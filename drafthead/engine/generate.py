@@ -112,9 +112,6 @@ class CapturingEngine(Engine):
     """Keeps the states of named requests, and stores them once their shards are known: a worker of
     `drafthead.engine.running` for shards of finished texts."""
 
-    def reset_cache(self) -> None:
-        """It caches no prefix: every row is computed by the request it belongs to."""
-
     def make(self, job: Any, bar: tqdm) -> None:
         """Read the texts of a shard (`generation.shards.ShardJob`) as prompts, and store their states."""
         texts = job.texts()
