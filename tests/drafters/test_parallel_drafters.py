@@ -9,7 +9,6 @@ from torch import Tensor
 from drafthead.data.packing import cut, pack, plan_stream, whole
 from drafthead.drafters.batch import tail_layout
 from drafthead.drafters.dflash.drafter import DFlash, DFlashModel
-from drafthead.drafters.dspark.drafter import DSparkModel
 from drafthead.drafters.peagle.drafter import PEagle
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.replay import match_text
@@ -46,14 +45,9 @@ def naive_block(model: DFlashModel, aux: Tensor, block: list[Tensor], first_posi
     return torch.stack([rms_norm(state, model.norm) for state in states])
 
 
-def slots_before(model: DFlashModel) -> int:
-    """Slots of a block that predict nothing: DFlash's known token, none of DSpark."""
-    return 0 if isinstance(model, DSparkModel) else 1
-
-
 def naive_blocks(model, aux, embeddings, first_position, num_positions) -> Tensor:
     """(K, T - 1, H) from every root of one document."""
-    before = slots_before(model)
+    before = model.silent_slots
     masks = [torch.full((8,), 0.5, dtype=torch.float64)] * (num_positions - 1 + before)
     blocks = [
         naive_block(model, aux[: t + 1], [embeddings[t + 1], *masks], first_position)[before:]
@@ -63,9 +57,9 @@ def naive_blocks(model, aux, embeddings, first_position, num_positions) -> Tenso
 
 
 def ours_blocks(model, aux, embeddings, positions, layout, num_positions) -> Tensor:
-    before, known = slots_before(model), torch.roll(embeddings[layout.rows], -1, 0)
-    masks = [torch.full_like(known, 0.5)] * (num_positions - 1 + before)
-    return model.fill([known, *masks], aux, positions, layout, before)
+    known = torch.roll(embeddings[layout.rows], -1, 0)
+    masks = [torch.full_like(known, 0.5)] * (num_positions - 1 + model.silent_slots)
+    return model.fill([known, *masks], aux, positions, layout)
 
 
 two_way_dflash_model = partial(dflash_model, causal=False)
@@ -240,7 +234,7 @@ def test_dspark_drafts_what_it_drafts_one_after_the_other_up_to_the_first_reject
     batch = pack(store, [whole(0, document.loss_mask, drafter)], drafter).to(torch.device("cpu"), torch.float64)
     embeddings = torch.randn(20, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     previous, naive = batch.ahead(1), []
-    for states in model.slots(batch, embeddings, 2, 0):
+    for states in model.slots(batch, embeddings, 3):
         markov = model.markov_head.markov_w1(previous)
         naive.append((model.lm_head(states) + model.markov_head.markov_w2(markov)).argmax(-1))
         previous = target_ids[naive[-1]]

@@ -204,7 +204,7 @@ def test_blocks_have_the_logits_of_vllm(vllm_config, tmp_path, kind, causal, num
 
     model = frozen_copy(shape, weights, torch.device("cpu"), torch.float32)
     slots = [row[None] for row in block]
-    states = model.fill(slots, aux, torch.arange(TOKENS), tail_layout([TOKENS], [TOKENS - 1]), first)[:, 0]
+    states = model.fill(slots, aux, torch.arange(TOKENS), tail_layout([TOKENS], [TOKENS - 1]))[:, 0]
     if kind == "dspark":
         states = torch.cat([states, model.markov_head.markov_w1(previous)], dim=-1)
     torch.testing.assert_close(states @ model.head_weight.T, theirs, rtol=0, atol=2e-4)

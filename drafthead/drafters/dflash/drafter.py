@@ -106,6 +106,7 @@ class DFlashModel(DraftModule):
     """The trainable head."""
 
     head: BlockHead
+    silent_slots: ClassVar[int] = 1  # of a block, which predict nothing: the known token's
 
     def __init__(self, shape: DraftShape):
         super().__init__(shape)
@@ -119,16 +120,16 @@ class DFlashModel(DraftModule):
 
     def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
         """(K x P, H), slot after slot: slot 1 + k holds draft position k."""
-        return self.slots(batch, embeddings, num_positions, 1).flatten(0, 1)
+        return self.slots(batch, embeddings, num_positions).flatten(0, 1)
 
-    def slots(self, batch: PackedBatch, embeddings: Tensor, masks: int, first: int) -> Tensor:
-        """As `fill`, of blocks of the known token and so many masks."""
+    def slots(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
+        """(K, P, H): as `fill`, of blocks of the known token and masks."""
         known = nn.functional.embedding(batch.ahead(1), embeddings)
-        block = [known, *[embeddings[self.head.mask_token_id][None]] * masks]
-        return self.fill(block, batch.aux, batch.positions, batch.layout, first)
+        masks = [embeddings[self.head.mask_token_id][None]] * (num_positions - 1 + self.silent_slots)
+        return self.fill([known, *masks], batch.aux, batch.positions, batch.layout)
 
-    def fill(self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout, first: int) -> Tensor:
-        """(slots, P, H), after the final norm, of the slots from `first` on of every root's block.
+    def fill(self, block: list[Tensor], aux: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """(K, P, H), after the final norm, of the slots of every root's block that predict.
 
         With `recompute` only the layers' inputs are kept, and each layer is run again in the backward.
 
@@ -137,7 +138,6 @@ class DFlashModel(DraftModule):
             aux: (T, N * H) aux hidden states.
             positions: (T,) the target's own.
             layout: documents and rows.
-            first: slots before it predict nothing.
         """
         roots = layout.at(0, positions[layout.rows])
         starts = [positions, *(roots + 1 + j for j in range(len(block)))]
@@ -147,7 +147,7 @@ class DFlashModel(DraftModule):
             context = self.hidden_norm(self.fc(aux))
             for layer in self.layers:
                 run = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
-                block = run(block, context, ropes, layout, first if layer is self.layers[-1] else 0)
+                block = run(block, context, ropes, layout, self.silent_slots if layer is self.layers[-1] else 0)
             return self.norm(torch.stack(block))
 
 
@@ -207,8 +207,8 @@ class DFlash(Drafter):
 
     @property
     def num_slots(self) -> int:
-        """The masks, and the known token in front of them, of a share of the roots."""
-        return math.ceil((self.num_positions + 1) * self.head.anchor_share)
+        """Those that predict, and those that do not, of a share of the roots."""
+        return math.ceil((self.num_positions + self.MODULE.silent_slots) * self.head.anchor_share)
 
     def position_weights(self) -> Tensor:
         """exp(-k / gamma)."""

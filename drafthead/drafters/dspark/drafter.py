@@ -13,7 +13,6 @@ Names and arithmetic are those of vLLM's `Qwen3DSparkModel` with `sample_from_an
 block is formed, K draft positions, H hidden, D draft vocabulary, V target vocabulary, r rank.
 """
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -38,6 +37,7 @@ class DSparkModel(DFlashModel):
     head: DSparkHead
     markov_head: Any  # modules by vLLM's names: the bias of a token on the next one
     confidence_head: Any  # log-odds that a draft is accepted
+    silent_slots = 0
     draft_rows = (*DFlashModel.draft_rows, "markov_head.markov_w2.weight")
 
     def __init__(self, shape: DraftShape):
@@ -64,7 +64,7 @@ class DSparkModel(DFlashModel):
 
     def states(self, batch: PackedBatch, embeddings: Tensor, num_positions: int) -> Tensor:
         """(K x P, H + r); the token before draft k of root t is x[t+1+k]."""
-        states = self.slots(batch, embeddings, num_positions - 1, 0)
+        states = self.slots(batch, embeddings, num_positions)
         before = torch.stack([batch.ahead(1 + k) for k in range(num_positions)])
         return torch.cat([states, self.markov_head.markov_w1(before)], dim=-1).flatten(0, 1)
 
@@ -107,8 +107,3 @@ class DSpark(DFlash):
     MODULE = DSparkModel
     vllm = DSparkFiles()
     stops_at_rejection = False  # a draft knows the ones before it: no gain was resolved
-
-    @property
-    def num_slots(self) -> int:
-        """The known token's slot makes a draft too."""
-        return math.ceil(self.num_positions * self.head.anchor_share)
