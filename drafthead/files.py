@@ -19,6 +19,19 @@ from safetensors import SafetensorError
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+# What to do about an error of the operating system; of any other: look at the disk.
+_ADVICE = {
+    errno.ENAMETOOLONG: "shorten that name (name, output_dir)",
+    errno.EROFS: "give a folder that can be written (output_dir=...)",
+    errno.EACCES: "give yourself the right to it, or another path",
+    errno.EMFILE: "raise the limit on open files (ulimit -n) and run the same command, which continues",
+    errno.ENOENT: "make it, or give another path",
+    errno.ENOTDIR: "give another path",
+    errno.EISDIR: "give another path",
+    errno.ELOOP: "mend the links on the way, or give another path",
+}
+_LOOK = "look at its disk, and run the same command, which continues"
+
 
 class DiskFullError(ValueError):
     """A file does not fit, or could not be written to its end; nothing partial is left under its name."""
@@ -62,8 +75,8 @@ def describe(error: Exception) -> str:
 
     Errors that this project raises itself have no code and say all that already.
     """
-    said = str(error)
-    if isinstance(error, OSError) and error.errno is None:
+    said, code = str(error), getattr(error, "errno", None)
+    if isinstance(error, OSError) and code is None:
         return f"{type(error).__name__}: {said}"
     kind = "DiskFullError" if ran_out(error) else type(error).__name__
     of = "" if getattr(error, "filename", None) else f"{_file_of(error)}: "
@@ -72,7 +85,7 @@ def describe(error: Exception) -> str:
     elif isinstance(error, SafetensorError) and "os error" not in said:
         advice = "it is damaged or cut short: delete it and make it again, or fetch it again"
     else:
-        advice = "put that right, or give another path (name, output_dir), and run the same command, which continues"
+        advice = _ADVICE.get(code or 0, _LOOK)
     return f"{kind}: {of}{said}; {advice}"
 
 

@@ -115,6 +115,14 @@ def test_fingerprint_sees_other_weights_of_the_same_shape(target: Path):
     assert load_target_spec(str(target)).fingerprint != before
 
 
+def test_stats_do_not_depend_on_the_chunk():
+    head = TargetHead.load(TARGET)
+    hidden = torch.randn(37, 192, generator=torch.Generator().manual_seed(0)).bfloat16()
+    whole, parts = head.stats(hidden), head.stats(hidden, chunk=5)
+    torch.testing.assert_close(whole[0], parts[0])
+    torch.testing.assert_close(whole[1], parts[1])
+
+
 def test_nothing_lies_outside_of_a_whole_vocabulary_at_any_temperature():
     """In bf16, where logits that were rounded would leave a part over."""
     torch.manual_seed(0)
