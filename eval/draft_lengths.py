@@ -12,7 +12,13 @@ import json
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.engine.server import speculative_flag
 from drafthead.evaluation.decision.analysis import compare_schedule
-from drafthead.evaluation.decision.variants import SCHEDULED, measure_schedule, modelled_schedule, with_schedule
+from drafthead.evaluation.decision.variants import (
+    SCHEDULED,
+    given_schedule,
+    measure_schedule,
+    modelled_schedule,
+    with_schedule,
+)
 from drafthead.evaluation.decision.verdict import change_text
 from drafthead.evaluation.reporting.measured_tables import brief_table
 from drafthead.evaluation.reporting.tables import print_table
@@ -25,8 +31,9 @@ OPTIONS = (
 
 def main() -> None:
     recipe, args = recipe_from_command_line(__doc__, *OPTIONS)
-    schedule = modelled_schedule(recipe) if args.schedule is None else args.schedule
-    if args.schedule is None and len(schedule) == 1:
+    given = args.schedule is not None
+    schedule = given_schedule(recipe, args.schedule) if given else modelled_schedule(recipe)
+    if not given and len(schedule) == 1:
         ((_, last, K),) = schedule
         print(
             f"K = {K} at every load: of the lengths that were served, no other is faster by a per cent at any batch of "

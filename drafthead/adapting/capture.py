@@ -112,17 +112,18 @@ class Log:
             CaptureError: a record was encrypted with another key, or without one.
         """
         records: list[Record] = []
+        after = self._after
         for path in self.segments():
-            last, begin = self._after
-            if path.name < last:
+            if path.name < after[0]:
                 continue
-            begin = begin if path.name == last else 0
+            begin = after[1] if path.name == after[0] else 0
             with suppress(FileNotFoundError), path.open("rb") as file:  # its age may be reached meanwhile
                 file.seek(begin)
                 text = file.read()
                 whole = text[: text.rfind(b"\n") + 1]  # what follows is being written, or was torn by a kill
                 records += [self._parse(line, path) for line in whole.splitlines()]
-                self._after = path.name, begin + len(whole)
+                after = path.name, begin + len(whole)
+        self._after = after
         return records
 
     def _parse(self, line: bytes, path: Path) -> Record:
@@ -135,7 +136,7 @@ class Log:
             ) from None
 
     def purge(self, days: float) -> None:
-        """Delete segments whose first record is older than `days`, then the oldest while all are above MOST_BYTES."""
+        """Delete segments whose first record is older than `days`, then the oldest while they exceed MOST_BYTES."""
         oldest, left = time.time() - days * DAY_S, self.segments()
         with suppress(FileNotFoundError):  # another process deletes them, too
             while left and (

@@ -122,7 +122,8 @@ def charts_of(reference: Sequence[Record]) -> dict[str, Chart]:
     """
     large = {name: rows for name, rows in by_workload(reference).items() if len(rows) >= LEAST}
     kept = {ALL: reference, **(large if len(large) > 1 else {})}  # one workload is all
-    seconds = max(1.0, reference[-1]["at"] - reference[0]["at"])
+    at = [record["at"] for record in reference]  # several servers write segments of their own
+    seconds = max(1.0, max(at) - min(at))
     per_request = _DAYS * DAY_S * len(kept) / seconds
     charts = {name: make_chart(*_columns(rows), per_request * len(rows)) for name, rows in kept.items()}
     return {name: chart for name, chart in charts.items() if chart}

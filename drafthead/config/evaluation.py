@@ -128,7 +128,7 @@ class EndpointConfig(Section):
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
-        if not re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+)(:[1-9]\d*)?/?", self.url):
+        if not re.fullmatch(r"https?://(\[[\da-fA-F:.]+\]|[\w.-]+)(:[1-9]\d{0,4})?/?", self.url):
             shown = "" if {"@", "?"} & {*self.url} else f" {self.url!r}"  # not repeated where it may hold the secret
             raise ValueError(
                 f"endpoint {self.name}: url{shown} must be http://host:port, without user, path or query, which would "

@@ -223,9 +223,9 @@ class Recipe(Section):
         states, generated = self.states, self.responses.regenerate
         if states.one_pass and (states.backend != "vllm" or states.spool_shards is not None or not generated):
             raise ValueError(
-                "states.one_pass captures a whole store while vLLM generates: it does not go with states.backend "
-                f"{states.backend}, states.spool_shards {states.spool_shards} and responses.regenerate {generated}; "
-                "set it to false"
+                "states.one_pass captures a whole store while vLLM generates: it needs states.backend vllm (not "
+                f"{states.backend}), no states.spool_shards ({states.spool_shards}) and responses.regenerate true (not "
+                f"{generated}); set states.one_pass to false"
             )
         longest = max(self.responses.max_tokens, self.eval.max_tokens)
         if longest >= self.engine.max_model_len:

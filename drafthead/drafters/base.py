@@ -2,8 +2,8 @@
 
     loss_rows  which rows can carry loss at which draft position, and `trained_rows` which do (packing, the loss)
     MODULE     the class of its module, which `from_target` starts from the target (training)
-    head_rows  of that module: what the language-model head is applied to, and the teacher row of each (the loss,
-               validation, export checks)
+    states     of that module: what the language-model head is applied to; `head_rows` adds the teacher row of each
+               (the loss, validation, export checks)
     vllm       config.json and tensors as vLLM reads them, both directions (export, import, evaluation)
 
 A drafter is a folder beside this file and its lines in `drafters.registry`. The loss is outside: `losses` knows rows

@@ -215,8 +215,8 @@ class Server:
             late = f"it does not answer on {self.base_url} within {_START_S} s" if time.monotonic() > deadline else ""
             if why := self.how_it_ended() or late:
                 raise ServerError(f"vLLM did not start: {why}. {_last_lines(self.log_path)}")
-            with suppress(httpx.TransportError), self.client(2) as client:  # not listening yet
-                return client.get("/health").is_success
+            with suppress(httpx.TransportError):  # not listening yet; whoever answers is not given the key
+                return httpx.get(f"{self.base_url}/health", timeout=2, trust_env=False).is_success
             return False
 
         return wait_until(healthy, f"vLLM to start (it logs to {self.log_path})")

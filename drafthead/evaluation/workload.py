@@ -238,7 +238,10 @@ def _check_foreign(recipe: Recipe, settings: MethodConfig, head: str) -> None:
     if Path(head).is_dir():
         if not (Path(head) / "config.json").is_file():
             raise FileNotFoundError(f"method {settings.name}: {head} has no config.json; {HEADS[settings.method]}")
-        check_tensor_files(Path(head))
+        try:
+            check_tensor_files(Path(head))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"method {settings.name}: {error}") from None
         if settings.method == HEAD:
             check_files(Path(head), load_target_spec(recipe.target_path, recipe.target.revision))
     _LOG.info(

@@ -315,7 +315,8 @@ def _name(value: Any) -> str | None:
 
 def _need(row: Row, name: str) -> Any:
     if row.get(name) is None:
-        raise RowError(f"no column {name}; found: {', '.join(map(str, row)) or 'none'}")
+        others = f" (or another of {', '.join(_SHAPES)})" if name in _SHAPES else ""
+        raise RowError(f"no column {name}{others}; found: {', '.join(map(str, row)) or 'none'}")
     return row[name]
 
 

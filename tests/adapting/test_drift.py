@@ -52,6 +52,8 @@ def test_a_fall_of_one_workload_is_named_where_the_others_hide_it():
     steady, other = requests(1700, 0.58, workload="chat"), requests(150, 0.58, workload="code", seed=1)
     charts = charts_of([*steady[:400], *other])
     assert set(charts) == {ALL, "chat", "code"}
+    slower = charts_of([row | {"at": 10 * row["at"]} for row in [*steady[:400], *other]])
+    assert all(slower[name].threshold < charts[name].threshold for name in charts)  # fewer requests in thirty days
     fallen = requests(150, 0.40, workload="code", seed=2)
     mixed = [r for i, row in enumerate(steady[400:]) for r in ([row, fallen[i // 9]] if i % 9 == 0 else [row])]
     alarm = first_alarm(charts, mixed)

@@ -15,6 +15,7 @@ from drafthead.data.shard import (
     Shard,
     StateSequence,
     first_teacher_row,
+    open_checked,
     quantise,
     shard_path,
     write_shard,
@@ -108,10 +109,12 @@ def test_damage_is_named_with_tensor_and_sequence(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1  # the last byte of the last mask
     path.write_bytes(content)
-    shard = Shard(path)
+    shard = open_checked(path, ["a", "b"])
     assert_same(shard[0], sequence("a", 9))
     with pytest.raises(ArtifactError, match=r"shard-00000\S+: loss_mask of sequence b"):
         shard[1]
+    with pytest.raises(ArtifactError, match="shard-00000"):
+        open_checked(path, ["a"])
     cut_short(path)
     with pytest.raises(ArtifactError, match="shard-00000"):
         Shard(path)

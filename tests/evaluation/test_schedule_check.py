@@ -8,6 +8,7 @@ from drafthead.evaluation.decision import variants
 from drafthead.evaluation.decision.analysis import compare_schedule
 from drafthead.evaluation.decision.variants import (
     SCHEDULED,
+    given_schedule,
     measure_schedule,
     modelled_schedule,
     with_schedule,
@@ -91,4 +92,6 @@ def test_nothing_is_served_that_compares_nothing(tmp_path):
     unreadable: tuple[Any, ...] = ([], 3, [[1, 2], [3, 64]], [[1, 2, None], [3, 64, 1]], {"1": 2})
     for schedule in ([[1, 64, 3]], [[1, 2, 9], [3, 64, 1]], overlap, late, backwards, *unreadable):
         with pytest.raises(ValueError, match="--schedule"):
-            measure_schedule(tiny_recipe(tmp_path, "eval.num_draft_tokens=[3,1]"), schedule)
+            given_schedule(tiny_recipe(tmp_path, "eval.num_draft_tokens=[3,1]"), schedule)
+    shuffled = [[*entry] for entry in reversed(SCHEDULE)]
+    assert given_schedule(tiny_recipe(tmp_path, "eval.num_draft_tokens=[3,1]"), shuffled) == SCHEDULE

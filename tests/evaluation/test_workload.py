@@ -52,7 +52,7 @@ def test_a_draft_that_is_none_is_named(tmp_path):
     for head, message in (
         ("gone", "gone does not exist"),
         ("empty", "Medusa.*MedusaModel"),
-        ("pickled", "pickled has no .*safetensors"),
+        ("pickled", "method mine: .*pickled has no .*safetensors"),
     ):
         recipe = tiny_recipe(tmp_path, f"eval.methods=[{{name: mine, method: medusa, head: {tmp_path / head}}}]")
         with pytest.raises(FileNotFoundError, match=message):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from drafthead import artifacts
 from drafthead.artifacts import read_json
 from drafthead.config import Recipe
-from drafthead.data.packing import pack, whole
+from drafthead.data.packing import pack, plan_stream, whole
 from drafthead.drafters.base import draft_shape, frozen_copy, load_trained
 from drafthead.drafters.registry import drafter_of
 from drafthead.drafters.trained import Checkpoint
@@ -19,10 +19,10 @@ from drafthead.drafters.vocabulary import DraftVocabulary, choose_vocabulary
 from drafthead.exporting.card import write_card
 from drafthead.exporting.export import export_head
 from drafthead.exporting.importing import import_head
-from drafthead.target.pieces import load_pieces, load_target_spec
+from drafthead.target.pieces import frozen_target, load_pieces, load_target_spec
 from drafthead.target.tokenizer import special_tokens
 from drafthead.training.inputs import find_start, learned_before, open_inputs, survey
-from drafthead.training.trainer import train
+from drafthead.training.trainer import LossModule, train
 from tests.artifacts import ask, write_prompt_artifact
 from tests.damage import edit_config
 from tests.exporting.runs import random_weights, shape_of, write_random_head, write_run
@@ -30,6 +30,19 @@ from tests.training.launching import entries, forget_after, losses, run
 from tests.training.synthetic import small_recipe, synthetic_store
 
 CPU = torch.device("cpu")
+
+
+def first_loss(recipe: Recipe, weights: dict[str, torch.Tensor]) -> float:
+    """Loss of the recipe's first optimiser step with these weights, from the batch itself."""
+    inputs, config, drafter = open_inputs(recipe), recipe.train, drafter_of(recipe.head)
+    windows = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, drafter).windows
+    stream = plan_stream(inputs.train, windows, config.tokens_per_batch, config.seed, config.epochs)
+    batch = pack(inputs.train, stream[0], drafter).to(CPU, torch.float32)
+    vocabulary = DraftVocabulary(weights["d2t"], weights["t2d"])
+    target = frozen_target(load_pieces(recipe.target_path), vocabulary.target_ids, CPU, torch.float32)
+    scale = drafter.position_weights() / batch.scored.sum(1)
+    draft = frozen_copy(draft_shape(recipe.head, inputs.spec, recipe.target.aux_layer_ids), weights, CPU, torch.float32)
+    return float(LossModule(draft)(batch, target, scale.float()).loss)
 
 
 @pytest.mark.slow
@@ -43,6 +56,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     said = run(recipe, "train.init_from=runs/elsewhere")
 
     best = artifacts.require(first.run_dir, "run", "")["counts"]["best_step"]
+    trained = load_file(first.run_dir / f"checkpoints/step_{best:08d}/model.safetensors")
     (wanted,) = [e for e in entries(first.run_dir, "validation") if e["step"] == best]
     (found, *_) = entries(recipe.run_dir, "validation")
     assert found["step"] == 0
@@ -50,6 +64,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
         assert found[key] == wanted[key]
     assert found["first_step_loss"] == pytest.approx(wanted["first_step_loss"], rel=1e-6)
     steps = entries(recipe.run_dir)
+    assert steps[0]["loss"] == pytest.approx(first_loss(recipe, trained), rel=1e-5)
     assert steps[0]["loss"] < 0.5 * losses(first.run_dir)[0]
     assert steps[0]["learning_rate"] == pytest.approx(recipe.train.learning_rate)  # one step of warm-up, begun anew
     assert "runs/elsewhere" in said
@@ -109,7 +124,10 @@ def test_what_does_not_fit_is_refused_with_the_next_step(ancestor, override, mes
 
 
 def test_a_trained_head_may_learn_a_sliding_window(ancestor):
-    assert start_of(started(ancestor, "head.sliding_window=32")).run["head"]["sliding_window"] is None
+    recipe = started(ancestor, "head.sliding_window=32")
+    start = start_of(recipe)
+    assert start.run["head"]["sliding_window"] is None
+    assert first_loss(recipe, start.weights()) != first_loss(started(ancestor), start.weights())
 
 
 def test_a_head_whose_vocabulary_was_chosen_by_coverage_is_taken_as_it_is(fresh_recipe):

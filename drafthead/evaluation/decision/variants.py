@@ -18,12 +18,13 @@ head is the better half of two.
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from drafthead.config import Recipe
 from drafthead.config.evaluation import ALL, OWN, MethodConfig
+from drafthead.engine.offline import import_vllm
 from drafthead.evaluation.decision.cost_model import CostModel, fit, speed_samples
 from drafthead.evaluation.decision.verdict import (
     DEPLOY,
@@ -201,22 +202,29 @@ def modelled_schedule(recipe: Recipe) -> Schedule:
     return best_schedule(fit(samples.points(), samples.positions), limit)
 
 
-def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
-    """Serve the schedule beside every fixed draft length, in results/NAME/draft-lengths/schedule.
+def given_schedule(recipe: Recipe, schedule: Any) -> Schedule:
+    """A schedule as a user gives it, with its batch sizes in ascending order.
 
     Raises:
-        ValueError: the schedule has one draft length, or one beyond the recipe's, or vLLM would not start with it.
+        ValueError: it has one draft length, or one beyond the recipe's, or vLLM would not start with it.
     """
+    import_vllm()
     from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
     longest = max(recipe.eval.draft_tokens)
     with foreign(f"schedule {schedule}", "Give another with --schedule '[[1,2,3],[3,64,1]]'", ValueError):
-        lengths = {K for _, _, K in validate_and_normalize_dynamic_sd_schedule(schedule)}
+        found = [list(entry) for entry in validate_and_normalize_dynamic_sd_schedule(schedule)]
+    lengths = {K for _, _, K in found}
     if len(lengths) < 2 or max(lengths) > longest:
         raise ValueError(
             f"schedule {schedule}: a comparison needs two draft lengths, none above {longest}, the longest of "
             "eval.num_draft_tokens; give another with --schedule"
         )
+    return found
+
+
+def measure_schedule(recipe: Recipe, schedule: Schedule) -> list[Level]:
+    """Serve the schedule beside every fixed draft length, in results/NAME/draft-lengths/schedule."""
     return summarise_serving(_measured(with_schedule(recipe, schedule), SCHEDULED, HEAD, SCHEDULED))
 
 

@@ -154,7 +154,7 @@ class Plan(NamedTuple):
 
     runs: tuple[ServerRun, ...]
     skipped: tuple[str, ...] = ()
-    sweeps: tuple[PlannedSweep, ...] = ()  # of a preset
+    sweeps: tuple[PlannedSweep, ...] = ()  # of a preset, whose loads are measured as published even where unreached
 
 
 CONVERSATIONS = WorkloadSpec(name="multi-turn", turns=3)
