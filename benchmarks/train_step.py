@@ -87,6 +87,8 @@ def compete(
             given = ["--shape", shape.name, "--inputs", str(inputs), "--device", shape.device]
             player = Player(contestant, variant, python, [*given, "--drafter", options.drafter], options.threads)
             player.prepare()
+            if player.entry.error:
+                console.print(f"[red]failed[/red] {player.entry.name}")
             players.append(player)
     products = HeadProducts(shape, shape.device)
     for number in range(options.rounds):
@@ -117,7 +119,7 @@ def processor(device: str) -> str:
 
 
 def report(summary: dict, options: argparse.Namespace) -> None:
-    """The table, the goals, what failed; and the file."""
+    """The table, the goals, what failed; and the file. Exit code 1 if anything failed."""
     if options.markdown and summary["contestants"]:
         print(results.markdown(summary))
     else:
@@ -130,6 +132,8 @@ def report(summary: dict, options: argparse.Namespace) -> None:
         console.print(f"[red]failed[/red] {error}", markup=True, highlight=False)
     if options.json:
         write_json(options.json, summary)
+    if summary["failed"]:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

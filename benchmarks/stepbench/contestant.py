@@ -1,7 +1,7 @@
 """What runs inside a contestant's process: one step at a time, when the referee asks for it.
 
 The process says `ready`, then answers every line it reads with one JSON line: the first step (a warm-up)
-with the memory it took, the following ones with their time. Between steps it sleeps, so contestants can
+with the memory it took, the following ones with their time and operations. Between steps it sleeps, so contestants can
 take turns and what else the machine does hits all of them alike. The answers go to the original stdout;
 whatever libraries print there goes to stderr. What it does instead with --train: `stepbench.training`.
 """
@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.profiler import profile
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from stepbench import training
 from stepbench.clock import seconds_of
@@ -31,10 +31,6 @@ from stepbench.shapes import SHAPES, Shape
 STEP_DECAY = 0.8  # TTT step k weighs 0.8**k, the default of all three trainers
 LEARNING_RATE = 1e-4
 _ATTENTION = {f"aten::_scaled_dot_product_flash_attention_for_cpu{part}" for part in ("", "_backward")}
-# torch does not count a CPU's flash attention, and torch 2.11 refuses grouped heads on a GPU: neither is counted.
-_NOT_COUNTED = {
-    getattr(torch.ops.aten, f"_flash_attention_{part}"): lambda *_, **__: 0 for part in ("forward", "backward")
-}
 
 
 class Done(NamedTuple):
@@ -116,12 +112,10 @@ def serve(
 
 
 def _first(step: TrainStep, device: str) -> dict:
-    counting = FlopCounterMode(display=False, custom_mapping=_NOT_COUNTED)
-    with PeakMemory(device) as memory, counting as counter:
+    with PeakMemory(device) as memory:
         timed = _timed(step, device)
     return {
         **timed,
-        "flops": counter.get_total_flops(),
         "memory_bytes": memory.needed,
         "before_bytes": memory.before,
         "memory_from": memory.how,
@@ -129,15 +123,16 @@ def _first(step: TrainStep, device: str) -> dict:
 
 
 def _round(step: TrainStep, device: str) -> dict:
-    """A timed step, and another whose matrix products are timed, attention's among them, by torch's profiler. Its own
-    work is none of theirs."""
+    """A timed step, and another whose matrix products are timed, attention's among them, and counted, without it, by
+    torch's profiler: a mode of torch that counts refuses compiled attention. Its own work is none of theirs."""
     timed = _timed(step, device)
-    with profile() as found:
+    with profile(with_flops=True) as found:
         seconds_of(step, device)
     products = {str(packet).replace(".", "::") for packet in flop_registry} | _ATTENTION
     kind = f"self_{'device' if device == 'cuda' else device}_time_total"  # microseconds
-    seconds = sum(getattr(e, kind) / 1e6 for e in found.key_averages() if e.key in products)
-    return {**timed, "over_products": timed["seconds"] / seconds}
+    events = [e for e in found.key_averages() if e.key in products]
+    seconds = sum(getattr(e, kind) / 1e6 for e in events)
+    return {**timed, "over_products": timed["seconds"] / seconds, "flops": sum(e.flops for e in events)}
 
 
 def _timed(step: TrainStep, device: str) -> dict:

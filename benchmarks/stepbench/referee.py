@@ -26,9 +26,10 @@ class Entry:
     Attributes:
         name: "contestant variant".
         version: of its package.
-        first: its answer to the first step (memory_bytes, before_bytes, memory_from, flops, losses, rows).
+        first: its answer to the first step (memory_bytes, before_bytes, memory_from, losses, rows).
         seconds: one per round.
         over_products: the same step's time over that of the matrix products of the next, one per round.
+        flops: of the matrix products of a step.
         error: why it left, or None.
     """
 
@@ -37,6 +38,7 @@ class Entry:
     first: dict = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     over_products: list[float] = field(default_factory=list)
+    flops: float = 0.0
     error: str | None = None
 
 
@@ -75,6 +77,7 @@ class Player:
         if answer := self.ask("step"):
             self.entry.seconds.append(answer["seconds"])
             self.entry.over_products.append(answer["over_products"])
+            self.entry.flops = answer["flops"]
 
     def close(self) -> None:
         """Let the process end."""

@@ -45,7 +45,7 @@ def _row(shape: Shape, entry: Entry, ours: Entry | None, peak: float, entropy: f
     rows = entry.first["rows"]
     rates = [(rows or shape.tokens_per_step) / s for s in entry.seconds]
     # Of EAGLE-3 the same for all: what a trainer computes twice to save memory does not count.
-    flops = step_flops(shape) if rows is None else entry.first["flops"]
+    flops = step_flops(shape) if rows is None else entry.flops
     work = rows / ours.first["rows"] if rows and ours else 1.0
     losses = entry.first["losses"]
     if entry.name.startswith("specforge"):

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from drafthead.config import REPO_ROOT
@@ -64,6 +63,7 @@ def test_the_formula_counts_the_matrix_products_of_a_step(parts, tmp_path):
     step = parts["ours"].build(parts["contestant"].Assignment(shape, "cpu", "packed", "eagle3", tensors, target))
     with FlopCounterMode(display=False) as counter:
         step()
+    assert parts["contestant"]._round(step, "cpu")["flops"] == counter.get_total_flops()
     counts = counter.get_flop_counts()["Global"]
     counted = counts[torch.ops.aten.mm] + counts[torch.ops.aten.addmm]
     attention = 6 * shape.tokens_per_step * shapes.attention_macs(shape)
@@ -80,20 +80,6 @@ def test_the_formula_counts_each_pair_of_query_and_key_once(parts):
     pairs = sum(t + 1 + k for k in range(shape.ttt_steps) for t in range(shape.tokens))
     macs_per_pair = 2 * shape.heads * shape.head_dim  # score and weighted sum
     assert shapes.attention_macs(shape) * shape.tokens == pairs * macs_per_pair
-
-
-def test_attention_is_counted_on_a_gpu_as_little_as_on_a_cpu(parts):
-    contestant = parts["contestant"]
-
-    def step():
-        query, key = (torch.empty(8, heads, 64, dtype=torch.bfloat16, device="cuda") for heads in (4, 2))
-        ends = torch.empty(3, dtype=torch.int32, device="cuda")
-        torch.ops.aten._flash_attention_forward(query, key, key, ends, ends, 8, 8, 0.0, True, False)
-        query.flatten(1) @ query.flatten(1).T
-        return contestant.Done([0.0])
-
-    with FakeTensorMode():  # of a GPU that need not be there
-        assert contestant._first(step, "cpu")["flops"] == 2 * 8 * 256 * 8
 
 
 def test_memory_counts_what_is_allocated_inside(parts):
