@@ -31,6 +31,7 @@ RENAMED = {
     "train.compile": "gone: torch.compile did not pay",
     "train.weight_decay": "gone: weights do not decay",
     "train.warmup_ratio": "gone: the rate warms up over 3 % of the steps",
+    "train.ema_decay": "gone: averaged weights gained nothing beside a rate that ends at zero (train.decay_ratio)",
     "train.max_grad_norm": "gone: gradients are clipped to a norm of 1",
     "responses.on_truncated": "this key is now responses.drop, a list with `truncated` in it",
     "responses.on_refused": "this key is now responses.drop, a list with `refused` in it",

@@ -41,7 +41,6 @@ class TrainConfig(Section):
     learning_rate: float = Field(gt=0)
     muon_learning_rate: float = Field(default=0.02, gt=0)  # in units of spectral norm per step
     decay_ratio: float | None = Field(default=None, gt=0, le=1)  # WSD over the last share of steps; None: cosine
-    ema_decay: float | None = Field(default=None, gt=0, lt=1)  # validate and export the weights' moving average
     precision: Literal["fp32", "bf16"] = "bf16"
     zero_stage: Literal[0, 1, 2, 3] = 1
     gradient_checkpointing: bool = False  # recompute draft steps in the backward: less memory, about a third more work

@@ -173,7 +173,7 @@ def training_memory(
         longest: tokens of a document; one beyond train.tokens_per_batch is read in windows that exceed it, too.
 
     Returns:
-        weights (in the compute type, with the float32 masters), gradients, optimizer (moments and moving average),
+        weights (in the compute type, with the float32 masters), gradients, optimizer (moments),
         buckets (of gradients that are filled and sent, on CUDA), target (embeddings, head rows and norm), batch (aux
         and last states of one micro batch and of the next one),
         activations (kept for the backward) and loss (logits of a chunk, and the head's gradient).
@@ -181,7 +181,6 @@ def training_memory(
     width = 2 if config.precision == "bf16" else _FLOAT32
     parameters, stage = num_parameters(shape), config.zero_stage
     share = parameters // ranks
-    moments = 2 + (config.ema_decay is not None)
     H, V, D, tokens = shape.hidden_size, shape.vocab_size, shape.head.draft_vocab_size, config.tokens_per_batch
     masters = 0 if stage == 0 else _FLOAT32 * share
     read = max(tokens, min(longest, window_tokens(tokens, tokens // 2)))
@@ -190,7 +189,7 @@ def training_memory(
     return {
         "weights": width * (share if stage == 3 else parameters) + masters,
         "gradients": width * (share if stage >= 2 else parameters),
-        "optimizer": moments * _FLOAT32 * (parameters if stage == 0 else share),
+        "optimizer": 2 * _FLOAT32 * (parameters if stage == 0 else share),
         "buckets": 2 * width * bucket_elements(parameters) if device == "cuda" and stage else 0,
         "target": width * (V + D) * H,
         "batch": 2 * width * read * (shape.num_aux_layers + 1) * H,

@@ -187,7 +187,7 @@ class _Planner:
         notes = [amount.note, "train: " + ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())]
         if self.recipe.head.coverage is not None:
             notes.append("head.coverage: counted with the whole vocabulary, an upper bound")
-        checkpoint = parameters * _FLOAT32 * (5 + (train.ema_decay is not None))  # weights twice, masters, moments
+        checkpoint = parameters * _FLOAT32 * 5  # weights twice, masters, moments
         tokens = train.epochs * amount.tokens
         work = f"{parameters / 1e6:,.1f} M parameters, {tokens:,} tokens in {train.epochs} epochs"
         disk = (train.keep_checkpoints + 1) * checkpoint  # and the best

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from drafthead.artifacts import MANIFEST, ArtifactError, file_entries, read_json, verify_files
@@ -34,9 +34,8 @@ from drafthead.drafters.trained import MODEL_FILE, STATE_FILE, checkpoint_dir
 from drafthead.drafters.vocabulary import DraftVocabulary
 from drafthead.files import check_space, delete_folder, make_folder, sync, write_json
 from drafthead.training.metrics import METRICS
-from drafthead.training.optimizer import EMA_STATE
 
-_COPIES = 6  # of the weights, at most: consolidated, the engine's, its master, two moments and their average
+_COPIES = 5  # of the weights, at most: consolidated, the engine's, its master and two moments
 _ENGINE = "deepspeed"
 logger = logging.getLogger(__name__)
 
@@ -108,23 +107,15 @@ def save(accelerator: Any, engine: Any, run_dir: Path, state: TrainState, weight
     accelerator.wait_for_everyone()
 
 
-def consolidated(accelerator: Any, engine: Any, averaged: bool) -> dict[str, Tensor]:
-    """float32 weights on the CPU under their exported names, or their moving average; every rank calls this."""
-    from deepspeed.utils import (
-        lazy_init_hp_params_optimizer_state,
-        safe_get_full_fp32_param,
-        safe_get_full_optimizer_state,
-    )
+def consolidated(accelerator: Any, engine: Any) -> dict[str, Tensor]:
+    """float32 weights on the CPU under their exported names; every rank calls this."""
+    from deepspeed.utils import safe_get_full_fp32_param
 
-    if averaged and hasattr(zero := engine.optimizer, "single_partition_of_fp32_groups"):
-        # ZeRO 1 and 2 did it when the first group had stepped: those of a second one, Muon's AdamW, were not there yet.
-        for weights_of, master in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True):
-            lazy_init_hp_params_optimizer_state(weights_of, master, zero.optimizer.state)
     weights = {}
     for name, parameter in accelerator.unwrap_model(engine).draft.named_parameters():
-        full = safe_get_full_optimizer_state(parameter, EMA_STATE) if averaged else safe_get_full_fp32_param(parameter)
+        full = safe_get_full_fp32_param(parameter)
         if full is None:  # without a ZeRO optimiser the parameter is the master
-            full = engine.optimizer.state[parameter][EMA_STATE] if averaged else parameter
+            full = parameter
         weights[name] = full.detach().float().cpu().clone()
     return weights
 
@@ -142,7 +133,7 @@ def newest(run_dir: Path) -> tuple[Path, TrainState] | None:
     return None
 
 
-def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged: bool) -> None:
+def load(accelerator: Any, engine: Any, path: Path, state: TrainState) -> None:
     """Restore the engine from a verified checkpoint; every rank calls this.
 
     On another number of ranks than wrote it, rank 0 first converts it to DeepSpeed's universal format. ZeRO 0
@@ -153,7 +144,6 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
         engine: the DeepSpeed engine.
         path: the checkpoint.
         state: what it says of itself.
-        averaged: its model.safetensors holds the moving average, which the optimiser continues.
 
     Raises:
         ArtifactError: it does not load.
@@ -165,8 +155,6 @@ def load(accelerator: Any, engine: Any, path: Path, state: TrainState, averaged:
             folder, tag = path.with_name(f".{path.name}.universal"), "universal"
             if accelerator.is_main_process:
                 _convert(path / _ENGINE / "state", folder / tag)
-                if averaged:
-                    _add_average(path / MODEL_FILE, folder / tag / "zero")
             accelerator.wait_for_everyone()
             engine._config.load_universal_checkpoint = True  # DeepSpeed asks for it before a checkpoint is known
         loaded, _ = engine.load_checkpoint(str(folder), tag=tag)
@@ -240,14 +228,6 @@ def _to_parameters(optimizer: torch.optim.Optimizer) -> None:
         state.update({name: t.to(parameter.device) for name, t in state.items() if isinstance(t, Tensor)})
 
 
-def _add_average(weights: Path, parameters: Path) -> None:
-    """Put the moving average into the universal form, which is made of Adam's moments only but read by file name."""
-    for name, tensor in load_file(weights).items():
-        folder = parameters / f"draft.{name}"  # as the engine's module, a LossModule, names them
-        if folder.is_dir():  # d2t and t2d are no parameters
-            torch.save({"param": tensor}, folder / f"{EMA_STATE}.pt")
-
-
 def retain(run_dir: Path, keep: int, state: TrainState) -> None:
     """Delete all but the `keep` newest checkpoints and the best one, as of the newest that verified.
 
@@ -290,14 +270,12 @@ def restore(
         return TrainState(0, ranks, config.zero_stage, 0.0, 0, 0.0)
     path, state = found
     check_vocabulary(path, vocabulary)
-    averaged = config.ema_decay is not None
-    if state.world_size != ranks and (config.optimizer == "muon" or (averaged and config.zero_stage == 3)):
+    if state.world_size != ranks and config.optimizer == "muon":
         raise ValueError(
             f"{path} was written by {state.world_size} ranks and this run has {ranks}: DeepSpeed's universal "
-            "checkpoint leaves out the moments of train.optimizer muon, and those of train.ema_decay at "
-            f"train.zero_stage 3. Resume with {state.world_size} ranks"
+            f"checkpoint leaves out the moments of train.optimizer muon. Resume with {state.world_size} ranks"
         )
-    load(accelerator, engine, path, state, averaged)
+    load(accelerator, engine, path, state)
     if accelerator.is_main_process:
         retain(run_dir, config.keep_checkpoints, state)  # the run may have ended between writing it and retention
     reshaped = "" if state.world_size == ranks else f" (written by {state.world_size} ranks, now {ranks})"

@@ -1,8 +1,7 @@
-"""The optimiser: AdamW, or Muon for matrices with AdamW for the rest, and a moving average of the weights.
+"""The optimiser: AdamW, or Muon for matrices with AdamW for the rest.
 
-Everything that changes from step to step (learning rates, the average's decay) is a pure function of the
-step, set on the parameter groups before it; so a resumed run needs no scheduler state. The moving average
-is kept as optimiser state: DeepSpeed partitions, saves and restores it as it does Adam's moments.
+Learning rates are a pure function of the step, set on the parameter groups before it; so a resumed run needs no
+scheduler state.
 
 Muon replaces a matrix's momentum by its nearest orthogonal matrix (Newton-Schulz iteration). It needs
 whole matrices, which ZeRO cuts up; DeepSpeed's own implementation gathers them. Its gradient norm is that
@@ -20,7 +19,6 @@ from drafthead.config.train import TrainConfig
 from drafthead.drafters.base import DraftModule
 from drafthead.drafters.layers import Projection
 
-EMA_STATE = "ema"
 MAX_GRAD_NORM = 1.0
 _BETAS = (0.9, 0.95)
 _WARMUP = 0.03  # of the steps
@@ -41,8 +39,6 @@ def build_optimizer(config: TrainConfig, draft: DraftModule) -> torch.optim.Opti
         optimizer = AdamW([{"params": list(draft.parameters()), **adam}], betas=_BETAS, fused=True)
     if config.zero_stage == 0:
         optimizer.register_step_pre_hook(_clip)
-    if config.ema_decay is not None:
-        optimizer.register_step_post_hook(_move_average)
     return optimizer
 
 
@@ -65,7 +61,7 @@ def _muon(learning_rate: float, draft: DraftModule, adam: dict[str, float]) -> t
 
 
 def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, total_steps: int) -> float:
-    """Set the groups' learning rates and average decay for a step; returns the rate of the first AdamW group.
+    """Set the groups' learning rates for a step; returns the rate of the first AdamW group.
 
     Args:
         optimizer: from `build_optimizer`, or accelerate's wrapper of it.
@@ -76,8 +72,6 @@ def schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, step: int, t
     share = rate_share(config, step, total_steps)
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * share
-        if config.ema_decay is not None:  # young averages forget faster, or they would remember the start
-            group["ema_decay"] = min(config.ema_decay, (1 + step) / (10 + step))
     return config.learning_rate * share
 
 
@@ -94,17 +88,6 @@ def rate_share(config: TrainConfig, step: int, total_steps: int) -> float:
         return min(1.0, (total_steps - step) / max(1, round(config.decay_ratio * total_steps)))
     progress = (step - warmup) / max(1, total_steps - warmup)
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-@torch.no_grad()
-def _move_average(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-    """After a step: every weight's average moves towards it."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state = optimizer.state[parameter]
-            if EMA_STATE not in state:
-                state[EMA_STATE] = parameter.detach().clone()
-            state[EMA_STATE].lerp_(parameter, 1 - group["ema_decay"])
 
 
 def gradient_norm(engine: Any) -> float:

@@ -201,7 +201,6 @@ class Trainer:
 
     def fit(self, log: MetricsLog) -> None:
         """Take the remaining optimiser steps."""
-        averaged = self.config.ema_decay is not None
         self.feed.release(self.state.step)
         if self.inputs.start is not None and self.state.step == 0:
             # What the head is worth that training goes on from: later validations are compared with it.
@@ -214,14 +213,14 @@ class Trainer:
                     break
                 # Online, the states of this step may not be written yet, or the harvester may need room to go on.
                 if self.feed.wants_checkpoint(step):
-                    self.save(step, self.weights(averaged))
+                    self.save(step, self.weights())
                 self.feed.wait(step)
                 log.step(self.step(step), sum(w.num_tokens for windows in self.group(step) for w in windows))
                 bar.update(1)
 
                 # Now and then: measure, and keep the weights.
                 if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == self.total_steps:
-                    weights = self.weights(averaged)
+                    weights = self.weights()
                     # Logged before the checkpoint: a run resumed from there does not validate it again.
                     log.validation(step + 1, self.validate(weights))
                     self.save(step + 1, weights, measured=True)
@@ -298,7 +297,7 @@ class Trainer:
     def validate(self, weights: dict[str, Tensor]) -> Validation:
         """Replay drafting rounds over the validation split, each rank its share of the batches.
 
-        A copy outside the engine computes: it needs no gathering, and the moving average can be judged as well.
+        A copy outside the engine computes: it needs no gathering.
         """
         K, accelerator = self.drafter.num_positions, self.accelerator
         draft, config = frozen_copy(self.shape, weights, self.device, self.dtype), self.config
@@ -341,9 +340,9 @@ class Trainer:
             checkpoint.retain(self.recipe.run_dir, self.config.keep_checkpoints, self.state)
         self.feed.release(step)
 
-    def weights(self, averaged: bool = False) -> dict[str, Tensor]:
-        """What export reads of a checkpoint; every rank calls this. `averaged`: the moving average of the weights."""
-        weights = checkpoint.consolidated(self.accelerator, self.engine, averaged)
+    def weights(self) -> dict[str, Tensor]:
+        """What export reads of a checkpoint; every rank calls this."""
+        weights = checkpoint.consolidated(self.accelerator, self.engine)
         return {**weights, "d2t": self.vocabulary.d2t, "t2d": self.vocabulary.t2d}
 
     def _new_head(self, found: Survey, pieces: Any) -> DraftModule:

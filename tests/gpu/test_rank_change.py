@@ -30,5 +30,5 @@ def test_states_that_deepspeed_reads_to_the_cpu_follow_their_parameter(tmp_path,
     )  # fmt: skip
     accelerator = SimpleNamespace(num_processes=1, is_main_process=True, wait_for_everyone=lambda: None)
     state = TrainState(4, written_by, 1, 0.0, 0, 0.0)
-    checkpoint.load(accelerator, engine, tmp_path / "step_00000004", state, averaged=False)
+    checkpoint.load(accelerator, engine, tmp_path / "step_00000004", state)
     assert {t.device for t in optimizer.state[weight].values() if isinstance(t, torch.Tensor)} == {weight.device}

@@ -1,4 +1,4 @@
-"""The optimiser by itself: its average, its rate, and clipping."""
+"""The optimiser by itself: its rate, and clipping."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from drafthead.config import load_recipe
 from drafthead.drafters.base import draft_shape
 from drafthead.drafters.registry import drafter_of
 from drafthead.target.pieces import load_target_spec
-from drafthead.training.optimizer import build_optimizer, rate_share, schedule
+from drafthead.training.optimizer import build_optimizer, rate_share
 
 
 def adamw(**train) -> tuple:
@@ -18,21 +18,7 @@ def adamw(**train) -> tuple:
     return config, model, build_optimizer(config, model)
 
 
-def test_the_average_follows_its_definition():
-    config, model, optimizer = adamw(ema_decay=0.8)
-    average, total = None, 6
-    for step in range(total):
-        schedule(optimizer, config, step, total)
-        model(torch.ones(1, 3)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        decay = min(0.8, (1 + step) / (10 + step))
-        weight = model.weight.detach().clone()
-        average = weight if average is None else decay * average + (1 - decay) * weight
-    torch.testing.assert_close(optimizer.state[model.weight]["ema"], average)
-
-
-def test_without_an_average_the_optimiser_is_plain_adamw():
+def test_the_optimiser_is_plain_adamw():
     config, model, optimizer = adamw(zero_stage=1)
     twin = torch.nn.Linear(3, 2)
     twin.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""Optimisers, averages, precisions and trackers, each in a real run that is stopped and resumed."""
+"""Optimisers, precisions and trackers, each in a real run that is stopped and resumed."""
 
 import shutil
 
@@ -22,9 +22,9 @@ def resumes_exactly(recipe, *options: str, ranks: int) -> None:
     assert all(torch.equal(again[name], final[name]) for name in final)
 
 
-def test_muon_averaged_on_two_ranks_with_tensorboard_learns_and_resumes(fresh_recipe):
+def test_muon_on_two_ranks_with_tensorboard_learns_and_resumes(fresh_recipe):
     recipe, options = fresh_recipe(), ("train.optimizer=muon", "train.zero_stage=2", "train.batches_per_step=2")
-    options = (*options, "train.ema_decay=0.9", "train.tracker=tensorboard", "train.keep_checkpoints=3")
+    options = (*options, "train.tracker=tensorboard", "train.keep_checkpoints=3")
     run(recipe, *options, ranks=2)
     steps = entries(recipe.run_dir)
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
@@ -32,22 +32,22 @@ def test_muon_averaged_on_two_ranks_with_tensorboard_learns_and_resumes(fresh_re
     content = events.read_bytes()
     assert b"train/loss_per_step/2" in content
     assert b"validation/acceptance_length" in content
-    average = load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors")
+    final = load_file(checkpoints(recipe.run_dir)[-1] / "model.safetensors")
     resumes_exactly(recipe, *options, ranks=2)
-    whole = fresh_recipe(name="whole")  # ZeRO 3 keeps averages by weight, 1 and 2 in flat parts of a group
+    whole = fresh_recipe(name="whole")
     run(whole, *options, "train.zero_stage=3", ranks=2)
     resumes_exactly(whole, *options, "train.zero_stage=3", ranks=2)
     for name, tensor in load_file(checkpoints(whole.run_dir)[-1] / "model.safetensors").items():
-        torch.testing.assert_close(tensor, average[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tensor, final[name], rtol=1e-4, atol=1e-5)
     forget_after(recipe.run_dir, 4)
     refused = launch(recipe, *options, ranks=1)
     assert "was written by 2 ranks and this run has 1" in refused.stderr
 
 
-def test_bfloat16_with_averaged_weights_and_wandb_learns_and_resumes(fresh_recipe, monkeypatch):
+def test_bfloat16_with_wandb_learns_and_resumes(fresh_recipe, monkeypatch):
     set_secrets(monkeypatch)
     recipe = fresh_recipe()
-    options = ("train.precision=bf16", "train.ema_decay=0.9", "train.tracker=wandb", "train.batches_per_step=2")
+    options = ("train.precision=bf16", "train.tracker=wandb", "train.batches_per_step=2")
     options = (*options, "train.keep_checkpoints=3")
     printed = run(recipe, *options)
     assert MARKER not in printed
