@@ -5,7 +5,7 @@ the choice of a checkpoint use it, the others stand beside it in the tables of e
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
@@ -144,7 +144,7 @@ class TrafficConfig(Section):
     concurrency: dict[PositiveInt, PositiveFloat] | None = None
     workload: str | None = None  # of those measured; None: all prompts, and conversations where the head loses on them
 
-    def shares(self, measured: tuple[int, ...]) -> dict[int, float]:
+    def shares(self, measured: Iterable[int]) -> dict[int, float]:
         """Requests in flight -> share, summing to 1; every measured load alike where the recipe says nothing."""
         given = self.concurrency or dict.fromkeys(measured, 1.0)
         total = sum(given.values())

@@ -151,7 +151,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
         here = [level for level in judged if level.workload == workload]
         # Conversations are measured at one load, whatever the traffic's are.
         spread = TrafficConfig() if is_conversations(workload) else traffic
-        shares = spread.shares(tuple({level.concurrency for level in here}))
+        shares = spread.shares(level.concurrency for level in here)
         verdicts = [decide(own, shares, recipe.eval.slo) for own in grouped(here, "method", "K").values()]
         verdicts.sort(key=lambda v: (v.method == HEAD, v.method not in endpoints, *_gain(v, shares)), reverse=True)
         best: dict[str, Verdict] = {}  # of every method at its best draft length

@@ -87,7 +87,7 @@ def compare_variants(recipe: Recipe, verdicts: Sequence[Verdict], levels: Sequen
     """
     workload = verdicts[0].workload
     here = [level for level in levels if level.workload == workload and level.steady]
-    shares = recipe.eval.traffic.shares(tuple({level.concurrency for level in here}))
+    shares = recipe.eval.traffic.shares(level.concurrency for level in here)
     first, *others = [verdict for verdict in verdicts if verdict.workload == workload]
     fixed = {K: _loads(here, first.method, K) for K in {level.K for level in here if level.method == first.method}}
     losing = {(v.method, v.workload) for v in verdicts if v.decision == DO_NOT}

@@ -162,7 +162,7 @@ def plan_tables(recipe: Recipe, rows: ServingRows, max_batch: int, lengths: Sequ
     samples = speed_samples(rows, HEAD, max_batch)
     model = fit(samples.points(), samples.positions, max_batch)
     loads = rows.runs.loc[rows.runs["method"] == BASELINE, "concurrency"]
-    shares = recipe.eval.traffic.shares(tuple(sorted({int(c) for c in loads})))
+    shares = recipe.eval.traffic.shares(map(int, loads))
 
     def speedups(length: float) -> list[float]:
         """At every load, and over the traffic."""
