@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 from stepbench.environments import CONTESTANTS, DEFAULT_ROOT, python_of
-from stepbench.inputs import EPS, write_target
+from stepbench.inputs import write_target
 from stepbench.referee import Player
 from stepbench.shapes import Shape
 from stepbench.training import DRAFTS, Plan
@@ -154,8 +154,6 @@ def write_inputs(
 ) -> tuple[Replay, Plan]:
     """What every contestant starts from; the plan is the one that the recipe's trainer makes."""
     inputs, drafter, config = open_inputs(recipe), drafter_of(recipe.head), recipe.train
-    if inputs.spec.rms_norm_eps != EPS:
-        raise ValueError(f"the target's rms_norm_eps is {inputs.spec.rms_norm_eps}; peers are set up with {EPS}")
     found = survey(inputs.train, inputs.spec.vocab_size, config.tokens_per_batch, drafter)
     vocabulary, pieces = draft_vocabulary(recipe, found), load_pieces(recipe.target_path, recipe.target.revision)
     stream = plan_stream(
@@ -173,7 +171,7 @@ def write_inputs(
         "store", inputs.spec.hidden_size, recipe.head.intermediate_size, recipe.head.num_attention_heads,
         recipe.head.num_key_value_heads, recipe.head.head_dim, inputs.spec.vocab_size, len(vocabulary.target_ids),
         tokens=inputs.spec.max_position_embeddings // 2, batch=1, ttt_steps=drafter.num_positions,
-        layers=len(recipe.target.aux_layer_ids),
+        layers=len(recipe.target.aux_layer_ids), eps=inputs.spec.rms_norm_eps,
     )  # fmt: skip
     plan = Plan(
         shape, args.recipe, overrides, str(recipe.states_dir("train")), str(recipe.states_dir("validation")),

@@ -105,7 +105,7 @@ def target_entropy(shape: Shape, inputs: Path) -> float:
     """Mean entropy of the target over the draft vocabulary at the rows that TTT step 0 is compared with."""
     tensors = load_file(inputs / "tensors.safetensors")
     rows = tensors["lm_head"][tensors["target_ids"]].float()
-    states = normed(tensors["last_hidden"][:, 1:-1]).flatten(0, 1).float()
+    states = normed(tensors["last_hidden"][:, 1:-1], shape.eps).flatten(0, 1).float()
     pieces = [(part @ rows.T).log_softmax(-1) for part in states.split(256)]
     return float(-sum((p.exp() * p).sum() for p in pieces) / len(states))
 

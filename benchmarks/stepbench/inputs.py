@@ -17,7 +17,6 @@ from torch import Tensor
 
 from stepbench.shapes import Shape
 
-EPS = 1e-5
 ROPE_THETA = 10000.0
 MASK = 0  # the mask token of parallel drafters
 
@@ -28,7 +27,7 @@ def target_config(shape: Shape) -> dict:
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate, "num_hidden_layers": 6, "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim, "vocab_size": shape.vocab,
-        "rms_norm_eps": EPS, "max_position_embeddings": 2 * shape.tokens, "hidden_act": "silu",
+        "rms_norm_eps": shape.eps, "max_position_embeddings": 2 * shape.tokens, "hidden_act": "silu",
         "tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
         "attention_bias": False, "mlp_bias": False, "pad_token_id": None,
     }  # fmt: skip
@@ -54,7 +53,7 @@ def write_inputs(shape: Shape, directory: Path, seed: int = 0) -> None:
         "final_norm": torch.ones(H, dtype=dtype),
         **{f"draft.{name}": value.to(dtype) for name, value in draft_weights(shape, draw).items()},
     }
-    tensors["lse"], tensors["argmax"] = _target_statistics(tensors["last_hidden"], tensors["lm_head"])
+    tensors["lse"], tensors["argmax"] = _target_statistics(tensors["last_hidden"], tensors["lm_head"], shape.eps)
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "tensors.safetensors")
     write_target(directory / "target", shape, tensors)
@@ -77,15 +76,15 @@ def draft_weights(shape: Shape, draw: torch.Generator) -> dict[str, Tensor]:
     return {name: torch.randn(size, generator=draw) / size[1] ** 0.5 for name, size in sizes.items()}
 
 
-def normed(states: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+def normed(states: Tensor, eps: float, weight: Tensor | float = 1.0) -> Tensor:
     """The target's final norm; of random targets its weight is one."""
     wide = states.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight).to(states.dtype)
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(states.dtype)
 
 
-def _target_statistics(states: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor]:
+def _target_statistics(states: Tensor, lm_head: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Log-sum-exp and argmax of the target's logits, each (B, T), as the harvest stores them."""
-    rows = normed(states).flatten(0, 1).float().split(256)
+    rows = normed(states, eps).flatten(0, 1).float().split(256)
     pieces = [(logits.logsumexp(-1), logits.argmax(-1)) for logits in (r @ lm_head.float().T for r in rows)]
     lse, argmax = (torch.cat(part).view(states.shape[:2]) for part in zip(*pieces, strict=True))
     return lse, argmax

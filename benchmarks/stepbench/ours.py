@@ -14,7 +14,7 @@ from drafthead.target.pieces import FrozenTarget
 from drafthead.training.inputs import open_inputs
 from drafthead.training.trainer import LossModule, Trainer
 from stepbench.contestant import STEP_DECAY, Assignment, Done, TrainStep, adamw, serve
-from stepbench.inputs import EPS, MASK, ROPE_THETA, target_config
+from stepbench.inputs import MASK, ROPE_THETA, target_config
 from stepbench.shapes import Shape
 from stepbench.training import Plan
 
@@ -41,7 +41,7 @@ def draft_model(drafter: Drafter, shape: Shape) -> DraftModule:
     """Its module with random weights."""
     rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
     return drafter.MODULE(
-        DraftShape(drafter.head, shape.hidden, shape.vocab, shape.layers, EPS, rope, 2 * shape.tokens)
+        DraftShape(drafter.head, shape.hidden, shape.vocab, shape.layers, shape.eps, rope, 2 * shape.tokens)
     )
 
 
@@ -92,9 +92,9 @@ def packed_batch(assignment: Assignment, drafter: Drafter) -> PackedBatch:
 
 def frozen_target(assignment: Assignment) -> FrozenTarget:
     """The target's tensors, its head cut down to the draft vocabulary."""
-    tensors = assignment.tensors
+    tensors, eps = assignment.tensors, assignment.shape.eps
     rows = tensors["lm_head"][tensors["target_ids"]]
-    return FrozenTarget(tensors["embeddings"], tensors["final_norm"], rows, EPS, tensors["target_ids"])
+    return FrozenTarget(tensors["embeddings"], tensors["final_norm"], rows, eps, tensors["target_ids"])
 
 
 class OurTrainee:

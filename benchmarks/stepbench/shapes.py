@@ -39,6 +39,7 @@ class Shape:
         ttt_steps: K.
         dtype: compute type of weights and states.
         device: where it is meant to run.
+        eps: of every RMS norm, the target's too.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Shape:
     layers: int = 3
     dtype: str = "float32"
     device: str = "cpu"
+    eps: float = 1e-5
 
     @property
     def tokens_per_step(self) -> int:

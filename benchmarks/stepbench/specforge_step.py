@@ -88,7 +88,7 @@ def train_batch(assignment: Assignment) -> TrainBatch:
         "attention_mask": tensors["loss_mask"],
         "loss_mask": tensors["loss_mask"],
         "hidden_state": tensors["aux"],
-        "target": normed(tensors["last_hidden"]),
+        "target": normed(tensors["last_hidden"], assignment.shape.eps),
     }
     return TrainBatch(["0"], "eagle3", features, {"target_repr": "hidden_state"})
 
@@ -158,7 +158,7 @@ class SpecForgeTrainee:
                 # Its reader of stored states leaves the last token out.
                 "loss_mask": torch.cat([d["loss_mask"][:-1], d["loss_mask"].new_zeros(1)])[None],
                 "hidden_state": d["aux"][None],
-                "target": normed(d["last_hidden"], self._norm)[None],
+                "target": normed(d["last_hidden"], self._plan.shape.eps, self._norm)[None],
             }
             for d in documents
         ]
