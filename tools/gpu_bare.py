@@ -289,7 +289,7 @@ def _recipe(folder: Path, on_cpu: bool) -> Iterator[Row]:
     noise = torch.randn(2 * length, recipe_spec(recipe).hidden_size).bfloat16()
     for split, count in (("train", documents), ("validation", 2)):
         write_store(recipe, split, [_random_states(recipe, f"{split}-{i}", noise) for i in range(count)])
-    once = f"data={recipe.name}"
+    overrides.append(f"data={recipe.name}")
     variants = {
         "": (),
         "Muon": ("train.optimizer=muon", "train.epochs=1"),
@@ -298,7 +298,7 @@ def _recipe(folder: Path, on_cpu: bool) -> Iterator[Row]:
         "documents of 1 1/3 batches": (f"train.tokens_per_batch={3 * length // 4}", "train.epochs=1"),
     }
     for number, (what, own) in enumerate(variants.items()):
-        run = [*overrides, once, f"name=v{number}", *own]
+        run = [*overrides, f"name=v{number}", *own]
         run_ok(*accelerate(), SCRIPT, str(path), *run)
         recipe = load_recipe(path, run)
         found, tokens = entries(recipe.run_dir), recipe.train.tokens_per_batch
@@ -310,7 +310,7 @@ def _recipe(folder: Path, on_cpu: bool) -> Iterator[Row]:
             f"trainer, {tokens} tokens a step{what and ', '}{what}", f">= {modelled:,.0f} tokens/s" if compared else "",
             f"{pace:,.0f} tokens/s", not compared or pace >= modelled,
         )  # fmt: skip
-        planned = sum(training_memory(_shape(recipe), recipe.train, 1).values()) / 2**30
+        planned = sum(training_memory(_shape(recipe), recipe.train, 1, longest=length).values()) / 2**30
         gib = found[-1]["memory_gib"]
         expected = "" if on_cpu else f"<= {planned:.1f} GiB"
         yield Row("its memory", expected, f"{gib:.1f} GiB", on_cpu or gib <= 1.1 * planned)

@@ -54,6 +54,17 @@ def test_a_step_runs_without_vllm_and_deepspeed_and_counts_its_rows(tmp_path):
     assert "specforge trains no peagle" in result.stderr
 
 
+def test_a_contestant_that_fails_is_named_and_the_others_are_measured(tmp_path):
+    target, envs = tmp_path / "result.json", tmp_path / "envs"  # without a network none can be made there
+    asked = ("--shape", "tiny", "--contestants", "ours,speculators", "--rounds", "1", "--envs", str(envs))
+    result = run_benchmark(tmp_path, *asked, "--threads", "1", "--json", str(target), PIP_NO_INDEX="1")
+    assert result.returncode == 1
+    assert "failed installing speculators==0.9.0" in result.stderr
+    summary = json.loads(target.read_text())
+    assert [row["name"] for row in summary["contestants"]] == ["ours packed"]
+    assert [*summary["failed"]] == ["speculators"]
+
+
 def test_the_formula_counts_the_matrix_products_of_a_step(parts, tmp_path):
     shapes = parts["shapes"]
     shape = shapes.Shape("test", 32, 64, 4, 2, 8, vocab=96, draft_vocab=48, tokens=256, batch=1, ttt_steps=3)
