@@ -17,8 +17,9 @@ from drafthead.evaluation.reporting.report import build_report, print_brief, ren
 from drafthead.evaluation.reporting.tables import change_cell
 from drafthead.evaluation.results.levels import THROUGHPUT
 from drafthead.evaluation.results.summary import summarise_acceptance
-from tests.evaluation.rows import write_results
+from tests.evaluation.rows import slower, write_results
 from tests.recipes import tiny_recipe
+from tests.scripts import run_here
 
 SPEEDS = {1: 1.3, 8: 1.0, 32: 0.7, 200: 1.3}  # faster, noise, slower, faster but not reached
 
@@ -168,6 +169,21 @@ def test_the_brief_fits_one_screen(recipe, analysis, capsys):
     assert "--speculative-config" in printed
     decisions = re.findall(r"\d │ +([A-Z ]+?) +│$", printed, re.MULTILINE)
     assert decisions == [DEPLOY, UNKNOWN, DO_NOT, UNKNOWN]
+
+
+@pytest.mark.parametrize(("code", "decided"), [(1.1, True), (0.7, False)])
+def test_a_load_that_every_workload_contradicts_decides_nothing(tmp_path, capsys, code, decided):
+    """All prompts gain 30 %; measured afterwards, chat alone loses 20 %, and code alone gains or loses."""
+    recipe = tiny_recipe(tmp_path)
+    write_results(recipe, head_speed={1: 1.3}, prompts=160, workloads=("all", "chat", "code"))
+    for path in (recipe.results_dir / "serving").glob("*-eagle3.parquet"):
+        rows = pd.read_parquet(path)
+        speeds = {"all": 1.3, "chat": 0.8, "code": code}
+        pd.concat([slower(own, 1.3 / speeds[name]) for name, own in rows.groupby("workload")]).to_parquet(path)
+    assert run_here("eval/report.py", f"output_dir={tmp_path}") == 0
+    assert ("all prompts, eagle3 at K = 3: DEPLOY" in capsys.readouterr().out) == decided
+    page = (recipe.results_dir / "report.html").read_text()
+    assert ("every workload of them alone say the opposite" in page) != decided
 
 
 @pytest.mark.parametrize(("key", "value"), [("head", "2" * 64), ("max_tokens", 64), ("dtype", "float16")])

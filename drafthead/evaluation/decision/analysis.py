@@ -1,7 +1,7 @@
 """Everything that follows from the rows of one evaluation, what to serve included, for the terminal and the report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,7 +134,8 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
     found: list[Verdict] = []
     traffic = recipe.eval.traffic
     endpoints = {endpoint.name for endpoint in recipe.eval.endpoints}
-    judged = [level for level in levels if level.steady]
+    filled = [level for level in levels if level.steady]
+    judged = [replace(level, contradicted=contradicted(level, filled)) for level in filled]
     if not judged:
         rates = ", ".join(dict.fromkeys(level.load for level in levels))
         raise ValueError(
@@ -162,6 +163,17 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
         lost = [v for v in found if v.method == HEAD and is_conversations(v.workload) and v.decision == DO_NOT]
         return [*lost, *(v for v in found if v not in lost)]
     return found
+
+
+def contradicted(level: Level, levels: Sequence[Level]) -> bool:
+    """Whether all prompts together gain under a load where every workload of them alone loses, or the reverse."""
+    key, same = THROUGHPUT.key, (level.method, level.K, level.load)
+    others = [x for x in levels if x.prompts_of != ALL and not is_conversations(x.workload)]
+    parts = [x.changes[key] for x in others if (x.method, x.K, x.load) == same]
+    if level.prompts_of != ALL or not parts:
+        return False
+    whole = level.changes[key]
+    return whole.low > 0 > max(x.high for x in parts) or whole.high < 0 < min(x.low for x in parts)
 
 
 def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:

@@ -1,10 +1,11 @@
 """Deploy or not: the decision a reader came for, with the interval and the reason it rests on.
 
 Level by level the rule looks at output throughput at equal requests in flight and at the median latency of a request,
-which is what the operator pays and what the user feels, and at the service level if the recipe has one. A level whose
-load was not reached, whose requests failed, whose interval includes zero, or whose gain exceeds what its acceptance can
-give (a step with drafts is never shorter than one without), decides nothing. Over all levels the traffic decides, and
-nothing is deployed for a traffic of which less than half was measured.
+which is what the operator pays and what the user feels, and at the service level if the recipe has one. A level decides
+nothing whose load was not reached, whose requests failed, whose interval includes zero, whose gain exceeds what its
+acceptance can give (a step with drafts is never shorter than one without), or that every workload of it alone
+contradicts. Over all levels the traffic decides, and nothing is deployed for a traffic of which less than half was
+measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,11 @@ def unfit(level: Level) -> str:
         return (
             f"not reached: {level.concurrency} requests were to run at once, {methods} did; the others were not sent "
             "(too few prompts) or waited in the engine's queue (KV cache)"
+        )
+    if level.contradicted:
+        return (
+            "all prompts together and every workload of them alone say the opposite, so the machine was not the same "
+            "throughout; set eval.repeats=3 and keep other work off it"
         )
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].low > level.acceptance_length - 1:

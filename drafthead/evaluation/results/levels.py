@@ -134,6 +134,7 @@ class Level:
             (suffix _head).
         prefix_hits: "none" and the method -> share of prompt tokens found in the prefix cache; NaN: not counted.
         tokens_per_request: output tokens, mean of both methods.
+        contradicted: see `drafthead.evaluation.decision.analysis.contradicted`.
     """
 
     workload: str
@@ -154,6 +155,7 @@ class Level:
     paired: pd.DataFrame
     prefix_hits: dict[str, float]
     tokens_per_request: float
+    contradicted: bool = False
 
     @property
     def steady(self) -> bool:
