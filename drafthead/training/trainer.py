@@ -88,8 +88,8 @@ def train(recipe: Recipe) -> Path:
     if trainer.main:
         state = trainer.state
         counts = {**asdict(state), "total_steps": trainer.total_steps, "train_seconds": round(log.seconds(), 1)}
+        locks.let_go(recipe.states_dir("train"), PROGRESS_LOCK)  # first: a finished run is not looked at again
         artifacts.finish(recipe.run_dir, counts)
-        locks.let_go(recipe.states_dir("train"), PROGRESS_LOCK)
         best, last = state.best_acceptance_length, state.acceptance_length
         logger.info(
             f"best checkpoint: step {state.best_step}, predicted acceptance length {best:.3f} at "
