@@ -21,19 +21,19 @@ EVERY = 8  # steps between checkpoints, see SMALL
 class Campaign:
     """All stages share `root`: each is run undisturbed, then killed in a cleared folder and resumed."""
 
-    def __init__(self, root: Path, seed: int, *overrides: str):
-        self.root, self.seed, self.overrides = root, seed, overrides
+    def __init__(self, root: Path, seed: int, *overrides: str, here: bool = False):
+        self.root, self.seed, self.overrides, self.here = root, seed, overrides, here
         self.chain = dict(STAGES)
         self.rows: list[tuple[str, ...]] = []
         self.undisturbed: dict[str, Undisturbed] = {}
         self._began = time.monotonic()
 
-    def run(self, name: str, here: bool = False) -> Undisturbed:
+    def run(self, name: str) -> Undisturbed:
         """The undisturbed run of a stage, made once, after those of the stages before it."""
         for stage in self.chain.values():
             if stage.name not in self.undisturbed:
                 stage.clear(self.root)
-                self.undisturbed[stage.name] = run_undisturbed(stage, self.root, *self.overrides, here=here)
+                self.undisturbed[stage.name] = run_undisturbed(stage, self.root, *self.overrides, here=self.here)
             if stage.name == name:
                 break
         return self.undisturbed[name]
@@ -49,7 +49,7 @@ class Campaign:
         planned: Iterator[tuple[Phase, Target]] = cycle(moments)
         while done < hits:
             before = progress(stage, self.root, usual.payload)
-            hit = kill_once(stage, self.root, usual, *next(planned), chooser, *self.overrides)
+            hit = kill_once(stage, self.root, usual, *next(planned), chooser, *self.overrides, here=self.here)
             if hit is None:  # over before: that is a resume, too
                 self._compare(stage, usual)
                 stage.clear(self.root)
@@ -58,7 +58,7 @@ class Campaign:
             self._check_what_is_there(stage, usual)
             after = progress(stage, self.root, usual.payload)
             self._note(stage, usual, hit, f"{before} → {after}", "every file there whole")
-        seconds = finish(stage, self.root, *self.overrides)
+        seconds = finish(stage, self.root, *self.overrides, here=self.here)
         self._compare(stage, usual)
         *rows, last = self.rows
         self.rows = [*rows, (*last[:-1], f"{last[-1]}; resumed: same payload in {seconds:.0f} s")]
@@ -116,9 +116,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Campaign:
-    """One kill per stage, two ranks in training. One method beside the baseline: n-gram spoils this process."""
+    """One kill per stage, two ranks in training, one method beside the baseline, all in forks."""
     short = ("eval.methods=[eagle3]", "eval.workloads=all", "train.epochs=4")
-    campaign = Campaign(tmp_path_factory.mktemp("faults"), fault_seed, *short)
+    campaign = Campaign(tmp_path_factory.mktemp("faults"), fault_seed, *short, here=True)
     del campaign.chain["train, 1 rank"]
     return campaign
 

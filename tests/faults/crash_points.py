@@ -18,7 +18,6 @@ import os
 import pickle
 import random
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -29,14 +28,12 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import psutil
 import vllm
 
 from drafthead import artifacts
-from drafthead.engine import server
 from drafthead.engine.offline import keep_engines_in_this_process, repair_cpu_build
 from drafthead.files import sha256_file
 from drafthead.locks import LOCK
@@ -46,7 +43,7 @@ from tests.faults.power_loss import LIBRARY, build, preloaded
 from tests.faults.stages import NAME, RESULTS, SMALL, TRAIN, Stage
 from tests.recipes import tiny_recipe
 from tests.scripts import run_here, settle_heap
-from tests.warm import ENGINES, TRAINING, import_as_well
+from tests.warm import LIBRARIES, QUIET, Fork
 
 _KILL, _SHORT = -1, -2  # as in faulty_io.c
 FAULTS = {
@@ -151,26 +148,15 @@ def with_needs(names: Iterable[str]) -> set[str]:
     return found | with_needs(SUBJECTS[name].needs for name in found) if found else found
 
 
-class _ForkedServer(subprocess.Popen):
-    """A server in a fork of a process that has vLLM already: 20 s less than a new interpreter takes."""
+class _Unharmed(Fork):
+    """What a stage starts, in which no operation is hit."""
 
-    def _execute_child(self, args: list[str], _executable, begin, *rest: Any) -> None:  # type: ignore[no-untyped-def]
-        environment, log = rest[3], rest[10]
-        self._child_created, self.pid = True, os.fork()
-        if self.pid == 0:
-            os.setsid()
+    def _execute_child(self, args: Any, executable: Any, before: Any, *rest: Any) -> None:
+        def begin() -> None:
             ctypes.CDLL(os.environ[LIBRARY]).fault_arm(b"", 0, 0, 0)
-            begin()
-            for number in (1, 2):
-                os.dup2(log, number)
-            os.environ.clear()
-            os.environ.update(environment)
-            sys.argv = args[2:]
-            try:
-                runpy.run_module(args[2], run_name="__main__", alter_sys=True)
-            except BaseException:
-                traceback.print_exc()
-            os._exit(1)
+            before()
+
+        super()._execute_child(args, executable, before and begin, *rest)
 
 
 class Zygote:
@@ -178,7 +164,7 @@ class Zygote:
 
     def __init__(self, root: Path, aside: Path):
         self.root, self._log, self._result = root, aside / "log", aside / "result"
-        self._modules, self.report, self._wanted = aside / "modules", aside / "report.json", aside / "engines"
+        self.report, self._wanted = aside / "report.json", aside / "engines"
         self._operations = aside / "operations"
         self._engines: dict[str, Any] = {}  # by their arguments
         self._library = ctypes.CDLL(os.environ[LIBRARY])
@@ -218,7 +204,7 @@ class Zygote:
         os.dup2(log, 2)
         code = 1
         signal.alarm(_HANGS_AFTER)
-        server.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": _ForkedServer})
+        subprocess.Popen = _Unharmed
         start, wanted = vllm.LLM, []
         vllm.LLM = lambda **options: (wanted.append(options), self._engines.get(repr(options)) or start(**options))[1]
         try:
@@ -231,15 +217,10 @@ class Zygote:
             found = self._library.fault_what().decode()
             self._arm(None, 0, 0)
             self._result.write_text(found)
-            self._modules.write_text("\n".join(sys.modules))
             self._wanted.write_bytes(pickle.dumps(wanted))
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-
-    def warm(self) -> None:
-        """Import what the last command imported, once for all that follow."""
-        import_as_well(self._modules)
 
     def start_engines(self) -> None:
         """Start the engines that the last command had, for all that follow: what they read of a head is not counted."""
@@ -272,7 +253,6 @@ def try_points(
     subject.clear(root)
     code, output, operations, _ = zygotes[0].run(subject.run(root), 0, FAULTS[fault])
     assert code == 0, f"{stage.name} undisturbed:\n{output}"
-    zygotes[0].warm()
     points = [at for at in range(1, len(operations) + 1) if every or not _alike(operations[at - 2 : at + 1])]
     tried = sorted(chooser.sample(points, min(sample, len(points)))) if sample else points
     began = time.monotonic()
@@ -390,8 +370,8 @@ def main() -> None:
             variables = {**os.environ, **preloaded(build(Path(folder)))}
             again = [sys.executable, "-m", "tests.faults.crash_points", *sys.argv[1:]]
             sys.exit(subprocess.run(again, env=variables, check=False).returncode)
-    os.environ.update({"TORCHDYNAMO_DISABLE": "1", "DS_ACCELERATOR": "cpu", "VLLM_LOGGING_LEVEL": "ERROR"})
-    for name in ("datasets", *TRAINING, *ENGINES):
+    os.environ.update(QUIET)
+    for name in LIBRARIES:
         importlib.import_module(name)
     settle_heap()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a sync costs nothing

@@ -23,8 +23,8 @@ import psutil
 from drafthead.config import REPO_ROOT
 from drafthead.locks import LOCK
 from tests.faults.stages import Stage
-from tests.scripts import environment, run_here
-from tests.warm import TRAINING, warm
+from tests.scripts import environment
+from tests.warm import warm
 
 Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
@@ -98,17 +98,12 @@ class Watch:
 
 
 def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = False) -> Undisturbed:
-    """Run a stage to its end and measure it; `here`: in this process or forks of one that has the libraries already."""
+    """Run a stage to its end and measure it; `here`: see `finish`."""
     watch, end = Watch(stage, root), threading.Event()
     thread = threading.Thread(target=watch.until, args=(lambda: False, lambda: not end.is_set()))
     thread.start()
     try:
-        if here and stage.ranks:
-            assert not warm(TRAINING).run(*stage.arguments(root, *overrides), ranks=stage.ranks).returncode
-        elif here:
-            assert run_here(*stage.arguments(root, *overrides)) == 0
-        else:
-            finish(stage, root, *overrides)
+        finish(stage, root, *overrides, here=here)
     finally:
         end.set()
         thread.join()
@@ -118,9 +113,13 @@ def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = Fals
     return Undisturbed(stage.payload(root), seconds, first, len(watch.new), len(watch.temporary))
 
 
-def finish(stage: Stage, root: Path, *overrides: str) -> float:
-    """Run a stage, which must succeed; returns seconds."""
+def finish(stage: Stage, root: Path, *overrides: str, here: bool = False) -> float:
+    """Run a stage, which must succeed; returns seconds. `here`: in forks of a process that has the libraries."""
     began = time.monotonic()
+    if here:
+        result = warm().run(*stage.arguments(root, *overrides), ranks=stage.ranks)
+        assert result.returncode == 0, f"{stage.name}: {result.stdout[-2000:]}{result.stderr[-4000:]}"
+        return time.monotonic() - began
     with started(stage, root, *overrides) as process:
         code = process.wait(timeout=1200)
     assert code == 0, log_of(stage, root)
@@ -128,13 +127,20 @@ def finish(stage: Stage, root: Path, *overrides: str) -> float:
 
 
 @contextlib.contextmanager
-def started(stage: Stage, root: Path, *overrides: str) -> Iterator[psutil.Popen]:
-    """A stage in a process group of its own. Whatever happens, nothing of it is left when the block ends."""
-    with (root / f"{stage.name}.log").open("w") as log:
-        process = psutil.Popen(
-            stage.command(root, *overrides), cwd=REPO_ROOT, env=environment(), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+def started(stage: Stage, root: Path, *overrides: str, here: bool = False) -> Iterator[psutil.Popen]:
+    """A stage in a process group of its own. Whatever happens, nothing of it is left when the block ends.
+
+    `here`: see `finish`.
+    """
+    command, path = stage.command(root, *overrides), root / f"{stage.name}.log"
+    if here:
+        process = warm().start(*command[1:], log=path)
+    else:
+        with path.open("w") as log:
+            process = psutil.Popen(
+                command, cwd=REPO_ROOT, env=environment(), start_new_session=True, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log,
+            )  # fmt: skip
     try:
         yield process
     finally:
@@ -149,10 +155,11 @@ def log_of(stage: Stage, root: Path) -> str:
 
 
 def kill_once(
-    stage: Stage, root: Path, usual: Undisturbed, phase: Phase, target: Target, chooser: random.Random, *overrides: str
-) -> Hit | None:
+    stage: Stage, root: Path, usual: Undisturbed, phase: Phase, target: Target, chooser: random.Random, *overrides: str,
+    here: bool = False,
+) -> Hit | None:  # fmt: skip
     """Start or resume a stage and kill it; None when it was over before. Nothing that it started is left then."""
-    with started(stage, root, *overrides) as process:
+    with started(stage, root, *overrides, here=here) as process:
         watch = Watch(stage, root)
         _wait(watch, phase, usual, chooser, lambda: process.poll() is None)
         family = _family(process)

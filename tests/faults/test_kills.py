@@ -24,20 +24,20 @@ ROUGHLY = Undisturbed({}, seconds=40.0, first_name=5.0, names=10, temporary=4)
 
 
 def test_training_on_two_ranks_survives_a_kill(campaign, chooser):
-    campaign.run("train, 2 ranks", here=True)
+    campaign.run("train, 2 ranks")
     campaign.kill("train, 2 ranks", [chooser.choice(SEVERAL)], chooser, hits=1)
 
 
 def test_serving_survives_a_kill(campaign, chooser):
     """Without an undisturbed twin: a server that was measured stays as it is, and every prompt has its answer."""
-    campaign.run("export", here=True)
+    campaign.run("export")
     stage, root = STAGES["serving"], campaign.root
     moment = chooser.choice([("work", "main"), ("work", "child"), ("start-up", "main"), ("writing", "group")])
-    while not kill_once(stage, root, ROUGHLY, *moment, chooser, *campaign.overrides):  # this machine was faster
+    while not kill_once(stage, root, ROUGHLY, *moment, chooser, *campaign.overrides, here=True):  # it was over
         stage.clear(root)
         moment = ("start-up", "main")
     measured = stage.payload(root)
-    finish(stage, root, *campaign.overrides)
+    finish(stage, root, *campaign.overrides, here=True)
     assert measured.items() <= stage.payload(root).items()
     assert not stage.leftovers(root)
     rows = read_rows(root / stage.writes[0], REQUEST_COLUMNS, "requests-*.parquet")

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +24,11 @@ from drafthead.config import REPO_ROOT, Recipe, load_recipe
 from drafthead.engine.server import SERVER_MODULE
 from drafthead.evaluation.workload import load_workload
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import run_here, run_ok, start
-from tests.warm import run_trainer, run_warm
+from tests.scripts import run_here
+from tests.warm import run_trainer, run_warm, warm
 
 pytestmark = pytest.mark.slow
-CAPTURE_ALL = ("adapt.rate=1", "adapt.min_tokens=16000")
+CAPTURE_ALL = ("adapt.rate=1", "adapt.min_tokens=8000")
 
 
 def linked(tiny_run: Recipe, root: Path, *more: str) -> tuple[Recipe, tuple[str, ...]]:
@@ -122,10 +121,10 @@ def begun(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[str]:
     loop = Loop.opened(recipe, [])
     loop.state.phase, loop.state.alarmed = "collect", time.time()
     loop.save()
-    return [*traffic_of(recipe, root, 170), *overrides]
+    return [*traffic_of(recipe, root, 90), *overrides]
 
 
-def wait_for(process: subprocess.Popen, happened: Callable[[], bool]) -> None:
+def wait_for(process: psutil.Popen, happened: Callable[[], bool]) -> None:
     """Until something has happened in a process that goes on."""
     while not happened():
         assert process.poll() is None
@@ -141,14 +140,14 @@ def shuffled(prompt: list[int], response: list[int]) -> tuple[list[int], list[in
 def test_a_candidate_from_shuffled_responses_is_refused(tiny_run, tmp_path):
     hook = f"adapt.redact={__name__}:shuffled"
     recipe, overrides = linked(tiny_run, tmp_path, hook, "adapt.replay_share=0", "train.learning_rate=0.01")
-    run_ok(*begun(recipe, overrides, tmp_path))
+    run_warm(*begun(recipe, overrides, tmp_path))
     state = read_json(folder(recipe) / "state.json")
     assert [e["event"] for e in state["history"]][:4] == ["in service", "training", "trained", "refused"]
     assert state["history"][3]["gains"]["all"]["high"] < 0
     assert [head["name"] for head in state["heads"]] == ["tiny"]
 
 
-def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
+def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path, monkeypatch):
     """The head in service was hardly trained; its loop is killed while the candidate is made, and goes on."""
     # At a low rate AdamW learns little. Muon, whose rate is another, would leave the candidate nothing to gain.
     young = ("name=young", "data=tiny", "train.epochs=1", "train.optimizer=adamw", "adapt.trial_requests=0")
@@ -157,9 +156,9 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
     run_warm("export/head.py", *overrides, "--no-serve-check")
     quick = ("train.optimizer=muon", "train.learning_rate=3e-3", "train.epochs=3")
     command = begun(recipe, (*overrides, *quick), tmp_path)
-    secret = {"DRAFTHEAD_CAPTURE_KEY": Fernet.generate_key().decode()}
+    monkeypatch.setenv("DRAFTHEAD_CAPTURE_KEY", Fernet.generate_key().decode())
     copies = [tmp_path / part / "young-adapt-1" for part in ("data", "results")]
-    process = start(*command, variables=secret, start_new_session=True)
+    process = warm().start(*command, log=tmp_path / "log")
     wait_for(process, (tmp_path / "runs" / "young-adapt-1").exists)  # after the harvest: it is being trained
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -167,7 +166,7 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
     traffic_of(recipe, tmp_path, 8)  # enough was captured
     in_memory = [path.resolve() for path in copies]
     assert {path.parent for path in in_memory} == {Path("/dev/shm")}
-    run_ok(*command, **secret)
+    run_warm(*command)
     state = read_json(folder(recipe) / "state.json")
     assert state["heads"][-1]["name"] == "young-adapt-1"
     (promotion,) = [e for e in state["history"] if e["event"] == "in service" and e["head"] == "young-adapt-1"]
@@ -190,7 +189,7 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path):
 
 def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
     """A bad head serves and a good one is on trial."""
-    own = ("name=worse", "data=tiny", "adapt.trial_requests=32", "adapt.min_tokens=1000000")
+    own = ("name=worse", "data=tiny", "adapt.trial_requests=32", "adapt.min_tokens=1000000", "responses.max_tokens=64")
     recipe, overrides = linked(tiny_run, tmp_path, *own)
     reversed_fc(tiny_run.head_dir, tmp_path / "heads" / "worse")
     shutil.copytree(tiny_run.head_dir, tmp_path / "heads" / "worse-adapt-1")
@@ -203,18 +202,18 @@ def test_a_trial_goes_on_after_the_server_was_killed(tiny_run, tmp_path):
     def heads_seen() -> set[str]:
         return {Path(r["head"]).name for r in Log(folder(recipe) / "counts").read()}
 
-    process = start(*command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    process = warm().start(*command, log=tmp_path / "log")
     wait_for(process, lambda: "worse-adapt-1" in heads_seen())
-    (server,) = [c for c in psutil.Process(process.pid).children() if SERVER_MODULE in c.cmdline()]
+    (server,) = [c for c in process.children() if SERVER_MODULE in " ".join(c.cmdline())]
     server.kill()
-    _, error = process.communicate()
-    assert process.returncode == 2
+    assert process.wait() == 2
+    error = (tmp_path / "log").read_text()
     assert "server" in error
     assert "Traceback" not in error
     state = read_json(folder(recipe) / "state.json")
     assert (state["phase"], [head["name"] for head in state["heads"]]) == ("trial", ["worse"])
 
-    run_ok(*command)
+    run_warm(*command)
     state = read_json(folder(recipe) / "state.json")
     (promotion,) = [e for e in state["history"] if e["event"] == "in service" and e["head"] == "worse-adapt-1"]
     assert promotion["gains"]["all"]["low"] > 0

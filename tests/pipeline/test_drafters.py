@@ -15,7 +15,8 @@ from drafthead.evaluation.columns import RUN_COLUMNS, read_rows
 from drafthead.exporting.check import TOLERANCE
 from tests.pipeline.model_runners import accepted
 from tests.pipeline.small_run import overrides_for
-from tests.scripts import run_here, run_ok, run_python
+from tests.scripts import run_here
+from tests.warm import run_warm, warm
 
 pytestmark = pytest.mark.slow
 K = 3
@@ -32,12 +33,12 @@ def compared(tiny_run, tmp_path_factory) -> tuple[Path, tuple[str, ...], str]:
     variants = {kind: [f"head.type={kind}"] for kind in (*KINDS, "peagle")}
     variants["dspark"] += ["engine.max_num_seqs=32", "head.anchor_share=0.5"]
     (root / "variants.yaml").write_text(yaml.safe_dump(variants))
-    settings = ("name=all", f"data={tiny_run.name}", "train.epochs=1", "eval.max_tokens=48")
+    settings = ("name=all", f"data={tiny_run.name}", "train.epochs=2", "eval.max_tokens=48")
     command = (
         "eval/compare.py", *overrides_for(root, *settings), "--variants", str(root / "variants.yaml"),
         "--heads", *KINDS, "--mask-token-id", "9", "--layers", "2", "--seeds", "0", "--lengths", str(K), "--no-control",
     )  # fmt: skip
-    return root, command, run_ok(*command)
+    return root, command, run_warm(*command)
 
 
 @pytest.fixture(params=KINDS)
@@ -90,9 +91,9 @@ def test_the_table_has_what_was_counted(compared):
 
 def test_rows_of_another_recipe_are_not_taken_for_its_own(compared):
     _, command, _ = compared
-    refused = run_python(*command, "--heads", "dflash", "train.epochs=2")
+    refused = warm().run(*command, "--heads", "dflash", "train.epochs=1")
     assert refused.returncode
-    assert "train.epochs: found 1, wanted 2" in refused.stderr
+    assert "train.epochs: found 2, wanted 1" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_dspark_head_is_served_by_model_runner_v2(compared, tmp_path):
 def test_served_under_load_every_head_has_its_line(compared):
     root, command, _ = compared
     load = ("eval.concurrency=[2]", "eval.prompts_per_level=8", "eval.workloads=all")
-    run_ok(*command, "--heads", "peagle", "dflash", "--serve", *load)
+    run_warm(*command, "--heads", "peagle", "dflash", "--serve", *load)
     check_learning_and_serving(recipe_of(root, "peagle"))
     runs = read_rows(root / "results" / "all-served" / "serving", RUN_COLUMNS, "runs-*.parquet")
     report = (root / "results" / "all-served" / "report.md").read_text().replace("\\", "")

@@ -20,8 +20,8 @@ def test_the_card_says_what_the_head_was_made_from(tiny_run):
     made = require(tiny_run.responses_dir("train"), "responses", "")["counts"]
     fingerprint = run["identity"]["target"]["fingerprint"][:16]
     for part in (
-        tiny_run.target.path, fingerprint, f"{made['responses']} ", "temperature 0.7", "tiny, chat: 120",
-        "tiny, long: 120", "| 3 | 0 |", "device hours (1 rank(s))", "## Limits", "## Licence",
+        tiny_run.target.path, fingerprint, f"{made['responses']} ", "temperature 0.7", "tiny, chat: 40",
+        "tiny, long: 40", "| 3 | 0 |", "device hours (1 rank(s))", "## Limits", "## Licence",
     ):  # fmt: skip
         assert part in text, f"{part!r} is not in\n{text}"
     share = run["counts"]["best_step"] / run["counts"]["total_steps"]

@@ -9,7 +9,7 @@ from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.generation.prompts import make_prompts
 from tests.exporting.runs import recipe_at, write_random_head
 from tests.scripts import run_ok, run_python
-from tests.warm import ENGINES, warm
+from tests.warm import warm
 
 
 def gpu_check(*options: str) -> subprocess.CompletedProcess:
@@ -36,7 +36,7 @@ def test_an_engine_is_what_it_says_it_runs(tmp_path):
     write_random_head(recipe)
     command = ("tools/gpu_engine.py", f"output_dir={tmp_path}", "eval.methods=[eagle3]", "eval.max_tokens=48")
     for runner, length, code in (("V1", "1", 0), ("V1", "3.9", 1), ("V2", "1", 1)):
-        result = warm(ENGINES).run(*command, "--runner", runner, "--length", length)
+        result = warm().run(*command, "--runner", runner, "--length", length)
         assert result.returncode == code, result.stderr
         assert "model runner V1, 0 CUDA graphs" in result.stdout
 

@@ -9,7 +9,7 @@ from drafthead import artifacts
 from drafthead.config import Recipe
 from tests.scripts import accelerate
 from tests.training.synthetic import SMALL
-from tests.warm import TRAINING, warm
+from tests.warm import warm
 
 SCRIPT = "train/eagle3.py"
 
@@ -21,7 +21,7 @@ def command(recipe: Recipe, *overrides: str, flags: tuple[str, ...] = ()) -> lis
 
 def launch(recipe: Recipe, *overrides: str, ranks: int = 1, script=SCRIPT) -> subprocess.CompletedProcess:
     """The ranks of a run as accelerate's launcher would start them, without importing everything again."""
-    return warm(TRAINING).run(script, f"output_dir={recipe.output_dir}", *SMALL, *overrides, ranks=ranks)
+    return warm().run(script, f"output_dir={recipe.output_dir}", *SMALL, *overrides, ranks=ranks)
 
 
 def run(recipe: Recipe, *overrides: str, **options) -> str:
