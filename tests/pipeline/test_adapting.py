@@ -28,7 +28,7 @@ from tests.scripts import run_here
 from tests.warm import run_trainer, run_warm, warm
 
 pytestmark = pytest.mark.slow
-CAPTURE_ALL = ("adapt.rate=1", "adapt.min_tokens=8000")
+CAPTURE_ALL = ("adapt.rate=1", "adapt.min_tokens=16000")
 
 
 def linked(tiny_run: Recipe, root: Path, *more: str) -> tuple[Recipe, tuple[str, ...]]:
@@ -121,7 +121,7 @@ def begun(recipe: Recipe, overrides: tuple[str, ...], root: Path) -> list[str]:
     loop = Loop.opened(recipe, [])
     loop.state.phase, loop.state.alarmed = "collect", time.time()
     loop.save()
-    return [*traffic_of(recipe, root, 90), *overrides]
+    return [*traffic_of(recipe, root, 170), *overrides]
 
 
 def wait_for(process: psutil.Popen, happened: Callable[[], bool]) -> None:
@@ -154,7 +154,7 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path, monke
     recipe, overrides = linked(tiny_run, tmp_path, *young, "train.learning_rate=1e-4")
     run_trainer(*overrides)
     run_warm("export/head.py", *overrides, "--no-serve-check")
-    quick = ("train.optimizer=muon", "train.learning_rate=3e-3", "train.epochs=3")
+    quick = ("train.optimizer=muon", "train.learning_rate=3e-3", "train.epochs=4")
     command = begun(recipe, (*overrides, *quick), tmp_path)
     monkeypatch.setenv("DRAFTHEAD_CAPTURE_KEY", Fernet.generate_key().decode())
     copies = [tmp_path / part / "young-adapt-1" for part in ("data", "results")]
@@ -168,7 +168,7 @@ def test_a_better_candidate_is_in_service_after_a_kill(tiny_run, tmp_path, monke
     assert {path.parent for path in in_memory} == {Path("/dev/shm")}
     run_warm(*command)
     state = read_json(folder(recipe) / "state.json")
-    assert state["heads"][-1]["name"] == "young-adapt-1"
+    assert state["heads"][-1]["name"] == "young-adapt-1", state["history"]
     (promotion,) = [e for e in state["history"] if e["event"] == "in service" and e["head"] == "young-adapt-1"]
     assert promotion["gains"]["all"]["low"] > 0
     # Of the captured text, only what the server wrote down is left, and that is the owner's.
