@@ -25,7 +25,7 @@ import torch
 
 from drafthead.config import REPO_ROOT
 from drafthead.processes import ends_with_parent
-from tests.scripts import accelerate, environment, free_port, run_here, run_python, settle_heap, start
+from tests.scripts import accelerate, environment, free_port, run_here, run_python, settle_heap
 
 LIBRARIES = (
     "accelerate.commands.launch", "datasets", "deepspeed", "drafthead.evaluation.decision.analysis",
@@ -67,7 +67,7 @@ class Warm:
             code = self._ask(timeout_s, command | {"variables": environment()})
             return subprocess.CompletedProcess(arguments, code, *(s.read_text(errors="replace") for s in streams))
 
-    def start(self, *arguments: str, log: Path) -> "psutil.Popen | Started":
+    def start(self, *arguments: str, log: Path) -> psutil.Popen:
         """Begin to run a command in a session of its own, output and errors to `log`.
 
         Args:
@@ -75,8 +75,7 @@ class Warm:
             log: replaced.
         """
         if self._process is None:
-            with log.open("w") as file:
-                return start(*arguments, start_new_session=True, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            return start_fresh(*arguments, log=log)
         return Started(self, self._ask(60, {"arguments": arguments, "log": str(log), "variables": environment()}))
 
     def _ask(self, timeout_s: float, command: dict[str, Any]) -> Any:
@@ -121,6 +120,15 @@ class Started(psutil.Process):
 def warm() -> Warm:
     """One for all tests of a worker."""
     return Warm()
+
+
+def start_fresh(*arguments: str, log: Path) -> psutil.Popen:
+    """The same in a new interpreter."""
+    with log.open("w") as file:
+        return psutil.Popen(
+            [sys.executable, *arguments], cwd=REPO_ROOT, env=environment(), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+        )  # fmt: skip
 
 
 def run_warm(*arguments: str, timeout_s: float = 1800) -> str:

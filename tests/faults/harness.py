@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +19,9 @@ from typing import Literal
 
 import psutil
 
-from drafthead.config import REPO_ROOT
 from drafthead.locks import LOCK
 from tests.faults.stages import Stage
-from tests.scripts import environment
-from tests.warm import warm
+from tests.warm import start_fresh, warm
 
 Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
@@ -132,15 +129,8 @@ def started(stage: Stage, root: Path, *overrides: str, here: bool = False) -> It
 
     `here`: see `finish`.
     """
-    command, path = stage.command(root, *overrides), root / f"{stage.name}.log"
-    if here:
-        process = warm().start(*command[1:], log=path)
-    else:
-        with path.open("w") as log:
-            process = psutil.Popen(
-                command, cwd=REPO_ROOT, env=environment(), start_new_session=True, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log,
-            )  # fmt: skip
+    begin = warm().start if here else start_fresh
+    process = begin(*stage.command(root, *overrides)[1:], log=root / f"{stage.name}.log")
     try:
         yield process
     finally:

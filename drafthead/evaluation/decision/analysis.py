@@ -167,12 +167,15 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
 
 def contradicted(level: Level, levels: Sequence[Level]) -> bool:
     """Whether all prompts together gain under a load where every workload of them alone loses, or the reverse."""
-    key, same = THROUGHPUT.key, (level.method, level.K, level.load)
+
+    def setting(x: Level) -> tuple:  # temperature and GPUs are what follows the prompts in the workload's label
+        return x.method, x.K, x.load, x.workload.removeprefix(x.prompts_of)
+
     others = [x for x in levels if x.prompts_of != ALL and not is_conversations(x.workload)]
-    parts = [x.changes[key] for x in others if (x.method, x.K, x.load) == same]
+    parts = [x.changes[THROUGHPUT.key] for x in others if setting(x) == setting(level)]
     if level.prompts_of != ALL or not parts:
         return False
-    whole = level.changes[key]
+    whole = level.changes[THROUGHPUT.key]
     return whole.low > 0 > max(x.high for x in parts) or whole.high < 0 < min(x.low for x in parts)
 
 
