@@ -7,6 +7,8 @@ OVERRIDES ?=
 VENV := .venv
 # Three on two cores: a third of its time a test waits for servers and other processes that it started. Four take longer.
 WORKERS ?= -n 3 --no-loadscope-reorder
+# The embedded target is so small that a core is enough for an engine.
+ENGINES ?= $(if $(filter configs/tiny.yaml,$(RECIPE)),--workers 2)
 RUN := $(VENV)/bin/python
 # The stamp carries the hash of what was installed: a changed pin reinstalls, nothing else does.
 STAMP := $(VENV)/.installed-$(shell cat requirements/cpu.txt pyproject.toml | cksum | cut -d' ' -f1)
@@ -34,8 +36,8 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 
 data: install
 	$(RUN) data_gen/prompts.py $(RECIPE) $(OVERRIDES)
-	$(RUN) data_gen/regenerate.py $(RECIPE) $(OVERRIDES)
-	$(RUN) data_gen/harvest.py $(RECIPE) $(OVERRIDES)
+	$(RUN) data_gen/regenerate.py $(ENGINES) $(RECIPE) $(OVERRIDES)
+	$(RUN) data_gen/harvest.py $(ENGINES) $(RECIPE) $(OVERRIDES)
 
 train: install
 	$(VENV)/bin/accelerate launch --quiet --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \

@@ -75,7 +75,11 @@ class Warm:
             log: replaced.
         """
         if self._process is None:
-            return start_fresh(*arguments, log=log)
+            with log.open("w") as file:
+                return psutil.Popen(
+                    [sys.executable, *arguments], cwd=REPO_ROOT, env=environment(), start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                )  # fmt: skip
         return Started(self, self._ask(60, {"arguments": arguments, "log": str(log), "variables": environment()}))
 
     def _ask(self, timeout_s: float, command: dict[str, Any]) -> Any:
@@ -122,28 +126,16 @@ def warm() -> Warm:
     return Warm()
 
 
-def start_fresh(*arguments: str, log: Path) -> psutil.Popen:
-    """The same in a new interpreter."""
-    with log.open("w") as file:
-        return psutil.Popen(
-            [sys.executable, *arguments], cwd=REPO_ROOT, env=environment(), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-        )  # fmt: skip
-
-
-def run_warm(*arguments: str, timeout_s: float = 1800) -> str:
-    """Run a script that must succeed; returns what it printed."""
-    return _succeeded(warm().run(*arguments, timeout_s=timeout_s))
+def run_warm(*arguments: str, ranks: int = 0, timeout_s: float = 1800) -> str:
+    """Run a script that must succeed, as in `Warm.run`; returns what it printed."""
+    result = warm().run(*arguments, ranks=ranks, timeout_s=timeout_s)
+    assert result.returncode == 0, f"{result.args}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
+    return result.stdout
 
 
 def run_trainer(*overrides: str) -> str:
     """Train as one rank, which must succeed; returns what it printed."""
-    return _succeeded(warm().run("train/eagle3.py", *overrides, ranks=1))
-
-
-def _succeeded(result: subprocess.CompletedProcess) -> str:
-    assert result.returncode == 0, f"{result.args}\n{result.stdout[-3000:]}\n{result.stderr[-5000:]}"
-    return result.stdout
+    return run_warm("train/eagle3.py", *overrides, ranks=1)
 
 
 class Fork(subprocess.Popen):

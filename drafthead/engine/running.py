@@ -141,7 +141,7 @@ def run_on_node(task: Task, jobs: Sequence[Job], workers: int) -> None:
         running = set()
         for devices in _devices(task.gpus, workers):  # a pool each: one whose process died ends its other processes
             pool = stack.enter_context(ProcessPoolExecutor(1, context, ends_with_parent()))
-            running.add(pool.submit(run_engine, task, queue.get_nowait, devices))
+            running.add(pool.submit(run_engine, task, queue.get_nowait, devices, workers))
         while running:
             ended, running = wait(running, timeout=LOOK_EVERY, return_when=FIRST_EXCEPTION)
             follow(bar, jobs)
@@ -171,16 +171,19 @@ def _part(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-def run_engine(task: Task, take: Callable[[], Job], devices: str | None = None) -> None:
+def run_engine(task: Task, take: Callable[[], Job], devices: str | None = None, engines: int = 1) -> None:
     """Do jobs until there are none (`queue.Empty`), and wait until their files are on disk.
 
     Args:
         task: what to do.
         take: the next job.
         devices: CUDA_VISIBLE_DEVICES, instead of what it is.
+        engines: that share the cores where there are no GPUs.
     """
     if devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // engines))
     keep_engines_in_this_process()
     _make(task, _taken(take), tqdm(disable=True))
 

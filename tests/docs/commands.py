@@ -39,7 +39,7 @@ RUN_BY = {
     "data_gen/adapt.py": "tests/pipeline/test_adapting.py::begun",
     "eval/acceptance.py": "tests/pipeline/test_chain.py::_counters",
     "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_runs_in_miniature",
-    "eval/serving.py": "tests/faults/stages.py::command",
+    "eval/serving.py": "tests/faults/test_kills.py::test_serving_survives_a_kill",
     "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones",
     "eval/compare.py --mask-token-id": "tests/pipeline/test_drafters.py::compared",
     "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_is_made_before_any_head",

@@ -21,8 +21,8 @@ EVERY = 8  # steps between checkpoints, see SMALL
 class Campaign:
     """All stages share `root`: each is run undisturbed, then killed in a cleared folder and resumed."""
 
-    def __init__(self, root: Path, seed: int, *overrides: str, here: bool = False):
-        self.root, self.seed, self.overrides, self.here = root, seed, overrides, here
+    def __init__(self, root: Path, seed: int, *overrides: str):
+        self.root, self.seed, self.overrides = root, seed, overrides
         self.chain = dict(STAGES)
         self.rows: list[tuple[str, ...]] = []
         self.undisturbed: dict[str, Undisturbed] = {}
@@ -33,7 +33,7 @@ class Campaign:
         for stage in self.chain.values():
             if stage.name not in self.undisturbed:
                 stage.clear(self.root)
-                self.undisturbed[stage.name] = run_undisturbed(stage, self.root, *self.overrides, here=self.here)
+                self.undisturbed[stage.name] = run_undisturbed(stage, self.root, *self.overrides)
             if stage.name == name:
                 break
         return self.undisturbed[name]
@@ -49,7 +49,7 @@ class Campaign:
         planned: Iterator[tuple[Phase, Target]] = cycle(moments)
         while done < hits:
             before = progress(stage, self.root, usual.payload)
-            hit = kill_once(stage, self.root, usual, *next(planned), chooser, *self.overrides, here=self.here)
+            hit = kill_once(stage, self.root, usual, *next(planned), chooser, *self.overrides)
             if hit is None:  # over before: that is a resume, too
                 self._compare(stage, usual)
                 stage.clear(self.root)
@@ -58,7 +58,7 @@ class Campaign:
             self._check_what_is_there(stage, usual)
             after = progress(stage, self.root, usual.payload)
             self._note(stage, usual, hit, f"{before} → {after}", "every file there whole")
-        seconds = finish(stage, self.root, *self.overrides, here=self.here)
+        seconds = finish(stage, self.root, *self.overrides)
         self._compare(stage, usual)
         *rows, last = self.rows
         self.rows = [*rows, (*last[:-1], f"{last[-1]}; resumed: same payload in {seconds:.0f} s")]
@@ -116,16 +116,16 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Campaign:
-    """One kill per stage, two ranks in training, one method beside the baseline, all in forks."""
+    """One kill per stage, two ranks in training, one method beside the baseline."""
     short = ("eval.methods=[eagle3]", "eval.workloads=all", "train.epochs=4")
-    campaign = Campaign(tmp_path_factory.mktemp("faults"), fault_seed, *short, here=True)
+    campaign = Campaign(tmp_path_factory.mktemp("faults"), fault_seed, *short)
     del campaign.chain["train, 1 rank"]
     return campaign
 
 
 @pytest.fixture(scope="module")
 def soak_campaign(tmp_path_factory: pytest.TempPathFactory, fault_seed: int) -> Iterator[Campaign]:
-    """Many kills per stage, with all methods and in processes of their own; ends with the table."""
+    """Many kills per stage, with all methods; ends with the table."""
     campaign = Campaign(tmp_path_factory.mktemp("soak"), fault_seed)
     yield campaign
     print(f"\n\n{campaign.table()}")

@@ -21,7 +21,8 @@ import psutil
 
 from drafthead.locks import LOCK
 from tests.faults.stages import Stage
-from tests.warm import start_fresh, warm
+from tests.scripts import accelerate
+from tests.warm import run_warm, warm
 
 Phase = Literal["start-up", "work", "writing"]
 Target = Literal["group", "main", "child"]
@@ -94,13 +95,13 @@ class Watch:
             time.sleep(LOOK_EVERY)
 
 
-def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = False) -> Undisturbed:
-    """Run a stage to its end and measure it; `here`: see `finish`."""
+def run_undisturbed(stage: Stage, root: Path, *overrides: str) -> Undisturbed:
+    """Run a stage to its end and measure it."""
     watch, end = Watch(stage, root), threading.Event()
     thread = threading.Thread(target=watch.until, args=(lambda: False, lambda: not end.is_set()))
     thread.start()
     try:
-        finish(stage, root, *overrides, here=here)
+        finish(stage, root, *overrides)
     finally:
         end.set()
         thread.join()
@@ -110,27 +111,18 @@ def run_undisturbed(stage: Stage, root: Path, *overrides: str, here: bool = Fals
     return Undisturbed(stage.payload(root), seconds, first, len(watch.new), len(watch.temporary))
 
 
-def finish(stage: Stage, root: Path, *overrides: str, here: bool = False) -> float:
-    """Run a stage, which must succeed; returns seconds. `here`: in forks of a process that has the libraries."""
+def finish(stage: Stage, root: Path, *overrides: str) -> float:
+    """Run a stage, which must succeed; returns seconds."""
     began = time.monotonic()
-    if here:
-        result = warm().run(*stage.arguments(root, *overrides), ranks=stage.ranks)
-        assert result.returncode == 0, f"{stage.name}: {result.stdout[-2000:]}{result.stderr[-4000:]}"
-        return time.monotonic() - began
-    with started(stage, root, *overrides) as process:
-        code = process.wait(timeout=1200)
-    assert code == 0, log_of(stage, root)
+    run_warm(*stage.arguments(root, *overrides), ranks=stage.ranks)
     return time.monotonic() - began
 
 
 @contextlib.contextmanager
-def started(stage: Stage, root: Path, *overrides: str, here: bool = False) -> Iterator[psutil.Popen]:
-    """A stage in a process group of its own. Whatever happens, nothing of it is left when the block ends.
-
-    `here`: see `finish`.
-    """
-    begin = warm().start if here else start_fresh
-    process = begin(*stage.command(root, *overrides)[1:], log=root / f"{stage.name}.log")
+def started(stage: Stage, root: Path, *overrides: str) -> Iterator[psutil.Popen]:
+    """A stage in a process group of its own. Whatever happens, nothing of it is left when the block ends."""
+    launcher = accelerate(stage.ranks) if stage.ranks else ()
+    process = warm().start(*launcher, *stage.arguments(root, *overrides), log=root / f"{stage.name}.log")
     try:
         yield process
     finally:
@@ -145,11 +137,10 @@ def log_of(stage: Stage, root: Path) -> str:
 
 
 def kill_once(
-    stage: Stage, root: Path, usual: Undisturbed, phase: Phase, target: Target, chooser: random.Random, *overrides: str,
-    here: bool = False,
-) -> Hit | None:  # fmt: skip
+    stage: Stage, root: Path, usual: Undisturbed, phase: Phase, target: Target, chooser: random.Random, *overrides: str
+) -> Hit | None:
     """Start or resume a stage and kill it; None when it was over before. Nothing that it started is left then."""
-    with started(stage, root, *overrides, here=here) as process:
+    with started(stage, root, *overrides) as process:
         watch = Watch(stage, root)
         _wait(watch, phase, usual, chooser, lambda: process.poll() is None)
         family = _family(process)

@@ -1,14 +1,12 @@
 """The stages as a user starts them: their command lines, what they write, and how far they got."""
 
 import json
-import sys
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.faults.payload import GROWING, LEFT_OUT, content, leftovers, visible_files
 from tests.recipes import SMALL_HEAD
-from tests.scripts import accelerate
 
 NAME = "tiny"  # of the recipe
 # Several units of work for every stage, each of them small.
@@ -44,11 +42,6 @@ class Stage:
     def arguments(self, root: Path, *overrides: str) -> list[str]:
         """The script and what a user types after it."""
         return [self.script, f"output_dir={root}", *SMALL, *self.more, *overrides]
-
-    def command(self, root: Path, *overrides: str) -> list[str]:
-        """What a user types, with this interpreter."""
-        launcher = accelerate(self.ranks) if self.ranks else ()
-        return [sys.executable, *launcher, *self.arguments(root, *overrides)]
 
     def names(self, root: Path) -> set[str]:
         """Everything that lies in the stage's folders, hidden or not."""

@@ -33,11 +33,11 @@ def test_serving_survives_a_kill(campaign, chooser):
     campaign.run("export")
     stage, root = STAGES["serving"], campaign.root
     moment = chooser.choice([("work", "main"), ("work", "child"), ("start-up", "main"), ("writing", "group")])
-    while not kill_once(stage, root, ROUGHLY, *moment, chooser, *campaign.overrides, here=True):  # it was over
+    while not kill_once(stage, root, ROUGHLY, *moment, chooser, *campaign.overrides):  # it was over
         stage.clear(root)
         moment = ("start-up", "main")
     measured = stage.payload(root)
-    finish(stage, root, *campaign.overrides, here=True)
+    finish(stage, root, *campaign.overrides)
     assert measured.items() <= stage.payload(root).items()
     assert not stage.leftovers(root)
     rows = read_rows(root / stage.writes[0], REQUEST_COLUMNS, "requests-*.parquet")
