@@ -37,7 +37,7 @@ $(STAMP): requirements/cpu.txt pyproject.toml
 data: install
 	$(RUN) data_gen/prompts.py $(RECIPE) $(OVERRIDES)
 	$(RUN) data_gen/regenerate.py $(ENGINES) $(RECIPE) $(OVERRIDES)
-	$(RUN) data_gen/harvest.py $(ENGINES) $(RECIPE) $(OVERRIDES)
+	$(RUN) data_gen/harvest.py $(RECIPE) $(OVERRIDES)
 
 train: install
 	$(VENV)/bin/accelerate launch --quiet --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \

@@ -29,6 +29,7 @@ _PRESETS = "tests/pipeline/test_presets.py"
 RUN_BY = {
     "data_gen/prompts.py": _CHAIN,
     "data_gen/regenerate.py": _CHAIN,
+    "data_gen/regenerate.py --workers": f"{_SCALE}::test_two_engines_of_this_machine_make_the_same_responses",
     "data_gen/harvest.py": _CHAIN,
     "data_gen/harvest.py --dry-run": _DATA,
     "data_gen/harvest.py --verify": _DATA,
@@ -39,7 +40,7 @@ RUN_BY = {
     "data_gen/adapt.py": "tests/pipeline/test_adapting.py::begun",
     "eval/acceptance.py": "tests/pipeline/test_chain.py::_counters",
     "eval/serving.py --miniature --preset": f"{_PRESETS}::test_redhat_runs_in_miniature",
-    "eval/serving.py": "tests/faults/test_kills.py::test_serving_survives_a_kill",
+    "eval/serving.py": "tests/faults/stages.py::arguments",
     "eval/draft_lengths.py": f"{_PRESETS}::test_a_schedule_of_draft_lengths_is_measured_beside_fixed_ones",
     "eval/compare.py --mask-token-id": "tests/pipeline/test_drafters.py::compared",
     "eval/plan.py --measure": f"{_PRESETS}::test_a_plan_is_made_before_any_head",

@@ -26,6 +26,7 @@ from tests.damage import flip_bit
 from tests.data.sequences import sequence
 from tests.generation.small import SMALL, copy_of, never
 from tests.scripts import start
+from tests.warm import run_warm
 
 RAY_OF_ITS_OWN = {"RAY_ADDRESS": "local"}  # whatever else runs on this machine
 
@@ -79,6 +80,7 @@ def lose_a_worker(script: str, overrides: list[str], files: Path, log: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(regenerated: Recipe, tmp_path: Path):
     alone, _ = copy_for(regenerated, tmp_path / "undisturbed")
     harvest(alone)
@@ -87,6 +89,15 @@ def test_a_ray_cluster_that_loses_a_worker_makes_the_same_store(regenerated: Rec
     output = lose_a_worker("data_gen/harvest.py", overrides, shards, tmp_path / "log")
     assert checksums(recipe) == checksums(alone)
     assert "12 sequences" in output
+
+
+@pytest.mark.slow
+def test_two_engines_of_this_machine_make_the_same_responses(regenerated: Recipe, tmp_path: Path):
+    recipe = regenerated.model_copy(update={"output_dir": str(tmp_path)})
+    shutil.copytree(regenerated.prompts_dir, recipe.prompts_dir)
+    run_warm("data_gen/regenerate.py", "--workers", "2", f"output_dir={tmp_path}", *SMALL)
+    for split in SPLITS:
+        assert read_responses(recipe.responses_dir(split)) == read_responses(regenerated.responses_dir(split))
 
 
 def test_every_engine_gets_gpus_of_its_own(monkeypatch):
