@@ -5,7 +5,7 @@ PYTHON ?= python3
 RECIPE ?= configs/tiny.yaml
 OVERRIDES ?=
 VENV := .venv
-# Three on two cores: a third of its time a test waits for servers and other processes that it started. Four take longer.
+# Three keep two cores busy; four take longer.
 WORKERS ?= -n 3 --no-loadscope-reorder
 # The embedded target is so small that a core is enough for an engine.
 ENGINES ?= $(if $(filter configs/tiny.yaml,$(RECIPE)),--workers 2)
