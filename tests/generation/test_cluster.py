@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from queue import Queue
 
 import psutil
 import pytest
@@ -111,6 +112,22 @@ def test_every_engine_gets_gpus_of_its_own(monkeypatch):
         running._devices(2, 5)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert (running.node_engines(4), running._devices(1, 2)) == (1, [None, None])
+
+
+def test_engines_without_gpus_share_the_cores_unless_the_user_says_how_many(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.setenv(name, "0")  # put back, whatever an engine sets
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads: list[int] = []
+    monkeypatch.setattr("torch.get_num_threads", lambda: 8)
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    task = running.Task(nullcontext, 1, "testing", "seq")
+    for devices, engines in ((None, 3), (None, 9), ("0", 3)):
+        running.run_engine(task, Queue().get_nowait, devices, engines)
+    assert threads == [2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    running.run_engine(task, Queue().get_nowait, None, 3)
+    assert threads == [2, 1]
 
 
 class Dying:
