@@ -166,7 +166,7 @@ def verdicts_of(recipe: Recipe, levels: Sequence[Level]) -> list[Verdict]:
 
 
 def contradicted(level: Level, levels: Sequence[Level]) -> bool:
-    """Whether all prompts together gain under a load where every workload of them alone loses, or the reverse."""
+    """Whether all prompts together gain or do not change where every workload of them alone loses, or the reverse."""
 
     def setting(x: Level) -> tuple:  # temperature and GPUs are what follows the prompts in the workload's label
         return x.method, x.K, x.load, x.workload.removeprefix(x.prompts_of)
@@ -175,8 +175,8 @@ def contradicted(level: Level, levels: Sequence[Level]) -> bool:
     parts = [x.changes[THROUGHPUT.key] for x in others if setting(x) == setting(level)]
     if level.prompts_of != ALL or not parts:
         return False
-    whole = level.changes[THROUGHPUT.key]
-    return whole.low > 0 > max(x.high for x in parts) or whole.high < 0 < min(x.low for x in parts)
+    whole, low, high = level.changes[THROUGHPUT.key], min(x.low for x in parts), max(x.high for x in parts)
+    return (high < 0 < whole.high and high < whole.low) or (whole.low < 0 < low and whole.high < low)
 
 
 def _gain(verdict: Verdict, shares: dict[int, float]) -> tuple[bool, float]:

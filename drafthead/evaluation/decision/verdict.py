@@ -136,8 +136,8 @@ def unfit(level: Level) -> str:
         )
     if level.contradicted:
         return (
-            "all prompts together and every workload of them alone say the opposite, as on a machine whose speed "
-            "changes; set eval.repeats=3 and keep other work off it"
+            "all prompts together do not change as every workload of them alone does, as on a machine whose speed "
+            "varies; set eval.repeats=3 and keep other work off it"
         )
     # More than one token's time per accepted draft: no head can do that.
     if level.changes[THROUGHPUT.key].low > level.acceptance_length - 1:
