@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from drafthead.artifacts import require
 from drafthead.cli import recipe_from_command_line, run_recipe
 from drafthead.config import REPO_ROOT
-from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
+from drafthead.evaluation.measuring.acceptance import KIND, read_acceptance
 from drafthead.evaluation.results.levels import MEASURE, THROUGHPUT, Level, read_serving, summarise_serving
 from drafthead.evaluation.results.summary import ALL, AcceptanceSummary, summarise_acceptance
 
@@ -26,8 +26,9 @@ MEANINGS = {
 
 def main() -> None:
     recipe, _ = recipe_from_command_line(__doc__)
-    made = require(acceptance_dir(recipe), "acceptance", "make quickstart")["made_by"]
-    summary = summarise_acceptance(read_acceptance(acceptance_dir(recipe)))
+    directory = recipe.results_dir / KIND
+    made = require(directory, KIND, "make quickstart")["made_by"]
+    summary = summarise_acceptance(read_acceptance(directory))
     levels = summarise_serving(read_serving(recipe.results_dir / "serving"))
     levels = [level for level in levels if level.workload == ALL]
     for line in (*acceptance_lines(summary), "", *serving_lines(levels)):

@@ -39,10 +39,10 @@ def measured_acceptance(recipe: Recipe) -> dict[str, Any] | None:
     workload, every other one over all prompts; and the longest response in tokens."""
     from drafthead.artifacts import MANIFEST, read_manifest, reference
     from drafthead.config.evaluation import ALL, OWN
-    from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
+    from drafthead.evaluation.measuring.acceptance import KIND, read_conditions
     from drafthead.evaluation.results.summary import summarise_conditions
 
-    directory = acceptance_dir(recipe)
+    directory = recipe.results_dir / KIND
     if not (directory / MANIFEST).exists():
         return None
     identity = read_manifest(directory)["identity"]

@@ -27,7 +27,10 @@ from drafthead.files import write_json
 
 RESULTS = REPO_ROOT / "results" / "gpu-check"
 PYTHON = sys.executable
-_TINY = ("configs/tiny.yaml", f"output_dir={RESULTS}/tiny", "prompts.max_train=320", "prompts.max_heldout=40")
+_TINY = (
+    "configs/tiny.yaml", f"output_dir={RESULTS}/tiny", "target.dtype=bfloat16", "prompts.max_train=320",
+    "prompts.max_heldout=40",
+)  # fmt: skip
 _TRAINED = (*_TINY, "train.precision=bf16")
 _BLOCKS = (*_TRAINED, "name=dspark", "data=tiny", "head.type=dspark", "head.mask_token_id=9")
 _MXFP4 = f"{RESULTS}/mxfp4-target"

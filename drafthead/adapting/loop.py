@@ -36,7 +36,7 @@ from drafthead.cli import run_script
 from drafthead.config import Recipe
 from drafthead.config.evaluation import OWN
 from drafthead.drafters.registry import drafter_of, drafters
-from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_acceptance
+from drafthead.evaluation.measuring.acceptance import KIND, read_acceptance
 from drafthead.files import make_folder, write_json
 from drafthead.statistics import FEWEST_PROMPTS
 
@@ -238,7 +238,7 @@ class Loop:
     def _compare(self) -> None:
         state, candidate = self.state, self.candidate
         run_script("eval/acceptance.py", [*self._overrides(), "--no-tables"])
-        rows = read_acceptance(acceptance_dir(candidate))
+        rows = read_acceptance(candidate.results_dir / KIND)
         own, served = (rows[rows.method == name] for name in (OWN, SERVED))
         verdict = decide(served, own, self.recipe.adapt.worse_by)
         if verdict.promoted and self.recipe.adapt.trial_requests:

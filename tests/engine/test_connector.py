@@ -17,9 +17,7 @@ from tests.engine.shards import as_texts
 pytestmark = pytest.mark.slow
 
 BOUNDARIES = tuple(range(9))  # all boundaries of the tiny target, 0 (embeddings) to L = 8
-RECIPE = load_recipe(
-    overrides=[f"target.aux_layer_ids={list(BOUNDARIES)}", "target.dtype=float32", "engine.max_model_len=512"]
-)
+RECIPE = load_recipe(overrides=[f"target.aux_layer_ids={list(BOUNDARIES)}", "engine.max_model_len=512"])
 BUDGET = 96  # tokens per engine step: the longer texts need several
 CACHE = 20 << 20  # bytes: too few for all responses at once
 CACHED, PREEMPTED = "vllm:prefix_cache_hits", "vllm:num_preemptions"

@@ -32,7 +32,7 @@ from tests.exporting.runs import recipe_at, write_run
 
 pytestmark = pytest.mark.slow
 
-FLOAT32 = ("target.dtype=float32", "prompts.max_train=14", "prompts.validation=12")
+FEW = ("prompts.max_train=14", "prompts.validation=12")
 HEADS = {
     "one aux layer, the whole vocabulary, norm_output, cut where evaluation cuts": (
         "target.aux_layer_ids=[8]", "head.draft_vocab_size=3072", "head.norm_output=true", "head.norm_before_fc=false",
@@ -56,7 +56,7 @@ HEADS = {
 @pytest.fixture(scope="module")
 def responses(tmp_path_factory) -> StateStore:
     """The target's greedy float32 responses with the states of every boundary that a head below reads."""
-    recipe = recipe_at(tmp_path_factory.mktemp("responses"), *FLOAT32, "target.aux_layer_ids=[0,2,5,8]")
+    recipe = recipe_at(tmp_path_factory.mktemp("responses"), *FEW, "target.aux_layer_ids=[0,2,5,8]")
     make_prompts(recipe)
     regenerate(recipe)
     harvest(recipe)
@@ -100,7 +100,7 @@ def fitted(recipe: Recipe, store: StateStore, num_steps: int) -> dict[str, Tenso
 
 @pytest.mark.parametrize("name", HEADS)
 def test_an_engine_runs_the_rounds_we_predict(responses, tmp_path: Path, name):
-    recipe = recipe_at(tmp_path, *FLOAT32, *HEADS[name])
+    recipe = recipe_at(tmp_path, *FEW, *HEADS[name])
     write_run(
         recipe,
         fitted(recipe, store_with_layers(responses, recipe), num_steps=60 if recipe.head.type == "dflash" else 15),

@@ -24,7 +24,7 @@ from tests.recipes import tiny_recipe
 
 @pytest.fixture
 def recipe(tmp_path):
-    recipe = recipe_at(tmp_path)
+    recipe = recipe_at(tmp_path, "target.dtype=bfloat16")
     write_run(recipe)
     return recipe
 

@@ -118,7 +118,7 @@ def recipe_of(root: Path, norms: tuple[bool, ...], read: int, layers: int, vocab
     name = "-".join([*(str(int(on)) for on in norms), str(read), str(layers), str(vocabulary)])
     return recipe_at(
         root, f"name=h{name}", f"target.aux_layer_ids={list(READ[read])}", f"head.num_layers={layers}",
-        f"head.draft_vocab_size={vocabulary}", "target.dtype=float32", *switches,
+        f"head.draft_vocab_size={vocabulary}", *switches,
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_vllm_computes_our_logits_for_every_combination(vllm_config, tmp_path, e
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 def test_blocks_have_the_logits_of_vllm(vllm_config, tmp_path, kind, causal, num_layers, vocabulary):
     recipe = recipe_at(
-        tmp_path, f"head.type={kind}", "head.mask_token_id=9", f"head.num_layers={num_layers}", "target.dtype=float32",
+        tmp_path, f"head.type={kind}", "head.mask_token_id=9", f"head.num_layers={num_layers}",
         f"head.draft_vocab_size={vocabulary}", f"head.causal={causal}",
     )  # fmt: skip
     shape = shape_of(recipe)

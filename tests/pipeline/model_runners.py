@@ -7,9 +7,8 @@ from tests.recipes import tiny_recipe
 from tests.scripts import run_ok
 from tests.warm import run_warm
 
-# In float32, where nothing is a near tie.
 _FEW = (
-    "target.dtype=float32", "prompts.max_train=8", "prompts.validation=2", "prompts.max_heldout=4",
+    "prompts.max_train=8", "prompts.validation=2", "prompts.max_heldout=4",
     "engine.max_model_len=512", "engine.max_num_seqs=4", "eval.max_tokens=24", "eval.methods=[eagle3]",
 )  # fmt: skip
 

@@ -60,8 +60,7 @@ def renumbered(head: Path, to: Path) -> Path:
 
 
 def test_twenty_swaps_under_load_change_no_answer(tiny_run, tmp_path):
-    """In float32, where the batch that an answer is computed in does not round it otherwise."""
-    recipe, _ = linked(tiny_run, tmp_path, "target.dtype=float32", "adapt.consent=given")
+    recipe, _ = linked(tiny_run, tmp_path, "adapt.consent=given")
     good, bad = recipe.head_dir, reversed_fc(recipe.head_dir, tmp_path / "bad")
     prompts = [p.prompt_ids for p in load_workload(recipe).prompts][:12]
     with serving(recipe, good) as control, control.server.client() as client, ThreadPoolExecutor(8) as places:

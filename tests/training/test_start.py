@@ -50,7 +50,7 @@ def test_training_goes_on_where_an_exported_head_left_off(finished_run, run_fact
     """Train, export, import, start from it: the same weights to the last bit, and a record of where they came from."""
     first, second = run_factory("first"), run_factory("second")
     shutil.copytree(finished_run.run_dir, first.run_dir)
-    head = export_head(small_recipe(Path(first.output_dir), "target.dtype=float32"), serve_check=False)
+    head = export_head(small_recipe(Path(first.output_dir)), serve_check=False)
     import_head(small_recipe(Path(second.output_dir), "name=elsewhere"), str(head))
     recipe = small_recipe(Path(second.output_dir), "train.init_from=runs/elsewhere")
     said = run(recipe, "train.init_from=runs/elsewhere")

@@ -75,7 +75,7 @@ def analyse(recipe: Recipe, rows: ServingRows | None = None) -> Analysis:
         ValueError: acceptance was synthetic, no load has two methods, none is of fixed concurrency, or the traffic's
             workload was not measured.
     """
-    folders = {acceptance.KIND: acceptance.acceptance_dir(recipe), serving.KIND: recipe.results_dir / serving.KIND}
+    folders = {kind: recipe.results_dir / kind for kind in (acceptance.KIND, serving.KIND)}
     manifests = {kind: require(path, kind, f"python eval/{kind}.py RECIPE") for kind, path in folders.items()}
     _check_alike(*(manifests[kind]["identity"] for kind in folders))
     recipe, rows = _as_served(recipe, manifests), rows or read_serving(folders[serving.KIND])

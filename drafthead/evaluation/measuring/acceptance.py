@@ -110,7 +110,7 @@ def measure_acceptance(recipe: Recipe, workers: int = 1) -> Path:
         ArtifactError: prompts or a head are missing, or the directory holds another measurement.
         ValueError: held-out prompts were trained on, or none fits.
     """
-    directory = acceptance_dir(recipe)
+    directory = recipe.results_dir / KIND
     workloads = {effort: load_workload(recipe, effort) for effort in recipe.eval.reasoning_efforts}
     found, main = conditions(recipe), workloads[recipe.eval.reasoning_effort]
     methods = list(dict.fromkeys(c.method for c in found))
@@ -197,11 +197,6 @@ def _shared(directory: Path, missing: list[Condition], workloads: Workloads, wor
             if size := sum(c.passes * len(workloads[c.effort].prompts[first::of]) for c in group):
                 jobs.append(_Share(group, folder, first, of, size))
     return jobs
-
-
-def acceptance_dir(recipe: Recipe) -> Path:
-    """Where the measurement lies; one at float32, for exact losslessness, has a folder of its own."""
-    return recipe.results_dir / (KIND if recipe.target.dtype != "float32" else f"{KIND}-float32")
 
 
 def read_acceptance(directory: Path) -> pd.DataFrame:

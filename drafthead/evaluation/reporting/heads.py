@@ -19,7 +19,7 @@ import pandas as pd
 
 from drafthead.config import Recipe
 from drafthead.data.responses import LOOP_LIMIT
-from drafthead.evaluation.measuring.acceptance import acceptance_dir, read_conditions
+from drafthead.evaluation.measuring.acceptance import KIND, read_conditions
 from drafthead.evaluation.reporting.tables import Cell, Table, change_cell, length_cell, table
 from drafthead.evaluation.workload import BASELINE, HEAD
 from drafthead.statistics import acceptance_length, acceptance_length_interval, length_change
@@ -30,7 +30,7 @@ SERVED, REPLAYED = "served", "replayed"
 def served_rows(recipe: Recipe) -> pd.DataFrame:
     """Of the acceptance that eval/acceptance.py measured of the recipe's own head; looping responses left out."""
     found, several = [], len(recipe.eval.reasoning_efforts) > 1
-    measured = read_conditions(acceptance_dir(recipe))
+    measured = read_conditions(recipe.results_dir / KIND)
     for (temperature, effort), rows in measured.groupby(["temperature", "effort"], sort=False):
         baseline = rows[rows["method"] == BASELINE].set_index("prompt_id")["repeated"]
         own = rows[(rows["method"] == HEAD) & (rows["prompt_id"].map(baseline) <= LOOP_LIMIT)]
