@@ -143,7 +143,7 @@ def test_the_baseline_of_another_recipe_is_not_measured_again(measured, tmp_path
     assert not list((tmp_path / "results" / "third").rglob("*.parquet"))
 
 
-@pytest.mark.slow
+@pytest.mark.presets
 def test_several_engines_make_the_rows_of_one(measured, tmp_path):
     """Two take a share each of the baseline; the head's rows are there already, of a measurement that was killed."""
     head, first = measured
