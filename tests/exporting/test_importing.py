@@ -125,8 +125,7 @@ def test_every_layout_gives_the_weights_that_went_in(tmp_path, layout):
 
 
 BLOCKS = (
-    "head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2",
-    "head.sliding_window=32",
+    "head.mask_token_id=9", "head.num_draft_positions=4", "head.num_layers=2", "head.sliding_window=32",
 )  # fmt: skip
 
 

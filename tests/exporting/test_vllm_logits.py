@@ -55,7 +55,7 @@ def vllm_config(tmp_path_factory) -> Iterator[Any]:
         initialize_model_parallel()
         repair_cpu_build()
         speculative = Eagle3.vllm.speculative_config(write_random_head(recipe), 3)
-        arguments = engine_arguments(recipe, dtype="float32", speculative_config=speculative)
+        arguments = engine_arguments(recipe, speculative_config=speculative)
         arguments.pop("use_tqdm_on_load")
         yield EngineArgs(**arguments).create_engine_config()
         cleanup_dist_env_and_memory()

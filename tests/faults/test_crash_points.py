@@ -1,4 +1,4 @@
-"""A sample of `make crash-points`: a kill, or by the seed an I/O error, at an operation of each stage without a server.
+"""A sample of `make crash-points`: a kill and an I/O error at one operation of every stage without a server.
 
 Servers, and training on two ranks, are killed in test_kills.py.
 """
@@ -16,9 +16,8 @@ FAULTS = ("kill", "EIO")
 
 
 def test_a_fault_at_any_operation_costs_nothing(fault_seed):
-    fault = FAULTS[fault_seed % len(FAULTS)]
-    options = ("--stage", *STAGES, "--fault", fault, "--sample", "1", "--seed", str(fault_seed), "--processes", "1")
+    options = ("--stage", *STAGES, "--fault", *FAULTS, "--sample", "1", "--seed", str(fault_seed), "--processes", "1")
     result = run_python("-m", "tests.faults.crash_points", *options)
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     tried = re.findall(r"^(\w+) +(\w+) +1 of \d+ operations tried, 0 failed", result.stdout, re.MULTILINE)
-    assert tried == [(stage, fault) for stage in STAGES]
+    assert tried == [(stage, fault) for stage in STAGES for fault in FAULTS]

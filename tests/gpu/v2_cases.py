@@ -14,8 +14,7 @@ from drafthead.engine.generate import GenerationRequest, capturing_engine
 from drafthead.generation.harvest import capture
 from drafthead.target.pieces import captured_ids, load_target_spec
 
-ENGINE = ("engine.max_model_len=256", "engine.max_num_batched_tokens=256",
-          "engine.max_num_seqs=4")  # fmt: skip
+ENGINE = ("engine.max_model_len=256", "engine.max_num_batched_tokens=256", "engine.max_num_seqs=4")
 RESPONSE = 10
 
 
