@@ -41,8 +41,9 @@ def test_every_turn_follows_the_targets_own_responses(conversation, turn_by_turn
     asked: list[str] = []
 
     def render(prompt: Prompt, effort: str) -> list[int]:
+        assert all(message.keys() == {"role", "content"} for message in prompt.messages), "a thought is sent back"
         asked.append(" ".join(m["content"] for m in prompt.messages))
-        return [0]
+        return [len(asked)]
 
     rules: Any = SimpleNamespace(
         settings=settings(history="regenerated" if turn_by_turn else "given"),
@@ -57,15 +58,14 @@ def test_every_turn_follows_the_targets_own_responses(conversation, turn_by_turn
     assert not left_out
     ids = [one.id] if len(histories) == 1 else [f"{one.id}-{n + 1}" for n in range(len(histories))]
     assert [response.id for response in responses] == ids
+    assert [response.prompt_ids for response in responses] == [[n + 1] for n in range(len(histories))]
     assert len(turns_of(one, turn_by_turn)) == len(histories)
 
 
 @pytest.mark.parametrize(
     ("text", "refused"),
     [
-        ("I'm sorry, but I can't help with that.", True),
         ("  i’m  sorry, but I cannot do this", True),
-        ("I am unable to say.", True),
         ("I'm sorry to hear that. Here is what you can do.", False),
         ("The function cannot fail: I can't help with that is a string.", False),
         ("", False),
@@ -84,11 +84,14 @@ def test_one_flag_of_those_to_be_dropped_is_enough():
 IDS = [f"{i:016x}" for i in range(2000)]
 
 
-def test_the_draw_follows_from_seed_and_prompt_alone():
+def test_the_draw_follows_from_seed_and_prompt_alone_and_the_sampling_seed_from_the_turn():
     wide = settings(temperature={0.5: 1, 1.0: 1}, reasoning_efforts=("low", "high"))
     drawn, again, other = ([draw_sampling(wide, seed, i, 0, greedy=False) for i in IDS] for seed in (0, 0, 1))
     assert drawn == again != other
     assert len({s.seed for s in drawn}) == len(IDS)
+    later = [draw_sampling(wide, 0, i, 1, greedy=False) for i in IDS]
+    assert all(b == a._replace(seed=b.seed) and b.seed != a.seed for a, b in zip(drawn, later, strict=True))
+    assert draw_sampling(wide, 0, IDS[7], 0, greedy=True).temperature == 0.0
 
 
 def test_shares_are_the_weights_and_the_draws_are_independent():
@@ -99,11 +102,3 @@ def test_shares_are_the_weights_and_the_draws_are_independent():
     for pair, share in expected.items():
         # Four standard deviations of a share over 2,000 draws; the draws are fixed, so this never flickers.
         assert abs(pairs[pair] / len(IDS) - share) < 4 * (share * (1 - share) / len(IDS)) ** 0.5
-
-
-def test_turns_share_temperature_and_effort_but_not_the_seed():
-    wide = settings(temperature={0.5: 1, 1.0: 1}, reasoning_efforts=("low", "medium", "high"))
-    first, second = (draw_sampling(wide, 0, IDS[7], turn, greedy=False) for turn in (0, 1))
-    assert (first.temperature, first.effort) == (second.temperature, second.effort)
-    assert first.seed != second.seed
-    assert draw_sampling(wide, 0, IDS[7], 0, greedy=True).temperature == 0.0

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,8 +12,6 @@ import torch
 
 from drafthead.artifacts import ArtifactError, read_json
 from drafthead.config import Recipe
-from drafthead.data.prompts import read_prompts
-from drafthead.data.rendering import renderer, response_parser
 from drafthead.data.responses import read_left_out
 from drafthead.data.store import StateStore, verify_store
 from drafthead.generation import regenerate as stage
@@ -110,30 +107,6 @@ def test_one_pass_makes_what_two_make(passes: dict[str, Passes], kind: str):
         turns = [response.turn for response in read_responses(one.responses_dir(split))]
         assert masks == [2 if kind == "chats" and split == "train" and turn == 0 else 1 for turn in turns]
     assert temperatures == ({0.0, 0.7} if kind == "single" else {0.0})
-
-
-def test_each_turn_follows_the_targets_own_responses(passes: dict[str, Passes], tokenizer):
-    generated = passes["chats"].two
-    render, read = renderer(generated, tokenizer), response_parser(tokenizer)
-    prompts = {p.id: p for p in read_prompts(generated.prompts_dir, "train")}
-    responses = {r.id: r for r in read_responses(generated.responses_dir("train"))}
-    later = [r for r in responses.values() if r.turn]
-    assert later
-    for response in later:
-        name = response.id.partition("-")[0]
-        questions = [m for m in prompts[name].messages if m["role"] == "user"]
-        history = []
-        for turn in range(response.turn):
-            message = read(responses[f"{name}-{turn + 1}"].response_ids)
-            history += [questions[turn], {"role": "assistant", "content": message.content}]
-        prompt = replace(prompts[name], messages=(*history, questions[response.turn]))
-        assert response.prompt_ids == render(prompt, response.reasoning_effort)
-        # The first prompt and its response are no beginning of the second prompt: the analysis is gone.
-        before = responses[f"{name}-{response.turn}"]
-        assert read(before.response_ids).thinking
-        both = [*before.prompt_ids, *before.response_ids]
-        assert response.prompt_ids[: len(both)] != both
-        assert "analysis<|message|>" not in tokenizer.decode(response.prompt_ids)
 
 
 def test_states_of_another_kind_are_not_mixed_in(passes: dict[str, Passes], tmp_path: Path):

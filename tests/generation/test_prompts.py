@@ -1,6 +1,5 @@
 """From files to splits: amounts, sides, duplicates, overlaps and draws, and the report of the artifact."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from drafthead.artifacts import ArtifactError
-from drafthead.config import REPO_ROOT, Recipe, load_recipe
+from drafthead.config import Recipe
 from drafthead.config.recipe import PromptsConfig
 from drafthead.data.prompts import SPLITS, Prompt, read_prompts
 from drafthead.generation.prompts import (
@@ -214,33 +213,28 @@ def test_what_a_source_cannot_give_is_an_error(source, message, tmp_path):
         mixed({**source, "path": str(path)})
 
 
-def test_a_mix_of_three_workloads_has_them_in_every_split(tmp_path: Path, recipe_in: RecipeIn, capsys):
-    """The mix of gpt-oss-120b over small files in the published schemas."""
-    chats = [{"id": f"c{i}_0", "conversations": [{"from": "human", "value": f"chat {i}"}]} for i in range(80)]
-    long = [{"input_tokens": [1, 2, 3 + i], "dataset": "pubmed"} for i in range(80)]
-    issue = PUBLISHED["swe-bench"].rows[0]
-    issues = [{**issue, "repo": f"r{i % 8}", "problem_statement": f"issue {i}"} for i in range(80)]
-    shared = write_rows(tmp_path / "s" / "ShareGPT_V3_unfiltered_cleaned_split.json", chats)
-    write_rows(tmp_path / "m" / "perf" / "perf_eval_ref.parquet", long)
-    write_rows(tmp_path / "w" / "data" / "train-0.parquet", issues[:40])
-    write_rows(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[40:]])
-    paths = {"sharegpt": "s", "mlperf-gpt-oss": "m", "swe-bench": "w"}
-    shipped = load_recipe(REPO_ROOT / "configs/gpt-oss-120b.yaml").prompts.sources
-    mix = ", ".join(f"{{name: {s.name}, path: {tmp_path / paths[s.name]}, train: 30, heldout: 2}}" for s in shipped)
-    limits = ("prompts.max_train=60", "prompts.max_heldout=6")
-    recipe = recipe_in("prompts.path=null", f"prompts.sources=[{mix}]", *limits)
+def test_a_mix_has_its_workloads_in_every_split_and_is_made_again_from_other_files(tmp_path, recipe_in, capsys):
+    """One source split by its documents, and one with a published test split."""
+    rows = [{"input_tokens": [1, 2, 3 + i], "dataset": "pubmed"} for i in range(40)]
+    issues = [{"repo": f"r{i % 8}", "problem_statement": f"issue {i}"} for i in range(40)]
+    long = write_rows(tmp_path / "m" / "perf" / "perf_eval_ref.parquet", rows)
+    write_rows(tmp_path / "w" / "data" / "train-0.parquet", issues[:30])
+    write_rows(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[30:]])
+    places = {"mlperf-gpt-oss": "m", "swe-bench": "w"}
+    mix = ", ".join(f"{{name: {n}, path: {tmp_path / p}, train: 15, heldout: 2}}" for n, p in places.items())
+    recipe = recipe_in("prompts.path=null", f"prompts.sources=[{mix}]", "prompts.max_train=20")
     manifest = make_prompts(recipe)
     print_prompts(recipe, manifest)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["total", "60", "4", "6"] in rows
-    assert any(row[:2] == ["mlperf-gpt-oss", "mlperf"] for row in rows)
-    assert any("REMINDER:" in row for row in rows)
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["total", "20", "4", "4"] in table
+    assert any(row[:2] == ["mlperf-gpt-oss", "mlperf"] for row in table)
+    assert any("REMINDER:" in row for row in table)
     splits = splits_of(recipe)
-    assert by(splits["heldout"], "category") == {"sharegpt": 2, "mlperf": 2, "swe-bench": 2}
-    assert set(by(splits["train"], "category")) == {"sharegpt", "mlperf", "swe-bench"}
-    documents = [p.document for prompts in splits.values() for p in {p.document: p for p in prompts}.values()]
+    assert by(splits["heldout"], "category") == {"mlperf": 2, "swe-bench": 2}
+    assert by(splits["train"], "category") == {"mlperf": 10, "swe-bench": 10}
+    documents = [name for prompts in splits.values() for name in by(prompts, "document")]
     assert len(documents) == len(set(documents))
     assert make_prompts(recipe) == manifest
-    shared.write_text(json.dumps(json.loads(shared.read_text())[:-1]))
+    write_rows(long, rows[:-1])
     with pytest.raises(ArtifactError, match=r"was made from something else:\n  sources"):
         make_prompts(recipe)
