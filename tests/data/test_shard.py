@@ -15,14 +15,12 @@ from drafthead.data.shard import (
     Shard,
     StateSequence,
     first_teacher_row,
-    open_checked,
     quantise,
     shard_path,
     write_shard,
 )  # fmt: skip
 from drafthead.drafters.batch import dequantise
 from drafthead.files import DiskFullError
-from tests.damage import cut_short
 from tests.data.sequences import as_harvested, assert_same, sequence
 
 
@@ -101,23 +99,6 @@ def test_every_changed_byte_is_found(tmp_path):
         path.write_bytes(changed)
         with pytest.raises(ArtifactError, match="shard-00000"):
             Shard(path).check()
-
-
-def test_damage_is_named_with_tensor_and_sequence(tmp_path):
-    path = shard_path(tmp_path, 0)
-    written(path, sequence("a", 9), sequence("b", 50))
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1  # the last byte of the last mask
-    path.write_bytes(content)
-    shard = open_checked(path, ["a", "b"])
-    assert_same(shard[0], sequence("a", 9))
-    with pytest.raises(ArtifactError, match=r"shard-00000\S+: loss_mask of sequence b"):
-        shard[1]
-    with pytest.raises(ArtifactError, match="shard-00000"):
-        open_checked(path, ["a"])
-    cut_short(path)
-    with pytest.raises(ArtifactError, match="shard-00000"):
-        Shard(path)
 
 
 @pytest.mark.parametrize("layout", [1, 3])

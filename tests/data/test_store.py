@@ -61,7 +61,7 @@ def test_a_byte_that_changed_before_the_store_was_published_is_named(store):
     flip_bit(shard_path(store, 1))
     artifacts.finish(store, {})  # the manifest has the changed file's SHA-256
     (problem,) = verify_store(store)
-    assert re.search(r"shard-00001\S+: \w+ of sequence c", problem)
+    assert re.search(r"shard-00001\S+: loss_mask of sequence c", problem)
 
 
 @pytest.mark.parametrize("number_format", ["bf16", "fp8"])
