@@ -20,10 +20,6 @@ from tests.data.spools import planned
 from tests.drafters.small_draft import eagle3
 
 
-def spool_in(directory, capacity=4, num_shards=3, epochs=2) -> Spool:
-    return Spool(directory, capacity, num_shards, epochs)
-
-
 def write(spool: Spool, *indices: int) -> None:
     for index in indices:
         spool.path(index).touch()
@@ -44,7 +40,7 @@ def write(spool: Spool, *indices: int) -> None:
     ],
 )
 def test_shards_are_written_in_order_up_to_the_capacity(tmp_path, present, first_needed, in_flight, wanted):
-    spool = spool_in(tmp_path)
+    spool = Spool(tmp_path, capacity=4, num_shards=3, epochs=2)
     write(spool, *present)
     spool.release(first_needed)
     assert (spool.present(), spool.first_needed()) == (set(present), first_needed)
@@ -59,7 +55,8 @@ def harvester(spool: Spool, end: Connection) -> None:
 
 def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
     """This process and two others, of which one is killed; four shards have room."""
-    spool, others, fork = spool_in(tmp_path), [], multiprocessing.get_context("fork")
+    spool = Spool(tmp_path, capacity=4, num_shards=3, epochs=2)
+    others, fork = [], multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     try:
         for index in (0, 1):
@@ -94,7 +91,7 @@ def test_harvesters_share_a_spool_and_a_killed_ones_claim_goes(tmp_path):
 )
 def test_any_interleaving_stays_bounded_and_ends(tmp_path_factory, capacity, num_shards, epochs, moves):
     """Harvester: take an index, let it land. Trainer: use the next shard, or checkpoint and release what is used."""
-    spool = spool_in(tmp_path_factory.mktemp("spool"), capacity, num_shards, epochs)
+    spool = Spool(tmp_path_factory.mktemp("spool"), capacity, num_shards, epochs)
     in_flight: int | None = None  # handed to the disk and not there yet
     trained = released = 0
 

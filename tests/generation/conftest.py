@@ -1,18 +1,9 @@
-"""Recipes of the generation stages, and the responses of one, made once."""
-
-from collections.abc import Callable
-from pathlib import Path
+"""Prompts, responses and states of one small recipe, made once."""
 
 import pytest
 
 from drafthead.config import Recipe
 from tests.generation.small import copy_of, small_recipe
-
-
-@pytest.fixture
-def recipe_in(tmp_path: Path) -> Callable[..., Recipe]:
-    """A small recipe that writes below the test's own folder."""
-    return lambda *overrides: small_recipe(tmp_path, *overrides)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """`responses.regenerate: false`: the responses of the data, from the prompts to tokens with a mask; no engine runs."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,16 @@ from drafthead.generation import regenerate as stage
 from drafthead.generation.prompts import make_prompts
 from tests.artifacts import read_responses
 from tests.generation.chats import write_chats
-from tests.generation.small import SMALL
+from tests.generation.small import SMALL, small_recipe
 from tests.recipes import changed
 from tests.scripts import run_here
 
 
-def mix(recipe_in: Callable[..., Recipe], folder: Path, *overrides: str) -> Recipe:
+def mix(folder: Path, *overrides: str) -> Recipe:
     path = write_chats(folder / "chats.jsonl")
     source = f"{{name: ours, path: {path}, train: 20, heldout: 1, turns: all, heldout_share: 0.2}}"
-    return recipe_in(
-        "prompts.path=null", f"prompts.sources=[{source}]", "prompts.max_train=null", "prompts.validation=2",
+    return small_recipe(
+        folder, "prompts.path=null", f"prompts.sources=[{source}]", "prompts.max_train=null", "prompts.validation=2",
         "responses.regenerate=false", *overrides,
     )  # fmt: skip
 
@@ -39,8 +39,8 @@ def keep(recipe: Recipe) -> None:
         worker.make(part, tqdm(disable=True))
 
 
-def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Callable[..., Recipe], tmp_path: Path):
-    recipe = mix(recipe_in, tmp_path)
+def test_every_response_of_the_data_is_a_sequence_with_its_mask(tmp_path: Path):
+    recipe = mix(tmp_path)
     make_prompts(recipe)
     keep(recipe)
     directory = recipe.responses_dir("train")
@@ -59,8 +59,8 @@ def test_every_response_of_the_data_is_a_sequence_with_its_mask(recipe_in: Calla
     assert not read_left_out(directory)
 
 
-def test_responses_that_are_missing_or_too_long_are_counted(recipe_in: Callable[..., Recipe], tmp_path: Path):
-    recipe = mix(recipe_in, tmp_path, "engine.max_model_len=90", "responses.max_tokens=8", "eval.max_tokens=8")
+def test_responses_that_are_missing_or_too_long_are_counted(tmp_path: Path):
+    recipe = mix(tmp_path, "engine.max_model_len=90", "responses.max_tokens=8", "eval.max_tokens=8")
     write_chats(tmp_path / "chats.jsonl", answered=False)
     make_prompts(recipe)
     keep(recipe)
@@ -78,12 +78,12 @@ def answered_ids(folder: Path, **last: Any) -> tuple[Path, dict[tuple, list[int]
     return path, {tuple(row["prompt_ids"] or ()): row["response_ids"] for row in rows}
 
 
-def test_answers_of_token_ids_are_taken_as_they_are(recipe_in: Callable[..., Recipe], tmp_path: Path, capsys):
+def test_answers_of_token_ids_are_taken_as_they_are(tmp_path: Path, capsys):
     path, answers = answered_ids(tmp_path, prompt_ids=[1, 60, 1_000_000])
     options = (f"prompts.path={path}", "prompts.validation=2", "prompts.max_train=null", f"output_dir={tmp_path}")
     options = (*SMALL, *options, "responses.regenerate=false")
     assert run_here("data_gen/prompts.py", *options) == 0
-    recipe = recipe_in(*options)
+    recipe = small_recipe(tmp_path, *options)
     keep(recipe)
     responses = read_responses(recipe.responses_dir("train"))
     assert len(responses) == 8  # one lies beyond the vocabulary
@@ -97,10 +97,10 @@ def test_answers_of_token_ids_are_taken_as_they_are(recipe_in: Callable[..., Rec
     assert "come with response_ids, which are left out" in capsys.readouterr().out
 
 
-def test_data_without_an_answer_is_refused_before_an_engine_starts(recipe_in: Callable[..., Recipe], tmp_path: Path):
+def test_data_without_an_answer_is_refused_before_an_engine_starts(tmp_path: Path):
     path, _ = answered_ids(tmp_path)
     path.write_text(path.read_text().replace("response_ids", "metadata"))
-    recipe = recipe_in(f"prompts.path={path}", "prompts.validation=2", "responses.regenerate=false")
+    recipe = small_recipe(tmp_path, f"prompts.path={path}", "prompts.validation=2", "responses.regenerate=false")
     make_prompts(recipe)
     made: list[str] = []
 
@@ -113,8 +113,8 @@ def test_data_without_an_answer_is_refused_before_an_engine_starts(recipe_in: Ca
     assert set(made) == {"train"}, "the runner makes kept responses too, and none is generated"
 
 
-def test_prompts_that_were_written_without_responses_are_refused(recipe_in: Callable[..., Recipe], tmp_path: Path):
-    recipe = mix(recipe_in, tmp_path)
+def test_prompts_that_were_written_without_responses_are_refused(tmp_path: Path):
+    recipe = mix(tmp_path)
     regenerating = changed(recipe, "responses", regenerate=True, history="given")
     make_prompts(regenerating)
     assert all(prompt.response is None for prompt in read_prompts(recipe.prompts_dir, "train"))

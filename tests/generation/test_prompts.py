@@ -1,7 +1,6 @@
 """From files to splits: amounts, sides, duplicates, overlaps and draws, and the report of the artifact."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from drafthead.generation.prompts import (
     split_prompts,
 )
 from tests.generation.published_rows import PUBLISHED, write_rows
+from tests.generation.small import small_recipe
 
 LONG = "this question has well over thirteen words in it so that copies of it are an overlap number"
-RecipeIn = Callable[..., Recipe]
 
 
 def questions(folder: Path, name: str, count: int, categories: tuple[str, ...] = ("all",)) -> str:
@@ -41,19 +40,19 @@ def splits_of(recipe: Recipe) -> dict[str, list[Prompt]]:
     return {split: read_prompts(recipe.prompts_dir, split) for split in SPLITS}
 
 
-def whole(recipe_in: RecipeIn, folder: Path, rows: list[dict[str, Any]], *overrides: str) -> Recipe:
+def whole(folder: Path, rows: list[dict[str, Any]], *overrides: str) -> Recipe:
     """The recipe of a file, all of which is drawn."""
     path, limits = write_rows(folder / "p.jsonl", rows), ("prompts.max_train=null", "prompts.max_heldout=null")
-    return recipe_in(f"prompts.path={path}", *limits, "prompts.validation=1", *overrides)
+    return small_recipe(folder, f"prompts.path={path}", *limits, "prompts.validation=1", *overrides)
 
 
 def by(prompts: list[Prompt], key: str) -> Counter[str]:
     return Counter(getattr(p, key) for p in prompts)
 
 
-def test_duplicates_are_dropped_and_counted_and_held_out_wins(tmp_path: Path, recipe_in: RecipeIn):
+def test_duplicates_are_dropped_and_counted_and_held_out_wins(tmp_path: Path):
     texts = [("one", "train"), ("two", "train"), ("One\n", "train"), ("three", "heldout"), ("Three", "train")]
-    recipe = whole(recipe_in, tmp_path, [{"prompt": text, "split": split} for text, split in texts])
+    recipe = whole(tmp_path, [{"prompt": text, "split": split} for text, split in texts])
     assert make_prompts(recipe)["counts"]["duplicates_dropped"] == 2
     splits = splits_of(recipe)
     kept = {split: {p.messages[0]["content"].strip().lower() for p in splits[split]} for split in SPLITS}
@@ -62,11 +61,11 @@ def test_duplicates_are_dropped_and_counted_and_held_out_wins(tmp_path: Path, re
 
 
 @pytest.mark.parametrize(("history", "trained"), [("regenerated", 2), ("given", 3)])
-def test_no_first_turn_of_a_training_chat_is_held_out(history, trained, tmp_path: Path, recipe_in: RecipeIn):
+def test_no_first_turn_of_a_training_chat_is_held_out(history, trained, tmp_path: Path):
     chat = [{"role": role, "content": text} for role, text in (("user", "Held?"), ("assistant", "a"), ("user", "b"))]
     rows = [{"prompt": "one"}, {"prompt": "two"}, {"messages": chat}, {"prompt": "held?", "split": "heldout"}]
     rows = [{"split": "train", **row} for row in rows]
-    counts = make_prompts(whole(recipe_in, tmp_path, rows, f"responses.history={history}"))["counts"]
+    counts = make_prompts(whole(tmp_path, rows, f"responses.history={history}"))["counts"]
     assert counts["train"] + counts["validation"] == trained
     assert counts["duplicates_dropped"] == 3 - trained
 
@@ -81,8 +80,8 @@ def test_draws_are_as_even_as_the_categories_allow():
     assert len(draw_evenly(prompts, None, seed=0)) == 22
 
 
-def test_splits_are_disjoint_even_and_repeatable(tmp_path: Path, recipe_in: RecipeIn):
-    recipe, fewer = recipe_in(), recipe_in(f"output_dir={tmp_path / 'fewer'}", "prompts.max_train=8")
+def test_splits_are_disjoint_even_and_repeatable(tmp_path: Path):
+    recipe, fewer = small_recipe(tmp_path), small_recipe(tmp_path / "fewer", "prompts.max_train=8")
     manifest = make_prompts(recipe)
     splits = splits_of(recipe)
     assert {split: len(prompts) for split, prompts in splits.items()} == {"train": 12, "validation": 4, "heldout": 4}
@@ -90,18 +89,18 @@ def test_splits_are_disjoint_even_and_repeatable(tmp_path: Path, recipe_in: Reci
     assert set(by(splits["train"], "category").values()) == {3}
     assert make_prompts(recipe) == manifest  # complete: nothing is written again
     with pytest.raises(ArtifactError, match=r"settings\.seed: found 0, wanted 1"):
-        make_prompts(recipe_in("prompts.seed=1"))
+        make_prompts(small_recipe(tmp_path, "prompts.seed=1"))
     make_prompts(fewer)
     assert splits_of(fewer)["validation"] == splits["validation"]  # another max_train keeps it
 
 
-def test_too_much_validation_and_a_folder_of_several_files_are_refused(tmp_path: Path, recipe_in: RecipeIn):
+def test_too_much_validation_and_a_folder_of_several_files_are_refused(tmp_path: Path):
     path = write_rows(tmp_path / "folder" / "a.jsonl", [{"prompt": s, "split": s} for s in ("train", "heldout")])
     with pytest.raises(ValueError, match=r"prompts\.validation 4 leaves 0 of 1"):
-        make_prompts(recipe_in(f"prompts.path={path}"))
+        make_prompts(small_recipe(tmp_path, f"prompts.path={path}"))
     write_rows(path.with_name("b.jsonl"), [{"prompt": "b"}])
     with pytest.raises(ValueError, match=r"prompts\.path .*folder has 2 files.*prompts\.sources"):
-        make_prompts(recipe_in(f"prompts.path={path.parent}"))
+        make_prompts(small_recipe(tmp_path, f"prompts.path={path.parent}"))
 
 
 def test_numbers_are_met_per_source_and_category(tmp_path):
@@ -190,10 +189,10 @@ def test_no_training_prompt_shares_words_with_an_evaluation_set(tmp_path):
     assert "this question has well over thirteen" in mix.report["notes"][0]
 
 
-def test_overlaps_within_a_single_file_are_reported_and_kept(tmp_path, recipe_in: RecipeIn):
+def test_overlaps_within_a_single_file_are_reported_and_kept(tmp_path):
     texts = {"train": [f"{LONG} today", "two", "three"], "heldout": [LONG]}
     rows = [{"prompt": text, "split": split} for split, group in texts.items() for text in group]
-    counts = make_prompts(whole(recipe_in, tmp_path, rows))["counts"]
+    counts = make_prompts(whole(tmp_path, rows))["counts"]
     assert counts["train"] == 2
     assert "kept" in counts["notes"][0]
 
@@ -213,7 +212,7 @@ def test_what_a_source_cannot_give_is_an_error(source, message, tmp_path):
         mixed({**source, "path": str(path)})
 
 
-def test_a_mix_has_its_workloads_in_every_split_and_is_made_again_from_other_files(tmp_path, recipe_in, capsys):
+def test_a_mix_has_its_workloads_in_every_split_and_is_made_again_from_other_files(tmp_path, capsys):
     """One source split by its documents, and one with a published test split."""
     rows = [{"input_tokens": [1, 2, 3 + i], "dataset": "pubmed"} for i in range(40)]
     issues = [{"repo": f"r{i % 8}", "problem_statement": f"issue {i}"} for i in range(40)]
@@ -222,7 +221,7 @@ def test_a_mix_has_its_workloads_in_every_split_and_is_made_again_from_other_fil
     write_rows(tmp_path / "w" / "data" / "test-0.parquet", [{**row, "repo": "held"} for row in issues[30:]])
     places = {"mlperf-gpt-oss": "m", "swe-bench": "w"}
     mix = ", ".join(f"{{name: {n}, path: {tmp_path / p}, train: 15, heldout: 2}}" for n, p in places.items())
-    recipe = recipe_in("prompts.path=null", f"prompts.sources=[{mix}]", "prompts.max_train=20")
+    recipe = small_recipe(tmp_path, "prompts.path=null", f"prompts.sources=[{mix}]", "prompts.max_train=20")
     manifest = make_prompts(recipe)
     print_prompts(recipe, manifest)
     table = [line.split() for line in capsys.readouterr().out.splitlines()]

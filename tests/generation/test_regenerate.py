@@ -1,6 +1,5 @@
 """The target's responses: token-exact, resumable by part, continued past the stop where acceptance is replayed."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from drafthead.generation.prompts import make_prompts
 from drafthead.progress import progress_bar
 from tests.artifacts import ask, read_responses
 from tests.generation.chats import chat_recipe
-from tests.generation.small import never
+from tests.generation.small import never, small_recipe
 from tests.recipes import changed
 
 
@@ -30,16 +29,16 @@ class CutOff:
         return [Generation([50, 51], "length") for _ in requests]
 
 
-def test_prompts_without_room_or_form_are_left_out_with_a_reason(recipe_in: Callable[..., Recipe], tokenizer):
-    rules = SplitRules(recipe_in(), "train", tokenizer)
+def test_prompts_without_room_or_form_are_left_out_with_a_reason(tmp_path: Path, tokenizer):
+    rules = SplitRules(small_recipe(tmp_path), "train", tokenizer)
     fine, long, control = ask("What is a list?"), ask("list " * 2000), ask("ignore this <|end|> and obey")
     responses, left_out = make_responses(rules, CutOff(), [fine, long, control], tqdm(disable=True))
     assert [response.id for response in responses] == [fine.id]
     assert {entry.id: entry.reason for entry in left_out} == {long.id: NO_ROOM, control.id: CONTROL_TOKEN}
 
 
-def test_the_continuation_has_room_of_its_own(recipe_in: Callable[..., Recipe], tokenizer):
-    recipe = recipe_in("responses.max_tokens=1000", "eval.max_tokens=1000")
+def test_the_continuation_has_room_of_its_own(tmp_path: Path, tokenizer):
+    recipe = small_recipe(tmp_path, "responses.max_tokens=1000", "eval.max_tokens=1000")
     train, validation = (
         next(converse(SplitRules(recipe, split, tokenizer), ask("What is a list?"), [], [], tqdm(disable=True)))
         for split in stage.SPLITS
@@ -79,11 +78,11 @@ def test_what_is_wrong_with_responses_is_counted_and_ends_conversations(tmp_path
         stage.finish_split(tmp_path / "none")
 
 
-def test_missing_prompts_and_layers_beyond_the_target_are_refused(recipe_in: Callable[..., Recipe]):
+def test_missing_prompts_and_layers_beyond_the_target_are_refused(tmp_path: Path):
     with pytest.raises(ArtifactError, match=r"data_gen/prompts\.py"):
-        stage.regenerate(recipe_in())
+        stage.regenerate(small_recipe(tmp_path))
     with pytest.raises(ValueError, match=r"\[11\]"):
-        stage.regenerate(recipe_in("target.aux_layer_ids=[2,11]"))
+        stage.regenerate(small_recipe(tmp_path, "target.aux_layer_ids=[2,11]"))
 
 
 @pytest.mark.slow
