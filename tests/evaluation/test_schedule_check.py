@@ -73,9 +73,11 @@ def test_a_gain_that_collapses_at_one_load_is_not_advised(tmp_path, rows):
     assert "concurrency 32" in found.doubt
 
 
-def test_servers_of_others_are_not_measured_beside_it(tmp_path, monkeypatch):
+def test_it_is_served_beside_every_fixed_length_without_servers_of_others(tmp_path, monkeypatch):
     def stop(recipe, plan, directory):
-        assert {run.method for run in plan.runs} == {"none", "eagle3", SCHEDULED}
+        assert {(run.method, run.k) for run in plan.runs} == {
+            ("none", 0), ("eagle3", 3), ("eagle3", 1), (SCHEDULED, 3),
+        }  # fmt: skip
         assert not recipe.eval.endpoints
         raise KeyboardInterrupt
 

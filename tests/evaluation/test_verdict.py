@@ -51,7 +51,6 @@ def _decide(levels: list[Level], loads: tuple[int, ...], slo: SLOConfig | None =
     ("loads", "decision", "up_to"),
     [
         ((1, 4), DEPLOY, None),
-        ((1, 4, 8), UP_TO, 4),
         ((1, 4, 8, 32), UP_TO, 4),
         ((8,), UNKNOWN, None),
         ((8, 32), DO_NOT, None),
