@@ -4,7 +4,6 @@ import itertools
 import re
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
@@ -14,9 +13,8 @@ from drafthead.evaluation.decision.verdict import DEPLOY, DO_NOT, UNKNOWN
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.reporting.report import build_report, print_brief, render, workloads_table, write_pages
 from drafthead.evaluation.results.summary import summarise_acceptance
-from tests.evaluation.rows import slower, write_results
+from tests.evaluation.rows import write_results
 from tests.recipes import tiny_recipe
-from tests.scripts import run_here
 
 SPEEDS = {1: 1.3, 8: 1.0, 32: 0.7, 200: 1.3}  # faster, noise, slower, faster but not reached
 
@@ -129,32 +127,6 @@ def test_the_brief_fits_one_screen(recipe, analysis, capsys):
     assert "--speculative-config" in printed
     decisions = re.findall(r"\d │ +([A-Z ]+?) +│$", printed, re.MULTILINE)
     assert decisions == [DEPLOY, UNKNOWN, DO_NOT, UNKNOWN]
-
-
-@pytest.mark.parametrize(
-    ("every", "chat", "code", "decided"),
-    [
-        (1.3, 0.8, 1.1, True),
-        (1.3, 0.8, 0.7, False),
-        (1.0, 0.8, 0.7, False),
-        (0.9, 0.8, 0.7, True),
-        (0.8, 1.2, 1.3, False),
-        (1.0, 1.2, 1.3, False),
-        (1.1, 1.2, 1.3, True),
-    ],
-)
-def test_a_load_that_every_workload_contradicts_decides_nothing(tmp_path, capsys, every, chat, code, decided):
-    """All prompts gain, do not change or lose; measured afterwards, each workload does."""
-    recipe = tiny_recipe(tmp_path)
-    write_results(recipe, head_speed={1: 1.3}, prompts=160, workloads=("all", "chat", "code"))
-    for path in (recipe.results_dir / "serving").glob("*-eagle3.parquet"):
-        rows = pd.read_parquet(path)
-        speeds = {"all": every, "chat": chat, "code": code}
-        pd.concat([slower(own, 1.3 / speeds[name]) for name, own in rows.groupby("workload")]).to_parquet(path)
-    assert run_here("eval/report.py", f"output_dir={tmp_path}") == 0
-    assert (f"all prompts, eagle3 at K = 3: {DEPLOY if every > 1 else DO_NOT}" in capsys.readouterr().out) == decided
-    page = (recipe.results_dir / "report.html").read_text()
-    assert ("as every workload of them alone does" in page) != decided
 
 
 def test_measurements_that_do_not_belong_together_are_refused(tmp_path):
