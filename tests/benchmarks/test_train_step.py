@@ -1,8 +1,8 @@
 """The step benchmark runs without vLLM and DeepSpeed, and counts what it says it counts. Never how fast."""
 
+import importlib
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -19,28 +19,31 @@ BENCHMARKS = REPO_ROOT / "benchmarks"
 def parts(monkeypatch):
     """The benchmark's own modules, importable as they are from its script."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from stepbench import contestant, inputs, memory, ours, shapes
-
-    yield {"contestant": contestant, "inputs": inputs, "memory": memory, "ours": ours, "shapes": shapes}
+    names = ("contestant", "inputs", "memory", "ours", "referee", "results", "shapes")
+    yield {name: importlib.import_module(f"stepbench.{name}") for name in names}
     for name in [name for name in sys.modules if name.split(".")[0] == "stepbench"]:
         del sys.modules[name]
 
 
-def run_benchmark(directory, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    """Run the benchmark where neither vLLM nor DeepSpeed can be imported, in its contestants' processes either."""
+def test_a_step_is_measured_without_vllm_and_deepspeed_beside_peers_that_cannot_run(tmp_path):
+    """One that does not train this drafter, and one that fails: without a network no environment can be made.
+
+    Neither vLLM nor DeepSpeed can be imported, in the contestants' processes either.
+    """
     blocked = "import sys\nsys.modules.update(dict.fromkeys(('vllm', 'deepspeed')))\n"
-    (directory / "sitecustomize.py").write_text(blocked)
-    path = os.pathsep.join([str(directory), str(REPO_ROOT)])
-    return run_python("benchmarks/train_step.py", *arguments, PYTHONPATH=path, **variables)
-
-
-def test_a_step_runs_without_vllm_and_deepspeed_and_counts_its_rows(tmp_path):
-    target = tmp_path / "result.json"
-    asked = ("--drafter", "peagle", "--shape", "tiny", "--contestants", "ours,specforge", "--rounds", "2")
-    result = run_benchmark(tmp_path, *asked, "--threads", "1", "--json", str(target))
-    assert result.returncode == 0, result.stderr
+    (tmp_path / "sitecustomize.py").write_text(blocked)
+    path = os.pathsep.join([str(tmp_path), str(REPO_ROOT)])
+    target, envs = tmp_path / "result.json", tmp_path / "envs"
+    asked = ("--drafter", "peagle", "--shape", "tiny", "--contestants", "ours,specforge,speculators", "--rounds", "2")
+    options = ("--threads", "1", "--json", str(target), "--envs", str(envs))
+    result = run_python("benchmarks/train_step.py", *asked, *options, PYTHONPATH=path, PIP_NO_INDEX="1")
+    assert result.returncode == 1
+    assert "specforge trains no peagle" in result.stderr
+    assert "failed installing speculators==0.9.0" in result.stderr
     summary = json.loads(target.read_text())
+    assert [*summary["failed"]] == ["speculators"]
     (row,) = summary["contestants"]
+    assert row["name"] == "ours packed"
     assert row["rows"] == 2 * (22 + 15 + 10)  # 24 tokens: 22, 21 and 20 roots have a teacher at positions 0 to 2
     assert row["flops"] > 0
     assert row["over_products"] > 1
@@ -51,18 +54,6 @@ def test_a_step_runs_without_vllm_and_deepspeed_and_counts_its_rows(tmp_path):
     assert all(0 < loss < 10 for loss in row["loss_per_position"])
     assert summary["matmul_peak_flops_per_second"] > 0
     assert summary["made_by"]["versions"]["torch"] == torch.__version__
-    assert "specforge trains no peagle" in result.stderr
-
-
-def test_a_contestant_that_fails_is_named_and_the_others_are_measured(tmp_path):
-    target, envs = tmp_path / "result.json", tmp_path / "envs"  # without a network none can be made there
-    asked = ("--shape", "tiny", "--contestants", "ours,speculators", "--rounds", "1", "--envs", str(envs))
-    result = run_benchmark(tmp_path, *asked, "--threads", "1", "--json", str(target), PIP_NO_INDEX="1")
-    assert result.returncode == 1
-    assert "failed installing speculators==0.9.0" in result.stderr
-    summary = json.loads(target.read_text())
-    assert [row["name"] for row in summary["contestants"]] == ["ours packed"]
-    assert [*summary["failed"]] == ["speculators"]
 
 
 def test_the_formula_counts_the_matrix_products_of_a_step(parts, tmp_path):
@@ -83,6 +74,11 @@ def test_the_formula_counts_the_matrix_products_of_a_step(parts, tmp_path):
     spared = 6 * shape.tokens_per_step * half * (shape.ttt_steps - 1)
     # The last rows of the document have no loss, so the head leaves 2 + k of 256 out.
     assert 0.98 < counted / (shapes.step_flops(shape) - attention - spared) <= 1
+    first = parts["contestant"]._first(step, "cpu")
+    entry = parts["referee"].Entry("ours packed", first=first, seconds=[2.0], over_products=[1.5])
+    (row,) = parts["results"].summarise(shape, "eagle3", [entry], peak=1e9, entropy=0.0)["contestants"]
+    assert (row["per_second"], row["flops"]) == (128, shapes.step_flops(shape))  # every token of every step counts
+    assert parts["results"].cells(row)[-1] == f"{first['losses'][0]:.4f}"
 
 
 def test_the_formula_counts_each_pair_of_query_and_key_once(parts):

@@ -12,7 +12,6 @@ Everything else is run: by a test that RUN_BY names, or by tests/pipeline/test_d
 
 import re
 import shlex
-import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -100,7 +99,7 @@ def commands_of(page: Path) -> list[Command]:
     text, name = page.read_text(encoding="utf-8"), str(page.relative_to(REPO_ROOT))
     whole = next((m.group(2) for m in _MARK.finditer(text) if m.group(1)), "")
     found = []
-    for line, block, above in _blocks(text):
+    for line, block, above in blocks_of(text):
         mark = _MARK.search(above)
         needs = mark.group(2) if mark else whole
         found += [Command(name, line, words, own or needs) for words, own in _commands(block)]
@@ -113,7 +112,7 @@ def commands_of(page: Path) -> list[Command]:
     return found
 
 
-def _blocks(text: str) -> list[tuple[int, str, str]]:
+def blocks_of(text: str) -> list[tuple[int, str, str]]:
     """(line number, block, the line right above it) of fenced and indented code."""
     found = []
     for match in _BLOCK.finditer(text):
@@ -138,15 +137,3 @@ def _commands(block: str) -> list[tuple[tuple[str, ...], str]]:
             if words:
                 found.append((words, needs))
     return found
-
-
-def expanded(command: Command) -> list[Command]:
-    """What a `make` target runs, by make's own word; any other command is itself."""
-    if command.words[0] != "make":
-        return [command]
-    asked = ["make", "--dry-run", "--always-make", "--no-print-directory", *command.words[1:]]
-    result = subprocess.run(asked, cwd=REPO_ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, f"{command}: {result.stderr}"
-    lines = re.sub(r"\s*\\\n\s*", " ", result.stdout).splitlines()
-    steps = [tuple(shlex.split(line)) for line in lines if not line.startswith("echo")]
-    return [Command(command.page, command.line, words, command.needs) for words in steps]

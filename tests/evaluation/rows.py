@@ -19,6 +19,7 @@ K = 3
 TIMES = ("ttft_s", "e2e_s", "tpot_s", "itl_s", "tpot_all_s", "duration_s")
 POSITIONS = (0.7, 0.45, 0.25)  # joint prefix acceptance under load
 LENGTHS = {k: 1 + sum(POSITIONS[:k]) for k in range(1, K + 1)}
+JUDGED = ("output_tokens_per_s", "e2e_p50")  # the measures that a verdict without a service level rests on
 
 
 def write_results(

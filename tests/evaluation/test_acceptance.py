@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafthead.artifacts import verify_files
 from drafthead.config import Recipe
-from drafthead.data.prompts import Prompt
 from drafthead.evaluation.columns import ACCEPTANCE_COLUMNS
 from drafthead.evaluation.measuring import acceptance
 from drafthead.evaluation.measuring.acceptance import _shared, conditions, read_acceptance, read_conditions
@@ -31,12 +30,9 @@ def write_llama(directory: Path, recipe: Recipe) -> LlamaForCausalLM:
     """A Llama with the target's vocabulary and width, for draft_model."""
     target = json.loads((Path(recipe.target_path) / "config.json").read_text())
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=target["vocab_size"], hidden_size=target["hidden_size"], intermediate_size=256,
-        num_hidden_layers=1, num_attention_heads=target["num_attention_heads"],
-        num_key_value_heads=target["num_key_value_heads"], head_dim=target["head_dim"],
-        max_position_embeddings=target["max_position_embeddings"], tie_word_embeddings=False,
-    )  # fmt: skip
+    shared = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    size = {name: target[name] for name in (*shared, "max_position_embeddings")}
+    config = LlamaConfig(**size, intermediate_size=256, num_hidden_layers=1, tie_word_embeddings=False)
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(directory)
     return model
@@ -54,8 +50,9 @@ def write_eagle(directory: Path, recipe: Recipe) -> None:
     save_file({**kept, "fc.weight": torch.randn(size, 2 * size).to(torch.bfloat16)}, directory / "model.safetensors")
 
 
-def write_medusa(directory: Path, recipe: Recipe, heads: int = 3) -> None:
+def write_medusa(directory: Path, recipe: Recipe) -> None:
     """Residual blocks and vocabulary heads, for medusa."""
+    heads = 3
     target = json.loads((Path(recipe.target_path) / "config.json").read_text())
     size, vocabulary = target["hidden_size"], target["vocab_size"]
     directory.mkdir(parents=True)
@@ -68,13 +65,9 @@ def write_medusa(directory: Path, recipe: Recipe, heads: int = 3) -> None:
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, directory / "model.safetensors")
 
 
-def _prompts(kind: str, count: int) -> list[Prompt]:
-    return [ask(f"{kind} {i}: repeat a b c d a b c d a b c d") for i in range(count)]
-
-
 def write_some_prompts(recipe: Recipe) -> None:
     """Six held-out prompts."""
-    write_prompt_artifact(recipe, train=_prompts("train", 2), heldout=_prompts("heldout", 6))
+    write_prompt_artifact(recipe, heldout=[ask(f"{i}: repeat a b c d a b c d a b c d") for i in range(6)])
 
 
 _SETTINGS = ("eval.max_tokens=24", "eval.num_draft_tokens=[3,1]", "eval.temperatures=[0,0.7]")

@@ -13,10 +13,10 @@ P95 = MEASURE["e2e_p95"].statistic
 
 
 @pytest.mark.parametrize("untimed", [0, 1])
-@pytest.mark.parametrize(("size", "requests"), [(8, 48), (8, 200), (32, 200), (4, 200)])
-def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, size, requests, untimed):
+@pytest.mark.parametrize("requests", [48, 200])
+def test_requests_that_wait_together_are_not_independent_evidence(monkeypatch, requests, untimed):
     monkeypatch.setattr(statistics, "RESAMPLES", 400)
-    rng = np.random.default_rng(4)
+    rng, size = np.random.default_rng(4), 8
 
     def wait() -> np.ndarray:
         shared = np.repeat(rng.lognormal(0, 0.15, -(-requests // size)), size)[:requests]
@@ -36,12 +36,11 @@ def test_an_estimate_on_its_own_bound_has_no_interval():
     assert not change.resolved
 
 
-@pytest.mark.parametrize("spread", [0.1, 0.4])
-def test_p95_of_separate_requests_covers(monkeypatch, spread):
+def test_p95_of_separate_requests_covers(monkeypatch):
     monkeypatch.setattr(statistics, "RESAMPLES", 400)
     rng = np.random.default_rng(5)
     common = rng.lognormal(0, 0.3, 100)
-    changes = [statistic_change(*(common * rng.lognormal(0, spread, 100) for _ in range(2)), P95) for _ in range(120)]
+    changes = [statistic_change(*(common * rng.lognormal(0, 0.4, 100) for _ in range(2)), P95) for _ in range(120)]
     assert np.mean([c.resolved for c in changes]) <= 0.09
 
 
@@ -102,12 +101,11 @@ def test_what_server_starts_differ_by_is_in_the_interval():
     assert not across_blocks(change, [0.02, np.nan]).resolved
 
 
-@pytest.mark.parametrize("blocks", [2, 3, 5])
-def test_starts_that_differ_by_chance_are_no_gain(blocks):
+def test_starts_that_differ_by_chance_are_no_gain():
     rng = np.random.default_rng(7)
     resolved = []
     for _ in range(2000):
-        alone = rng.normal(0, 0.03, blocks)
+        alone = rng.normal(0, 0.03, 2)
         value = alone.mean()
         prompts = Change(*np.expm1([value, value - 0.005, value + 0.005]))
         resolved.append((prompts.resolved, across_blocks(prompts, np.expm1(alone)).resolved))

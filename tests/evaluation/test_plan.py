@@ -1,7 +1,8 @@
 """Plans of recipes and presets, checked without a server: who is started, what is sent, what is left out and why."""
 
+import re
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -28,14 +29,6 @@ def test_a_recipe_starts_baseline_and_head_in_abba_order(tmp_path):
     assert _servers(recipe_plan(tiny_recipe(tmp_path))) == [("none", 0, 1), ("eagle3", 3, 1)]
     twice = recipe_plan(tiny_recipe(tmp_path, "eval.repeats=2"))
     assert [(run.block, run.method) for run in twice.runs] == [(0, "none"), (0, "eagle3"), (1, "eagle3"), (1, "none")]
-
-
-def test_a_schedule_is_served_beside_every_fixed_k(tmp_path):
-    dynamic = "{name: dynamic, method: eagle3, num_draft_tokens: 3, extra: {num_speculative_tokens_per_batch_size: []}}"
-    recipe = tiny_recipe(
-        tmp_path, f"eval.methods=[eagle3,{dynamic}]", "eval.num_draft_tokens=[3,1]", "eval.served=[eagle3,dynamic]"
-    )
-    assert _servers(recipe_plan(recipe)) == [("none", 0, 1), ("eagle3", 3, 1), ("eagle3", 1, 1), ("dynamic", 3, 1)]
 
 
 def test_levels_share_prompts_and_mix_categories(tmp_path):
@@ -75,18 +68,13 @@ def test_every_method_that_may_be_served_unlisted_is_known(tmp_path):
 def test_vllm_knows_every_method():
     from vllm.config.speculative import SpeculativeMethod
 
-    assert set(get_args(Method)) <= set(_flat(SpeculativeMethod))
-
-
-def _flat(kind: Any) -> list[str]:
-    return [name for part in get_args(kind) for name in (_flat(part) if get_args(part) else [part])]
+    assert set(get_args(Method)) <= set(re.findall(r"'(\w+)'", str(SpeculativeMethod)))
 
 
 @pytest.mark.parametrize(
     ("settings", "places"),
     [
         ((), 64),
-        (("eval.concurrency=[1,200]",), 200),
         (("eval.concurrency=[1,{concurrency: 90, request_rate: 8}]",), 90),
         (("engine.max_num_seqs=2",), 8),  # of harvesting and regeneration
     ],
@@ -212,13 +200,12 @@ def test_every_workload_is_measured_alone_and_all_together(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "alone"),
     [
-        ({"long": "a long question " * 400, "code": "code", "chat": "chat"}, {"code", "chat"}),
         ({"long": "a long question " * 400, "code": "code"}, set()),  # all that is left is `all`
         ({"all": "a question", "code": "code"}, {"code"}),
         ({"multi-turn": "a question", "code": "code"}, {"code"}),
         ({"bench/code": "a question", "code": "code"}, {"bench/code", "code"}),
     ],
-    ids=["too long", "one that fits", "named as all prompts", "named as the conversations", "named within another"],
+    ids=["one that fits", "named as all prompts", "named as the conversations", "named within another"],
 )
 def test_each_workload_that_can_be_told_and_reached_is_measured_alone(tmp_path, asked, alone):
     recipe = tiny_recipe(tmp_path, "eval.workloads=category")
@@ -250,7 +237,7 @@ def test_the_preset_of_engines_measures_endpoints_too(tmp_path):
     assert [(run.method, run.endpoint) for run in plan.runs] == [("none", False), ("eagle3", False), ("sglang", True)]
 
 
-def test_random_prompts_are_the_same_every_time_and_hold_no_control_token(tmp_path):
+def test_random_prompts_are_the_same_every_time_and_hold_no_control_token(tmp_path, tokenizer):
     recipe = tiny_recipe(tmp_path)
     plan = preset_plan(recipe, load_preset("rtx-heads"), miniature=True)
     first, second = (plan_prompts(recipe, plan, _workload()) for _ in range(2))
@@ -260,7 +247,4 @@ def test_random_prompts_are_the_same_every_time_and_hold_no_control_token(tmp_pa
     assert (level.max_tokens, {len(r.prompt_ids) for r in first[level]}) == (16, {16})
     with pytest.raises(ValueError, match=r"1 more than engine.max_model_len 35"):  # 16, 16, three drafts and the bonus
         plan_prompts(recipe.changed("engine", max_model_len=35), plan, _workload())
-    from transformers import AutoTokenizer
-
-    special = set(AutoTokenizer.from_pretrained(recipe.target_path).all_special_ids)
-    assert not special & {token for request in first[level] for token in request.prompt_ids}
+    assert not {*tokenizer.all_special_ids} & {token for request in first[level] for token in request.prompt_ids}

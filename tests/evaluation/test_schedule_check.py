@@ -15,7 +15,7 @@ from drafthead.evaluation.decision.variants import (
 )
 from drafthead.evaluation.results.levels import THROUGHPUT, Level, ServingRows, summarise_serving
 from drafthead.evaluation.workload import speculative_config
-from tests.evaluation.rows import each, served, together
+from tests.evaluation.rows import JUDGED, each, served, together
 from tests.recipes import tiny_recipe
 
 SCHEDULE = [[1, 8, 3], [9, 64, 1]]
@@ -31,7 +31,7 @@ def rows(tmp_path_factory) -> ServingRows:
 def _levels(rows: ServingRows, lengths: dict[int, int]) -> list[Level]:
     """With a schedule that is a copy of these lengths: load -> K."""
     copied = each(rows, lambda f: f[f["k"] == f["concurrency"].map(lengths)].assign(method=SCHEDULED, k=3))
-    return summarise_serving(together(rows, copied))
+    return summarise_serving(together(rows, copied), JUDGED)
 
 
 def test_it_gains_what_the_best_fixed_length_loses_elsewhere(tmp_path, rows):
@@ -73,9 +73,11 @@ def test_a_gain_that_collapses_at_one_load_is_not_advised(tmp_path, rows):
     assert "concurrency 32" in found.doubt
 
 
-def test_servers_of_others_are_not_measured_beside_it(tmp_path, monkeypatch):
+def test_it_is_served_beside_every_fixed_length_without_servers_of_others(tmp_path, monkeypatch):
     def stop(recipe, plan, directory):
-        assert {run.method for run in plan.runs} == {"none", "eagle3", SCHEDULED}
+        assert {(run.method, run.k) for run in plan.runs} == {
+            ("none", 0), ("eagle3", 3), ("eagle3", 1), (SCHEDULED, 3),
+        }  # fmt: skip
         assert not recipe.eval.endpoints
         raise KeyboardInterrupt
 

@@ -25,7 +25,7 @@ def _row(
 
 
 @pytest.fixture
-def summaries():
+def rows() -> pd.DataFrame:
     baseline = [_row("none", 0, p, [], repeated=r) for p, r in (("a", 0), ("b", 0), ("loops", 0.5))]
     drafted = [
         # Two steps propose one token only: what they did not propose is not counted against them.
@@ -33,7 +33,16 @@ def summaries():
         _row("head", 2, "b", [(2, 1), (1, 1)], sha="other"),
         _row("head", 2, "loops", [(2, 2)] * 9),
     ]
-    return summarise_conditions(pd.DataFrame([*baseline, *drafted]))
+    return pd.DataFrame([*baseline, *drafted])
+
+
+@pytest.fixture
+def summaries(rows):
+    return summarise_conditions(rows)
+
+
+def test_sampled_responses_are_not_compared_with_those_of_the_baseline(rows):
+    assert conditions_table(summarise_conditions(rows.assign(temperature=0.7))).rows[0][-1].text == "–"
 
 
 def test_counts_are_pooled_and_looping_prompts_left_out(summaries):

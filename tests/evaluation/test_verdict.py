@@ -20,7 +20,7 @@ from drafthead.evaluation.reporting.measured_tables import brief_table, levels_t
 from drafthead.evaluation.results.levels import Level, ServingRows, completed, read_serving, summarise_serving
 from drafthead.evaluation.workload import NAMES, speculative_config
 from drafthead.statistics import Change
-from tests.evaluation.rows import each, served, slower, together
+from tests.evaluation.rows import JUDGED, each, served, slower, together
 from tests.recipes import tiny_recipe
 
 # Faster, faster, noise, slower.
@@ -51,7 +51,6 @@ def _decide(levels: list[Level], loads: tuple[int, ...], slo: SLOConfig | None =
     ("loads", "decision", "up_to"),
     [
         ((1, 4), DEPLOY, None),
-        ((1, 4, 8), UP_TO, 4),
         ((1, 4, 8, 32), UP_TO, 4),
         ((8,), UNKNOWN, None),
         ((8, 32), DO_NOT, None),
@@ -171,10 +170,35 @@ def test_blocks_that_disagree_decide_nothing(one_load):
     assert not decide([level], {1: 1.0}).change.resolved
 
 
+@pytest.mark.parametrize(
+    ("every", "chat", "code", "decided"),
+    [
+        (1.3, 0.8, 1.1, True),
+        (1.3, 0.8, 0.7, False),
+        (1.0, 0.8, 0.7, False),
+        (0.9, 0.8, 0.7, True),
+        (0.8, 1.2, 1.3, False),
+        (1.0, 1.2, 1.3, False),
+        (1.1, 1.2, 1.3, True),
+    ],
+)
+def test_a_load_that_every_workload_contradicts_decides_nothing(tmp_path, every, chat, code, decided):
+    """All prompts gain, do not change or lose; measured afterwards, each workload does."""
+    recipe, speeds = tiny_recipe(tmp_path), {"all": every, "chat": chat, "code": code}
+    rows = served(recipe, head_speed={1: 1.3}, prompts=160, workloads=tuple(speeds))
+    measured = [each(rows, lambda f: f[f["method"] == "none"])]
+    for name, speed in speeds.items():
+        own = each(rows, lambda f, name=name: f[(f["method"] != "none") & (f["workload"] == name)])
+        measured.append(each(own, lambda f, speed=speed: slower(f, 1.3 / speed)))
+    (level,) = verdicts_of(recipe, summarise_serving(together(*measured), JUDGED))[0].levels
+    assert (level.decision == (DEPLOY if every > 1 else DO_NOT)) == decided
+    assert ("as every workload of them alone does" in level.reason) != decided
+
+
 def test_the_draft_length_is_the_one_that_serves_the_traffic_fastest(tmp_path):
     """K = 3 is 1.5 times as fast at 1 and slower at 32, K = 1 is 1.4 and 1.1 times as fast: the share of 32 decides."""
     rows = served(tiny_recipe(tmp_path), head_speed={1: 1.5, 32: 0.9}, prompts=96, lengths=(1, 3))
-    levels = summarise_serving(rows)
+    levels = summarise_serving(rows, JUDGED)
     for share, chosen in ((0.1, (1, "DEPLOY")), (0.9, (3, "DEPLOY UP TO concurrency 1"))):
         traffic = (f"eval.traffic.concurrency.1={share}", f"eval.traffic.concurrency.32={1 - share}")
         (verdict,) = verdicts_of(tiny_recipe(tmp_path, *traffic), levels)
@@ -228,7 +252,7 @@ def test_a_variant_is_advised_where_it_gains(recipe, rows, speeds, reached, doub
     kept = each(few, lambda f: slower(f[f["k"] == 3].assign(method="kept"), 1 / f["concurrency"].map(speeds)))
     kept.runs.loc[kept.runs["concurrency"] == 4, "reached"] = reached
     both = together(few, kept)
-    levels = [x for x in summarise_serving(both) if x.K == 3]
+    levels = [x for x in summarise_serving(both, JUDGED) if x.K == 3]
     advice = _advice(beside, both, levels)
     assert _config(advice) == speculative_config(beside, "eagle3" if doubt else "kept", 3)
     assert doubt in advice.text
@@ -260,7 +284,7 @@ def test_the_verdict_picks_the_head_that_serves_fastest(recipe, rows, speeds, lo
         for part in found
     ]
     both = together(*found, *turns)
-    advice = _advice(several, both, summarise_serving(both))
+    advice = _advice(several, both, summarise_serving(both, JUDGED))
     assert _config(advice) == speculative_config(several, picked, 3)
     best = NAMES[max(speeds, key=speeds.__getitem__)]
     assert f"{best}, K = 3, at 1 (" in advice.text

@@ -129,11 +129,8 @@ def test_prompts_without_token_ids_for_the_target_are_counted(tmp_path):
     ("entry", "config"),
     [
         ("suffix", {"method": "suffix"}),
-        ("mtp", {"method": "mtp"}),
         ("ngram_gpu", {"method": "ngram_gpu", "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
         ("{name: m, method: medusa, head: org/m}", {"method": "medusa", "model": "org/m"}),
-        ("{name: d, method: dflash, head: org/d}", {"method": "dflash", "model": "org/d"}),
-        ("{name: d, method: dspark, head: org/d}", {"method": "dspark", "model": "org/d"}),
         (
             "{name: dynamic, method: eagle3, head: data_gen/tiny/target, extra: {parallel_drafting: true}}",
             {"method": "eagle3", "model": str(REPO_ROOT / "data_gen/tiny/target"), "parallel_drafting": True},

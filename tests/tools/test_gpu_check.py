@@ -8,18 +8,18 @@ import pytest
 from drafthead.config import REPO_ROOT, load_recipe
 from drafthead.generation.prompts import make_prompts
 from tests.exporting.runs import recipe_at, write_random_head
-from tests.scripts import run_ok, run_python
+from tests.scripts import run_here, run_ok, run_python
 from tests.warm import warm
+from tools.gpu_check import chosen
 
 
 def gpu_check(*options: str) -> subprocess.CompletedProcess:
     return run_python("tools/gpu_check.py", *options, PATH="", CUDA_VISIBLE_DEVICES="")
 
 
-def test_every_command_names_a_script_and_a_recipe_that_load():
-    listed = gpu_check("--list")
-    assert listed.returncode == 0, listed.stderr
-    commands = [shlex.split(line) for line in listed.stdout.splitlines() if line.startswith("    ")]
+def test_every_command_names_a_script_and_a_recipe_that_load(capsys):
+    assert run_here("tools/gpu_check.py", "--list") == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
     assert len(commands) >= 10
     for words in commands:
         assert all((REPO_ROOT / word).is_file() for word in words if word.endswith(".py"))
@@ -45,7 +45,8 @@ def test_without_a_gpu_it_says_so_and_an_unknown_check_is_named():
     refused = gpu_check()
     assert refused.returncode == 1
     assert "needs a CUDA GPU" in refused.stderr
-    assert "no check speed; there are kernels, step" in gpu_check("--only", "speed").stderr
+    with pytest.raises(SystemExit, match="no check speed; there are kernels, step"):
+        chosen("speed")
 
 
 def test_a_machine_without_pytest_timeout_finds_the_cases_for_a_gpu():

@@ -41,9 +41,9 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (low + 16 * high).to(torch.uint8), (exponent[..., 0] + _BIAS).to(torch.uint8)
 
 
-def write_mxfp4(directory: Path, target: Path = TARGET) -> None:
-    """Copy a gpt-oss target, its experts' matrices in MXFP4."""
-    shutil.copytree(target, directory, dirs_exist_ok=True)
+def write_mxfp4(directory: Path) -> None:
+    """Copy the embedded target, its experts' matrices in MXFP4."""
+    shutil.copytree(TARGET, directory, dirs_exist_ok=True)
     for path in directory.glob("*.safetensors"):
         tensors = load_file(path)
         for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
